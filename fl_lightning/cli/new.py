@@ -3,6 +3,8 @@
 import argparse
 import keyword
 import re
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from string import Template
 
@@ -61,13 +63,15 @@ def files_of(kind: str, name: str) -> dict[str, str]:
     """Make the texts of the files, by their names.
 
     Raises:
-        ValueError: the name cannot be that of a class.
+        ValueError: the name cannot be that of a class, or its file would hide an installed module.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name):
         raise ValueError(f"the name of a class has letters, digits and _, and begins with a letter, got {name!r}")
     if name.islower():
         raise ValueError(f"a class begins with a capital, as its file has the name in lower case: {name.capitalize()}")
     stem = name.lower()
+    if stem in sys.stdlib_module_names or stem in packages_distributions():
+        raise ValueError(f"{stem}.py would hide the installed module {stem}, got {name}; take another name")
     texts = {}
     for source, target in (("{}.py", f"{stem}.py"), ("{}.yaml", f"{stem}.yaml"), ("{}_test.py", f"test_{stem}.py")):
         text = (HOME / f"{source.format(kind)}.txt").read_text(encoding="utf-8")

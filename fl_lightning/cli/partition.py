@@ -23,6 +23,9 @@ def run(argv: list[str]) -> None:
 
     Args:
         argv: the command line of a fit, and `--output DIR` for `partition.png` and `partition.csv`.
+
+    Raises:
+        ValueError: the folder cannot be made.
     """
     arguments, folder = taken(argv)
     with quiet_lightning():
@@ -35,7 +38,10 @@ def run(argv: list[str]) -> None:
     if folder is None:
         print("--output DIR draws it")
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output must be a folder, got {folder} ({error.strerror}); name another") from error
     names = list(data.source.class_names or map(str, range(data.num_classes or 0)))
     save(plot_sizes(sizes) if counts is None else plot_bubbles(counts, names), folder / "partition.png")
     if counts is not None:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import torch
 from pytorch_lightning import LightningModule
 
 from fl_lightning.data.datamodules import DataModuleSource
+from fl_lightning.data.feature_shift import FeatureShift, check_shifted
 from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
 from fl_lightning.data.sources import Source
@@ -99,6 +101,18 @@ def check_pooled(data: Any, train: Split) -> None:
             f"data.pooled gives one client all samples as they are stored, which {beside} do not allow; leave one of "
             f"them out"
         )
+
+
+def check_feature_shift(shift: FeatureShift | None, train: Split) -> None:
+    """Refuse a shift that the first training sample cannot have; samples of a stream are checked as they come.
+
+    Raises:
+        ValueError: naming its shape and kind.
+    """
+    if shift is None or isinstance(train, StreamSplit | SplitElsewhere) or not len(train):
+        return
+    x = next(iter(train.batches([torch.arange(1)], None)))[0]
+    check_shifted(x, bool(shift.rotation or shift.colour))
 
 
 def check_simulated(data: Any) -> None:

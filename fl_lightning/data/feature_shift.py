@@ -79,11 +79,7 @@ class ClientShift:
         Raises:
             ValueError: samples that cannot be shifted so.
         """
-        if not x.is_floating_point() or ((self.angle or self._colour) and x.ndim != 4):
-            raise ValueError(
-                f"data.feature_shift changes numbers, its rotation and colour images (B, C, H, W), got samples "
-                f"{tuple(x.shape[1:])} of {x.dtype}; leave it out"
-            )
+        check_shifted(x, bool(self.angle or self._colour))
         if self.angle:
             x = rotated(x, self.angle)
         if self._colour:
@@ -96,6 +92,23 @@ class ClientShift:
             drawn = torch.randn(x.shape, generator=generator or self._still, dtype=torch.float32)
             x = x + to_device((self.noise * drawn).to(x.dtype), x.device)
         return x
+
+
+def check_shifted(x: Tensor, as_images: bool) -> None:
+    """Refuse samples (B, ...) that cannot be shifted.
+
+    Args:
+        x: the net's input.
+        as_images: whether they are turned or coloured.
+
+    Raises:
+        ValueError: naming their shape and kind.
+    """
+    if not x.is_floating_point() or (as_images and x.ndim != 4):
+        raise ValueError(
+            f"data.feature_shift changes numbers, its rotation and colour images (B, C, H, W), got samples "
+            f"{tuple(x.shape[1:])} of {x.dtype}; leave it out"
+        )
 
 
 def rotated(x: Tensor, angle: float) -> Tensor:

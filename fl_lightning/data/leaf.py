@@ -36,7 +36,13 @@ class LeafSplit(NamedTuple):
     owners: Array
 
 
-def read_leaf(root: str, split: str, dataset: str, convert: Callable[[list[Any]], Array]) -> LeafSplit:
+def read_leaf(
+    root: str,
+    split: str,
+    dataset: str,
+    convert: Callable[[list[Any]], Array],
+    targets: Callable[[list[Any]], list[Any]] = list,
+) -> LeafSplit:
     """Read all files of a split, owner by owner in the order of their names.
 
     Args:
@@ -44,10 +50,11 @@ def read_leaf(root: str, split: str, dataset: str, convert: Callable[[list[Any]]
         split: train or test.
         dataset: name of LEAF's folder, for the error.
         convert: makes an array (n, ...) of one owner's inputs.
+        targets: makes the targets of what stands in the files; both raise a ValueError for what cannot be one.
 
     Raises:
         FileNotFoundError: there are no such files.
-        ValueError: a file that is not LEAF's.
+        ValueError: a file that is not LEAF's, or an owner in two files.
     """
     folder = Path(root).expanduser() / split
     files = sorted(folder.glob("*.json"))
@@ -60,12 +67,17 @@ def read_leaf(root: str, split: str, dataset: str, convert: Callable[[list[Any]]
     for path in files:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))["user_data"]
-            owners |= {user: (convert(held["x"]), list(held["y"])) for user, held in content.items() if held["y"]}
+            read = {user: (convert(held["x"]), targets(held["y"])) for user, held in content.items() if held["y"]}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"{path} must be a file of LEAF's, with user_data of x and y ({type(error).__name__}: {error}): write "
                 f"it again"
             ) from error
+        if twice := sorted(owners.keys() & read):
+            raise ValueError(
+                f"each owner must be in one file of {folder}, got {twice[0]} again in {path}: write it again"
+            )
+        owners |= read
     names = sorted(owners)
     if not names or any(len(x) != len(y) for x, y in owners.values()):
         raise ValueError(f"each owner in {folder} must have as many x as y, and at least one of them: write it again")
@@ -105,23 +117,41 @@ class FEMNIST(ImageSource):
 
     def _images(self, split: str) -> Images:
         """Read the images of a split, which the files hold as grey values in [0, 1]."""
-        read = read_leaf(self.root, split, "femnist", as_bytes)
+        read = read_leaf(self.root, split, "femnist", as_bytes, as_classes)
         return Images(torch.from_numpy(read.x), torch.tensor(read.y), {"writer": read.owners})
 
 
 def as_bytes(images: list[Any]) -> Array:
     """Convert flat images of grey values in [0, 1], n of 784, to (n, 1, 28, 28) uint8.
 
+    Raises:
+        ValueError: other values.
+
     >>> int(as_bytes([[1.0] * 784]).max()), as_bytes([[0.5] * 784]).shape
     (255, (1, 1, 28, 28))
     """
-    return np.rint(np.asarray(images, np.float32).reshape(-1, 1, 28, 28) * 255).astype(np.uint8)
+    greys = np.asarray(images, np.float32).reshape(-1, 1, 28, 28)
+    if not ((greys >= 0) & (greys <= 1)).all():
+        raise ValueError(f"grey values lie in [0, 1], got {greys.min():g} to {greys.max():g}")
+    return np.rint(greys * 255).astype(np.uint8)
+
+
+def as_classes(targets: list[Any]) -> list[int]:
+    """Check the classes of images.
+
+    Raises:
+        ValueError: anything but a whole number in [0, 62).
+    """
+    if wrong := [target for target in targets if not isinstance(target, int) or not 0 <= target < FEMNIST.num_classes]:
+        raise ValueError(f"a class is a whole number in [0, {FEMNIST.num_classes}), got {wrong[0]!r}")
+    return list(targets)
 
 
 class Shakespeare(Source):
     """The next character in Shakespeare's plays, by speaking role: 80 characters before it, of 80 kinds.
 
-    `data.by: role` with `data.num_clients: null` makes each role a client. All have 4,226,158 samples of 1,129 roles.
+    `data.by: role` with `data.num_clients: null` makes each role a client. All have 4,226,158 samples of 1,129 roles,
+    some 660 of which speak long enough for LEAF's sequences and have samples.
     Characters that LEAF does not number count as spaces.
 
     Args:
@@ -140,9 +170,20 @@ class Shakespeare(Source):
         return train, test
 
     def _split(self, name: str) -> TensorSplit:
-        read = read_leaf(self.root, name, "shakespeare", as_numbers)
-        y = torch.from_numpy(as_numbers(read.y)[:, 0]).long()
+        read = read_leaf(self.root, name, "shakespeare", as_numbers, as_letters)
+        y = torch.tensor(read.y)
         return TensorSplit(torch.from_numpy(read.x), y, AsLong(), columns={"role": read.owners})
+
+
+def as_letters(targets: list[Any]) -> list[int]:
+    """Number the next characters.
+
+    Raises:
+        ValueError: anything but one character.
+    """
+    if wrong := [target for target in targets if not isinstance(target, str) or len(target) != 1]:
+        raise ValueError(f"the next character is one, got {wrong[0]!r}")
+    return [int(number) for number in as_numbers(targets)[:, 0]]
 
 
 NUMBERS = np.full(256, LETTERS.index(" "), np.uint8)

@@ -1,5 +1,6 @@
 """MedMNIST's sets of medical images, from their npz files."""
 
+import hashlib
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -31,6 +32,21 @@ PUBLISHED: dict[str, tuple[int, int, int, int, int]] = {
     "organsmnist": (11, 1, 13_932, 2_452, 8_827),
 }
 """Classes, channels, and images of the training, validation and test split, as published."""
+
+MD5 = {
+    "pathmnist": "a8b06965200029087d5bd730944a56c1",
+    "dermamnist": "0744692d530f8e62ec473284d019b0c7",
+    "octmnist": "c68d92d5b585d8d81f7112f81e2d0842",
+    "pneumoniamnist": "28209eda62fecd6e6a2d98b1501bb15f",
+    "retinamnist": "bd4c0672f1bba3e3a89f0e4e876791e4",
+    "breastmnist": "750601b1f35ba3300ea97c75c52ff8f6",
+    "bloodmnist": "7053d0359d879ad8a5505303e11de1dc",
+    "tissuemnist": "ebe78ee8b05294063de985d821c1c34b",
+    "organamnist": "68e3f8846a6bd62f0c9bf841c0d9eacc",
+    "organcmnist": "b9ceb9546e10131b32923c5bbeaea2b1",
+    "organsmnist": "9ab87b696fb54e2a387ebe992d6ed5f1",
+}
+"""Sums of the files of 28×28, as the package medmnist 3.0.2 has them."""
 
 SPLITS = ("train", "val", "test")
 
@@ -79,12 +95,15 @@ class MedMNIST(ImageSource):
         except Exception as error:  # numpy and zipfile raise all kinds
             raise ValueError(f"{path} could not be read ({error_line(error)}): copy it again") from error
         _, channels, *published = PUBLISHED[self.name]
-        sizes, shape = [len(split.y) for split in images], tuple(images[0].x.shape[1:])
-        if sizes != published or shape != (channels, 28, 28):
+        sizes = [len(split.y) for split in images]
+        kinds = [(tuple(split.x.shape[1:]), split.x.dtype) for split in images]
+        if sizes != published or {*kinds} != {((channels, 28, 28), torch.uint8)}:
             raise ValueError(
-                f"{path} must hold {', '.join(map(str, published))} images of {channels}×28×28, as published, got "
-                f"{', '.join(map(str, sizes))} of {'×'.join(map(str, shape))}: copy it again"
+                f"{path} must hold {', '.join(map(str, published))} images of {channels}×28×28 uint8, as published, "
+                f"got {', '.join(map(str, sizes))} of {', '.join(f'{of} {kind}' for of, kind in kinds)}: copy it again"
             )
+        if (got := hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()) != MD5[self.name]:
+            raise ValueError(f"{path} must have the published md5 {MD5[self.name]}, got {got}: copy it again")
         train, val, test = images
         training, testing, self.validation = self.splits(train, test, val)
         return training, testing

@@ -10,7 +10,15 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from fl_lightning.data.checks import as_source, as_sources, check_fitted, check_given, check_pooled, partition_of
+from fl_lightning.data.checks import (
+    as_source,
+    as_sources,
+    check_feature_shift,
+    check_fitted,
+    check_given,
+    check_pooled,
+    partition_of,
+)
 from fl_lightning.data.clients import ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
@@ -211,6 +219,7 @@ class FederatedDataModule(Participation):
             self._splits = self._load()
             self._division = Division(self._splits, self, self.partition, self.seed)
             check_pooled(self, self._splits["train"])
+            check_feature_shift(self.feature_shift, self._splits["train"])
             if not self.num_clients:
                 self._hold_out()  # an owner may have no samples left
                 self.set_clients(self._division.count_owners())

@@ -1,7 +1,9 @@
 """Tables: CSV files and pandas' DataFrames, a column of which may name the owners of the rows."""
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,15 @@ from fl_lightning.utils.settings import check_inside
 Table = Mapping[str, Array]
 """Columns (n,) by name."""
 
+MISSING = ("None", "nan", "NaT", "<NA>")
+"""How missing values of a DataFrame are printed."""
+
 
 class TableSource(Source):
     """Rows of a table: numbers standardised by the training rows, words one-hot, and a column as target.
 
     A target of words or whole numbers is a class (words are numbered in sorted order), one with decimals is a number to
-    be regressed, (n, 1). Every column may be named by `data.by`.
+    be regressed, (n, 1). Every column may be named by `data.by`. Dates are words.
 
     Args:
         train: a CSV file with a header, or a pandas DataFrame.
@@ -76,8 +81,19 @@ class TableSource(Source):
         return training, testing
 
     def _targets(self, train: Array, test: Array) -> tuple[Tensor, Tensor]:
-        """Number the classes, or keep numbers that are to be regressed."""
-        if train.dtype.kind == "f":
+        """Number the classes, or keep numbers that are to be regressed.
+
+        Raises:
+            ValueError: a row without a target, or a class that no training row has.
+        """
+        regressed = train.dtype.kind == "f"
+        for which, column in (("train", train), ("test", test)):
+            if lacking := [value for value in column.tolist() if not is_target(value, regressed)]:
+                raise ValueError(
+                    f"column {self.label!r} must hold a class or a finite number in every row, got {lacking[0]!r} in "
+                    f"{which}; fill in what is missing, or leave the row out"
+                )
+        if regressed:
             y, y_test = (torch.from_numpy(column.astype(np.float32))[:, None] for column in (train, test))
             return y, y_test
         values = np.unique(train)
@@ -95,10 +111,12 @@ def read_table(given: Any, which: str) -> Table:
 
     Raises:
         FileNotFoundError: without such a file.
-        ValueError: a table without rows, or a row with another number of values than the header.
+        ValueError: a table without rows, a row with another number of values than the header, two columns of one name,
+            or a file that is not UTF-8.
         TypeError: neither of both.
     """
     if hasattr(given, "columns") and hasattr(given, "to_numpy"):
+        check_names([*map(str, given.columns)], f"the {which} table")
         return {str(name): typed([*given[name]]) for name in given.columns}
     if not isinstance(given, str | Path):
         raise TypeError(f"{which} must be a CSV file or a pandas DataFrame, got {type(given).__name__}")
@@ -107,8 +125,12 @@ def read_table(given: Any, which: str) -> Table:
         raise FileNotFoundError(
             f"{which} must be a CSV file, got {given}, which does not exist; mend data.source.{which}"
         )
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        header, *rows = [row for row in csv.reader(file) if row] or [[]]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header, *rows = [row for row in csv.reader(file) if row] or [[]]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8, which byte {error.start} is not: save it as UTF-8") from error
+    check_names(header, str(path))
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise ValueError(f"row {number} of {path} must have {len(header)} values as the header, got {len(row)}")
@@ -117,21 +139,47 @@ def read_table(given: Any, which: str) -> Table:
     return {name: typed(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
 
 
+def check_names(names: Sequence[str], table: str) -> None:
+    """Refuse two columns of one name.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{table} must name each of its columns once, got {twice[0]!r} twice; rename one of them")
+
+
 def typed(values: Sequence[Any]) -> Array:
-    """Make a column of whole numbers, else of numbers, else of words.
+    """Make a column of whole numbers, else of numbers, where blank ones are NaN, else of words.
 
     >>> typed(["1", "2"]).dtype.kind, typed(["1", "2.5"]).dtype.kind, typed(["1", "x"]).dtype.kind
     ('i', 'f', 'U')
+    >>> typed(["1", "", "2"]).tolist(), typed(["x", None]).tolist()
+    ([1.0, nan, 2.0], ['x', ''])
     """
-    if all(not isinstance(value, float) for value in values):
+    values = ["" if not isinstance(value, str) and str(value) in MISSING else value for value in values]
+    if all(isinstance(value, str | Integral | np.bool_) for value in values):
         try:
             return np.array([int(value) for value in values], np.int64)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     try:
-        return np.array([float(value) for value in values], np.float64)
+        return np.array([math.nan if is_blank(value) else float(value) for value in values], np.float64)
     except (ValueError, TypeError):
         return np.array([str(value) for value in values])
+
+
+def is_blank(value: Any) -> bool:
+    """Tell whether a cell is empty."""
+    return isinstance(value, str) and not value.strip()
+
+
+def is_target(value: Any, regressed: bool) -> bool:
+    """Tell whether a cell can be a target: a finite number, or a word where numbers are not regressed."""
+    try:
+        return math.isfinite(float(value))
+    except ValueError:
+        return not regressed and not is_blank(value)
 
 
 def numbers(train: Table, test: Table, names: Sequence[str]) -> tuple[Array, Array]:

@@ -23,6 +23,7 @@ from fl_lightning.experiments.composing import (
     Settings,
     as_settings,
     described,
+    nested_names,
     option_names,
     seeded,
     short_name,
@@ -241,14 +242,14 @@ class Cells:
         known, taken = self.options_of(row, method, case, more), list[Setting]()
         for option, value in self.settings_of(case):
             short = option.removesuffix("+").removesuffix(".class_path").replace(".init_args", "")
-            if short in known or any(short.startswith(f"{parent}.") for parent, _ in taken):
+            if short in known or any(short.startswith(f"{parent.removesuffix('+')}.") for parent, _ in taken):
                 taken.append((option, value))
         return tuple(taken)
 
     def options_of(self, row: Runs, method: str, case: Mapping[str, Any], more: Settings = ()) -> set[str]:
         """Collect the names of the options that a method of a row has in a case, before the case's settings."""
         settings = (*as_settings(row.settings), *more)
-        names = option_names(self.composer.compose(method, settings, self.configs_of(case)))
+        names = {*nested_names(), *option_names(self.composer.compose(method, settings, self.configs_of(case)))}
         self.options |= names
         return names
 

@@ -15,6 +15,7 @@ from fl_lightning.experiments.composing import (
     Settings,
     combinations,
     described,
+    in_list,
     parse_settings,
     short_name,
     split_overrides,
@@ -35,6 +36,7 @@ DESCRIPTION = (
 FILE = "experiment.yaml"
 """Name of the file with what the options of the command asked for, which `fl-lightning reproduce` takes."""
 
+CALLBACKS = "trainer.callbacks+"
 COST_MONITOR = "fl_lightning.monitors.CostMonitor"
 PARTS = ("model.aggregator", "model.server_module", "model.server_optimizer", "model.transforms", "model.personal")
 """Settings that make a method, and that the base gives to all of them."""
@@ -79,17 +81,22 @@ def experiment_of(given: Any, overrides: Settings) -> Experiment:
     baseline = given.baseline or next(iter(methods))
     if baseline not in methods:
         raise ValueError(f"--baseline must be one of --methods ({', '.join(methods)}), got {baseline}")
-    settings, tuned, shared = parse_settings(given.set, "--set"), parse_settings(given.tune, "--tune"), dict(overrides)
+    settings, tuned = parse_settings(given.set, "--set"), parse_settings(given.tune, "--tune")
+    shared = dict(overrides)
+    if appended := [value for name, value in overrides if name == CALLBACKS]:
+        shared[CALLBACKS] = in_list(*appended)
     for name in tuned:
         if is_data(name) or name in settings or name in shared:
             raise ValueError(f"--tune takes settings of the training that nothing else sets, got {name}")
     if twice := next((name for name in settings if name in shared), None):
         raise ValueError(f"--set {twice} and --{twice} set the same; leave one out")
+    cases = {described(case.items()): {**case, **shared} for case in combinations(settings)}
     if MEASURED.intersection(given.columns):
-        shared["trainer.callbacks+"] = COST_MONITOR
+        for case in cases.values():  # first, as --trainer.callbacks.NAME sets an argument of the last one
+            case[CALLBACKS] = in_list(COST_MONITOR, case.get(CALLBACKS, "[]"))
     return Experiment(
         base=given.config,
-        cases={described(case.items()): {**case, **shared} for case in combinations(settings)},
+        cases=cases,
         runs=[Runs([method], tune=tuned, label=None if name == method else name) for name, method in methods.items()],
         seeds=given.seeds,
         hold=given.hold,

@@ -3,9 +3,11 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 from pytorch_lightning.cli import LightningArgumentParser
@@ -13,6 +15,8 @@ from pytorch_lightning.cli import LightningArgumentParser
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.cli.suggestions import nearest
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.reports.saved import CLASS_PATH
 
 Setting = tuple[str, str]
@@ -119,6 +123,23 @@ def option_names(config: Mapping[str, Any], prefix: str = "") -> set[str]:
     return names
 
 
+@cache
+def nested_names() -> frozenset[str]:
+    """Collect the names of options within a dataclass that a configuration may have none of.
+
+    >>> "data.feature_shift.noise" in nested_names()
+    True
+    """
+    return frozenset(
+        f"{part}.{name}.{field.name}"
+        for part, of in (("model", FederatedLoop), ("data", FederatedDataModule))
+        for name, hint in get_type_hints(of.__init__).items()
+        for kind in get_args(hint)
+        if is_dataclass(kind)
+        for field in fields(kind)
+    )
+
+
 def seeded(config: Mapping[str, Any], seed: int, hold: Sequence[Held]) -> dict[str, Any]:
     """Set the seeds of a configuration: those of what is not held.
 
@@ -214,6 +235,16 @@ def as_yaml(value: Any) -> str:
     """Write a value as YAML, on one line."""
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True)
     return text.strip().removesuffix("\n...")  # the end of a document, after a plain value
+
+
+def in_list(*values: str) -> str:
+    """Join values of an option that appends, single ones or lists, to one list as YAML.
+
+    >>> in_list("A", "[{class_path: B}, C]")
+    '[A, {class_path: B}, C]'
+    """
+    read = [yaml.safe_load(value) for value in values]
+    return as_yaml([item for value in read for item in (value if isinstance(value, list) else [value])])
 
 
 def described(settings: Iterable[Setting], separator: str = ", ") -> str:

@@ -67,5 +67,7 @@ def test_nothing_is_replaced_and_a_name_must_be_that_of_a_class(folder):
     assert Path("mine.py").read_text(encoding="utf-8") == before
     for name in ("2nd", "my-method", "class"):
         assert "the name of a class has letters, digits and _" in refusal(f"new rule {name}", 1)
+    for name in ("Random", "Torch"):
+        assert f"{name.lower()}.py would hide the installed module" in refusal(f"new rule {name}", 1)
     assert "Fedls" in refusal("new rule fedls", 1)
     assert "invalid choice: 'methods'" in refusal("new methods Mine", 2)

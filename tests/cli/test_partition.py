@@ -30,6 +30,12 @@ def test_targets_that_are_no_classes_have_sizes(tmp_path):
     assert (tmp_path / "drawn" / "partition.png").stat().st_size > 1000
 
 
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    said = refusal(f"{COMMAND} --output {tmp_path}/file/drawn", 1)
+    assert f"--output must be a folder, got {tmp_path}/file/drawn (Not a directory); name another" in said
+
+
 def test_a_split_that_cannot_be_is_one_sentence():
     assert "min_samples" in refusal(f"{COMMAND} --data.num_clients 100 --data.partition DirichletPartition "
                                     f"--data.partition.alpha 0.1", 1)  # fmt: skip

@@ -135,6 +135,31 @@ def test_leafs_files_are_checked(tmp_path):
         Shakespeare(str(tmp_path)).read()
 
 
+@pytest.mark.parametrize(
+    ("source", "x", "y", "sentence"),
+    [
+        (FEMNIST, [255.0] * 784, 3, r"ValueError: grey values lie in \[0, 1\], got 255 to 255"),
+        (FEMNIST, [float("nan")] * 784, 3, "grey values"),
+        (FEMNIST, [0.5] * 784, "3", r"ValueError: a class is a whole number in \[0, 62\), got '3'"),
+        (FEMNIST, [0.5] * 784, 62, "got 62"),
+        (Shakespeare, "To be", "or", "ValueError: the next character is one, got 'or'"),
+    ],
+)
+def test_samples_that_are_not_leafs_are_refused(tmp_path, source, x, y, sentence):
+    root = leaf(tmp_path, {"train": {"a": {"x": [x], "y": [y]}}})
+    with pytest.raises(ValueError, match=f"_train_9.json must be a file of LEAF's, .*{sentence}"):
+        source(str(root)).read()
+
+
+def test_an_owner_in_two_files_of_leaf_is_refused(tmp_path):
+    (tmp_path / "train").mkdir()
+    for name in ("a", "b"):
+        content = {"user_data": {"HAMLET": {"x": ["To be"], "y": [name]}}}
+        (tmp_path / "train" / f"{name}.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"must be in one file of .*train, got HAMLET again in .*b.json"):
+        Shakespeare(str(tmp_path)).read()
+
+
 # --- CelebA
 
 
@@ -203,14 +228,22 @@ def test_medmnist_has_its_published_split(tmp_path, monkeypatch, name, channels)
     held = {f"{part}_images": images(n, *shape) for part, n in sizes.items()}
     held |= {f"{part}_labels": np.arange(n, dtype=np.uint8)[:, None] for part, n in sizes.items()}
     np.savez(tmp_path / f"{name}.npz", **held)
-    with pytest.raises(ValueError, match=r"images of .×28×28, as published, got 4, 2, 3"):
+    with pytest.raises(ValueError, match=r"images of .×28×28 uint8, as published, got 4, 2, 3"):
         MedMNIST(name, str(tmp_path)).read()
     monkeypatch.setitem(medmnist_module.PUBLISHED, name, (8, channels, 4, 2, 3))
+    with pytest.raises(ValueError, match=f"{name}.npz must have the published md5 {medmnist_module.MD5[name]}, got "):
+        MedMNIST(name, str(tmp_path)).read()
+    digest = hashlib.md5((tmp_path / f"{name}.npz").read_bytes()).hexdigest()
+    monkeypatch.setitem(medmnist_module.MD5, name, digest)
     source = MedMNIST(name, str(tmp_path))
     data = FederatedDataModule(source, num_clients=2)
     data.setup()
     assert (data.evaluated, len(data.split("val")), data.num_classes) == ("val", 2, 8)
     assert data.input_shape == (channels, 28, 28)
+    for wrong in (held["test_images"].astype(np.float32), held["test_images"][:, :14]):
+        np.savez(tmp_path / f"{name}.npz", **{**held, "test_images": wrong})
+        with pytest.raises(ValueError, match=r"must hold 4, 2, 3 images of .×28×28 uint8, as published, got 4, 2, 3"):
+            MedMNIST(name, str(tmp_path)).read()
 
 
 # --- tables and Hugging Face
@@ -248,10 +281,16 @@ def test_a_table_of_numbers_is_regressed_and_split_by_a_share(tmp_path):
         ("a,b\n", {"label": "b"}, "must have a header and rows, got 2 columns and no row"),
         ("a,b\n1.5,0\nnan,1\n0.1,1\n2.5,0\n", {"label": "b"}, "column 'a' must hold a number in every row"),
         (TABLE, {"label": "risk", "features": []}, "must have a column that the net reads"),
+        ("a,b\n1,0\n,1\n2,1\n3,0\n", {"label": "b"}, "column 'a' must hold a number in every row"),
+        ("a,b\n1,x\n2,\n3,x\n", {"label": "b"}, "'b' must hold a class or a finite number in every row, got '' in"),
+        ("a,b\n1,0\n2,\n3,1\n", {"label": "b"}, "'b' must hold a class .* in every row, got nan in"),
+        ("a,b\n1,0.5\n2,inf\n3,1\n", {"label": "b"}, "'b' must hold a class .* in every row, got inf in"),
+        ("a,b,a\n1,0,2\n", {"label": "b"}, "t.csv must name each of its columns once, got 'a' twice"),
+        ("a,b\nKöln,0\n", {"label": "b"}, "t.csv must be text in UTF-8, which byte 5 is not: save it as UTF-8"),
     ],
 )
 def test_a_table_that_is_none_is_refused(tmp_path, text, arguments, sentence):
-    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "t.csv").write_text(text, encoding="latin-1" if "UTF-8" in sentence else "utf-8")
     with pytest.raises(ValueError, match=sentence):
         TableSource(tmp_path / "t.csv", **arguments).read()
 
@@ -262,6 +301,14 @@ def test_a_data_frame_is_a_table():
     data = FederatedDataModule(TableSource(frame, "y", frame, ignored=["who"]), num_clients=None, by="who")
     data.setup()
     assert [data.client_indices("train", c).tolist() for c in range(2)] == [[0, 2], [1, 3]]
+    frame["day"] = pandas.date_range("2024-01-01", periods=4)
+    assert next(iter(TableSource(frame, "y", frame, ["age", "day"]).read())).x.shape == (4, 5)  # dates are words
+    gaps = frame.assign(age=[1, None, 2, 3], y=["a", None, "b", "b"])
+    for label, sentence in {"y": "got '' in train", "day": "'age' must hold a number in every row"}.items():
+        with pytest.raises(ValueError, match=sentence):
+            TableSource(gaps, label, gaps).read()
+    with pytest.raises(ValueError, match="the train table must name each of its columns once, got 'y' twice"):
+        TableSource(pandas.concat([frame, frame[["y"]]], axis=1), "y").read()
 
 
 def test_hugging_face(tmp_path):

@@ -17,7 +17,8 @@ import yaml
 
 from fl_lightning.experiments import results
 from fl_lightning.experiments.cells import Cells, Request
-from fl_lightning.experiments.composing import Composer, option_names, seeded
+from fl_lightning.experiments.compare import command_parser, experiment_of
+from fl_lightning.experiments.composing import Composer, option_names, seeded, split_overrides
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.run import Rounds
 from fl_lightning.papers.stored import RUN
@@ -257,6 +258,31 @@ def test_options_of_fit_classes_and_names_for_the_tables(base, here):
     assert [group.label for group in grouped(map(read_run, find_runs(["out"])))] == names  # as `report` has them
     again = say("reproduce out/experiment.yaml --output out")
     assert (again.code, len(here)) == (0, 3), again
+
+
+def cells_of(*options):
+    words = ["-c", "base.yaml", "--methods", "FedAvg", "--seeds", "0", "--output", "out", *options]
+    given, overrides = split_overrides(words)
+    return Cells(experiment_of(command_parser().parse_args(given), overrides), Request()).all()
+
+
+def test_callbacks_of_the_user_stand_beside_what_measures_the_cost(base):
+    stop = "{class_path: EarlyStopping, init_args: {monitor: val/acc}}"
+    appended = ["--trainer.callbacks+=Timer", "--trainer.callbacks+", stop, "--trainer.callbacks.patience", "7"]
+    (cell,) = cells_of(*appended, "--columns", "steps")
+    names = [callback["class_path"].rpartition(".")[2] for callback in cell.config["trainer"]["callbacks"]]
+    assert names == ["CostMonitor", "Timer", "EarlyStopping"]
+    assert cell.config["trainer"]["callbacks"][2]["init_args"]["patience"] == 7
+    cells = cells_of("--set", "trainer.callbacks+=Timer,ForgettingMonitor", "--columns", "memory")
+    assert [len(cell.config["trainer"]["callbacks"]) for cell in cells] == [2, 2]
+
+
+def test_options_within_settings_that_are_none_are_options(base):
+    cells = cells_of("--set", "data.feature_shift.noise=0,0.1", "--model.faults.patience", "2")
+    assert [cell.config["data"]["feature_shift"]["noise"] for cell in cells] == [0, 0.1]
+    assert cells[0].config["model"]["faults"]["patience"] == 2
+    with pytest.raises(ValueError, match=r"knows 'data.feature_shift.nois'; the nearest is 'data.feature_shift.noise'"):
+        cells_of("--data.feature_shift.nois", "1")
 
 
 @pytest.mark.parametrize(

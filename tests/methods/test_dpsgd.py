@@ -318,7 +318,8 @@ def test_the_best_round_and_the_report_know_values_that_are_not_covered(tmp_path
     best = BestCheckpoint(tmp_path, "best")
     made = dp_sgd(client(FedMD), 1.0, delta=1e-3, sample_rate=0.5)
     loop = FederatedLoop(made, seed=3, evaluate_clients_every=1)
-    trainer(2, callbacks=[best], enable_checkpointing=True).fit(loop, datamodule=data)
+    trainer(2, tmp_path, callbacks=[best], enable_checkpointing=True).fit(loop, datamodule=data)
+    assert (tmp_path / "clients").is_dir()  # and not in the working folder
     assert best.monitor == "unprotected/local/alma"
     assert (tmp_path / "best.ckpt").is_file()
     assert loop.recorder.history.curve("comm/bytes_up")
