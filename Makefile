@@ -121,8 +121,8 @@ gpu: env  ## the tests that need a GPU
 	@'$(RUN)' -m pytest -m gpu
 
 docs: env  ## the site in site/: quick start, methods, recipes, API
-	@'$(RUN)' -c 'import mkdocs, mkdocstrings' 2>/dev/null || '$(RUN)' -m pip install --quiet -e '.[docs]'
-	@PYTHONPATH='$(CURDIR)' NO_MKDOCS_2_WARNING=1 '$(RUN)' -m mkdocs build --quiet
+	@'$(RUN)' -c 'import mkdocs, mkdocstrings' 2>/dev/null || { echo 'installing mkdocs'; '$(RUN)' -m pip install --quiet -e '.[docs]'; }
+	@PYTHONPATH='$(CURDIR)' NO_MKDOCS_2_WARNING=1 '$(RUN)' -m mkdocs build
 	@echo 'site/index.html'
 
 notebooks: env  ## run the notebooks and keep their outputs in them

@@ -56,6 +56,7 @@ CODECS: dict[str, Callable[[], Codec | None]] = {
     "QSGD, 8 bits": QSGD,
     "QSGD, 8 bits, `down`": partial(QSGD, down=True),
     "QSGD, 4 bits": partial(QSGD, 4),
+    "QSGD, 4 bits, `down`": partial(QSGD, 4, down=True),
     "QSGD, 2 bits": partial(QSGD, 2),
     "QSGD, 2 bits, feedback": partial(QSGD, 2, feedback=True),
     "TopK, 5 %, feedback": TopK,

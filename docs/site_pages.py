@@ -1,9 +1,12 @@
 """Pages of the site that are made of the repository's other files and of the code; hooks of mkdocs (`make docs`)."""
 
-import inspect
+import csv
+import logging
 import posixpath
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -11,8 +14,9 @@ from typing import Any
 
 import fl_lightning.aggregation
 import fl_lightning.methods
+from docs.draw_methods import PICTURES, counted
 from docs.measure_methods import name_of
-from fl_lightning.cli.configs import HOME
+from fl_lightning.cli.configs import HOME, title
 from fl_lightning.cli.methods import Record, number, records, sent
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +62,13 @@ ROOMS = {
 
 METHODS = "methods/index.md"
 """The page with the table of the methods."""
+
+DRAWINGS, LONGEST = 3, 34
+"""Drawings of a paper on its method's page; characters of a text that has room in `picture`."""
+
+LOG = logging.getLogger("mkdocs.site_pages")
+STEP = 10
+"""Pages from one line of the log to the next."""
 
 CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)\s]*)?\))")
@@ -106,21 +117,28 @@ def slug(name: str) -> str:
 
 def documented(record: Record, shared: Counter[str]) -> str:
     """Return the object whose docstring explains a method: its module, or its class where a module has several."""
-    module = record["file"].removesuffix(".py").replace("/", ".")
-    if record["file"].endswith(".yaml"):
-        return ""
-    if shared[record["file"]] == 1 and ".methods." in module:
+    module = module_of(record)
+    if not module or (shared[record["file"]] == 1 and ".methods." in module):
         return module
     homes = (fl_lightning.methods, fl_lightning.aggregation)
     return next(f"{module}.{name}" for home in homes for name in vars(home) if name_of(name) == record["method"])
+
+
+def module_of(record: Record) -> str:
+    """Return the module of a method, empty where it is no more than a configuration."""
+    file: str = record["file"]
+    return "" if file.endswith(".yaml") else file.removesuffix(".py").replace("/", ".")
 
 
 def method_page(record: Record, shared: Counter[str]) -> str:
     """Return the page of one method."""
     name = record["method"]
     papers = ", ".join(f"[{paper}]({url})" if url else paper for paper, url in record["papers"])
-    known = {path.stem.replace("_", ""): path for path in (HOME / "method").glob("*.yaml")}
-    yaml = known.get(slug(name).replace("_", ""))
+    plain = {path.stem.replace("_", ""): path.stem for path in (HOME / "method").glob("*.yaml")}
+    file = plain[slug(name).replace("_", "")]
+    module, target = module_of(record), documented(record, shared)
+    said = (import_module(module).__doc__ or "").splitlines()[0] if module else title(f"method/{file}")
+    said = said if shared[record["file"]] > 1 else said.partition(": ")[2] or said
     goes_with = [
         ("any module (`module=`)", "yes" if record["module"] else "no, it needs a classifier (`net=`)"),
         ("rules", listed(record["rules"], "it is one")),
@@ -129,24 +147,99 @@ def method_page(record: Record, shared: Counter[str]) -> str:
     ]
     lines = [
         f"# {name}",
-        f"A {'method' if record['kind'] == 'client' else record['kind']}. {papers}.",
+        said[:1].upper() + said[1:],
+        f"{part_of(record).capitalize()}. Source: {papers}.",
         picture(record),
-        "Amounts are in models: what a client is sent and sends in a round, and what stays between rounds.",
-        "| goes with | |\n| --- | --- |\n" + "\n".join(f"| {what} | {which} |" for what, which in goes_with),
+        *(["## Settings", *settings(file)]),
+        *(["## Costs", *cost_lines(record, file)]),
+        *(["## Accuracy", *figures(name, file)]),
+        "## Goes with",
+        table(["part", name], goes_with),
+        *(f"Not with {what}: {why}." for what, why in record["refused"].items()),
     ]
-    if target := documented(record, shared):
-        whole = import_module(record["file"].removesuffix(".py").replace("/", "."))
-        if target != whole.__name__ and ".methods." in target:  # its class does not say what the file says of all
-            lines.append(inspect.cleandoc(whole.__doc__ or ""))
-        lines.append(f"::: {target}")
-    if yaml is not None:
-        tried = HOME / f"experiment/digits_{yaml.stem}.yaml"
-        files = f"experiment/{tried.stem}" if tried.is_file() else f"experiment/digits_fedavg -c method/{yaml.stem}"
-        lines += ["## Settings", f"```sh\nfl-lightning fit -c {files}\n```", f"`-c method/{yaml.stem}` is:"]
-        lines.append(f"```yaml\n{yaml.read_text(encoding='utf-8')}```")
-    if record["refused"]:
-        lines += ["## Refused", "\n".join(f"- with {what}: {why}" for what, why in record["refused"].items())]
+    if target:
+        root = ", show_root_heading: false, show_root_toc_entry: false" * (target == module)
+        lines += ["## In Python", f"::: {target}\n    options: {{heading_level: 3{root}}}"]
     return "\n\n".join(lines) + "\n"
+
+
+def part_of(record: Record) -> str:
+    """Name the part of a federation that a method is."""
+    return "method" if record["kind"] == "client" else str(record["kind"])
+
+
+def settings(file: str) -> list[str]:
+    """Show how a method is run, and its YAML."""
+    text = (HOME / f"method/{file}.yaml").read_text(encoding="utf-8")
+    return [
+        f"```sh\nfl-lightning fit -c experiment/digits_{file}\n```",
+        f"`-c method/{file}` gives an experiment of your own this method:",
+        f"```yaml\n{text}```",
+    ]
+
+
+def cost_lines(record: Record, file: str) -> list[str]:
+    """Say what a method costs, beside FedAvg."""
+    name = record["method"]
+    rows = [
+        ("sent to a client", models(record["down"], record["down_contents"]), "1 model: weights"),
+        ("sent by a client", models(record["up"], record["up_contents"]), "1 model: weights"),
+        ("kept by a client from round to round", models(record["client_state"]), "nothing"),
+        ("kept by the server besides the model", models(record["server_state"]), "nothing"),
+    ]
+    steps = counted()[name]
+    rows.append(("local steps", f"{steps['steps']} × those of {steps['beside']}", "1"))
+    for workload, times in ratios().items():
+        if found := times.get(name):
+            rows.append((f"time of a round of `{workload}`", f"{found[0]} × ({found[1]} to {found[2]})", "1"))
+    return [
+        table(["in a round", name, "FedAvg"], rows),
+        f"Amounts are in floats relative to the model's, of two rounds on toy data. Steps are those of "
+        f"`experiment/digits_{file}` and of the same without the method. Times are ratios to FedAvg's round with "
+        "their quartiles, [measured](../bench.md#the-committed-results) on two workloads, `tiny` and `cnn`; FedAvg "
+        "beside itself scatters from 0.9 to 1.05 there.",
+    ]
+
+
+@cache
+def ratios() -> dict[str, dict[str, list[str]]]:
+    """Read the time of a round beside FedAvg's and its quartiles, by workload and method."""
+    found = {}
+    for path in sorted(ROOT.glob("bench/results/costs_*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        columns = ("ratio_to_fedavg", "ratio_low", "ratio_high")
+        times = {row["method"]: [f"{float(row[column]):.2f}" for column in columns] for row in rows}
+        found[path.stem.removeprefix("costs_")] = times | {"FedAvg": ["1"] * len(columns)}
+    return found
+
+
+def models(amount: float, contents: Sequence[str] = ()) -> str:
+    """Write an amount that is measured in models, and what it consists of."""
+    text = "nothing" if not amount else f"{number(amount)} model{'s' * (amount > 1)}"
+    return text + (f": {', '.join(contents)}" if contents else "")
+
+
+def figures(name: str, file: str) -> list[str]:
+    """Show the accuracy of a method's small experiment, and the drawings of its paper."""
+    text = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
+    found = re.findall(rf"!\[([^]]*)\]\(images/(figures/{slug(name)}-[^)]*)\)", text)
+    heading = re.search(rf"^### ({name}\b.*)$", text, re.MULTILINE)
+    shown = [(f"`experiment/digits_{file}` after each round, one seed", f"methods/{file}.png")]
+    shown = [(said, path) for said, path in [*shown, *found[:DRAWINGS]] if (PICTURES.parent / path).is_file()]
+    lines = [
+        f"[![{said}](../images/{path}){{ loading=lazy }}](../images/{path})\n/// caption\n{said}\n///"
+        for said, path in shown
+    ]
+    if found and heading:
+        anchor = re.sub(r"[^\w -]", "", heading[1].lower()).replace(" ", "-")
+        lines.append(f"What the drawings of its paper show: [The papers' figures](../figures.md#{anchor}).")
+    return lines
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table in Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
 
 
 def listed(names: list[str] | None, otherwise: str) -> str:
@@ -157,22 +250,34 @@ def listed(names: list[str] | None, otherwise: str) -> str:
 def picture(record: Record) -> str:
     """Draw what travels between server and client, and what each keeps."""
     down, up = sent(record["down"], record["down_contents"]), sent(record["up"], record["up_contents"])
-    boxes = [("server", record["server_state"], 10), ("client", record["client_state"], 510)]
     parts = [
-        f'<rect x="{x}" y="10" width="120" height="70" rx="6" fill="none" stroke="currentColor"/>'
-        f'<text x="{x + 60}" y="40" text-anchor="middle" font-weight="bold">{name}</text>'
-        f'<text x="{x + 60}" y="62" text-anchor="middle">keeps {number(kept)}</text>'
-        for name, kept, x in boxes
+        f'<rect x="{x}" y="10" width="104" height="70" rx="6" fill="none" stroke="currentColor"/>'
+        f'<text x="{x + 52}" y="40" text-anchor="middle" font-weight="bold">{name}</text>'
+        f'<text x="{x + 52}" y="62" text-anchor="middle">keeps {number(kept)}</text>'
+        for name, kept, x in (("server", record["server_state"], 4), ("client", record["client_state"], 372))
     ]
-    for y, text, points in ((32, down, "505,37 497,32 497,42"), (68, up, "135,68 143,63 143,73")):
-        line = y + 5 if y == 32 else y
-        parts.append(f'<line x1="140" y1="{line}" x2="500" y2="{line}" stroke="currentColor"/>')
+    for line, text, points in ((37, down, "367,37 359,32 359,42"), (70, up, "113,70 121,65 121,75")):
+        parts.append(f'<line x1="117" y1="{line}" x2="363" y2="{line}" stroke="currentColor"/>')
         parts.append(f'<polygon points="{points}" fill="currentColor"/>')
-        parts.append(f'<text x="320" y="{line - 7}" text-anchor="middle">{escape(text)}</text>')
-    title = f"The server sends {down}; a client sends {up}"
+        squeezed = ' textLength="238" lengthAdjust="spacingAndGlyphs"' * (len(text) > LONGEST)
+        parts.append(f'<text x="240" y="{line - 7}" text-anchor="middle"{squeezed}>{escape(text)}</text>')
+    said = f"The server sends {down}; a client sends {up}"
     return (
-        f'<svg viewBox="0 0 640 90" role="img" aria-label="{escape(title)}" style="max-width: 40rem" font-size="14" '
+        f'<svg viewBox="0 0 480 90" role="img" aria-label="{escape(said)}" style="max-width: 30rem" font-size="14" '
         f'fill="currentColor">{"".join(parts)}</svg>'
+    )
+
+
+def costs_table() -> str:
+    """Write the local steps and the time of a round of each method, beside FedAvg's."""
+    rows = []
+    for name in [record["method"] for record in records()]:
+        times = [times[name][0] if name in times else "–" for times in ratios().values()]
+        rows.append([f"[{name}]({slug(name)}.md)", counted()[name]["steps"], *times])
+    head = ["method", "local steps", *(f"time, `{workload}`" for workload in ratios())]
+    return (
+        "## Steps and time beside FedAvg\n\nOf a round; steps of methods for clients with nets of their own are beside "
+        f"Local's. The page of each method says how they were measured.\n\n{table(head, rows)}\n"
     )
 
 
@@ -198,12 +303,15 @@ def pages() -> dict[str, str]:
 
 
 def on_config(config: Any) -> Any:
-    """Make the pages, and add those of the methods and of the API to the navigation."""
+    """Make the pages, add those of the methods and of the API to the navigation, and the version to every page."""
+    LOG.info("Making the pages of the methods and of the API")
+    config["site_name"] = f"fl_lightning {fl_lightning.__version__}"
     config["made"] = made = pages()
+    config["done"] = 0
     for entry in config["nav"]:
-        for title, folder in (("Methods", "methods"), ("API", "api")):
-            if title in entry:
-                entry[title] += [page for page in made if page.startswith(folder) and page not in entry[title]]
+        for heading, folder in (("Methods", "methods"), ("API", "api")):
+            if heading in entry:
+                entry[heading] += [page for page in made if page.startswith(folder) and page not in entry[heading]]
     return config
 
 
@@ -213,16 +321,21 @@ def on_files(files: Any, config: Any) -> Any:
 
     for page, text in config["made"].items():
         files.append(File.generated(config, page, content=text))
+    config["total"] = len(files.documentation_pages())
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Turn links of docs/ to other files of the repository into links to pages."""
+    """Turn links of docs/ to other files of the repository into links to pages, and say how far the site is."""
     place = page.file.src_uri
+    config["done"] += 1
+    if config["done"] % STEP == 0 or config["done"] == config["total"]:
+        LOG.info("%d of %d pages: %s", config["done"], config["total"], place)
     if place in config["made"]:
         return markdown
     for name in [record["method"] for record in records()] if place == METHODS else []:
         markdown = re.sub(
             rf"^\| {re.escape(name)} (?=[|(])", f"| [{name}]({slug(name)}.md) ", markdown, flags=re.MULTILINE
         )
-    return relinked(markdown, f"docs/{place}", place)
+    linked = relinked(markdown, f"docs/{place}", place)
+    return f"{linked}\n{costs_table()}" if place == METHODS else linked

@@ -14,7 +14,9 @@ import yaml
 from pytorch_lightning import LightningModule
 
 import fl_lightning
+from docs import draw_methods
 from fl_lightning import methods
+from tests.commands import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench/README.md"]
@@ -72,6 +74,32 @@ def test_links_of_a_page_lead_to_pages():
     assert site.relinked(code, "docs/recipes/x.md", "recipes/x.md") == code
 
 
+def test_every_document_is_in_the_navigation():
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} <= listed
+
+
+def test_every_method_has_its_steps_and_its_picture():
+    names = {record["method"] for record in site.records()}
+    assert set(draw_methods.counted()) == names == set(draw_methods.files()), "python -m docs.draw_methods METHOD"
+    pictures = {path.name for path in draw_methods.PICTURES.iterdir()}
+    stems = [path.stem.removeprefix("digits_") for path in draw_methods.files().values()]
+    assert pictures == {f"{stem}.png" for stem in stems}
+
+
+@pytest.mark.parametrize(
+    ("file", "beside"), [("sam", "FedAvg"), ("norm_clip", "FedAvg"), ("fedper", "FedAvg"), ("knfu", "Local")]
+)
+def test_a_method_is_drawn_beside_the_same_without_it(file, beside):
+    name, plain = draw_methods.without(yaml.safe_load((CONFIGS / f"experiment/digits_{file}.yaml").read_text()))
+    assert name == beside
+    text = yaml.safe_dump(plain)
+    assert f"methods.{beside}\n" in text
+    assert "torch.optim.SGD" in text
+    assert ("sign_flip" in text) == (file == "norm_clip")
+    assert not re.search("SAM|NormClip|personal|KnFu", text)
+
+
 def test_the_citation_is_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["version"] == fl_lightning.__version__
@@ -88,6 +116,9 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {path.parent.name for path in (tmp_path / "site/methods").glob("*/index.html")}
     assert {name.lower().removesuffix("aggregator").removesuffix("server") for name in methods.__all__} <= pages
+    version = f"fl_lightning {fl_lightning.__version__}</title>"
+    without = [path for path in (tmp_path / "site").rglob("index.html") if version not in path.read_text("utf-8")]
+    assert not without
     prox = (tmp_path / "site/methods/fedprox/index.html").read_text(encoding="utf-8")
     assert "Local loss L + (mu/2)" in prox
     assert "<svg viewBox" in prox

@@ -20,6 +20,9 @@ from fl_lightning.types import State
 from fl_lightning.utils.settings import check_above, check_at_most, check_count
 from fl_lightning.utils.signatures import check_overrides
 
+LEAST_DOWN = 3
+"""Least bits with which weights are coded (docs/compression.md has what 2 bits do)."""
+
 
 class Codec(ABC):
     """Base of the codecs of what the trained entries of a client's message moved since they were sent to it.
@@ -45,6 +48,8 @@ class Codec(ABC):
     contracts: ClassVar[bool] = False
     codes_weights: ClassVar[bool] = False
     is_sparse: ClassVar[bool] = False
+    feedback: bool = False
+    down: bool = False
 
     def __init__(self, feedback: bool = False, down: bool = False) -> None:
         kind = type(self).__name__
@@ -104,7 +109,7 @@ class QSGD(Codec):
         bits: b, from 2 to 8 (int8).
         bucket: neighbours that share a scale.
         feedback: error feedback.
-        down: code the weights that go down, too.
+        down: code the weights that go down, too, with 3 bits or more.
 
     Source:
         Alistarh et al., NeurIPS 2017, arXiv:1610.02132, Section 3, with the maximum for the norm as in its experiments.
@@ -117,6 +122,11 @@ class QSGD(Codec):
         check_count(2, "one of them is the sign", bits=bits)
         check_at_most(8, "FP16 has 16", bits=bits)
         check_count(1, bucket=bucket)
+        if down and bits < LEAST_DOWN:
+            raise ValueError(
+                f"down rounds the weights themselves to the nearest level, with few bits most of them to 0, which "
+                f"ruins the model: bits must be at least {LEAST_DOWN}, got {bits}; raise bits, or leave down out"
+            )
         self.bits, self.bucket = bits, bucket
 
     @property

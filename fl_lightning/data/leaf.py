@@ -112,7 +112,7 @@ class FEMNIST(ImageSource):
 def as_bytes(images: list[Any]) -> Array:
     """Convert flat images of grey values in [0, 1], n of 784, to (n, 1, 28, 28) uint8.
 
-    >>> as_bytes([[1.0] * 784]).max(), as_bytes([[0.5] * 784]).shape
+    >>> int(as_bytes([[1.0] * 784]).max()), as_bytes([[0.5] * 784]).shape
     (255, (1, 1, 28, 28))
     """
     return np.rint(np.asarray(images, np.float32).reshape(-1, 1, 28, 28) * 255).astype(np.uint8)

@@ -249,10 +249,17 @@ def check_shared(
 ) -> None:
     """Refuse a rule other than the mean, a server optimizer and a codec where clients share no trainable entries.
 
+    And a codec where they do not start from what they were sent.
+
     Raises:
         ValueError: naming the setting.
     """
     if trainable:
+        if codec is not None and client.own_start:
+            raise ValueError(
+                f"{type(codec).__name__} codes what moved since weights were sent, and clients of "
+                f"{type(client).__name__} start from models of their own; leave model.codec unset"
+            )
         return
     if type(aggregator) is not Aggregator:
         raise ValueError(
@@ -262,9 +269,10 @@ def check_shared(
         )
     for name, part in (("server_optimizer", server_optimizer), ("codec", codec)):
         if part is not None:
+            kind = type(part).__name__ if name == "codec" else f"a {name}"
             raise ValueError(
-                f"a {name} needs trainable entries that the clients share, got none; leave it unset, or make fewer "
-                f"entries personal"
+                f"{kind} needs trainable entries that the clients share, got none; leave it unset "
+                f"({type(client).__name__} shares none here)"
             )
 
 

@@ -26,6 +26,9 @@ INTERVAL = 5e-4
 """Width of the steps in which privacy losses are counted, upwards: ε is never too small, and for up to some thousand
 mechanisms at most 1e-3 too large."""
 
+COUNTED = "privacy:counted"
+"""Key in a client's memory of the mechanisms that it has counted."""
+
 LEAST_DELTA = 1e-12
 """Least δ that is accounted."""
 
@@ -138,15 +141,15 @@ def counted(memory: dict[str, Any], terms: Mapping[str, float], more: int) -> in
     Raises:
         ValueError: terms that are not those of the mechanisms before.
     """
-    before = memory.get("private", {"count": 0, **terms})
+    before = memory.get(COUNTED, {"count": 0, **terms})
     for name, now in terms.items():
         if before[name] != now:
             raise ValueError(
                 f"a guarantee is of steps with equal terms, but {name} was {before[name]:.6g} in the {before['count']} "
                 f"so far and is {now:.6g}; go on with the terms that the run was begun with"
             )
-    memory["private"] = {"count": before["count"] + more, **terms}
-    return int(memory["private"]["count"])
+    memory[COUNTED] = {"count": before["count"] + more, **terms}
+    return int(memory[COUNTED]["count"])
 
 
 def check_delta(delta: float) -> None:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from fl_lightning.functional.traffic import CodedState
 from fl_lightning.members.faults import check_update, encodes, has_layout
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Broadcast, ClientJob, ClientResult, Member, ServerView, State
+from fl_lightning.utils.settings import described
 
 CODED = "coded:"
 """Beginning of the names of a codec's tensors in a message, among the entries that travel as they are."""
 
-RESIDUALS = "codec"
+RESIDUALS = "codec:residuals"
 """Key in a client's memory of what the codec has lost of its messages, by exchange and part."""
 
 Draws = Callable[[], torch.Generator]
@@ -58,7 +60,7 @@ class Coding:
         vector = self._laid(new, start) - self._laid(start, start) + before
         finite = vector.isfinite().all()
         vector = torch.where(finite, vector, torch.nan)
-        coded = self.codec.encode(vector, draws())
+        coded = encoded(self.codec, vector, draws())
         trained = set(self.names)
         others = {name: value for name, value in new.items() if name not in trained}
         message = {**others, **{f"{CODED}{name}": value for name, value in coded.items()}}
@@ -253,6 +255,22 @@ class CodedBroadcast(Member):
         return replace(broadcast, weights=CodedState(weights, sent.coded, sent.names))
 
 
+def encoded(codec: Codec, vector: Tensor, draws: torch.Generator) -> State:
+    """Make the message of a vector.
+
+    Raises:
+        TypeError: it is something else than tensors by name, whose bytes are counted.
+    """
+    message: Any = codec.encode(vector, draws)
+    if not isinstance(message, dict) or not all(isinstance(value, Tensor) for value in message.values()):
+        got = {name: type(value).__name__ for name, value in message.items()} if isinstance(message, dict) else message
+        raise TypeError(
+            f"{type(codec).__name__}.encode must return a dict of tensors by name, whose bytes are counted, got "
+            f"{described(got)}; make tensors of its numbers"
+        )
+    return cast(State, message)
+
+
 # --- what goes together
 
 
@@ -260,13 +278,19 @@ def check_codec(codec: Codec, rule: Aggregator, transforms: Sequence[UpdateTrans
     """Refuse parts that do not go with a codec.
 
     Raises:
-        ValueError: naming both.
+        ValueError: naming both, or a codec that hides NaN.
+        TypeError: one whose messages are no dicts of tensors.
     """
-    kind = type(codec).__name__
+    kind, nothing = type(codec).__name__, torch.full((2,), torch.nan)
+    message = encoded(codec, nothing, torch.Generator().manual_seed(0))
+    if bool(codec.decode(message, nothing, torch.Generator().manual_seed(0)).isfinite().all()):
+        raise ValueError(
+            f"an update with NaN must be found behind its codec, and {kind} makes finite numbers of it; let NaN through"
+        )
     if codec.is_sparse and rule.is_by_coordinate:
         raise ValueError(
-            f"{type(rule).__name__} decides every number by itself, and most of those that {kind} sends are 0, "
-            f"which it would take; take QSGD, Sign or FP16, or a rule of whole updates such as KrumAggregator"
+            f"{type(rule).__name__} decides every number by itself, and most of those that {kind} sends may be "
+            f"0, which it would take; take QSGD, Sign or FP16, or a rule of whole updates such as KrumAggregator"
         )
     for transform in transforms:
         if encodes(transform):

@@ -17,9 +17,6 @@ printf '%s\n' "${COMPREPLY[@]}"
 """
 
 
-PROXY = ["--data.proxy_overlap", "--data.proxy_size"]
-
-
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
     said = say("--print_shtab bash")
@@ -47,7 +44,7 @@ def script(tmp_path_factory):
             ["--model.client.optimizer.momentum", "--model.client.optimizer.momentum_decay"],
         ),
         ("fit --m", ["--model."]),
-        ("fit --data.p", ["--data.participation", "--data.partition", "--data.partition.", *PROXY]),
+        ("fit --data.parti", ["--data.participation", "--data.partition", "--data.partition."]),
         ("fit --model.client.net", ["--model.client.net", "--model.client.net."]),
         ("compare --methods FedA", ["FedAdagrad", "FedAdam", "FedALA", "FedAlign", "FedAvg", "FedAvgM"]),
         ("compare --methods FedAvg LG", ["LG-FedAvg"]),

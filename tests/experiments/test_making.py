@@ -164,6 +164,7 @@ def test_a_plan_runs_nothing_and_tells_what_is_done(here):
     assert sum("2 of 3" in line for line in plan) == 2
 
 
+@pytest.mark.slow
 def test_runs_of_another_folder_are_taken_over(here):
     assert say("reproduce own/table.yaml --seeds 0 --output a").code == 0
     assert say("reproduce own/table.yaml --seeds 1 --output b --rounds 2").code == 0

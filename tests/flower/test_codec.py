@@ -20,7 +20,7 @@ SIZES = (7, 12, 5)
     ("kind", "codec"),
     [
         (FedAvg, lambda: TopK(0.1)),
-        (SCAFFOLD, lambda: QSGD(2, feedback=True, down=True)),
+        (SCAFFOLD, lambda: QSGD(3, feedback=True, down=True)),
         (FedAvg, lambda: RandomK(0.1)),
         (FedAvg, lambda: FP16(down=True)),
     ],

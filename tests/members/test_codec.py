@@ -11,6 +11,7 @@ from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import (
     FP16,
     QSGD,
+    Codec,
     GeometricMedianAggregator,
     MedianAggregator,
     NormClip,
@@ -24,7 +25,7 @@ from fl_lightning.attacks import sign_flip
 from fl_lightning.functional import state as S
 from fl_lightning.members.codec import CODED, RESIDUALS, Encoder
 from fl_lightning.members.faults import FaultError
-from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedNTD, Local
+from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedFOMO, FedNTD, Local
 from tests.aggregation.test_codecs import Own
 from tests.commands import TINY, say
 from tests.hooks.toy import BYTES, Linear, Updates
@@ -291,19 +292,19 @@ class TwoSides(UpdateTransform):
         (
             TopK(),
             {"aggregator": MedianAggregator()},
-            "MedianAggregator decides every number by itself.*TopK sends are 0",
+            "MedianAggregator decides every number by itself.*TopK sends may be 0",
         ),
         (
             RandomK(),
             {"aggregator": TrimmedMeanAggregator()},
-            "TrimmedMeanAggregator decides .* that RandomK sends are 0",
+            "TrimmedMeanAggregator decides .* that RandomK sends may be 0",
         ),
         (
             FP16(),
             {"transforms": [TwoSides()]},
             "the codec FP16 codes what a client sends, and TwoSides sends something",
         ),
-        (FP16(), {"personal": ["*"]}, "a codec needs trainable entries that the clients share, got none"),
+        (FP16(), {"personal": ["*"]}, r"FP16 needs trainable entries .* got none; leave it unset \(FedAvg shares"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_both_names(codec, settings, sentence):
@@ -316,8 +317,37 @@ def test_rules_of_whole_updates_and_codes_of_every_number_go_together():
         assert fit(client(), 1, aggregator=rule, codec=codec).round_metrics["global/acc"] > 0
     with pytest.raises(TypeError, match="codec must be an instance of a subclass of Codec, got QSGD"):
         FederatedLoop(client(), codec=QSGD)
-    with pytest.raises(ValueError, match="a codec needs trainable entries"):
+    with pytest.raises(ValueError, match=r"FP16 needs trainable entries .* \(Local shares none"):
         fit(Local(), 1, codec=FP16())
+    with pytest.raises(ValueError, match="TopK codes what moved since weights were sent, and clients of FedFOMO start"):
+        fit(client(FedFOMO), 1, codec=TopK())
+
+
+class Hides(Codec):
+    """Makes 0 of NaN."""
+
+    def encode(self, vector, draws):
+        return {"values": vector.nan_to_num()}
+
+    def decode(self, message, like, draws):
+        return message["values"]
+
+
+class Bare(Hides):
+    """Does not call the base, and sends a number of Python's."""
+
+    def __init__(self):
+        pass
+
+    def encode(self, vector, draws):
+        return {"values": vector, "scale": 1.0}
+
+
+def test_codecs_of_ones_own_keep_to_the_contract():
+    with pytest.raises(ValueError, match="Hides makes finite numbers of it"):
+        fit(client(), 1, codec=Hides())
+    with pytest.raises(TypeError, match=r"Bare\.encode must return a dict of tensors by name"):
+        fit(client(), 1, codec=Bare())
 
 
 def test_what_is_no_message_is_an_error_of_that_client(monkeypatch):

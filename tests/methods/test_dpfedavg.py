@@ -183,7 +183,7 @@ class Fixed(FedAvg):
         return replace(update, weights=weights)
 
 
-@pytest.mark.parametrize(("quantile", "start"), [(0.5, 4.0), (0.8, 30.0)])
+@pytest.mark.parametrize(("quantile", "start"), [pytest.param(0.5, 4.0, marks=pytest.mark.slow), (0.8, 30.0)])
 def test_the_clip_converges_to_the_quantile_of_the_norms(quantile, start):
     data = toy_data((2,) * 20, sampling="poisson", participation=0.9)
     private = rule(clip=start, quantile=quantile, accountant="rdp")

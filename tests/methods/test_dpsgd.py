@@ -147,7 +147,7 @@ def test_empty_batches_are_steps_with_noise_only_and_the_number_of_steps_tells_n
 def test_epsilon_is_each_clients_own_by_the_steps_it_has_taken():
     data = toy_data(schedule=[[0, 1], [0], [2, 0]])
     loop = fit(private(), 3, data, local_epochs=2)
-    steps = {client_id: loop.store.record(client_id)[0]["private"]["count"] for client_id in loop.store.clients}
+    steps = {client_id: loop.store.record(client_id)[0]["privacy:counted"]["count"] for client_id in loop.store.clients}
     assert steps == {0: 24, 1: 8, 2: 8}
     curve = loop.recorder.history.curve("privacy/epsilon_samples")
     spent = [epsilon(0.25, 1.0, count, 1e-3) for count in (8, 16, 24)]

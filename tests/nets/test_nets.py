@@ -222,5 +222,5 @@ def test_a_xavier_start_fills_the_range_of_xaviers_uniform_draws_with_biases_of_
     for layer in layers:
         fan_out, fan_in, *kernel = layer.weight.shape
         bound = (6 / ((fan_in + fan_out) * math.prod(kernel))) ** 0.5
-        assert 0.9 * bound < float(layer.weight.abs().max()) <= bound
+        assert 0.9 * bound < float(layer.weight.abs().max()) <= bound * (1 + 1e-6)  # rounded to float32
         assert not layer.bias.any()

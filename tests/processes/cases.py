@@ -262,7 +262,7 @@ def private_stacked():
 def coded():
     """Both ways, with what is lost in the memory of clients of whom one is skipped."""
     client = Exploding(net=BatchNormNet, optimizer=sgd())
-    codec = QSGD(2, feedback=True, down=True)
+    codec = QSGD(3, feedback=True, down=True)
     loop = FederatedLoop(client, codec=codec, faults=FaultPolicy(nonfinite="skip"), seed=5, threads=1)
     return loop, toy_data(SIZES, participation=0.6)
 

@@ -1,0 +1,164 @@
+"""`python -m docs.measure_tasks`: docs/tasks.md, what a newcomer does in a fresh clone with an empty home folder."""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST = 110
+"""Characters of what is printed that the table shows."""
+
+HEAD = """# Tasks
+
+Twenty-five things that a newcomer does, in this order, in one empty folder: the commands, the seconds of CPU of all of
+them, and what they print: the line with the accuracy, else the last one. Done by `python -m docs.measure_tasks` in a
+fresh clone with an empty home folder; {machine}, {day}. Each command that trains or evaluates loads torch, Lightning
+and the options anew, which is {load:.0f} s of its time.
+
+| task | commands | CPU s | what is printed |
+|---|---|---:|---|
+"""
+
+SHORT = "--trainer.max_epochs 3"
+MANY = "--data.num_clients 20 --data.participation 0.5 --data.partition.min_samples 1"
+MODULE = """import torch
+from pytorch_lightning import LightningModule
+class Mine(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    def validation_step(self, batch, batch_idx):
+        self.log("val_acc", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+PYTHON = """from pytorch_lightning import Trainer
+from fl_lightning import Digits, DirichletPartition, FederatedDataModule, FederatedLoop, FedNTD
+trainer = Trainer(max_epochs=3, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+data = FederatedDataModule(Digits(), num_clients=10, partition=DirichletPartition(alpha=0.3))
+trainer.fit(FederatedLoop(client=FedNTD()), datamodule=data)
+print(f"accuracy {trainer.callback_metrics['global/acc']:.3f}")
+"""
+
+
+class Task(NamedTuple):
+    """What somebody wants, and how it is done.
+
+    Attributes:
+        wish: of the newcomer.
+        commands: lines of a shell.
+        file: Python to be written first, by name.
+    """
+
+    wish: str
+    commands: Sequence[str]
+    file: tuple[str, str] | None = None
+
+
+FIT = "fl-lightning fit -c experiment/digits_fedavg"
+TASKS = [
+    Task("See what there is", ["fl-lightning"]),
+    Task("See the options of a run", ["fl-lightning fit --help"]),
+    Task("List the configuration files", ["fl-lightning configs"]),
+    Task("List the methods", ["fl-lightning methods --output csv"]),
+    Task("Train a first federation", ["fl-lightning fit -c experiment/digits_fedntd"]),
+    Task("Test its best round", ["fl-lightning test -c experiment/digits_fedntd --ckpt_path best"]),
+    Task("Write its predictions", ["fl-lightning predict -c experiment/digits_fedntd --ckpt_path best"]),
+    Task(
+        "Train it for longer", ["fl-lightning fit -c experiment/digits_fedntd --trainer.max_epochs 32 --ckpt_path last"]
+    ),
+    Task("Try another method", [f"{FIT} --model.client FedProx --model.client.mu 0.1 {SHORT}"]),
+    Task("See the arguments of a method", ["fl-lightning fit --model.client.help FedNTD"]),
+    Task("Make the classes more uneven", [f"{FIT} --data.partition.alpha 0.1 {SHORT}"]),
+    Task(
+        "Take more clients, half of them in each round",
+        [f"{FIT} {MANY} {SHORT}"],
+    ),
+    Task("Train longer at the clients", [f"{FIT} --model.local_epochs 5 {SHORT}"]),
+    Task("Change the net", [f"{FIT} --model.client.net.hidden [128] {SHORT}"]),
+    Task("Change the seed", [f"{FIT} --seed_everything 1 --data.seed 1 {SHORT}"]),
+    Task("Aggregate by the median", [f"{FIT} --model.aggregator MedianAggregator {SHORT}"]),
+    Task("Use a server optimizer", [f"{FIT} -c method/fedavgm {SHORT}"]),
+    Task("Keep the head at the clients", [f"{FIT} -c method/fedper {SHORT}"]),
+    Task("Measure what clients forget", [f"{FIT} --trainer.callbacks ForgettingMonitor {SHORT}"]),
+    Task(
+        "Keep the merged configuration", [f"{FIT} --print_config > mine.yaml", f"fl-lightning fit -c mine.yaml {SHORT}"]
+    ),
+    Task(
+        "Compare two methods over two seeds",
+        [
+            "fl-lightning compare -c experiment/digits_fedavg --methods FedAvg FedProx --seeds 0 1 --output table "
+            f"{SHORT}"
+        ],
+    ),
+    Task("Make a page of a run", ["fl-lightning report runs/digits_fedntd"]),
+    Task(
+        "Federate a LightningModule", [f"fl-lightning fit --model.client my_task.Mine {SHORT}"], ("my_task.py", MODULE)
+    ),
+    Task("Write a method", ["fl-lightning new method FedLS", f"fl-lightning fit -c fedls.yaml {SHORT}"]),
+    Task("Do it in Python", ["python mine.py"], ("mine.py", PYTHON)),
+]
+
+
+def run(command: str, folder: Path, clone: Path) -> str:
+    """Run a line of a shell with the clone's package.
+
+    Returns:
+        The last line that it printed.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    python = f'python() {{ "{sys.executable}" "$@"; }}\nfl-lightning() {{ python -m fl_lightning "$@"; }}\n'
+    home = {"HOME": str(folder.parent / "home"), "PYTHONPATH": str(clone), "COLUMNS": "100"}
+    done = subprocess.run(
+        ["bash", "-c", python + command], cwd=folder, env=os.environ | home, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{command}\n{done.stdout}\n{done.stderr}")
+    lines = [line.strip() for line in (done.stdout or done.stderr).splitlines() if line.strip(" ─")]
+    found = [line for line in lines if line.startswith("accuracy")] or lines or ["(nothing)"]
+    return found[-1].replace(f"{folder}/", "")
+
+
+def cpu_seconds() -> float:
+    """Add up the seconds of CPU of all commands so far, which other programs on the machine do not change much."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def main() -> None:
+    """Do every task, and write the page."""
+    with tempfile.TemporaryDirectory() as name:
+        clone, folder = Path(name, "clone"), Path(name, "work")
+        subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
+        folder.mkdir()
+        Path(name, "home").mkdir()
+        began = cpu_seconds()
+        run("python -c 'import fl_lightning.cli.main'", folder, clone)
+        load, rows = cpu_seconds() - began, list[str]()
+        for task in TASKS:
+            if task.file is not None:
+                (folder / task.file[0]).write_text(task.file[1], encoding="utf-8")
+            began = cpu_seconds()
+            said = [run(command, folder, clone) for command in task.commands][-1]
+            seconds = cpu_seconds() - began
+            shown = said if len(said) <= LONGEST else f"{said[:LONGEST]} …"
+            commands = "<br>".join(f"`{command}`" for command in task.commands)
+            rows.append(f"| {task.wish} | {commands} | {seconds:.1f} | {shown.replace('|', '&#124;')} |")
+            print(rows[-1])
+    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+    page = HEAD.format(machine=machine, day=date.today().isoformat(), load=load) + "\n".join(rows) + "\n"
+    (ROOT / "docs/tasks.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
