@@ -26,7 +26,7 @@ def seconds_per_round(workload: str, devices: int, threads: int, rounds: int) ->
     return float(done.stdout.split()[-1])
 
 
-def measure(workload: str, repeats: int, seconds: float, rounds: int = 3) -> list[tuple[str, float, float]]:
+def measure(workload: str, repeats: int, seconds: float, rounds: int = 2) -> list[tuple[str, float, float]]:
     """Rows (workload and processes, seconds per round, how many times faster than one), medians of turns."""
     taken: dict[tuple[int, int], list[float]] = {(1, 1): [], (2, 1): [], (1, 2): []}
     for _ in turns(repeats, seconds):
