@@ -104,7 +104,7 @@ def check_pooled(data: Any, train: Split) -> None:
 
 
 def check_feature_shift(shift: FeatureShift | None, train: Split) -> None:
-    """Refuse a shift that the first training sample cannot have; samples of a stream are checked as they come.
+    """Refuse a shift that the first training sample cannot have, unless the samples are streams or of other parties.
 
     Raises:
         ValueError: naming its shape and kind.
