@@ -33,7 +33,7 @@ _fl_lightning_by_level() {
 }
 complete -o bashdefault -F _fl_lightning_by_level fl-lightning
 """
-"""What bash runs after shtab's script, which lists all 200 options at once."""
+"""Bash completion by level, which takes the place of shtab's, that lists all 200 options at once."""
 
 
 METHODS = ("methods", "baseline")

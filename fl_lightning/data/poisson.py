@@ -41,9 +41,7 @@ class PoissonSamples:
         Raises:
             ValueError: of the training samples.
         """
-        if split == "train":
-            raise undeclared("samples")
-        return self.local.all(split)
+        return self._besides(split, "samples").all(split)
 
     def labels(self, split: str = "train") -> Tensor:
         """Get the labels of another split.
@@ -51,9 +49,7 @@ class PoissonSamples:
         Raises:
             ValueError: of the training samples.
         """
-        if split == "train":
-            raise undeclared("labels")
-        return self.local.labels(split)
+        return self._besides(split, "labels").labels(split)
 
     @property
     def label_counts(self) -> Tensor:
@@ -62,7 +58,7 @@ class PoissonSamples:
         Raises:
             ValueError: always.
         """
-        raise undeclared("label counts")
+        return self._besides("train", "label counts").label_counts
 
     def samples_per_batch(self, split: str, given: Any = None) -> int:
         """Take each of these as a batch of its own."""
@@ -93,11 +89,9 @@ class PoissonSamples:
         Raises:
             ValueError: a pass over the training samples besides an epoch's.
         """
-        if split != "train":
-            yield from self.local.batches(split, epoch, batch_size, **settings)
+        if split != "train" or epoch is None:
+            yield from self._besides(split, "batches").batches(split, epoch, batch_size, **settings)
             return
-        if epoch is None:
-            raise undeclared("batches")
         number, steps, n = self._epochs, self.size(), self.local.size()
         self._epochs += 1
         draws = self.local.noise_generator(f"dp_sgd/batches/{self.exchange}/{number}")
@@ -108,10 +102,15 @@ class PoissonSamples:
             (batch,) = some.batches("train", number * steps + index, len(taken), shuffle=False, **settings)
             yield batch if len(drawn) else apply_to_collection(batch, Tensor, lambda t: t[:0])
 
+    def _besides(self, split: str, what: str) -> ClientData:
+        """Give the client's data for what is read outside training steps.
 
-def undeclared(what: str) -> ValueError:
-    """Make the error for what a client reads of its training samples outside training steps."""
-    return ValueError(
-        f"dp_sgd hides samples in the gradients of training steps, and this client also reads {what} of its data, "
-        f"which shows in what it sends; take another method, such as FedAvg, FedProx or FedNTD"
-    )
+        Raises:
+            ValueError: of the training samples, naming what is read.
+        """
+        if split == "train":
+            raise ValueError(
+                f"dp_sgd hides samples in the gradients of training steps, and this client also reads {what} of its "
+                f"data, which shows in what it sends; take another method, such as FedAvg, FedProx or FedNTD"
+            )
+        return self.local

@@ -20,7 +20,7 @@ Table = Mapping[str, Array]
 """Columns (n,) by name."""
 
 MISSING = ("None", "nan", "NaT", "<NA>")
-"""How missing values of a DataFrame are printed."""
+"""Texts that missing values of a DataFrame are printed as."""
 
 
 class TableSource(Source):

@@ -89,9 +89,7 @@ class FederatedRun:
             ValueError: a transform that does not go with several processes.
             Exception: as the store's start, on whichever process.
         """
-        if (
-            not torch.cuda.is_available()
-        ):  # every step of Adam asks again: 80 µs in the way that Lightning chose, else 2
+        if not torch.cuda.is_available():  # each step of Adam asks: 80 µs in the way that Lightning chose, else 2
             os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
         parts, error = self.parts, None
         parts.execution.limit_threads()

@@ -18,7 +18,7 @@ from fl_lightning.types import Broadcast, ClientData, ClientUpdate
 from fl_lightning.utils.settings import check_above
 
 NOTHING: dict[str, Any] = {"num_steps": 0, "accumulated_lr": 0.0, "lr": 0.0, "idle_steps": 0, "uncounted_steps": 0}
-"""What an update says of a client's steps, which would tell how many samples it has."""
+"""Numbers of steps and rates of an update that tells nothing of them: they would show how many samples it has."""
 
 
 class LocalDP(ClientModule):

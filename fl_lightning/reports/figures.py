@@ -39,12 +39,10 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     from matplotlib import colormaps  # noqa: PLC0415 - slow to import
     from matplotlib.colors import ListedColormap, PowerNorm  # noqa: PLC0415
 
-    table = np.asarray(counts, dtype=np.float64)
+    table, name = read_counts(counts, class_names)
     num_clients, num_classes = table.shape
-    check_names(class_names, num_classes)
     width, height = np.clip(0.42 * num_clients, 3.2, 11), np.clip(0.3 * num_classes, 2.4, 9)
-    sizes = f"{num_clients} client{'s' * (num_clients != 1)}, {num_classes} classes"
-    figure = new_figure(width + 3.0, height + 1.9, title or f"{int(table.sum()):,} training samples, {sizes}")
+    figure = new_figure(width + 3.0, height + 1.9, title or name)
     ratios = {"width_ratios": (width, 0.8, 0.16), "height_ratios": (0.8, height)}
     grid = figure.add_gridspec(2, 3, **ratios, wspace=0.03, hspace=0.02)
     axes = figure.add_subplot(grid[1, 0])
@@ -64,6 +62,19 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     return figure
 
 
+def read_counts(counts: ArrayLike, class_names: Sequence[str]) -> tuple[np.ndarray, str]:
+    """Read client × class sample counts: the table (N, C), and a title that says N, C and the number of samples.
+
+    Raises:
+        ValueError: another number of names.
+    """
+    table = np.asarray(counts, dtype=np.float64)
+    num_clients, num_classes = table.shape
+    check_names(class_names, num_classes)
+    sizes = f"{num_clients} client{'s' * (num_clients != 1)}, {num_classes} classes"
+    return table, f"{int(table.sum()):,} training samples, {sizes}"
+
+
 def plot_bubbles(counts: ArrayLike, class_names: Sequence[str], title: str | None = None) -> Figure:
     """Draw client × class sample counts as bubbles, whose areas are the counts.
 
@@ -72,12 +83,10 @@ def plot_bubbles(counts: ArrayLike, class_names: Sequence[str], title: str | Non
         class_names: C names.
         title: None: one that says N, C and the number of samples.
     """
-    table = np.asarray(counts, dtype=np.float64)
+    table, name = read_counts(counts, class_names)
     num_clients, num_classes = table.shape
-    check_names(class_names, num_classes)
     width, height = np.clip(0.42 * num_clients, 3.2, 14), np.clip(0.3 * num_classes, 2.4, 9)
-    sizes = f"{num_clients} client{'s' * (num_clients != 1)}, {num_classes} classes"
-    figure = new_figure(width + 1.6, height + 1.2, title or f"{int(table.sum()):,} training samples, {sizes}")
+    figure = new_figure(width + 1.6, height + 1.2, title or name)
     axes = figure.add_subplot()
     clients, classes = np.nonzero(table)
     cell = 72 * min(width / num_clients, height / num_classes)  # points
