@@ -1,28 +1,18 @@
 """`fl-lightning configs`: the configuration files that come with the package, which `-c` finds by name."""
 
-import argparse
 import re
 import shutil
-import sys
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn
 
+from fl_lightning.cli.plain_parser import PlainParser
 from fl_lightning.utils.text import printable
 
 PROG = "fl-lightning configs"
 PACKAGE = Path(__file__).parents[1]
 HOME = next((home for home in (PACKAGE / "configs", PACKAGE.parent / "configs") if home.is_dir()), PACKAGE / "configs")
 """Folder of the files: within the package once it is installed, beside it in a clone and in an unpacked sdist."""
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse's parser, which is imported in no time, with its errors in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"fl-lightning: error: {message}\n")
-        sys.exit(2)
 
 
 def names() -> list[str]:
@@ -95,7 +85,7 @@ def run(argv: list[str]) -> None:
         SystemExit: with 2 for a wrong option, 0 after the help.
         ValueError: there is no such file.
     """
-    parser = Parser(PROG, description="List the configuration files that come with the package, print or copy them.")
+    parser = PlainParser(PROG, description="List the configuration files that come with the package, print or copy them.")
     parser.add_argument("name", nargs="?", help="print this one, or list those of this folder")
     parser.add_argument("--copy", metavar="DIR", type=Path, help="copy them, or the named one, into this folder")
     options = parser.parse_args(argv)

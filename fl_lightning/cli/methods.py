@@ -4,10 +4,9 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fl_lightning.cli.errors import PROG
-from fl_lightning.cli.parser import CommandParser
+from fl_lightning.cli.plain_parser import PlainParser
 from fl_lightning.utils.text import write_cells
 
 Record = dict[str, Any]
@@ -34,10 +33,10 @@ def run(argv: list[str]) -> None:
     Raises:
         SystemExit: with 2 for a wrong option, 0 after the help.
     """
-    parser = CommandParser(prog=f"{PROG} methods", description=DESCRIPTION)
-    parser.add_argument("--output", type=Literal["md", "csv", "json"], default="md", help="form of the table")
-    output = parser.parse_args(argv).output
-    print({"md": as_markdown, "csv": as_csv, "json": as_json}[output](records()), end="")
+    forms = {"md": as_markdown, "csv": as_csv, "json": as_json}
+    parser = PlainParser("fl-lightning methods", description=DESCRIPTION)
+    parser.add_argument("--output", choices=list(forms), default="md", help="form of the table (default: md)")
+    print(forms[parser.parse_args(argv).output](records()), end="")
 
 
 def records() -> list[Record]:

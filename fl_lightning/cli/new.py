@@ -8,7 +8,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from string import Template
 
-from fl_lightning.cli.configs import Parser
+from fl_lightning.cli.plain_parser import PlainParser
 from fl_lightning.utils.text import printable
 
 PROG = "fl-lightning new"
@@ -36,7 +36,7 @@ def run(argv: list[str]) -> None:
         ValueError: the name cannot be that of a class.
         FileExistsError: one of the files is there already; nothing is written then.
     """
-    parser = Parser(
+    parser = PlainParser(
         PROG,
         description="Write a class that runs, its configuration and its test, and print the commands that run them.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

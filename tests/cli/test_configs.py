@@ -98,11 +98,16 @@ def test_a_name_leads_to_no_file_elsewhere():
 
 
 def test_a_wrong_option():
-    assert "unrecognized arguments: --nosuch" in refusal("configs --nosuch", 2)
+    assert "unknown option '--nosuch'; usage: fl-lightning configs [-h] [--copy DIR] [name]" in refusal(
+        "configs --nosuch", 2
+    )
 
 
-def test_the_list_imports_neither_torch_nor_lightning():
-    code = "import sys; from fl_lightning.__main__ import main; main(['configs']); "
+@pytest.mark.parametrize("command", ["configs", "methods", "new"])
+def test_a_list_imports_neither_torch_nor_lightning(command):
+    asked = [command, *["--help"] * (command == "new")]
+    code = "import sys, contextlib; from fl_lightning.__main__ import main\n"
+    code += f"with contextlib.suppress(SystemExit): main({asked})\n"
     code += "print({'torch', 'pytorch_lightning'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=CONFIGS.parent)
     assert done.stdout.endswith("set()\n")

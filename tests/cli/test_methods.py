@@ -74,7 +74,13 @@ def test_the_table_that_ships_is_what_is_measured(records):
 
 def test_the_table_that_ships_has_a_row_for_every_method_and_no_other(records):
     assert [record["method"] for record in records] == [entry.name for entry in measured.entries()]
-    assert [record["file"] for record in records] == [entry.file for entry in measured.entries()]
+
+
+def test_the_table_that_ships_is_what_the_classes_say(records):
+    for record, entry in zip(records, measured.entries(), strict=True):
+        said = {"kind": entry.kind, "file": entry.file, "stackable": entry.stackable, **measured.declared(entry)}
+        assert {name: record[name] for name in said} == said, entry.name
+        assert list(map(tuple, record["papers"])) == measured.papers(entry.source), entry.name
 
 
 def test_the_examples_of_the_script_hold():
