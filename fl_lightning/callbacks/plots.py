@@ -75,7 +75,7 @@ class RunPlots(Callback):
         private = pl_module.parts.is_private  # then nobody is told who has what
         counts = None if private else counts_of(pl_module)
         if folder is not None and counts is not None:
-            write_partition(folder / PARTITION, counts[0].tolist(), counts[1])
+            write_partition(folder / PARTITION, counts[0].tolist(), counts[1], pl_module.data.client_names)
         if self.format != "none":
             self._active, self._history = True, pl_module.recorder.history
             self._any_module = pl_module.client.module is not None

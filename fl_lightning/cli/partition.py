@@ -1,5 +1,6 @@
 """`fl-lightning partition`: draw and describe how a run would divide its samples, without training."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,13 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.functional.classes import distance_from_uniform, effective_classes
 from fl_lightning.reports.figures import plot_bubbles, plot_sizes, save
 from fl_lightning.runs.partition import PARTITION, write_partition
+from fl_lightning.utils.text import printable
 
 MOST = 20
 """Clients that have a line each."""
+
+WIDEST = 30
+"""Characters of a client's name that a line has."""
 
 
 def run(argv: list[str]) -> None:
@@ -34,7 +39,7 @@ def run(argv: list[str]) -> None:
         data.setup("fit")
         sizes = torch.tensor([data.size(client_id) for client_id in range(data.num_clients)])
         counts = None if data.split("train").labels is None or data.num_classes is None else data.label_counts
-    print("\n".join(describe(sizes, counts, data)))
+    print(printable("\n".join(describe(sizes, counts, data)), keep="\n"))
     if folder is None:
         print("--output DIR draws it")
         return
@@ -45,7 +50,7 @@ def run(argv: list[str]) -> None:
     names = list(data.source.class_names or map(str, range(data.num_classes or 0)))
     save(plot_sizes(sizes) if counts is None else plot_bubbles(counts, names), folder / "partition.png")
     if counts is not None:
-        write_partition(folder / PARTITION, counts.tolist(), names)
+        write_partition(folder / PARTITION, counts.tolist(), names, data.client_names)
     print(f"{folder}: {', '.join(path.name for path in sorted(Path(folder).glob('partition.*')))}")
 
 
@@ -62,20 +67,33 @@ def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) ->
         f"{int(sizes.sum()):,} training samples, {len(sizes)} clients, {data.cohort_size} in a round, {kind}",
         f"samples of a client: {spread(sizes, 0)}",
     ]
-    if counts is None:
-        return lines
-    effective, distance = effective_classes(counts), distance_from_uniform(counts)
-    classes = (counts > 0).sum(1)
-    lines += [
-        f"classes of a client: {spread(classes, 0)} of {counts.shape[1]}",
-        f"effective classes: {spread(effective, 1)} (exp of the entropy)",
-        f"distance from uniform: {spread(distance, 2)} (total variation, at most {1 - 1 / counts.shape[1]:.2f})",
-    ]
-    if len(sizes) <= MOST:
-        rows = zip(sizes.tolist(), classes.tolist(), effective.tolist(), distance.tolist(), strict=True)
-        lines += ["", "client  samples  classes  effective  distance"]
-        lines += [f"{i:>6}  {n:>7,}  {c:>7}  {e:>9.1f}  {d:>8.2f}" for i, (n, c, e, d) in enumerate(rows)]
-    return lines
+    columns = [("samples", ",", sizes)]
+    if counts is not None:
+        effective, distance, classes = effective_classes(counts), distance_from_uniform(counts), (counts > 0).sum(1)
+        most = 1 - 1 / counts.shape[1]
+        lines += [
+            f"classes of a client: {spread(classes, 0)} of {counts.shape[1]}",
+            f"effective classes: {spread(effective, 1)} (exp of the entropy)",
+            f"distance from uniform: {spread(distance, 2)} (total variation, at most {most:.2f})",
+        ]
+        columns += [("classes", "", classes), ("effective", ".1f", effective), ("distance", ".2f", distance)]
+    return [*lines, "", *by_client(data.client_names, columns)] if len(sizes) <= MOST else lines
+
+
+def by_client(names: Sequence[str], columns: Sequence[tuple[str, str, Tensor]]) -> list[str]:
+    """Write a line for each client.
+
+    Args:
+        names: of the clients.
+        columns: heading, form and values (N,).
+
+    >>> by_client(["ann", "0"], [("samples", ",", torch.tensor([1200, 3]))])
+    ['client  samples', '   ann    1,200', '     0        3']
+    """
+    shown = ["client", *(name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…" for name in names)]
+    width = max(map(len, shown))
+    cells = [[heading, *map(f"{{:>{len(heading)}{form}}}".format, x.tolist())] for heading, form, x in columns]
+    return ["  ".join([f"{name:>{width}}", *row]) for name, row in zip(shown, zip(*cells, strict=True), strict=True)]
 
 
 def spread(values: Tensor, digits: int) -> str:

@@ -22,6 +22,10 @@ class Division:
         data: tells N, and the number of classes, which may have to be counted.
         partition: divides among the clients.
         seed: of every draw.
+
+    Attributes:
+        owner_names: of the clients, once the training samples are dealt; empty where no column names owners, or a
+            client has the samples of several.
     """
 
     def __init__(self, splits: Mapping[str, Split], data: FederatedData, partition: Partition, seed: int) -> None:
@@ -29,6 +33,7 @@ class Division:
         self.partition, self.seed = partition, seed
         self._left: Array | None = None
         """The clients' training samples, where these are not all."""
+        self.owner_names: list[str] = []
 
     def hold_out(self, sizes: Mapping[str, float], proxy_overlap: bool) -> dict[str, Split]:
         """Take the server's samples, and those that everyone has, out of the training samples.
@@ -53,6 +58,8 @@ class Division:
         """Deal the training samples that are left to the clients."""
         samples = self._train()
         dealt = self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
+        if self.partition.column is not None and samples.labels is not None:
+            self.owner_names = owner_names(samples.labels, dealt)
         return ClientIndices(dealt, samples.size, self._left)
 
     def _train(self) -> PartitionInput:
@@ -106,3 +113,16 @@ class Division:
             values = np.asarray(values)
             values = values.copy() if chosen is None else values[chosen]
         return PartitionInput(size, values, num_classes)
+
+
+def owner_names(column: Array, dealt: Sequence[Array]) -> list[str]:
+    """Name the owner of each client's samples, or nobody where a client has those of none or of several.
+
+    >>> owner_names(np.array(["b", "a", "b"]), [np.array([1]), np.array([0, 2])])
+    ['a', 'b']
+    >>> owner_names(np.array(["b", "a", "b"]), [np.array([0, 1]), np.array([2])])
+    []
+    """
+    single = all(len(part) and (column[part] == column[part[0]]).all() for part in dealt)
+    names = [str(column[part[0]]) for part in dealt] if single else []
+    return names if len(set(names)) == len(names) else []

@@ -353,6 +353,13 @@ class FederatedDataModule(Participation):
         samples = self.client_samples()
         return self.count_labels([samples.indices(client_id) for client_id in range(len(samples.dealt))])
 
+    @property
+    def client_names(self) -> list[str]:
+        """Names of the clients: of their samples' owners where each has one (`by`), else 0 ... N-1."""
+        self.client_samples()  # deals them
+        names = self._division.owner_names
+        return names if len(names) == self.num_clients else list(map(str, range(self.num_clients)))
+
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
         """Count the training samples of each part and class, (len(parts), C) int64.
 

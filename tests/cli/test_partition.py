@@ -26,8 +26,26 @@ def test_targets_that_are_no_classes_have_sizes(tmp_path):
     table = f"--data.source TableSource --data.source.train {tmp_path}/t.csv --data.source.label y --data.by who"
     said = say(f"partition --model.client FedAvg {table} --data.num_clients null --output {tmp_path}/drawn")
     assert said.code == 0, said.err
-    assert said.out.splitlines()[0] == "16 training samples, 2 clients, 2 in a round, ColumnPartition by who"
+    first, _, _, *rows, _ = said.out.splitlines()
+    assert first == "16 training samples, 2 clients, 2 in a round, ColumnPartition by who"
+    assert [row.split() for row in rows] == [["client", "samples"], ["a", "4"], ["b", "12"]]
     assert (tmp_path / "drawn" / "partition.png").stat().st_size > 1000
+
+
+def test_owners_are_named_in_place_of_numbers(tmp_path, monkeypatch, without_pictures):
+    monkeypatch.chdir(tmp_path)
+    names = ["ann", "bob" * 20, "=1+1"]
+    (tmp_path / "t.csv").write_text("x,who,y\n" + "".join(f"{i},{names[i % 3]},{i % 2}\n" for i in range(30)))
+    table = "--data.source TableSource --data.source.train t.csv --data.source.label y --data.by who"
+    said = say(f"partition --model.client FedAvg {table} --data.num_clients null --output drawn")
+    assert [line.split()[0] for line in said.out.splitlines()[-5:-1]] == ["client", "=1+1", "ann", "bob" * 9 + "bo…"]
+    assert say(f"fit {table} --data.num_clients null --trainer.max_epochs 1").code == 0
+    (written,) = tmp_path.glob("runs/*/*/partition.csv")
+    for path in (tmp_path / "drawn/partition.csv", written):
+        with path.open() as file:
+            assert [row["client"] for row in csv.DictReader(file)] == ["'=1+1", "ann", "bob" * 20]
+    said = say(f"partition --model.client FedAvg {table} --data.num_clients 2")  # of several owners each
+    assert [line.split()[0] for line in said.out.splitlines()[-3:-1]] == ["0", "1"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):

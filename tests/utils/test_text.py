@@ -58,7 +58,7 @@ def test_tables_of_a_run_hold_no_formulas_and_are_read_back(tmp_path):
     assert rows[1]["=x(1)"] == -0.5
     assert rows[2] == {"=late": -1.0}
 
-    write_partition(tmp_path / "partition.csv", [[1] * len(NAMES)], NAMES)
+    write_partition(tmp_path / "partition.csv", [[1] * len(NAMES)], NAMES, ["0"])
     assert read_partition(tmp_path / "partition.csv").names == NAMES
 
     table = RoundTable(tmp_path / "clients.csv", ["round", *NAMES])
