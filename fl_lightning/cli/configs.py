@@ -85,7 +85,8 @@ def run(argv: list[str]) -> None:
         SystemExit: with 2 for a wrong option, 0 after the help.
         ValueError: there is no such file.
     """
-    parser = PlainParser(PROG, description="List the configuration files that come with the package, print or copy them.")
+    described = "List the configuration files that come with the package, print or copy them."
+    parser = PlainParser(PROG, description=described)
     parser.add_argument("name", nargs="?", help="print this one, or list those of this folder")
     parser.add_argument("--copy", metavar="DIR", type=Path, help="copy them, or the named one, into this folder")
     options = parser.parse_args(argv)

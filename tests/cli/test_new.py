@@ -70,4 +70,5 @@ def test_nothing_is_replaced_and_a_name_must_be_that_of_a_class(folder):
     for name in ("Random", "Torch"):
         assert f"{name.lower()}.py would hide the installed module" in refusal(f"new rule {name}", 1)
     assert "Fedls" in refusal("new rule fedls", 1)
-    assert "kind must be method or rule or partition or monitor or module, got methods; the nearest is 'method'" in refusal("new methods Mine", 2)
+    said = refusal("new methods Mine", 2)
+    assert "kind must be method or rule or partition or monitor or module, got methods; the nearest is 'method'" in said
