@@ -17,7 +17,7 @@ State = dict[str, Tensor]
 Batch = Any
 """A batch of a dataloader: for our own sources a pair (x, y) of tensors (B, ...) and (B,)."""
 
-CONDITIONS = frozenset({"logits", "accumulated_lr", "start"})
+CONDITIONS = frozenset({"logits", "accumulated_lr", "start", "clients"})
 """Names that `needs` may hold besides splits."""
 
 Sent = Literal[

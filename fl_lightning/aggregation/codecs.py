@@ -40,6 +40,7 @@ class Codec(ABC):
             kept back stays bounded (Karimireddy et al., ICML 2019, arXiv:1901.09847).
         codes_weights: whether weights themselves can be coded, not only what they moved.
         is_sparse: whether most of the numbers arrive as 0.
+        needs: `clients`, as of the server's parts: with all samples at one place nothing is sent.
 
     Raises:
         ValueError: feedback or `down` of a codec for which it does not hold.
@@ -48,6 +49,7 @@ class Codec(ABC):
     contracts: ClassVar[bool] = False
     codes_weights: ClassVar[bool] = False
     is_sparse: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"clients"})
     feedback: bool = False
     down: bool = False
 

@@ -36,6 +36,7 @@ class PrivateAggregator(Aggregator, ABC):
     """
 
     is_private = True
+    needs = frozenset({"clients"})
 
     def __init__(
         self,

@@ -105,6 +105,8 @@ REMEDY = "let it expect fewer malicious clients, or raise data.participation"
 class RobustAggregator(GatheringAggregator):
     """Base of the robust rules: one vector of many rows, whose number is checked at start and in every round."""
 
+    needs = frozenset({"clients"})
+
     @abstractmethod
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Make the new weights of the clients' rows and their weights in a mean: (m, P), (m,) -> (P,), float64."""

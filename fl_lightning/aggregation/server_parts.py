@@ -68,8 +68,9 @@ class ServerPart(nn.Module):
     """A part of the server with float64 sums over the cohort, rows by client, and state in buffers.
 
     Attributes:
-        needs: splits that the server owns, `logits` (a classifier with `net=`), `accumulated_lr` (E_i is defined) or
-            `start` (clients train from the weights as received); checked before any client trains.
+        needs: splits that the server owns, `logits` (a classifier with `net=`), `accumulated_lr` (E_i is defined),
+            `start` (clients train from the weights as received) or `clients` (several, not one that has all samples);
+            checked before any client trains.
         server: the server as its parts see it, set before `setup`.
         partial: sums and rows of the exchange so far.
         weighs_clients: whether the weights of its sums are the clients', which must be finite and at least 0.

@@ -68,8 +68,8 @@ class ClientModule(CheckedLoading):
     Attributes:
         server_class: the method's server side.
         exchanges: names of a round's exchanges, in order.
-        needs: names of splits, `logits` (a net, not a module) or `accumulated_lr` (E_i is defined: SGD); checked at
-            start.
+        needs: names of splits, `logits` (a net, not a module), `accumulated_lr` (E_i is defined: SGD) or `clients`
+            (several, not one that has all samples); checked at start.
         own_start: whether training starts from the client's own model, not from the weights that it received.
         stackable: whether an engine may train several clients at once; counts only in the class that sets it.
         sends: kinds of what goes up to the server.

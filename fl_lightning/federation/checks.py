@@ -56,7 +56,7 @@ FAR = 0.1
 """Share of the way to the aggregate below which a server's step is told of."""
 
 Needs = list[tuple[str, frozenset[str]]]
-"""Needs of client, server module and rule, with their names."""
+"""Needs of client, server module, rule and codec, with their names."""
 
 LOOKING = ("on_client_start", "on_client_epoch_end", "on_client_end")
 """Hooks of callbacks that look at the client's module while it is trained, or when it was."""
@@ -277,7 +277,7 @@ def check_shared(
 
 
 def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataModule, trainer: Trainer) -> None:
-    """Refuse, before any client trains, data and settings that lack what client, server module or rule needs.
+    """Refuse, before any client trains, data and settings that lack what client, server module, rule or codec needs.
 
     Raises:
         ValueError: naming who needs what.
@@ -302,6 +302,11 @@ def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataM
             raise ValueError(
                 f"{name} counts local steps, which a gradient scaler may skip: trainer.precision={trainer.precision} "
                 f"is refused; use bf16-mixed"
+            )
+        if "clients" in needs and data.pooled:
+            raise ValueError(
+                f"{name} needs several clients, and data.pooled=true (Centralized) leaves one, with the samples of "
+                f"all; leave {name} out, or data.pooled"
             )
 
 

@@ -33,7 +33,7 @@ class KnowledgeServer(ServerModule):
         fused: knowledge that each participant is sent, by client id.
     """
 
-    needs = frozenset({"logits", "transfer"})
+    needs = frozenset({"logits", "transfer", "clients"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class KnowledgeClient(ClientModule):
     """
 
     exchanges = ("train", "distill")
-    needs = frozenset({"logits", "transfer"})
+    needs = frozenset({"logits", "transfer", "clients"})
     server_class = KnowledgeServer
 
     def __init__(

@@ -318,7 +318,7 @@ class FederatedLoop(Forwarding):
         Not in the step, where an interruption would undo the complete round.
         """
         round_idx = cast(int, self.recorder.pending_round)
-        every = self.evaluate_clients_every or int(self.weights.own_models)
+        every = 0 if self.data.pooled else self.evaluate_clients_every or int(self.weights.own_models)
         (alma,) = self.parts.marked({"local/alma": 0.0})
         if every and (round_idx + 1) % every == 0 and alma not in self.round_metrics:
             self.add_to_row(self.parts.marked(self.evaluation.alma(round_idx)))
@@ -380,7 +380,7 @@ class FederatedLoop(Forwarding):
             self.parts.plateau.saw(values)
             return
         if self.trainer.state.fn != "fit":
-            if self.weights.own_models:
+            if self.weights.own_models and not self.data.pooled:
                 values |= self.parts.marked(self.evaluation.alma(self.current_epoch))
             self.log_dict(values)
             return

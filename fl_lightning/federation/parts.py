@@ -169,17 +169,18 @@ class FederationParts:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Needs of client, server module and rule."""
+        """Needs of client, server module, rule and codec."""
         return frozenset[str]().union(*(needs for _, needs in self.needs_by_name()))
 
     def needs_by_name(self) -> checks.Needs:
-        """List the needs of client, server module and rule.
+        """List the needs of client, server module, rule and codec.
 
         Those of a method's own server side under the client's name.
         """
         client, rule, server = self.client, self.aggregator, self.server_module
+        codecs = [] if self.codec is None else [(type(self.codec).__name__, self.codec.needs)]
         name = type(client if type(server) is client.server_class else server).__name__
-        return [(type(client).__name__, client.needs), (name, server.needs), (type(rule).__name__, rule.needs)]
+        return [(type(client).__name__, client.needs), (name, server.needs), (type(rule).__name__, rule.needs), *codecs]
 
     def evaluated_weights(self, weights: State) -> State:
         """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""

@@ -234,7 +234,10 @@ class Traffic(Member):
         """Exchanges and clients whose message is counted: an engine may ask for a job again."""
 
     def start(self, exchanges: Sequence[str]) -> None:
-        """Begin a run, with the exchanges of a round."""
+        """Begin a run, with the exchanges of a round that send something.
+
+        Without any no bytes are counted.
+        """
         self._exchanges, self._round_idx, self._bytes = exchanges, -1, Bytes()
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
@@ -255,7 +258,7 @@ class Traffic(Member):
 
     def total(self, key: str) -> int:
         """Bytes of the round so far under `comm/bytes_down` or `comm/bytes_up`, over all exchanges."""
-        return sum(moved for (name, _), moved in self._bytes.items() if name == key)
+        return sum(self._bytes[key, exchange] for exchange in self._exchanges)
 
     def share(self) -> Bytes:
         return self._bytes
@@ -263,7 +266,7 @@ class Traffic(Member):
     def end(self, outcome: RoundOutcome, shared: Sequence[Bytes]) -> Mapping[str, float]:
         """Add up the bytes of all processes by log key, and where a round has several exchanges by exchange, too."""
         moved, values = sum(shared, Bytes()), {}
-        for key in ("comm/bytes_down", "comm/bytes_up"):
+        for key in ("comm/bytes_down", "comm/bytes_up") if self._exchanges else ():
             values[key] = float(sum(moved[key, exchange] for exchange in self._exchanges))
             if len(self._exchanges) > 1:
                 values |= {f"{key}/{exchange}": float(moved[key, exchange]) for exchange in self._exchanges}
@@ -274,8 +277,10 @@ class Traffic(Member):
 def bytes_of_sets(data: FederatedDataModule, needs: Iterable[str]) -> dict[str, float]:
     """Count the bytes, as stored, of the sets that every client is sent once.
 
-    Empty where a method needs none.
+    Empty where a method needs none, and where all samples are at one place.
     """
+    if data.pooled:
+        return {}
     splits = [data.split(name) for name in needs if name not in {*CONDITIONS, *SERVER_ONLY}]
     moved = [split.num_bytes for split in splits if split.num_bytes is not None]
     return {"comm/bytes_sets": float(data.num_clients * sum(moved))} if moved else {}

@@ -99,7 +99,7 @@ class FederatedRun:
         except Exception as problem:
             error = problem
         self.communicator.all_gather_or_raise(None, error)
-        parts.recorder.traffic.start(parts.client.exchanges)
+        parts.recorder.traffic.start(() if self.data.pooled else parts.client.exchanges)
 
 
 def catch_up(loop: LightningModule, data: FederatedDataModule, recorder: Recorder) -> None:

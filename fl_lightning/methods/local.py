@@ -22,6 +22,7 @@ class Local(ClientModule):
         base: of `ClientModule`.
     """
 
+    needs = frozenset({"clients"})
     stackable = True
     sends = frozenset()
 

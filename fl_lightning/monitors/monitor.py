@@ -174,15 +174,21 @@ def log_means(loop: FederatedLoop, values: Mapping[str, Sequence[float]], deviat
 
 
 def log_defined(loop: FederatedLoop, values: Mapping[str, float]) -> None:
-    """Log values that all processes have, once, but for those that are NaN."""
-    for name, value in values.items():
-        if not isnan(value) and loop.trainer.is_global_zero:
+    """Log values that all processes have, once, as far as they are `defined`."""
+    for name, value in defined(loop, values).items():
+        if loop.trainer.is_global_zero:
             loop.log(name, value)
 
 
 def add_to_row(loop: FederatedLoop, values: Mapping[str, float]) -> None:
-    """Add values to the round's row after its training, but for those that are NaN."""
-    loop.add_to_row(loop.parts.marked({name: value for name, value in values.items() if not isnan(value)}))
+    """Add values to the round's row after its training, as far as they are `defined`."""
+    loop.add_to_row(loop.parts.marked(defined(loop, values)))
+
+
+def defined(loop: FederatedLoop, values: Mapping[str, float]) -> dict[str, float]:
+    """Leave out values that are NaN, and those of clients (`local/…`) where all samples are at one place."""
+    known = {name: value for name, value in values.items() if not isnan(value)}
+    return {name: value for name, value in known.items() if not (loop.data.pooled and name.startswith("local/"))}
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

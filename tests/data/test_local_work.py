@@ -4,10 +4,19 @@ import pytest
 import torch
 
 from fl_lightning import FederatedDataModule
+from fl_lightning.aggregation import (
+    QSGD,
+    GeometricMedianAggregator,
+    KrumAggregator,
+    MedianAggregator,
+    TrimmedMeanAggregator,
+)
+from fl_lightning.client import ClientModule
 from fl_lightning.data import Digits, DirichletPartition, FeatureShift, QuantityDirichletPartition
 from fl_lightning.data.local_work import LocalWork
 from fl_lightning.federation.identity import shared_settings
-from fl_lightning.methods import Ditto, FedAvg
+from fl_lightning.methods import Ditto, DPFedAvg, FedAvg, KnFu, Local
+from fl_lightning.monitors import ClientTable, CostMonitor, DriftMonitor
 from fl_lightning.nets import Perceptron
 from tests.toys import equal, fit, sgd, weights_of
 
@@ -119,6 +128,35 @@ def test_pooled_samples_leave_out_those_that_are_held_back():
 def test_what_cannot_be_pooled_is_refused():
     with pytest.raises(ValueError, match=r"as they are stored, which data\.feature_shift do not allow"):
         federation(pooled=True, feature_shift=FeatureShift(noise=0.1)).setup()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(kind() for kind in (KrumAggregator, TrimmedMeanAggregator, MedianAggregator, GeometricMedianAggregator)),
+        DPFedAvg(noise_multiplier=1.0, delta=1e-3, clip=1.0),
+        QSGD(),
+        Local(net=Perceptron),
+        KnFu(net=Perceptron),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_what_needs_several_clients_is_refused_beside_pooled_samples(part):
+    data, name = federation(pooled=True, transfer_size=6), type(part).__name__
+    client = part if isinstance(part, ClientModule) else FedAvg(net=Perceptron)
+    setting = {} if part is client else {"codec" if isinstance(part, QSGD) else "aggregator": part}
+    with pytest.raises(ValueError, match=rf"{name} needs several clients, and data\.pooled=true .* leave {name} out"):
+        fit(client, 1, data, **setting)
+
+
+def test_one_place_sends_nothing_and_has_no_values_of_clients():
+    settings = {"evaluate_clients_every": 1, "callbacks": [DriftMonitor(), ClientTable(), CostMonitor()]}
+    of_clients = {True: set(), False: {"comm/bytes_down", "comm/bytes_up", "local/alma", "local/drift"}}
+    for pooled, expected in of_clients.items():
+        row = train(federation(pooled=pooled), rounds=1, **settings).round_metrics
+        names = {key for key in row if key.startswith(("comm/", "local/"))}
+        assert expected <= names if expected else not names
+        assert {"global/acc", "train/ce", "cost/steps"} <= row.keys()
 
 
 @pytest.mark.parametrize(
