@@ -1,10 +1,11 @@
 """Blocks of a stack: clients with the same batches, whose parameters are the same parameters of an optimizer."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import AccumulatedLR, LocalProgress
@@ -78,14 +79,41 @@ def step_rows(optimizer: Optimizer, rows: Mapping[int, Sequence[Tensor]]) -> Non
     optimizer.state.clear()
     for group in optimizer.param_groups:
         group["params"] = [leaf for parameter in group["params"] for leaf in rows[id(parameter)]]
-        if group.get("fused"):  # one kernel for all takes neither rows that rest nor gradients of another layout
-            group["fused"] = None
+        if "fused" in group:
+            group["fused"] = takes_one_kernel(type(optimizer), group)
     for parameter, state in states:  # of Adagrad, which has one from the start
         for leaf in rows[id(parameter)]:
             optimizer.state[leaf] = {
                 key: (value if key == "step" else value.expand(len(leaf), *value.shape)).clone()
                 for key, value in state.items()
             }
+
+
+def takes_one_kernel(kind: type[Optimizer], group: Mapping[str, Any]) -> bool | None:
+    """Choose whether one kernel steps all blocks: on a CPU it takes a fifth of the time for many small parameters.
+
+    False where the user says so; None: torch chooses. SGD's kernel takes no blocks that have rested beside others.
+
+    >>> takes_one_kernel(Adam, {"params": [torch.zeros(2)], "fused": None})
+    True
+    """
+    others = any(group.get(name) for name in ("foreach", "capturable", "differentiable"))
+    laid = all(leaf.is_contiguous() and leaf.device.type == "cpu" for leaf in group["params"])
+    if group["fused"] is False:
+        return False
+    return True if kind in (Adam, AdamW) and laid and not others else None
+
+
+def laid_as(params: State, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Lay gradients in memory as their parameters lie, as which a kernel for all parameters reads them.
+
+    >>> laid_as({"w": torch.zeros(2, 3)}, {"w": torch.zeros(3, 2).T})["w"].stride()
+    (3, 1)
+    """
+    return {
+        name: value.contiguous() if value is not None and params[name].is_contiguous() else value
+        for name, value in gradients.items()
+    }
 
 
 def clipped(gradients: Mapping[str, Tensor | None], most: float) -> dict[str, Tensor | None]:

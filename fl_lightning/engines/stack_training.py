@@ -12,7 +12,7 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.services import MetricAccumulator
-from fl_lightning.engines.blocks import Block, begin_blocks, clipped
+from fl_lightning.engines.blocks import Block, begin_blocks, clipped, laid_as
 from fl_lightning.engines.lockstep import Passes, lockstep, runs
 from fl_lightning.engines.pytrees import Stacked, StackingError
 from fl_lightning.engines.stack import ClientStack, Step
@@ -277,6 +277,7 @@ class StackTrainer:
         )
         if self.local.settings.clip_norm is not None:
             gradients = clipped(gradients, self.local.settings.clip_norm)
+        gradients = laid_as(rows.params, gradients)
         blocks = [block for block in segment.blocks if part.start <= block.rows.start < part.stop]
         for block in blocks:
             block.take_gradients(gradients, part, num_samples)
