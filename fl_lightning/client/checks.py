@@ -1,12 +1,14 @@
 """Checks of a LightningModule before and while it is a client."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.compile import from_compiled
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.packages import lightning_base
@@ -128,6 +130,33 @@ def check_client_arguments(
             f"{name} adds terms to the loss, but {inner} steps its optimizers itself (automatic_optimization=False); "
             f"return the loss from training_step instead, or use FedAvg"
         )
+
+
+def check_optimized(owner: LightningModule, optimizers: Sequence[Optimizer], params: Iterable[Tensor]) -> None:
+    """Refuse optimizers that hold no parameter of the client, which then learns nothing.
+
+    A module that steps them by hand may change its entries in another way, and is only told.
+
+    Args:
+        owner: whose `configure_optimizers` has made them.
+        optimizers: all of them; none are right where nothing is trained by gradients.
+        params: of the client.
+
+    Raises:
+        ValueError: naming the module and the optimizers.
+    """
+    known = {id(param): param.requires_grad for param in params}
+    held = {id(param) for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]}
+    if not held or not any(known.values()) or not held.isdisjoint(known):  # frozen ones may be trained later
+        return
+    name, kinds = type(owner).__name__, ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+    sentence = (
+        f"the optimizer of {name} must hold parameters of {name}, got {kinds} of others only, so that nothing would be "
+        f"trained; make it of self.parameters() in configure_optimizers"
+    )
+    if owner.automatic_optimization:
+        raise ValueError(sentence)
+    rank_zero_warn(sentence)
 
 
 def check_loss_returned(client: Any) -> None:

@@ -8,45 +8,15 @@ from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
+from fl_lightning.client.checks import check_optimized
+from fl_lightning.client.clock import WatchedTrainer, tell_clock
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.types import Member
 
-COUNTS = ("estimated_stepping_batches", "num_training_batches", "max_epochs", "max_steps", "train_dataloader")
-"""Attributes of a Trainer that schedules are made by; under a FederatedLoop they are of rounds."""
-
 Factors = list[list[float]]
 """Factors of the local learning rates, by optimizer and parameter group."""
-
-
-class WatchedTrainer:
-    """The Trainer, as which it passes, with a note of the numbers of rounds that it is asked for.
-
-    Args:
-        trainer: that has all attributes.
-
-    Attributes:
-        asked: names of those in `COUNTS` that were read, in order.
-    """
-
-    _trainer: Trainer
-    asked: list[str]
-
-    def __init__(self, trainer: Trainer) -> None:
-        vars(self).update(_trainer=trainer, asked=[])
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # isinstance asks it
-        return type(self._trainer)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in COUNTS and name not in self.asked:
-            self.asked.append(name)
-        return getattr(self._trainer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._trainer, name, value)
 
 
 class Plateau(Member):
@@ -75,6 +45,9 @@ class Plateau(Member):
         """Begin a fit.
 
         Where something is watched the keys of an evaluation are then to be told (`saw`) and checked.
+
+        Raises:
+            ValueError: the client's optimizers would not train it.
         """
         owner: Any = client.lightning_modules()[-1]
         self._entries, self._optimizers, self.factors, self._seen = [], [], [], set()
@@ -86,15 +59,11 @@ class Plateau(Member):
             configured = client.configure_optimizers()
         finally:
             owner.trainer = trainer
-        if watched.asked:
-            rank_zero_info(
-                f"{name}.configure_optimizers asks the Trainer for {', '.join(watched.asked)}: here these are of "
-                f"rounds, each one epoch of one batch, while its schedules are made anew for every client of every "
-                f"round; give a schedule the number of a client's local steps"
-            )
+        tell_clock(owner, watched.asked)
+        optimizers, schedulers = parse_optimizers(configured, name)
+        check_optimized(owner, optimizers, client.parameters())
         if not client.automatic_optimization:
             return  # the module steps its schedulers itself
-        optimizers, schedulers = parse_optimizers(configured, name)
         entries = [entry for entry in schedulers if entry.reduce_on_plateau]
         if not entries:
             return

@@ -5,10 +5,13 @@ from functools import partial
 import numpy as np
 import pytest
 import pytorch_lightning as pl
+import torch
+from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from fl_lightning import FederatedDataModule
+from fl_lightning.client.checks import check_optimized
 from fl_lightning.data import Digits, PartitionInput, ShardPartition
 from fl_lightning.methods import FedAvg
 from tests.toys import fit, toy_data
@@ -18,7 +21,7 @@ from tests.user_modules import Plain
 def lines(caplog, client=None, rounds=1, **settings):
     with caplog.at_level("INFO"):
         loop = fit(FedAvg(module=client) if client else FedAvg(), rounds, toy_data((12, 7)), **settings)
-    notices = ("model.local_epochs", "server_optimizer", "asks the Trainer")
+    notices = ("model.local_epochs", "server_optimizer", "asks the Trainer", " reads ")
     return loop, [text for text in caplog.messages if any(notice in text for notice in notices)]
 
 
@@ -104,6 +107,113 @@ def test_a_schedule_that_counts_rounds(caplog, module, asked):
     whom = f"{module.__name__}.configure_optimizers asks the Trainer for {asked}"
     assert [text.partition(":")[0] for text in said] == [whom] * bool(asked)
     assert type(loop.client.module._trainer) is pl.Trainer
+
+
+class Logs(Plain):
+    """Reads the clock in a function within a decorated method."""
+
+    @torch.no_grad()
+    def on_train_epoch_end(self):
+        self.last = [self.current_epoch for _ in range(2)]
+
+    @property
+    def share(self):
+        return self.trainer.global_step / 10
+
+
+class Derived(Logs):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)
+
+
+class Counts(Plain):
+    """Has names like those of the clock, and a class attribute whose attributes cannot be asked for."""
+
+    class Strange:
+        def __getattr__(self, name):
+            raise KeyError(name)
+
+    strange = Strange()
+
+    def training_step(self, batch, batch_idx):
+        global_step = dict(current_epoch=batch_idx)
+        return super().training_step(batch, global_step["current_epoch"])
+
+
+class Rounds(FedAvg):
+    def training_step(self, batch, batch_idx):
+        self.seen = self.current_epoch
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("client", "read"),
+    [
+        (Logs, "current_epoch and global_step"),
+        (Derived, "current_epoch and global_step"),
+        (Counts, ""),
+        (Plain, ""),
+    ],
+)
+def test_a_module_that_reads_the_clock_is_told_once_what_it_counts(caplog, client, read):
+    _, said = lines(caplog, client(), rounds=2)
+    assert [text.partition(":")[0] for text in said] == [f"{client.__name__} reads {read}"] * bool(read)
+    assert all("rounds" in text and "docs/your-module.md" in text for text in said)
+
+
+def test_a_method_that_reads_the_clock_knows_of_rounds(caplog):
+    with caplog.at_level("INFO"):
+        fit(Rounds(), 1, toy_data((12, 7)))
+    assert not [text for text in caplog.messages if " reads " in text]
+
+
+def test_a_schedule_and_the_clock_are_one_line(caplog):
+    class Both(Scheduled, Logs):
+        pass
+
+    _, said = lines(caplog, Both())
+    (line,) = said
+    assert "Both reads current_epoch and global_step: " in line
+    assert "Both.configure_optimizers asks the Trainer for estimated_stepping_batches: " in line
+
+
+def other_params(self):
+    return SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+
+
+def test_an_optimizer_of_other_parameters_is_refused_before_a_client_trains():
+    kind = type("Copied", (Plain,), {"configure_optimizers": other_params})
+    with pytest.raises(ValueError, match=r"optimizer of Copied must hold parameters of Copied, got SGD of others only"):
+        fit(FedAvg(module=kind()), 1, toy_data((12, 7)))
+
+
+def test_optimizers_that_hold_some_of_the_modules_parameters_pass(recwarn):
+    class Some(Plain):
+        def configure_optimizers(self):
+            return SGD([*self.net.parameters(), torch.zeros(1, requires_grad=True)][-2:], lr=0.1)
+
+    class Thawed(Plain):
+        """Freezes what its optimizer holds, as a callback that thaws it later would."""
+
+        def configure_optimizers(self):
+            *_, last = self.parameters()
+            last.requires_grad_(False)
+            return SGD([last], lr=0.1)
+
+    class NoneToTrain(Plain):
+        def configure_optimizers(self):
+            self.requires_grad_(False)
+            return SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+    for module in (Some(), Thawed(), NoneToTrain()):
+        check_optimized(module, [module.configure_optimizers()], module.parameters())
+    assert not recwarn.list
+
+
+def test_a_module_that_steps_optimizers_of_other_parameters_by_hand_is_told():
+    kind = type("Hand", (ByHand,), {"configure_optimizers": other_params})
+    with pytest.warns(UserWarning, match="optimizer of Hand must hold parameters of Hand"):
+        fit(FedAvg(module=kind()), 1, toy_data((12, 7)))
 
 
 def test_more_shards_than_samples_are_refused():
