@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.suggestions import nearest
@@ -259,16 +259,26 @@ def read(path: Path) -> Experiment:
         drawings.add_argument(f"--{name}", type=dict[str, Drawing])
     try:
         check_keys(path.read_text(encoding="utf-8"), str(path))
-        checks.parse_path(path)
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
-        drawn = drawings.instantiate(drawings.parse_object({name: content.get(name, {}) for name in DRAWINGS}))
-        runs, start, tables = [Runs(**row) for row in content["runs"]], content.get("start"), content.get("tables")
-        parts = {"runs": runs, "start": start and Runs(**start), "tables": tables and Tables(**tables)}
-        experiment = Experiment(**{**content, **parts, **{name: drawn[name] for name in DRAWINGS}})
+        parsed = checks.parse_path(path)
+        drawn = drawings.instantiate(Namespace({name: parsed[name] for name in DRAWINGS}))  # type: ignore[no-untyped-call]
+        experiment = made_of(path, {name: drawn[name] for name in DRAWINGS})
         experiment.check()
         return experiment
     except (ArgumentError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} must say what an experiment needs and how it is drawn, but {error}") from error
+
+
+def read_runs(path: Path) -> Experiment:
+    """Read an experiment that comes with the package without its drawings: making those takes most of the time."""
+    return made_of(path, {name: {} for name in DRAWINGS})
+
+
+def made_of(path: Path, drawings: dict[str, dict[str, Drawing]]) -> Experiment:
+    """Make an experiment of what its file says, without a check, and of drawings."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
+    runs, start, tables = [Runs(**row) for row in content["runs"]], content.get("start"), content.get("tables")
+    parts = {"runs": runs, "start": start and Runs(**start), "tables": tables and Tables(**tables)}
+    return Experiment(**{**content, **parts, **drawings})
 
 
 def as_text(experiment: Experiment) -> str:

@@ -90,7 +90,7 @@ def listed() -> str:
     """List all experiments: name, time, what each shows."""
     names = files.names()
     width = max(map(len, names))
-    times = {name: time_of(files.read(files.shipped_path(name))) for name in names}
+    times = {name: time_of(files.read_runs(files.shipped_path(name))) for name in names}
     lines = (f"{name:{width}}  {time:>11}  {title(f'{files.FOLDER}/{name}')}" for name, time in times.items())
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ import csv
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -61,6 +62,14 @@ def here(tmp_path):
     """An empty working directory with a user's module in it."""
     with working_in(tmp_path, OWN):
         yield tmp_path
+
+
+@pytest.fixture
+def ctrl_c_counts():
+    """Ctrl-C interrupts, which a shell's background jobs ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +305,7 @@ def test_a_run_goes_on_in_its_folder_as_if_never_stopped(here, unbroken):
     assert table(run) == table(unbroken)
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_pictures", "ctrl_c_counts")
 def test_ctrl_c_inside_a_round_loses_that_round_only(here, unbroken):
     stop = "--trainer.callbacks own.CtrlC --trainer.callbacks.round_idx 1 --trainer.callbacks.client 1"
     said = say(f"fit {TINY} --trainer.max_epochs 3 {stop}")
@@ -313,6 +322,7 @@ def test_ctrl_c_inside_a_round_loses_that_round_only(here, unbroken):
     assert table(run) == table(unbroken)
 
 
+@pytest.mark.usefixtures("ctrl_c_counts")
 def test_ctrl_c_in_the_first_round_leaves_nothing(here):
     stop = "--trainer.callbacks own.CtrlC --trainer.callbacks.round_idx 0 --trainer.callbacks.client 1"
     said = say(f"fit {TINY} {stop}")

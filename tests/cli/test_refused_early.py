@@ -5,11 +5,14 @@ import shlex
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
+import fl_lightning
 from fl_lightning.cli.main import FederatedCLI
 from tests.commands import CONFIGS, refusal, say
+from tests.processes.forked import run_script
 
 FEDAVG = f"-c {CONFIGS}/experiment/digits_fedavg.yaml"
 ONE = "--trainer.max_epochs 1 --model.local_epochs 1 --plots.format none"
@@ -117,15 +120,28 @@ def test_a_file_without_settings_is_said_to_be_one(here):
 # --- a reader that goes away
 
 
-@pytest.mark.parametrize("words", ["configs", "--help", "fit --help", "fit --print_config", "reproduce"])
-def test_a_reader_that_goes_away_ends_a_command_quietly(here, words):
+@pytest.fixture
+def nobody_reads():
+    """Descriptor of a pipe whose reader is gone."""
     read, write = os.pipe()
     os.close(read)
-    try:
-        command = [sys.executable, "-m", "fl_lightning", *words.split()]
-        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
-    finally:
-        os.close(write)
+    yield write
+    os.close(write)
+
+
+@pytest.mark.parametrize("words", ["configs", "--help", "fit --help"])
+def test_a_reader_that_goes_away_ends_a_command_quietly(here, nobody_reads, words):
+    command = [sys.executable, "-m", "fl_lightning", *words.split()]
+    done = subprocess.run(command, stdout=nobody_reads, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert done.returncode in (0, 1, 141), done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("words", ["fit --print_config", "reproduce"])
+def test_it_ends_commands_that_load_torch_quietly_too(here, nobody_reads, words):
+    """In a process that has loaded it already."""
+    script = Path(fl_lightning.__file__).with_name("__main__.py")
+    done = run_script(script, *words.split(), cwd=here, timeout=120, stdout=nobody_reads)
     assert done.returncode in (0, 1, 141), done.stderr
     assert done.stderr == ""
 

@@ -3,6 +3,8 @@
 import csv
 import math
 import re
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from fl_lightning.cli.configs import locate
 from fl_lightning.experiments import experiment as spec
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.composing import method_config
+from fl_lightning.experiments.reproduce import time_of
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers import Series, Sweep
 from fl_lightning.papers.panels import finish, panels
@@ -91,10 +94,17 @@ def made_up(tmp_path_factory):
     return folder
 
 
+@cache
+def figure_of(name):
+    """Content of a figure's file; only to be read."""
+    return spec.read(spec.shipped_path(name))
+
+
 @pytest.mark.parametrize("name", spec.names())
 def test_a_figure_can_be_read(name):
     """Its file names configurations, methods and drawings that exist."""
-    figure = spec.read(spec.shipped_path(name))
+    figure = figure_of(name)
+    assert time_of(figure) == time_of(spec.read_runs(spec.shipped_path(name)))
     assert [locate(base) for base in figure.base]
     assert [method_config(part) for runs in figure.runs for method in runs.methods for part in method.split("+")]
     assert figure.draw
@@ -113,7 +123,7 @@ def drawn_figures():
 def test_a_figure_can_be_drawn(name, made_up, monkeypatch):
     """Its drawings say what they show, on axes with names."""
     monkeypatch.setattr("fl_lightning.papers.models.joint_embedding", lambda features, seed: features[..., :2])  # slow
-    figure = spec.read(spec.shipped_path(name))
+    figure = figure_of(name)
     run = read_run(made_up)
     series = [
         Series(runs.label or method, case, Group("", [run]))
@@ -153,11 +163,10 @@ def test_each_panel_of_a_sweep_has_the_names_of_its_own_cases(made_up):
 
 
 def test_settings_that_json_cannot_write_reach_the_runs():
-    figure = spec.read(spec.shipped_path("fedcl/1"))
+    figure = figure_of("fedcl/1")
     (runs, *_) = figure.runs
-    runs.methods, runs.cases = runs.methods[:1], ["α = ∞"]
-    figure.runs = [runs]
-    (cell,) = Cells(figure, Request()).all()
+    runs = replace(runs, methods=runs.methods[:1], cases=["α = ∞"])
+    (cell,) = Cells(replace(figure, runs=[runs], draw={}), Request()).all()
     assert cell.config["data"]["partition"]["init_args"]["alpha"] == math.inf
 
 
@@ -177,11 +186,11 @@ PUBLISHED = [
 
 def composed(name, method):
     """The model's configuration of a method, as the figure names it, in the first case of its runs."""
-    figure = spec.read(spec.shipped_path(name))
+    figure = figure_of(name)
     (runs,) = (runs for runs in figure.runs if method == runs.label or (not runs.label and method in runs.methods))
-    runs.cases = dict(list(figure.cases_of(runs).items())[:1])
-    runs.methods = runs.methods if runs.label else [method]
-    figure.runs, figure.seeds = [runs], [0]
+    cases = dict(list(figure.cases_of(runs).items())[:1])
+    runs = replace(runs, cases=cases, methods=runs.methods if runs.label else [method])
+    figure = replace(figure, runs=[runs], seeds=[0], draw={}, draw_full={})
     (cell,) = Cells(figure, Request()).all()
     return cell.config["model"]
 
@@ -242,7 +251,10 @@ def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
     assert list((tmp_path / name.partition("/")[0]).glob("*.html"))
 
 
-def test_the_list_has_every_figure_with_its_minutes():
+def test_the_list_has_every_figure_with_its_minutes(monkeypatch):
+    monkeypatch.setattr(
+        spec, "read", lambda path: pytest.fail(f"{path} is read with its drawings, which takes seconds")
+    )
     lines = say("reproduce").out.splitlines()
     assert [line.split()[0] for line in lines] == spec.names()
     assert len(lines) == len(set(lines)) > 30

@@ -13,10 +13,15 @@ from pathlib import Path
 import torch
 
 
-def run_script(script: Path, *arguments: str, cwd: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+def run_script(
+    script: Path, *arguments: str, cwd: Path, timeout: float, stdout: int | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run `python SCRIPT ARGUMENTS...` in a session of its own; what it printed and how it ended.
 
     Processes that the script starts by its own command line import everything, as they would for a user.
+
+    Args:
+        stdout: descriptor of what it prints to; None: a file, whose text is returned.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than so many seconds; all its processes were killed.
@@ -24,7 +29,7 @@ def run_script(script: Path, *arguments: str, cwd: Path, timeout: float) -> subp
     out, err = cwd / "forked.out", cwd / "forked.err"
     child = os.fork()
     if not child:
-        _run(script, arguments, cwd, (out, err))
+        _run(script, arguments, cwd, (out if stdout is None else stdout, err))
     over = threading.Event()
 
     def kill() -> None:
@@ -38,19 +43,21 @@ def run_script(script: Path, *arguments: str, cwd: Path, timeout: float) -> subp
     finally:
         timer.cancel()
     if over.is_set():
-        raise subprocess.TimeoutExpired(str(script), timeout, out.read_bytes(), err.read_bytes())
-    return subprocess.CompletedProcess([str(script), *arguments], code, out.read_text(), err.read_text())
+        said = out.read_bytes() if stdout is None else b""
+        raise subprocess.TimeoutExpired(str(script), timeout, said, err.read_bytes())
+    said = out.read_text() if stdout is None else ""
+    return subprocess.CompletedProcess([str(script), *arguments], code, said, err.read_text())
 
 
-def _run(script: Path, arguments: Sequence[str], cwd: Path, streams: Sequence[Path]) -> None:
+def _run(script: Path, arguments: Sequence[str], cwd: Path, streams: Sequence[Path | int]) -> None:
     """Run the script in place of this process."""
     code = 70
     try:
         os.setsid()
         os.chdir(cwd)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-        for number, path in enumerate(streams, start=1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        for number, to in enumerate(streams, start=1):
+            os.dup2(to if isinstance(to, int) else os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         sys.argv = [str(script), *arguments]
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -62,7 +69,10 @@ def _run(script: Path, arguments: Sequence[str], cwd: Path, streams: Sequence[Pa
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
         traceback.print_exc()
-    finally:
+    try:
         sys.stdout.flush()
         sys.stderr.flush()
+    except OSError:
+        code = 120  # as of an interpreter that cannot flush
+    finally:
         os._exit(code)
