@@ -15,6 +15,9 @@ from fl_lightning.functional.state import StateSum
 from fl_lightning.types import ClientUpdate, Member, State
 from fl_lightning.utils.life import LIFE
 
+WORTHWHILE = 0.9
+"""Clients of like speed stay where their samples put them, whatever noise is in what they took."""
+
 
 class Communicator:
     """Exchanges values between the processes of a run, at no cost with one process, as here.
@@ -70,13 +73,21 @@ class Communicator:
         """Gather every rank's `value` on rank 0, and return an empty list on the others."""
         return [value]
 
-    def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
+    def assign_clients(
+        self,
+        cohort: Sequence[int],
+        work: Callable[[int], int],
+        owners: Mapping[int, int],
+        seconds: Callable[[int], float] | None = None,
+    ) -> list[int]:
         """Choose this rank's clients: those it owns, and of the others the longest first, to the least loaded rank.
 
         Args:
             cohort: client ids of the round.
             work: samples that a client trains on.
             owners: rank that keeps a client's memory, by client id.
+            seconds: that a client is expected to take, which are asked for where they make the slowest rank faster by
+                a tenth; None: not known.
         """
         return list(cohort)
 
@@ -164,15 +175,34 @@ class ProcessCommunicator(Communicator):
             dist.gather_object(value, out, 0)
         return out or []
 
-    def assign_clients(self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]) -> list[int]:
-        ranks = {client_id: owners[client_id] for client_id in cohort if client_id in owners}
-        load = [0] * self.world
-        for client_id, rank in ranks.items():
-            load[rank] += work(client_id)
-        for client_id in sorted(set(cohort) - ranks.keys(), key=lambda c: (-work(c), c)):
-            rank = ranks[client_id] = load.index(min(load))
-            load[rank] += max(1, work(client_id))
+    def assign_clients(
+        self,
+        cohort: Sequence[int],
+        work: Callable[[int], int],
+        owners: Mapping[int, int],
+        seconds: Callable[[int], float] | None = None,
+    ) -> list[int]:
+        ranks = self._spread(cohort, lambda client_id: max(1, work(client_id)), owners)
+        if seconds is not None:
+            by_seconds = self._spread(cohort, seconds, owners)
+            if self._longest(by_seconds, seconds) < WORTHWHILE * self._longest(ranks, seconds):
+                ranks = by_seconds
         return sorted(client_id for client_id, rank in ranks.items() if rank == self.rank)
+
+    def _spread(self, cohort: Sequence[int], cost: Callable[[int], float], owners: Mapping[int, int]) -> dict[int, int]:
+        """Choose each client's rank, the same in all processes."""
+        ranks = {client_id: owners[client_id] for client_id in cohort if client_id in owners}
+        load = [0.0] * self.world
+        for client_id, rank in ranks.items():
+            load[rank] += cost(client_id)
+        for client_id in sorted(set(cohort) - ranks.keys(), key=lambda c: (-cost(c), c)):
+            rank = ranks[client_id] = load.index(min(load))
+            load[rank] += cost(client_id)
+        return ranks
+
+    def _longest(self, ranks: Mapping[int, int], cost: Callable[[int], float]) -> float:
+        """Add up what the clients of each rank cost, and give the most."""
+        return max(sum(cost(c) for c, rank in ranks.items() if rank == own) for own in range(self.world))
 
 
 def current_communicator(device: torch.device | None = None) -> Communicator:

@@ -39,16 +39,15 @@ class Execution:
 
         Inputs follow them.
 
-        That is for a net (`net=`) with two-dimensional convolutions on a CPU with AVX-512, or on CUDA in half
-        precision. On a CPU with AVX2 alone it was not faster; a stack of clients has another layout; the weights of a
-        LightningModule stay as its author made them.
+        That is for a net (`net=`) with two-dimensional convolutions on a CPU, or on CUDA in half precision. A stack
+        of clients has another layout; the weights of a LightningModule stay as its author made them.
 
         Args:
             client: with its net built.
             device: that it is trained on.
             precision: the Trainer's.
         """
-        fast = precision in HALF if device.type == "cuda" else runs_on_avx512(device)
+        fast = precision in HALF if device.type == "cuda" else device.type == "cpu"
         if self.chunk == 1 and fast and convolves(client):
             client.to(memory_format=torch.channels_last)
 
@@ -63,16 +62,11 @@ def convolves(client: ClientModule) -> bool:
     return client.net is not None and any(isinstance(part, nn.Conv2d) for part in client.net.modules())
 
 
-def runs_on_avx512(device: torch.device) -> bool:
-    """Return True on a CPU for which torch uses AVX-512."""
-    return device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-
-
 def evaluates_channels_last(client: ClientModule, device: torch.device) -> bool:
     """Return True where batches of images are evaluated channels last, and what the net computes follows them.
 
-    That is for a net (`net=`) with two-dimensional convolutions on any CPU: colour images took 0.50 to 0.81 of the time
-    on one with AVX2 alone, where training gained nothing; those of one channel are laid out alike.
+    That is for a net (`net=`) with two-dimensional convolutions on a CPU, in stacks, too, whose weights are not laid
+    out so; images of one channel are laid out alike.
 
     Args:
         client: with its net built.

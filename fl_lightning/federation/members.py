@@ -36,6 +36,7 @@ from fl_lightning.members.faults import (
     encodes,
     has_layout,
 )
+from fl_lightning.members.pace import Pace
 from fl_lightning.members.structure import Structure
 from fl_lightning.members.traces import Traces
 from fl_lightning.members.user_entries import UserEntries
@@ -466,7 +467,12 @@ def members_at_client(parts: FederationParts, weights: GlobalWeights) -> list[Me
 
 
 def members_of(
-    parts: FederationParts, server: Server, communicator: Communicator, records: ClientRecords, entries: UserEntries
+    parts: FederationParts,
+    server: Server,
+    communicator: Communicator,
+    records: ClientRecords,
+    entries: UserEntries,
+    pace: Pace | None,
 ) -> Members:
     """List all that takes part in a round or keeps state over it, in the order of a message's way.
 
@@ -476,6 +482,7 @@ def members_of(
         communicator: joins the processes of the run.
         records: of the round's clients.
         entries: of the user's modules in a checkpoint.
+        pace: measures clients, or None.
     """
     weights, transforms, guard, codec = server.global_weights, parts.transforms, parts.guard, parts.codec
     coded_down = [CodedBroadcast(DownCoding(codec, weights), server, server.send)] if codec and codec.down else []
@@ -497,6 +504,7 @@ def members_of(
             weights,
             records,
             ClientEnds(parts.hooks),
+            *([] if pace is None else [pace]),
             parts.recorder,
             parts.plateau,
             entries,

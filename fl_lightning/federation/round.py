@@ -115,7 +115,8 @@ class Round:
         else:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, asked)
-            mine = self.communicator.assign_clients(asked, self.server.size, self.server.store.owners)
+            seconds = None if self._setup.pace is None else self._setup.pace.estimate()
+            mine = self.communicator.assign_clients(asked, self.server.size, self.server.store.owners, seconds)
             for exchange in self.parts.client.exchanges:
                 if not outcome.is_over:
                     self._exchange(exchange, mine, outcome)

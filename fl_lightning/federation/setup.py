@@ -19,6 +19,7 @@ from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server
+from fl_lightning.members.pace import Pace
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.types import Engine
 from fl_lightning.utils.settings import as_list
@@ -39,6 +40,7 @@ class FederatedRun:
         data: of the federation.
         communicator: joins the processes of the run.
         records: the member that has the clients' memory and personal entries.
+        pace: the member that measures clients, where they are spread over processes by their seconds; else None.
         members: all that takes part in a round, in order.
     """
 
@@ -55,7 +57,10 @@ class FederatedRun:
         self.communicator = current_communicator(trainer.strategy.root_device)
         self.records = ClientRecords(parts.store, self.communicator, server.global_weights, parts.initial_personal)
         entries = UserEntries(parts.client.lightning_modules(), forward)
-        self.members = members_of(parts, server, self.communicator, self.records, entries)
+        # a stack's last bits depend on who is in it, and a GPU works on when its process goes on
+        measured = self.communicator.world > 1 and parts.execution.chunk == 1 and self.communicator.device.type == "cpu"
+        self.pace = Pace(server.size) if measured else None
+        self.members = members_of(parts, server, self.communicator, self.records, entries, self.pace)
 
     @cached_property
     def engine(self) -> SequentialEngine:

@@ -22,6 +22,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, GatheringAggregator, NormClip, TopK, UpdateTransform
 from fl_lightning.functional import state as S
+from fl_lightning.members import pace
 from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD, dp_sgd
 from fl_lightning.monitors import (
     ClientTable,
@@ -279,6 +280,30 @@ def hidden_samples():
     return FederatedLoop(client, seed=5, threads=1), toy_data(SIZES, participation=0.6)
 
 
+class Unlike(FedAvg):
+    """Clients 0 and 6 take a second by the clock that is read here, others a hundredth of it.
+
+    By their samples one rank of two has both; after the first round of a fit each has one.
+    """
+
+    clock = 0.0
+
+    def receive(self, broadcast, local):
+        if slow := local.client_id in (0, 6):
+            self.met.append(broadcast.round_idx)
+            both = self.met.count(broadcast.round_idx) > 1 and broadcast.round_idx > self.met[0]
+            assert not (both and torch.distributed.is_initialized())
+        Unlike.clock += 1.0 if slow else 0.01
+
+
+def unlike():
+    """Clients of which two are far slower by the sample."""
+    pace.perf_counter = lambda: Unlike.clock
+    client = Unlike(net=BatchNormNet, optimizer=sgd())
+    client.met = []
+    return FederatedLoop(client, seed=5, threads=1), toy_data(SIZES)
+
+
 LIST = (
     fedavg,
     few,
@@ -304,6 +329,7 @@ LIST = (
     preprocessed,
     restless,
     restless_clients,
+    unlike,
 )
 CASES = {case.__name__: case for case in LIST}
 RESTLESS = ("restless", "restless_clients")
