@@ -140,7 +140,16 @@ MISTAKES = {
     "source name": (lambda: FederatedDataModule("digits"), "source must be a source .*, got 'digits'; datasets are"),
     "dataset": (lambda: FederatedDataModule(DATA, DATA), r"got TensorDataset; datasets are given by .*from_datasets"),
     "loader": (lambda: FederatedDataModule(LOADER), "source must be a source of fl_lightning.data, .* got DataLoader"),
-    "data class": (lambda: FederatedDataModule(OwnData), "a data module must be a LightningDataModule"),
+    "data class": (lambda: FederatedDataModule(OwnData), r"give an instance, OwnData\(\.\.\.\)"),
+    "data class to federate": (
+        lambda: FederatedDataModule.from_datamodule(OwnData),
+        r"must be a LightningDataModule, .*got OwnData \(the class, not an instance\); give an instance, OwnData\(",
+    ),
+    "source to federate": (lambda: FederatedDataModule.from_datamodule(Digits()), r"as FederatedDataModule\(Digits\("),
+    "loader to federate": (
+        lambda: FederatedDataModule.from_datamodule(LOADER),
+        r"DataLoader; datasets are given by .*",
+    ),
     "number in text": (lambda: data(num_clients="10"), "num_clients must be a whole number, got '10'"),
     "half a client": (lambda: data(num_clients=2.5), "num_clients must be a whole number, got 2.5"),
     "partition by place": (

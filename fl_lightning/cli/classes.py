@@ -34,6 +34,9 @@ OPTIONS: dict[str, type] = {
 }
 """Options whose values are classes, with the base class of these."""
 
+SETTINGS = {"data.feature_shift": tuple(inspect.signature(data.FeatureShift).parameters)}
+"""Options whose values are settings by name, which are no classes to choose from."""
+
 BASES = {option.rpartition(".")[2]: base for option, base in OPTIONS.items()}
 """Base classes by the options' last parts."""
 

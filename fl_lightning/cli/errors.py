@@ -5,10 +5,12 @@ from argparse import ArgumentError
 from pathlib import Path
 
 import pytorch_lightning as pl
+import yaml  # type: ignore[import-untyped]
 from pytorch_lightning.cli import LightningCLI
 
 from fl_lightning.cli import classes
 from fl_lightning.cli.suggestions import meant, nearest
+from fl_lightning.cli.yaml_keys import not_yaml
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import instead_of
 from fl_lightning.utils.tracebacks import place_of
@@ -22,6 +24,7 @@ KEY = re.compile(r'Parser key "([\w.]+)"[^:]*:\s*|--([\w.]+)\.help: ')
 VALUE = re.compile(r"(?:Got|Given) value: (.+)")
 TYPE = re.compile(r"Expected a (<class '(?!NoneType)[\w.]+'>|typing\.Literal\[.+?\])")
 CLASS = re.compile(r"(?:path string: |(?:a|config) path but |class_path'?[:= ]+'|value: )([\w.-]+)(?=['\s]|$)")
+IMPORT_PATH = re.compile(r"Unexpected import path|Expected a dot import path")
 UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'|nrecognized arguments: (\S+)")
 ALTERNATIVE = re.compile(r"^\s*- (?!Expected a |Does not validate)(.+)", re.M)
 FORM = re.compile(r"Not a valid subclass|a class path \(str\)|a dict with")
@@ -83,8 +86,16 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
         error = error.__cause__
     if name := NO_NAME.search(message):
         return f"a key in a file must be a name, got {name[1]}; a comma ends a value: write numbers with a point, 0.01"
+    value = "".join(VALUE.findall(message)[-1:]).strip()
+    if problem := broken_yaml(error, value):
+        return not_yaml(problem)
+    if (settings := classes.SETTINGS.get(key)) and IMPORT_PATH.search(message):
+        listed = f"must have its settings by name ({', '.join(settings)}), got {value or 'nothing'}"
+        return f"{listed}; write --{key}.{settings[0]} VALUE"
     if base := classes.BASES.get(key.rpartition(".")[2]):
-        if form := import_path("".join(VALUE.findall(message)[-1:]).strip()):
+        if not value and IMPORT_PATH.search(message):
+            return f"must be the name of a class, got nothing{classes.choice(base)}"
+        if form := import_path(value):
             return form
         if option := CLASS_NOT_NAMED.search(message):
             return class_not_named(option[1], base)
@@ -93,8 +104,19 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
     if named := NO_FILE.search(message):
         return f"must be the name of a file, got {named[1]}; a class is given by {PART_OF.get(key, 'a longer option')}"
     if names := [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]:
-        return expected(names, "".join(VALUE.findall(message)[-1:]))
+        return expected(names, value or "nothing")
     return one_line(KEY.sub("", str(error) if key and error else message))
+
+
+def broken_yaml(error: BaseException | None, given: str) -> yaml.MarkedYAMLError | None:
+    """Find why a value, which may be that of a class, cannot be read as YAML, None where it can."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        return error
+    try:
+        yaml.compose(given if given.startswith(("{", "[")) else "")
+    except yaml.MarkedYAMLError as problem:
+        return problem
+    return None
 
 
 def one_line(text: str) -> str:

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from argparse import ArgumentError
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,21 +19,27 @@ from fl_lightning.cli.errors import PROG, format_error
 from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.utils.text import printable
 
+NO_VALUE = re.compile(r"argument (\S+): expected (one|at least one) argument")
+
 
 class CommandParser(ArgumentParser):
     """A parser without abbreviations, with its errors in one sentence.
 
     Attributes:
         kinds: classes whose arguments it has, by the prefix of the options.
+        words: of a command line in which an option may be that of a class within a class.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "prog": PROG, **kwargs})
         self.kinds: dict[str, type] = {}
+        self.words: list[str] = []
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         parser = getattr(ex, "subcommand_parser", None) or self
         options = list(parser.get_defaults().keys())
+        if wants := NO_VALUE.fullmatch(message):
+            message = no_value(self.words or parser.words, *wants.groups())
         sentence = format_error(message, ex, options, parser.kinds, nested=not self.exit_on_error)
         if not self.exit_on_error or os.environ.get("FL_LIGHTNING_DEBUG"):
             raise ArgumentError(None, sentence) from ex
@@ -47,14 +54,20 @@ class NamedConfigFile(ActionConfigFile):
         try:
             if ":" not in values:  # else it is YAML
                 values = str(locate(values))
-            check_option(values, option_string or "-c", is_file=":" not in values)
+            check_option(values, option_string or "-c", is_file=":" not in values, is_yaml=True)
         except ValueError as error:
             raise TypeError(f'Parser key "{self.dest}": {error}') from None  # what jsonargparse reports as an error
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
 
 
-def check_option(value: str, option: str, is_file: bool = False) -> None:
+def check_option(value: str, option: str, is_file: bool = False, is_yaml: bool = False) -> None:
     """Refuse a key that stands twice in an option's value, or in the file of YAML or JSON that it names.
+
+    Args:
+        value: of the option.
+        option: its name.
+        is_file: whether the value can only be a file's name.
+        is_yaml: whether that file, or the value, can be nothing but YAML.
 
     Raises:
         ValueError: as `check_keys`.
@@ -62,9 +75,26 @@ def check_option(value: str, option: str, is_file: bool = False) -> None:
     path = Path(value) if is_file or value.lower().endswith((".yaml", ".yml", ".json", ".conf")) else None
     if path is not None and path.is_file():
         with suppress(UnicodeDecodeError, OSError):  # whose reader says so
-            check_keys(path.read_text(encoding="utf-8"), value)
-    elif "{" in value or "\n" in value:
-        check_keys(value, option)
+            check_keys(path.read_text(encoding="utf-8"), value, is_yaml)
+    elif "{" in value or "\n" in value or is_yaml:
+        check_keys(value, option, is_yaml)
+
+
+def no_value(words: Sequence[str], option: str, count: str) -> str:
+    """Say which option of a command line has no value: jsonargparse names the outermost option of a class.
+
+    Args:
+        words: of the command line.
+        option: that the parser names, perhaps in several ways.
+        count: of the values that it needs.
+
+    >>> no_value(["--model.client", "FedProx", "--model.client.mu"], "--model.client", "one")
+    '--model.client.mu needs a value, got none; write --model.client.mu VALUE'
+    """
+    ways = option.split("/")
+    bare = [a for a, b in pairwise([*words, "-"]) if b.startswith("-") and "=" not in a]
+    name = next((word for word in bare if word in ways or word.startswith(tuple(f"{way}." for way in ways))), ways[-1])
+    return f"{name} needs a value, got none; write {name} VALUE{' ...' * (count != 'one')}"
 
 
 def home_path(path: str) -> str:
@@ -94,8 +124,8 @@ class FederatedParser(CommandParser, LightningArgumentParser):
     """LightningCLI's parser."""
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        words = sys.argv[1:] if not args or args[0] is None else args[0]
-        for option, value in pairwise(["", *words]):
+        self.words = list(sys.argv[1:] if not args or args[0] is None else args[0])
+        for option, value in pairwise(["", *self.words]):
             name, given, beside = value.partition("=")
             try:
                 check_option(beside if given and name.startswith("--") else value, name if given else option)

@@ -19,8 +19,15 @@ def check_named(value: str, name: str) -> None:
             return
 
 
-def check_keys(text: str, name: str) -> None:
-    r"""Refuse a mapping with a key that stands twice, but leave text that is no YAML to its reader.
+def not_yaml(error: yaml.MarkedYAMLError) -> str:
+    """Sentence for a text that cannot be read as YAML, after its name."""
+    mark = error.problem_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "its end"
+    return f"must be YAML, and cannot be read at {place} ({error.problem}); close brackets and quotes, indent by spaces"
+
+
+def check_keys(text: str, name: str, is_yaml: bool = False) -> None:
+    r"""Refuse a mapping with a key that stands twice, but leave text that may be no YAML to its reader.
 
     >>> check_keys("a: {b: 1}\nc: {b: 2}", "-c")
     >>> check_keys("a: 1\na: 2", "run.yaml")
@@ -30,13 +37,16 @@ def check_keys(text: str, name: str) -> None:
     Args:
         text: of a file or an option.
         name: of it.
+        is_yaml: whether it can be nothing else.
 
     Raises:
-        ValueError: naming file, line and key; or there is nothing.
+        ValueError: naming file, line and key; or there is nothing, or no YAML that must be some.
     """
     try:
         left = [yaml.compose(text, LOADER)]
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, RecursionError) as error:
+        if is_yaml and isinstance(error, yaml.MarkedYAMLError):
+            raise ValueError(f"{name} {not_yaml(error)}") from None
         return
     if left == [None]:
         raise ValueError(f"{name} holds no settings; write some into it, such as trainer: {{max_epochs: 30}}")

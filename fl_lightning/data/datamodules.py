@@ -5,7 +5,14 @@ from typing import Any, cast
 
 from pytorch_lightning import LightningDataModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from fl_lightning.data.datasets import KnownSplit, count_known, make_split
 from fl_lightning.data.loaders import LoaderSpec
@@ -14,6 +21,7 @@ from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import StreamSplit, are_streams, read_stream_loader
 from fl_lightning.types import DataModule
 from fl_lightning.utils.packages import lightning_base
+from fl_lightning.utils.settings import described
 
 ABSENT = ("MisconfigurationException", "NotImplementedError")
 """Names of errors by which a data module says that it has no such loader; Lightning's own is of either package."""
@@ -31,9 +39,16 @@ class DataModuleSource(Source):
 
     def __init__(self, datamodule: DataModule) -> None:
         if isinstance(datamodule, type) or not isinstance(datamodule, DataModule):
+            remedy = "derive it from pytorch_lightning.LightningDataModule"
+            if isinstance(datamodule, type) and hasattr(datamodule, "train_dataloader"):
+                remedy = f"give an instance, {datamodule.__name__}(...)"
+            elif isinstance(datamodule, Source):
+                remedy = f"a source is given as FederatedDataModule({type(datamodule).__name__}(...))"
+            elif isinstance(datamodule, Dataset | DataLoader):
+                remedy = "datasets are given by FederatedDataModule.from_datasets(train, test)"
             raise TypeError(
                 f"a data module must be a LightningDataModule, of pytorch_lightning or lightning.pytorch, got "
-                f"{type(datamodule).__name__}; derive it from pytorch_lightning.LightningDataModule"
+                f"{described(datamodule)}; {remedy}"
             )
         self.datamodule = cast(LightningDataModule, datamodule)
         self._splits: dict[str, KnownSplit] = {}
