@@ -30,9 +30,10 @@ cell of it, is made by
 fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.05' --methods FedAvg
 ```
 
-The last column has seeds × rounds. *final*: after the last round; *best over rounds* is known to no one before the
-end of a run. Cells that were not run are listed with what they would cost: hours of one core of the machines
-named here, estimated for nets that need a GPU.
+in `reproduced/feded/table1.md`; `python -m docs.add_results reproduced feded/table1` adds its finished runs to
+those here. The last column has seeds × rounds. *final*: after the last round; *best over rounds* is known to no one
+before the end of a run. Cells that were not run are listed with what they would cost: hours of one core of the
+machines named here, estimated for nets that need a GPU.
 """
 
 
@@ -65,10 +66,10 @@ def text() -> str:
 def section(name: str, experiment: Experiment, drawn: list[PaperTable]) -> list[str]:
     """Write what was reached of a table, how, and what was not run."""
     path = ROOT / "results" / f"{name}.csv"
-    done, parts = dict[tuple[str, str], set[str]](), list[str]()
+    done, parts = dict[tuple[str, str], Set[str]](), list[str]()
     if path.is_file():
         series = read_stored(path)
-        done = {(each.case, each.method): {run.seed for run in each.group.runs} for each in series}
+        done = {(each.case, each.method): {run.seed for run in each.group.runs} | {*each.failed} for each in series}
         for content, caption in (table.draw(series) for table in drawn):
             rows = [row for row in content.rows if row[-1].text != "not run"] if isinstance(content, Table) else []
             if rows and isinstance(content, Table):
@@ -84,14 +85,18 @@ def made(path: Path) -> str:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     commits, machines = (unique(row[name] for row in rows if row[name]) for name in ("commit", "machine"))
-    runs = {(row["case"], row["method"], row["seed"]): row["cpu_seconds"] for row in rows}
+    runs = {(row["case"], row["method"], row["seed"]): row["cpu_seconds"] for row in rows if not row["error"]}
+    failed = sum(bool(row["error"]) for row in rows)
     known = [float(seconds) for seconds in runs.values() if seconds]
     took = f" {sum(known) / 3600:.1f} hours of CPU time for {len(known)} of the runs." if known else ""
-    return f"{len(runs)} runs; commit {', '.join(commits)}; {', '.join(machines)}.{took}\n"
+    others = f", {failed} failed" if failed else ""
+    return (
+        f"{len(runs)} run{'s' * (len(runs) != 1)}{others}; commit {', '.join(commits)}; {', '.join(machines)}.{took}\n"
+    )
 
 
 def left(experiment: Experiment, done: Mapping[tuple[str, str], Set[str]]) -> list[str]:
-    """List the cells that were not run, or not with all seeds, with their cost."""
+    """List the cells that were not run, or not with all seeds, with their cost; those that failed are in the table."""
     methods, hours = dict[str, list[str]](), dict[str, float]()
     for runs in experiment.runs:
         wanted = list(map(str, runs.seeds or experiment.seeds))

@@ -1,11 +1,17 @@
-"""The page of results is what the stored results say."""
+"""The page of results is what the stored results say, and they grow by finished runs."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import yaml
 
+from docs import write_results
+from docs.add_results import add, rows_of
 from docs.write_results import PAGE, tables, text
-from fl_lightning.papers.stored import read_stored
+from fl_lightning.experiments.cells import Cells, Request
+from fl_lightning.papers.stored import COLUMNS, read_stored
+from fl_lightning.utils.files import write_table
 
 STORED = sorted((Path(__file__).resolve().parents[1] / "results").glob("*/*.csv"))
 
@@ -24,3 +30,49 @@ def test_stored_results_are_those_of_an_experiment_with_a_table(path):
         assert (series.case, series.method) in rows
         for run in series.group.runs:
             assert set(run.history.names) <= {key for table in drawn for key in table.log_keys()}
+
+
+def test_a_cell_that_failed_is_in_the_table_and_neither_run_nor_left(tmp_path, monkeypatch):
+    case = "50 samples, α = 0.1"
+    path = tmp_path / "results/knfu/table1.csv"
+    path.parent.mkdir(parents=True)
+    values = ["KnFu", 0, "local/alma", 0.9, 0.9, 0.9, 3, 10, 36, "abc", "a machine", "", "0.8 0.85 0.9"]
+    failed = ["KnFu", 1, *[""] * 9, "NaN in round 1", ""]
+    write_table(path, [COLUMNS, [case, *values], [case, *failed]])
+    monkeypatch.setattr(write_results, "ROOT", tmp_path)
+    experiment, drawn = next((file, drawn) for name, file, drawn in tables() if name == "knfu/table1")
+    page = "\n".join(write_results.section("knfu/table1", experiment, drawn))
+    assert "1 × 3; seed 1 failed: NaN in round 1" in page
+    assert "1 run, 1 failed; commit abc; a machine." in page
+    assert f"- {case}: KnFu (seed 2); FedMD;" in page
+
+
+def test_finished_runs_are_added_and_what_is_stored_stays(tmp_path, monkeypatch):
+    """By their configuration: a run has the name of an older version here."""
+    case, path = "50 samples, α = 0.1", tmp_path / "results/knfu/table1.csv"
+    experiment, drawn = next((deepcopy(file), drawn) for name, file, drawn in tables() if name == "knfu/table1")
+    experiment.select(["KnFu", "FedMD"], [case])
+    cells = [cell for cell in Cells(experiment, Request()).all() if cell.seed < 2]
+    for cell in cells:
+        rounds = 100 if cell.seed or cell.method == "KnFu" else 99
+        name = f"{cell.method}-old-seed{cell.seed}-00000000"
+        run = tmp_path / "runs" / name / "0"
+        run.mkdir(parents=True)
+        write_table(run / "metrics.csv", [["round", "local/alma"], *([t, t / 100] for t in range(rounds))])
+        if rounds == 100:
+            (run / "done.json").write_text('{"max_epochs": 100, "rounds": 100}')
+        for file in (tmp_path / "cells" / f"{name}.yaml", run / "config.yaml"):
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(yaml.safe_dump(dict(cell.config)))
+    stored = [case, "KnFu", 0, "local/alma", 0.5, 0.5, 0.5, 100, 1, 1, "stored", "", "", "0.5"]
+    write_table(path, [COLUMNS, stored])
+    added = add(experiment, drawn, tmp_path, path)
+    assert added == [(case, "KnFu", "1"), (case, "FedMD", "1")]
+    assert [(row["method"], row["seed"], row["final"], row["commit"]) for row in rows_of(path)] == [
+        ("KnFu", "0", "0.5", "stored"),
+        ("KnFu", "1", "0.99", ""),
+        ("FedMD", "1", "0.99", ""),
+    ]
+    before = path.read_text()
+    assert not add(experiment, drawn, tmp_path, path)
+    assert path.read_text() == before

@@ -410,8 +410,9 @@ class CellFiles:
     @contextmanager
     def claimed(self) -> Iterator[bool]:
         """Claim the cell for this process within the block, which gets False where another process has it."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.log.touch()
+        if not self.log.is_file():  # which may lie where nothing can be written
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self.log.touch()
         try:
             descriptor = lock_path(self.log)
         except BlockingIOError:
@@ -445,7 +446,7 @@ def merge(cells: Iterable[Cell], source: Path, folder: Path) -> int:
         there, here = CellFiles(source, other.name), CellFiles(folder, cell.name)
         if (there.rounds, there.done is not None) <= (here.rounds, here.done is not None):
             continue
-        at_source = there.claimed() if os.access(source, os.W_OK) else nullcontext(True)
+        at_source = there.claimed() if there.log.is_file() or os.access(source, os.W_OK) else nullcontext(True)
         with here.claimed() as free, at_source as still:
             if not (free and still):
                 busy = there.parent if free else here.parent

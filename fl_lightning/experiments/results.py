@@ -59,7 +59,7 @@ def name_runs(cells: Sequence[Cell], folder: Path) -> None:
 
 
 def draw(drawings: Mapping[str, Drawing], series: Sequence[Series]) -> dict[str, Drawn]:
-    """Draw everything that there are runs for, by the letter of the panel.
+    """Draw everything that there are runs for, by the letter of the panel, without tables of other columns.
 
     Raises:
         ValueError: a drawing lacks runs, which is named.
@@ -69,7 +69,9 @@ def draw(drawings: Mapping[str, Drawing], series: Sequence[Series]) -> dict[str,
         shown = [each for each in series if drawing.shows_missing or each.group.runs]
         if not shown:
             raise ValueError(f"drawing {letter or 'of the experiment'} needs runs, and none is complete")
-        contents[letter] = drawing.draw(shown)
+        content = drawing.draw(shown)
+        if not isinstance(content.content, Table) or content.content.rows:
+            contents[letter] = content
     return contents
 
 

@@ -63,6 +63,8 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
         rank = f"the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)}"
         rounds = max(cell.max_rounds for cell in choices[best])
         after = f", after {rounds} rounds" if rounds > 0 else ""
+        if cells.request.rounds is not None:
+            after += "; with all of them another may be chosen"
         sentences.append(
             f"Tuned on the validation split: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after})."
         )

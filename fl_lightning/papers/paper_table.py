@@ -29,15 +29,23 @@ class Measure:
         at: rounds after which the value counts; None: the statistics of the table.
         until: method whose final value is the target of which the rounds are counted; None: they are not.
         speed_up: whether its rounds are divided by those until the target.
+        targets: values in the unit of the table, by case, until which the rounds are counted in place of `until`.
+        share_of: method of whose rounds to the same of the `targets` these are given in percent; None: they are not.
     """
 
     key: str
     at: int | None = None
     until: str | None = None
     speed_up: bool = False
+    targets: Mapping[str, float] = field(default_factory=dict)
+    share_of: str | None = None
 
     def __post_init__(self) -> None:
-        if self.until and is_lower_better(self.key):
+        if (self.until or self.at is not None) and self.targets:
+            raise ValueError(f"a measure has one of at, until and targets, and {self.key} has targets and another")
+        if (self.speed_up and not self.until) or (self.share_of and not self.targets):
+            raise ValueError("speed_up needs until, the method that is sped up, and share_of needs targets")
+        if self.counts_rounds and is_lower_better(self.key):
             raise ValueError(
                 f"rounds are counted until a value is as high as the target, and lower is better in {self.key}"
             )
@@ -45,17 +53,22 @@ class Measure:
     @property
     def is_plain(self) -> bool:
         """True for a value at the end, which has several statistics."""
-        return self.at is None and self.until is None
+        return self.at is None and not self.counts_rounds
+
+    @property
+    def counts_rounds(self) -> bool:
+        """True where the rounds until a target are counted."""
+        return bool(self.until or self.targets)
 
     @property
     def scale(self) -> float:
-        """Factor of the values in print: 100 for shares, which are in percent."""
-        return 100.0 if self.until is None and in_percent(self.key) else 1.0
+        """Factor of the log key's values in print: 100 for shares, which are in percent."""
+        return 100.0 if in_percent(self.key) else 1.0
 
     @property
     def prefers_low(self) -> bool:
         """True where lower is better."""
-        return not self.speed_up if self.until else is_lower_better(self.key)
+        return not self.speed_up if self.counts_rounds else is_lower_better(self.key)
 
 
 @dataclass
@@ -93,9 +106,13 @@ class PaperTable(Drawing):
         """Give the table whose published values are those of these cases, unless it has its own.
 
         Raises:
-            ValueError: there are not as many published values as cases.
+            ValueError: there are not as many published values as cases, or a target is of none of them.
         """
         table = self if self.cases else replace(self, cases=cases)
+        for measure in self.keys.values():
+            for case in measure.targets if isinstance(measure, Measure) else ():
+                if case not in table.cases:
+                    raise ValueError(f"targets must be of cases of the table ({'; '.join(table.cases)}), got {case!r}")
         for values in self.paper.values():
             for method, row in values.items():
                 if len(row) != len(table.cases):
@@ -106,9 +123,10 @@ class PaperTable(Drawing):
 
     def named_rows(self) -> set[str]:
         """Collect the names of the rows that it compares with."""
-        measures = [measure.until for measure in self.keys.values() if isinstance(measure, Measure)]
+        measures = [measure for measure in self.keys.values() if isinstance(measure, Measure)]
+        counted = [name for measure in measures for name in (measure.until, measure.share_of)]
         claimed = [name for ahead, others in self.claims.items() for name in (ahead, *others)]
-        return {name for name in (self.baseline, *measures, *claimed) if name}
+        return {name for name in (self.baseline, *counted, *claimed) if name}
 
     def log_keys(self) -> list[str]:
         """List the log keys of its measures."""
@@ -146,7 +164,9 @@ class Content:
 
     def is_known(self, name: str, case: str, method: str) -> bool:
         """Return True for a row that is published, or that the experiment runs."""
-        return (case, method) in self.series or bool(self.published(name, case, method))
+        targets = self.measures[name].targets
+        is_measured = not targets or case in targets
+        return is_measured and ((case, method) in self.series or bool(self.published(name, case, method)))
 
     def published(self, name: str, case: str, method: str) -> str:
         """Look a published value up as text, empty where there is none."""
@@ -159,22 +179,35 @@ class Content:
         measure, series = self.measures[name], self.series.get((case, method))
         values = dict[str, float]()
         for run in series.group.runs if series else ():
-            value = self.rounds(measure, case, run) if measure.until else value_at(run, measure, statistic)
+            if measure.counts_rounds:
+                value = self.rounds(measure, case, run)
+            else:
+                value = value_at(run, measure, statistic)
+                value = None if value is None else measure.scale * value
             if value is not None:
-                values[run.seed] = measure.scale * value
+                values[run.seed] = value
         return values
 
     def rounds(self, measure: Measure, case: str, run: SavedRun) -> float | None:
-        """Count the rounds until the final value of another method with the same seed, or divide its rounds by them."""
-        other = self.series.get((case, str(measure.until)))
-        target = next((known for known in (other.group.runs if other else ()) if known.seed == run.seed), None)
-        final = statistics_of(target, measure.key).get("final") if target else None
-        if target is None or final is None:
+        """Count the rounds until the target, or relate them to those of another method with the same seed."""
+        other = self.run_of(measure.until or measure.share_of, case, run.seed)
+        target = measure.targets[case] / measure.scale if case in measure.targets else None
+        if measure.until and other:
+            target = statistics_of(other, measure.key).get("final")
+        if target is None or (measure.share_of and other is None):
             return None
-        rounds = rounds_until(run, measure.key, final)
+        rounds = rounds_until(run, measure.key, target)
+        if measure.share_of and other:
+            base = rounds_until(other, measure.key, target)
+            return None if base is None else math.inf if rounds is None else 100 * rounds / base
         if rounds is None:
             return -math.inf if measure.speed_up else math.inf
-        return speed_up(rounds, target.rounds or len(target.history)) if measure.speed_up else rounds
+        return speed_up(rounds, other.rounds or len(other.history)) if measure.speed_up and other else rounds
+
+    def run_of(self, method: str | None, case: str, seed: str) -> SavedRun | None:
+        """Look up the run of a method with a seed, None where there is none."""
+        series = self.series.get((case, str(method)))
+        return next((run for run in (series.group.runs if series else ()) if run.seed == seed), None)
 
     def header(self) -> list[str]:
         """Name the columns."""
@@ -222,6 +255,11 @@ class Content:
                 f"Rounds are counted until {target}'s final value; its own are those until it has that value first, "
                 f"of which papers print all."
             )
+        for name, measure in self.measures.items():
+            if measure.targets:
+                values = ", ".join(f"{value:g} ({case})" for case, value in measure.targets.items())
+                share = f", in percent of {measure.share_of}'s with the same seed" if measure.share_of else ""
+                sentences.append(f"{name[:1].upper()}{name[1:]}: rounds until {values}{share}.")
         for ahead, others in self.table.claims.items():
             for other in others:
                 for name in self.table.paper:

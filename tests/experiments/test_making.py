@@ -144,6 +144,9 @@ def test_rows_and_columns_are_chosen_by_patterns(here):
 
 
 def test_published_values_stay_with_their_columns_where_some_are_chosen(here):
+    init = "{cases: [few], keys: {accuracy: global/acc}, paper: {accuracy: {FedAvg: [20]}}}"
+    other = f"  few: {{class_path: fl_lightning.papers.PaperTable, init_args: {init}}}\n"
+    Path("own/table.yaml").write_text(TABLE.lstrip() + other, encoding="utf-8")
     assert say("reproduce own/table.yaml --seeds 0 --cases many").code == 0
     rows = Path("reproduced/own/table.md").read_text().splitlines()
     assert [row.split("|")[1:3] for row in rows if row.startswith("| many")] == [
@@ -151,6 +154,7 @@ def test_published_values_stay_with_their_columns_where_some_are_chosen(here):
         [" many, FedNTD, weak ", " 40.0 "],
     ]
     assert not [row for row in rows if row.startswith("| few")]
+    assert not Path("reproduced/own/tablefew.md").exists()  # a table of other columns
 
 
 def test_a_plan_runs_nothing_and_tells_what_is_done(here):
@@ -188,13 +192,28 @@ def test_a_folder_without_runs_is_not_merged_and_a_run_with_more_rounds_is(here)
     assert {len(row["curve"].split()) for row in stored()} == {3}
 
 
-def test_runs_that_another_process_is_at_are_not_merged(here):
+@pytest.mark.parametrize("writable", [True, False])
+def test_runs_that_another_process_is_at_are_not_merged(here, writable, monkeypatch):
+    access = os.access  # a test may run as root, who may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, *mode: (writable or path != Path("a")) and access(path, *mode))
     assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few --output a").code == 0
     there = cell_files("a", "FedAvg-few-seed0")
     for files in (there, replace(there, folder=Path("b"))):
         with files.claimed():
             told = refusal("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few --output b --merge a", 1)
         assert f"--merge needs runs that no process is at, and another one has {files.parent}" in told
+
+
+def test_tuning_s_runs_are_taken_over_too_and_fewer_rounds_are_said(here):
+    tuned = TABLE.replace("cases: [many]}", "cases: [many], tune: {model.client.temperature: [0.5, 1]}}")
+    Path("own/table.yaml").write_text(tuned.lstrip(), encoding="utf-8")
+    said = say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*' --rounds 1 --output a")
+    assert said.code == 0, said
+    assert "the highest of 2, after 1 rounds; with all of them another may be chosen)." in said.out
+    assert len(here) == 3
+    assert say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*' --rounds 1 --output b --merge a").code == 0
+    assert len(here) == 3
+    assert stored("b") == stored("a")
 
 
 def test_a_run_that_fails_is_a_cell_with_its_reason(here):

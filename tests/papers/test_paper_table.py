@@ -103,6 +103,26 @@ def test_accuracy_after_some_rounds_rounds_to_a_target_and_speed_up(series):
     assert rows["rounds, s = 2, FedNTD"]["to baseline"] == "−1.0"  # of the seed in which both get there
 
 
+def test_rounds_to_a_fixed_target_beside_the_published_share_of_the_baseline_s(series):
+    keys = {
+        "rounds": Measure("global/acc", targets={"s = 2": 30}),
+        "share": Measure("global/acc", targets={"s = 2": 30}, share_of="FedAvg"),
+        "far": Measure("global/acc", targets={"s = 2": 60}, share_of="FedAvg"),
+    }
+    paper = {"share": {"FedNTD": [52.8, None]}}
+    claims = {"FedNTD": ["FedAvg"]}
+    rows, caption = table(series, keys=keys, paper=paper, cases=["s = 2", "s = 5"], claims=claims)
+    # FedAvg has 30 % in round 2 with both seeds, FedNTD in rounds 1 and 3; 60 % FedAvg with seed 1 only, FedNTD with 0
+    assert rows["rounds, s = 2, FedAvg"]["final"] == "2.0 ± 0.0"
+    assert rows["rounds, s = 2, FedNTD"]["final"] == "2.0 ± 1.4"
+    assert rows["share, s = 2, FedAvg"]["final"] == "100.0 ± 0.0"
+    assert (rows["share, s = 2, FedNTD"]["paper"], rows["share, s = 2, FedNTD"]["final"]) == ("52.8", "100.0 ± 70.7")
+    assert rows["share, s = 2, FedNTD"]["to paper"].startswith("+47.2 [")
+    assert rows["far, s = 2, FedNTD"]["final"] == "never"
+    assert "Share: rounds until 30 (s = 2), in percent of FedAvg's with the same seed." in caption
+    assert "FedNTD ahead of FedAvg in share: paper 0 of 0 cells, ours 0 of 1." in caption
+
+
 @pytest.mark.parametrize(
     ("key", "values", "counted"),
     [
@@ -142,6 +162,25 @@ def test_what_is_stored_gives_the_same_table_without_the_runs(series, tmp_path):
     write_stored(tmp_path / "again.csv", again, ["global/acc"])
     first, second = ((tmp_path / name).read_text().splitlines() for name in ("results.csv", "again.csv"))
     assert [line.rpartition(",")[2] for line in first] == [line.rpartition(",")[2] for line in second]
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"targets": {"s = 2": 30}, "until": "FedAvg"}, "a measure has one of at, until and targets"),
+        ({"speed_up": True}, "speed_up needs until"),
+        ({"share_of": "FedAvg"}, "share_of needs targets"),
+    ],
+)
+def test_what_a_measure_refuses(own, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Measure("global/acc", **own)
+
+
+def test_a_target_is_of_a_case_of_the_table(series):
+    drawing = PaperTable({"x": Measure("global/acc", targets={"s = 3": 30})}, {})
+    with pytest.raises(ValueError, match=r"targets must be of cases of the table \(s = 2\), got 's = 3'"):
+        drawing.of_cases(["s = 2"])
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ METHODS = [
     ("fedka/table7", "proficient", {"strategy": "proficient", "columns": "all"}),
     ("fedcl/table1", "FedCL", {"strength": 0.5, "interval": 1, "importance": "abs"}),
     ("fedcl/table1", "FedCL every 10 rounds", {"strength": 0.5, "interval": 10, "when_missing": "cached"}),
+    ("fedcl/table1", "FedCL every 10 rounds, Alg. 1", {"interval": 10, "when_missing": "identity"}),
     ("knfu/table1", "KnFu", {"beta": 10.0, "lam": 1.0, "ce_on": "transfer", "finetune_epochs": 1}),
     ("knfu/table1", "FedMD", {"targets": "soft", "ce_on": "transfer", "finetune_epochs": 1}),
     ("knfu/table1", "Local", {"finetune_epochs": 1}),

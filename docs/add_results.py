@@ -1,0 +1,86 @@
+"""Adds the finished runs of a folder to the stored results, and writes docs/results.md anew.
+
+    fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.1' --seeds 1 2
+    python -m docs.add_results reproduced feded/table1
+
+A run counts where it has all rounds of its cell. It is found by its configuration, as in `reproduce`, whatever name an
+older version gave it. A cell's seed that is stored already stays as it is, with its commit and machine.
+"""
+
+import csv
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from docs.write_results import PAGE, ROOT, tables, text
+from fl_lightning.experiments.cells import Cells, Request, identity_in, name_of
+from fl_lightning.experiments.experiment import Experiment
+from fl_lightning.experiments.results import series_of, stored_keys
+from fl_lightning.papers import PaperTable, Series
+from fl_lightning.papers.drawing import unique
+from fl_lightning.papers.stored import COLUMNS, write_stored
+from fl_lightning.utils.files import write_table
+from fl_lightning.utils.text import of_cell
+
+Row = dict[str, str]
+Key = tuple[str, str, str]
+
+
+def finished(experiment: Experiment, folder: Path) -> list[Series]:
+    """Read the runs of an experiment that have all their rounds."""
+    names = dict[str, str]()
+    for path in sorted((folder / "cells").glob("*.yaml")):
+        seed = int(identity_in(path.stem).partition("-")[0].removeprefix("seed"))
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        names[identity_in(name_of("", seed, config))] = path.stem
+    cells = [(cell, names.get(identity_in(cell.name))) for cell in Cells(experiment, Request()).all()]
+    return series_of([replace(cell, name=name) for cell, name in cells if name], folder, {})
+
+
+def key(row: Row) -> Key:
+    """Key of the run that a row is of."""
+    return row["case"], row["method"], row["seed"]
+
+
+def rows_of(path: Path) -> list[Row]:
+    """Read the rows of stored results, none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: of_cell(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def add(experiment: Experiment, drawn: Sequence[PaperTable], folder: Path, path: Path) -> list[Key]:
+    """Add the finished runs of a folder to a file of results, in the order of its table, and return their keys."""
+    with TemporaryDirectory() as temporary:
+        write_stored(Path(temporary) / "new.csv", finished(experiment, folder), stored_keys(dict(enumerate(drawn))))
+        new = rows_of(Path(temporary) / "new.csv")
+    stored = rows_of(path)
+    known = {key(row) for row in stored if not row["error"]}
+    added = unique(key(row) for row in new if key(row) not in known)
+    rows = [row for row in stored if key(row) not in added] + [row for row in new if key(row) in added]
+    cases = unique(case for runs in experiment.runs for case in (*experiment.cases, *experiment.cases_of(runs)))
+    methods = unique(runs.label or method for runs in experiment.runs for method in runs.methods)
+    rows.sort(key=lambda row: (methods.index(row["method"]), cases.index(row["case"]), int(row["seed"])))
+    if added:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_table(path, [COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
+    return added
+
+
+def main(folder: Path, names: Sequence[str]) -> None:
+    """Add the runs of a folder to the results of the tables named, all that are stored where none is."""
+    for name, experiment, drawn in tables():
+        path = ROOT / "results" / f"{name}.csv"
+        if name in names or (not names and path.is_file()):
+            for case, method, seed in add(experiment, drawn, folder, path):
+                print(f"{name}: {case}, {method}, seed {seed}")
+    PAGE.write_text(text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
