@@ -5,7 +5,7 @@ import logging
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib import import_module
@@ -17,7 +17,7 @@ import fl_lightning.methods
 from docs.draw_methods import PICTURES, counted
 from docs.measure_methods import name_of
 from fl_lightning.cli.configs import HOME, title
-from fl_lightning.cli.methods import Record, number, records, sent
+from fl_lightning.cli.methods import Record, number, records
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {
@@ -63,7 +63,7 @@ ROOMS = {
 METHODS = "methods/index.md"
 """The page with the table of the methods."""
 
-DRAWINGS, LONGEST = 3, 34
+DRAWINGS, LONGEST = 3, 36
 """Drawings of a paper on its method's page; characters of a text that has room in `picture`."""
 
 LOG = logging.getLogger("mkdocs.site_pages")
@@ -136,9 +136,11 @@ def method_page(record: Record, shared: Counter[str]) -> str:
     papers = ", ".join(f"[{paper}]({url})" if url else paper for paper, url in record["papers"])
     plain = {path.stem.replace("_", ""): path.stem for path in (HOME / "method").glob("*.yaml")}
     file = plain[slug(name).replace("_", "")]
-    module, target = module_of(record), documented(record, shared)
-    said = (import_module(module).__doc__ or "").splitlines()[0] if module else title(f"method/{file}")
-    said = said if shared[record["file"]] > 1 else said.partition(": ")[2] or said
+    target = documented(record, shared)
+    module = module_of(record)
+    alone = module and shared[record["file"]] == 1
+    said = (import_module(module).__doc__ or "").splitlines()[0] if alone else title(f"method/{file}")
+    said = re.sub(r"^[\w-]+: ", "", said)  # its name is the heading
     goes_with = [
         ("any module (`module=`)", "yes" if record["module"] else "no, it needs a classifier (`net=`)"),
         ("rules", listed(record["rules"], "it is one")),
@@ -155,12 +157,22 @@ def method_page(record: Record, shared: Counter[str]) -> str:
         *(["## Accuracy", *figures(name, file)]),
         "## Goes with",
         table(["part", name], goes_with),
-        *(f"Not with {what}: {why}." for what, why in record["refused"].items()),
+        *refusals(record["refused"]),
     ]
     if target:
         root = ", show_root_heading: false, show_root_toc_entry: false" * (target == module)
         lines += ["## In Python", f"::: {target}\n    options: {{heading_level: 3{root}}}"]
     return "\n\n".join(lines) + "\n"
+
+
+def refusals(refused: Mapping[str, str]) -> list[str]:
+    """Write what a method does not go with, and why; a module has a row of its own above."""
+    reasons = dict[str, list[str]]()
+    for part, sentence in refused.items():
+        if part != "module":
+            reason = sentence.replace(f", got {part}", "").replace(f"{part}Aggregator", "this rule")
+            reasons.setdefault(reason, []).append(part)
+    return [table(["not with", "because"], [(", ".join(parts), why) for why, parts in reasons.items()])] * bool(reasons)
 
 
 def part_of(record: Record) -> str:
@@ -194,10 +206,10 @@ def cost_lines(record: Record, file: str) -> list[str]:
             rows.append((f"time of a round of `{workload}`", f"{found[0]} × ({found[1]} to {found[2]})", "1"))
     return [
         table(["in a round", name, "FedAvg"], rows),
-        f"Amounts are in floats relative to the model's, of two rounds on toy data. Steps are those of "
-        f"`experiment/digits_{file}` and of the same without the method. Times are ratios to FedAvg's round with "
-        "their quartiles, [measured](../bench.md#the-committed-results) on two workloads, `tiny` and `cnn`; FedAvg "
-        "beside itself scatters from 0.9 to 1.05 there.",
+        f"Amounts count floats, in sizes of the model, over two rounds on toy data. Steps are counted in "
+        f"`experiment/digits_{file}`, beside the same experiment without the method. Times are medians and quartiles of "
+        "the ratio to a round of FedAvg in the benchmark's workloads `tiny` and `cnn` "
+        "([how they are measured](../bench.md#the-committed-results)); FedAvg beside itself gives 0.9 to 1.05.",
     ]
 
 
@@ -249,21 +261,21 @@ def listed(names: list[str] | None, otherwise: str) -> str:
 
 def picture(record: Record) -> str:
     """Draw what travels between server and client, and what each keeps."""
-    down, up = sent(record["down"], record["down_contents"]), sent(record["up"], record["up_contents"])
+    down, up = models(record["down"], record["down_contents"]), models(record["up"], record["up_contents"])
     parts = [
-        f'<rect x="{x}" y="10" width="104" height="70" rx="6" fill="none" stroke="currentColor"/>'
-        f'<text x="{x + 52}" y="40" text-anchor="middle" font-weight="bold">{name}</text>'
-        f'<text x="{x + 52}" y="62" text-anchor="middle">keeps {number(kept)}</text>'
-        for name, kept, x in (("server", record["server_state"], 4), ("client", record["client_state"], 372))
+        f'<rect x="{x}" y="10" width="128" height="70" rx="6" fill="none" stroke="currentColor"/>'
+        f'<text x="{x + 64}" y="40" text-anchor="middle" font-weight="bold">{name}</text>'
+        f'<text x="{x + 64}" y="62" text-anchor="middle">keeps {models(kept)}</text>'
+        for name, kept, x in (("server", record["server_state"], 4), ("client", record["client_state"], 404))
     ]
-    for line, text, points in ((37, down, "367,37 359,32 359,42"), (70, up, "113,70 121,65 121,75")):
-        parts.append(f'<line x1="117" y1="{line}" x2="363" y2="{line}" stroke="currentColor"/>')
+    for line, text, points in ((37, down, "399,37 391,32 391,42"), (70, up, "137,70 145,65 145,75")):
+        parts.append(f'<line x1="141" y1="{line}" x2="395" y2="{line}" stroke="currentColor"/>')
         parts.append(f'<polygon points="{points}" fill="currentColor"/>')
-        squeezed = ' textLength="238" lengthAdjust="spacingAndGlyphs"' * (len(text) > LONGEST)
-        parts.append(f'<text x="240" y="{line - 7}" text-anchor="middle"{squeezed}>{escape(text)}</text>')
+        squeezed = ' textLength="246" lengthAdjust="spacingAndGlyphs"' * (len(text) > LONGEST)
+        parts.append(f'<text x="268" y="{line - 7}" text-anchor="middle"{squeezed}>{escape(text)}</text>')
     said = f"The server sends {down}; a client sends {up}"
     return (
-        f'<svg viewBox="0 0 480 90" role="img" aria-label="{escape(said)}" style="max-width: 30rem" font-size="14" '
+        f'<svg viewBox="0 0 536 90" role="img" aria-label="{escape(said)}" style="max-width: 34rem" font-size="14" '
         f'fill="currentColor">{"".join(parts)}</svg>'
     )
 

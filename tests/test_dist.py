@@ -14,7 +14,7 @@ import pytest
 from tests.commands import CONFIGS, run_in
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+FILES = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 ABSENT = ("fl_lightning", "fl-lightning", "__editable__", "tensorboard")
 """What the fresh environment must not find beside the wheel."""
 
@@ -37,6 +37,8 @@ def built(tmp_path_factory):
         shutil.copytree(ROOT / folder, there / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in FILES:
         shutil.copy(ROOT / file, there)
+    (there / "tests").mkdir()
+    (there / "tests/test_left_out.py").touch()
     run(sys.executable, "-m", "build", "--no-isolation", ".", cwd=there)
     return there / "dist"
 
@@ -66,6 +68,7 @@ def test_wheel_and_sdist_hold_every_configuration_file_once(built):
         assert found == [f"fl_lightning/{name}" for name in wanted]
         assert {"fl_lightning/py.typed", "fl_lightning/cli/methods.json"} <= {*file.namelist()}
     with tarfile.open(sdist) as file:
+        assert not [name for name in file.getnames() if "/tests" in name]
         assert sorted(m.name.partition("/")[2] for m in file.getmembers() if m.name.endswith(".yaml")) == wanted
 
 
