@@ -39,6 +39,16 @@ def parse():
     ).fit.as_dict()
 
 
+def test_lines_of_all_files_end_within_120_columns():
+    texts = {path: path.read_text(encoding="utf-8") for path in CONFIGS.rglob("*.yaml")}
+    long = {
+        f"{path.relative_to(CONFIGS)}:{n}": len(line)
+        for path, text in texts.items()
+        for n, line in enumerate(text.splitlines(), 1)
+    }
+    assert {place: size for place, size in long.items() if size > 120} == {}
+
+
 def load(path) -> dict:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 

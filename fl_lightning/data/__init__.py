@@ -7,6 +7,7 @@ from fl_lightning.utils.lazy import lazy_names
 if TYPE_CHECKING:
     from fl_lightning.data.autoaugment import AutoAugment as AutoAugment
     from fl_lightning.data.celeba import CelebA as CelebA
+    from fl_lightning.data.column_partition import ColumnPartition as ColumnPartition
     from fl_lightning.data.datamodules import DataModuleSource as DataModuleSource
     from fl_lightning.data.datasets import DatasetSource as DatasetSource
     from fl_lightning.data.feature_shift import FeatureShift as FeatureShift
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from fl_lightning.data.owners import Folder as Folder
     from fl_lightning.data.owners import OwnerPartition as OwnerPartition
     from fl_lightning.data.partitions import ClientDirichletPartition as ClientDirichletPartition
-    from fl_lightning.data.partitions import ColumnPartition as ColumnPartition
     from fl_lightning.data.partitions import Dealt as Dealt
     from fl_lightning.data.partitions import DirichletPartition as DirichletPartition
     from fl_lightning.data.partitions import FixedPartition as FixedPartition

@@ -10,6 +10,7 @@ from fl_lightning.data.folders import read_images
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization
 from fl_lightning.data.leaf import read_leaf
 from fl_lightning.data.limiting import stratified
+from fl_lightning.data.published import file_fault
 from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.settings import check_count
 
@@ -87,7 +88,10 @@ class CelebA(ImageSource):
 
     def _published(self) -> list[Listed]:
         """List the training, test and validation images of the published split."""
-        parts, owners, attributes = (self._rows(name) for name in LISTS)
+        from torchvision.datasets import CelebA as Known  # noqa: PLC0415 - slow to import
+
+        sums = {name: md5 for _, md5, name in Known.file_list}
+        parts, owners, attributes = (self._rows(name, sums[name]) for name in LISTS)
         _, titles, *attributes = attributes  # below the number of images
         if self.attribute not in titles:
             raise ValueError(f"attribute must be one of {', '.join(titles)}, got {self.attribute}")
@@ -100,13 +104,16 @@ class CelebA(ImageSource):
         celebrities = np.array([int(row[1]) for row in owners])
         return [(names[rows].tolist(), y[rows], celebrities[rows]) for rows in (part == 0, part == 2, part == 1)]
 
-    def _rows(self, name: str) -> list[list[str]]:
+    def _rows(self, name: str, md5: str) -> list[list[str]]:
+        """Read a list whose md5 is torchvision's, 33 MB in all."""
         path = self.folder / name
         if not path.is_file():
             raise FileNotFoundError(
                 f"CelebA in root {self.root} must have {path}: copy it there, or let LEAF's preprocess.sh write "
                 f"{self.folder}/train/*.json and test/*.json"
             )
+        if fault := file_fault(path, md5):
+            raise ValueError(f"{path} must be the published list ({fault}): copy it again")
         return [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
     def _images(self, listed: Listed) -> Images:

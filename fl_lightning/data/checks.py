@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 
+from fl_lightning.data.column_partition import ColumnPartition
 from fl_lightning.data.datamodules import DataModuleSource
 from fl_lightning.data.feature_shift import FeatureShift, check_shifted
 from fl_lightning.data.owners import SplitElsewhere
-from fl_lightning.data.partitions import ColumnPartition, IIDPartition, Partition
+from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import StreamSplit

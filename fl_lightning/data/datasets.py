@@ -18,8 +18,9 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fl_lightning.data.column_partition import ColumnPartition
 from fl_lightning.data.loaders import LoaderSpec
-from fl_lightning.data.partitions import ColumnPartition
+from fl_lightning.data.partitions import PartitionInput
 from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Array, LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
@@ -243,8 +244,8 @@ def users_as_clients(source: DatasetSource, by: str | Sequence[Any], settings: M
     if not isinstance(by, str) and len(by) != len(split):
         raise ValueError(f"by= needs one value for each training sample, got {len(by)} for {len(split)} samples")
     partition = ColumnPartition(by if isinstance(by, str) else "by")
-    users = np.unique(split.column(partition.column))
-    return {"num_clients": len(users), **settings, "partition": partition}
+    users = partition.count_owners(PartitionInput(len(split), split.column(partition.column)))
+    return {"num_clients": users, **settings, "partition": partition}
 
 
 def make_split(

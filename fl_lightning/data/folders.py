@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
 from fl_lightning.data.limiting import stratified
+from fl_lightning.data.published import check_published
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import as_list, check_count
 
@@ -139,6 +140,7 @@ class TinyImageNet(_FolderSource):
     """
 
     remedy = AGAIN
+    shape = (3, 64, 64)
 
     def __init__(
         self,
@@ -166,6 +168,8 @@ class TinyImageNet(_FolderSource):
                 raise ValueError(f"{self.folder / 'val/val_annotations.txt'} names {key}, wnids.txt does not: {AGAIN}")
             test.append((str(self.folder / "val" / "images" / name), classes[key]))
         self._check_balance("val/val_annotations.txt", test, ids)
+        labels = [(torch.tensor([label for _, label in listed]), self.shape) for listed in (train, test)]
+        check_published("TinyImageNet", self.root, self.shape, labels)
         return self._read(train, test)
 
     def _lines(self, name: str, columns: int = 1) -> list[list[str]]:

@@ -1,6 +1,6 @@
 """Data sets of Hugging Face's `datasets`, as pairs of input and label in memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.data.limiting import stratified
 from fl_lightning.data.sources import Source, labelled_split
-from fl_lightning.data.splits import Split
+from fl_lightning.data.splits import Array, Split
 from fl_lightning.data.transforms import Scale
 
 
 class HuggingFace(Source):
-    """Splits of a `datasets.DatasetDict`, kept in memory: images as uint8 scaled to [0, 1], numbers as they are.
+    """Splits of a `datasets.DatasetDict`, kept in memory: images and uint8 scaled to [0, 1], other numbers as they are.
 
     Every other column may be named by `data.by`. Data that need a tokenizer, or do not fit in memory, are given to
-    `FederatedDataModule.from_datasets`, which reads items one by one.
+    `FederatedDataModule.from_datasets`, which reads items one by one. Formats such as `numpy` make no difference.
 
     Args:
-        data: a folder that `save_to_disk` wrote, with `download` the name of a data set on the Hub, or a DatasetDict.
+        data: a folder that `save_to_disk` wrote, with `download` the name of a data set on the Hub, a DatasetDict, or a
+            Dataset, which is the training split.
         input: column that the net reads: images, numbers, or lists of numbers of one length.
         label: column of the target.
         train: name of the training split.
@@ -28,11 +30,12 @@ class HuggingFace(Source):
         validation: name of the validation split, which is evaluated every round; where there is none, or None: no.
         name: of the configuration on the Hub; None: the only one.
         download: fetch the data set from the Hub, into Hugging Face's own cache.
-        limit: most samples of each split, drawn by class; None: all.
+        limit: most samples of each split, drawn by class; None: all. No others are decoded.
 
     Raises:
         ModuleNotFoundError: without the package `datasets`.
         FileNotFoundError: without such a folder.
+        TypeError: a stream.
         ValueError: naming a split or column that is missing.
     """
 
@@ -75,52 +78,120 @@ class HuggingFace(Source):
 
     def _splits(self) -> Mapping[str, Any]:
         """Open the data set."""
-        if isinstance(self.data, Mapping):
-            return self.data
+        opened = self._opened() if isinstance(self.data, str | Path) else self.data
+        splits = opened if isinstance(opened, Mapping) else {self.train: opened}
+        for split in splits.values():
+            if not (hasattr(split, "column_names") and hasattr(split, "__len__")):
+                raise TypeError(
+                    f"data must be a Dataset or a DatasetDict, got {type(split).__name__}; a stream for each client is "
+                    f"given to FederatedDataModule.from_datasets"
+                )
+        return splits
+
+    def _opened(self) -> Any:
+        """Open what `data` names."""
         try:
             import datasets  # type: ignore[import-not-found,unused-ignore] # noqa: PLC0415 - an extra
         except ModuleNotFoundError:
             raise ModuleNotFoundError("HuggingFace needs datasets: pip install datasets") from None
         if self.download:
-            opened: Mapping[str, Any] = datasets.load_dataset(self.data, self.name)
-        elif not Path(self.data).expanduser().is_dir():
+            return datasets.load_dataset(self.data, self.name)
+        folder = Path(self.data).expanduser()
+        if not folder.is_dir():
             raise FileNotFoundError(
                 f"data must be a folder that save_to_disk wrote, got {self.data}, which does not exist; set "
                 f"`download: true` to fetch {self.data} from the Hub"
             )
-        else:
-            opened = datasets.load_from_disk(str(Path(self.data).expanduser()))
-        if not isinstance(opened, Mapping):
-            raise ValueError(f"data must hold splits by name (a DatasetDict), got a {type(opened).__name__}")
-        return opened
+        return datasets.load_from_disk(str(folder))
 
     def _split(self, dataset: Any, which: str) -> Split:
         """Read a split."""
         for column in (self.input, self.label):
             if column not in dataset.column_names:
                 raise ValueError(f"the data set must have the column {column!r}, it has {dataset.column_names}")
-        x, y = as_tensor(dataset[self.input][:], self.input), as_tensor(dataset[self.label][:], self.label)
+        if not len(dataset):
+            raise ValueError(f"the {which} split of the data set must have samples, got none; name another")
+        # a format changes how values are given, not what they are; a transform of the user's changes what they are
+        plain = dataset if dataset.format["type"] == "custom" else dataset.with_format(None)
+        y = as_tensor(plain[self.label][:], self.label)
+        y = y.float() if y.is_floating_point() else y.long()
         if self.num_classes is None and which == "train" and not y.is_floating_point() and y.ndim == 1:
             self.num_classes = int(y.max()) + 1
+        if self.limit is not None:
+            classes = y.numpy() if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 else None
+            rows = stratified(classes, len(y), self.limit)
+            plain, y = plain.select(rows), y[torch.from_numpy(rows)]
+        x = as_input(as_tensor(plain[self.input][:], self.input), declared(dataset.features[self.input]))
         split = labelled_split(x, y, self.num_classes, Scale() if x.dtype == torch.uint8 else None, which)
-        plain = [name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")]
-        split.columns = {name: np.asarray(dataset[name][:]) for name in plain}
+        kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
+        split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split
 
 
-def as_tensor(values: list[Any], column: str) -> Tensor:
-    """Stack the values of a column: images to (n, C, H, W) uint8, numbers and lists of them as they are.
+def as_tensor(values: Sequence[Any], column: str) -> Tensor:
+    """Stack the values of a column: images of Pillow's to (n, C, H, W), numbers and lists of them as they are.
 
     Raises:
-        ValueError: values of different shapes, or no numbers.
+        ValueError: a value that is missing, values of different shapes, or no numbers.
+
+    >>> as_tensor([[1, 2], [3, 4]], "x").shape
+    torch.Size([2, 2])
     """
-    arrays = [np.asarray(value) for value in values]
-    if len({array.shape for array in arrays}) != 1 or arrays[0].dtype.kind not in "iufb":
+    if missing := sum(value is None for value in values):
+        raise ValueError(
+            f"column {column!r} must have a value in every row, got none in {missing} of {len(values)}: filter them out"
+        )
+    pictures = all(hasattr(value, "getbands") for value in values)
+    arrays = [np.asarray(value) for value in (as_pictures(values) if pictures else values)]
+    if len({array.shape for array in arrays}) != 1 or {array.dtype.kind for array in arrays} - {*"iufb"}:
         raise ValueError(
             f"the values in column {column!r} must be images or numbers of one shape, got "
-            f"{', '.join(sorted({f'{a.shape} {a.dtype}' for a in arrays})[:3])}; resize or encode them first"
+            f"{', '.join(sorted({f'{a.shape} {a.dtype}' for a in arrays})[:3])}; resize or encode them first "
+            f"(class_encode_column numbers words)"
         )
     x = torch.from_numpy(np.stack(arrays))
-    if hasattr(values[0], "getbands"):  # a picture of Pillow's
+    if pictures:
         return x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
-    return x.float() if x.dtype == torch.float64 else x
+    return x
+
+
+def as_pictures(images: Sequence[Any]) -> list[Any]:
+    """Make pictures of one mode: grey ones and those of more than 8 bits as they are, all others in RGB."""
+    modes = {image.mode for image in images}
+    if len(modes) == 1 and modes <= {"L", "RGB", "I", "F", "I;16", "I;16L", "I;16B"}:
+        return list(images)
+    return [image.convert("L" if modes == {"1"} else "RGB") for image in images]
+
+
+def as_input(x: Tensor, kind: str) -> Tensor:
+    """Make inputs of a net: float32, whole numbers in lists int64, and those that are declared as uint8 uint8.
+
+    Args:
+        x: values (n, ...); single numbers (n,) become (n, 1).
+        kind: type that the data set declares.
+
+    >>> as_input(torch.tensor([1, 2]), "int64").tolist(), as_input(torch.tensor([[0, 255]]), "uint8").dtype
+    ([[1.0], [2.0]], torch.uint8)
+    """
+    if x.ndim == 1:
+        return x.float()[:, None]
+    if x.dtype == torch.uint8 or kind == "uint8":
+        return x.to(torch.uint8)
+    return x.long() if x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64) else x.float()
+
+
+def declared(feature: Any) -> str:
+    """Tell the type that a feature declares for its numbers, such as `uint8`."""
+    while (inner := getattr(feature, "feature", None)) is not None:
+        feature = inner
+    return str(getattr(feature, "dtype", ""))
+
+
+def as_column(values: Sequence[Any]) -> Array:
+    """Make a column by which samples may be divided, blank where a word and NaN where a number is missing.
+
+    Words are kept as objects: in an array of characters each would take as much as the longest text.
+    """
+    words = any(isinstance(value, str) for value in values)
+    filled = [("" if words else np.nan) if value is None else value for value in values]
+    return np.array(filled, dtype=object if words else None)

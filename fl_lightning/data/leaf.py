@@ -6,7 +6,7 @@ Source: Caldas et al. 2018, arXiv:1812.01097.
 
 import json
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,8 +66,10 @@ def read_leaf(
     owners: dict[str, tuple[Array, list[Any]]] = {}
     for path in files:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))["user_data"]
-            read = {user: (convert(held["x"]), targets(held["y"])) for user, held in content.items() if held["y"]}
+            content = json.loads(path.read_text(encoding="utf-8"))
+            users = content["user_data"]
+            check_sizes(content, {user: len(held["y"]) for user, held in users.items()})
+            read = {user: (convert(held["x"]), targets(held["y"])) for user, held in users.items() if held["y"]}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"{path} must be a file of LEAF's, with user_data of x and y ({type(error).__name__}: {error}): write "
@@ -84,6 +86,21 @@ def read_leaf(
     x = np.concatenate([owners[name][0] for name in names])
     y = [target for name in names for target in owners[name][1]]
     return LeafSplit(x, y, np.repeat(names, [len(owners[name][1]) for name in names]))
+
+
+def check_sizes(content: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Compare the samples of each owner with what the file tells of them, where it does.
+
+    How many owners there are in all depends on what LEAF's scripts were asked for (`--sf`, `-k`).
+
+    Raises:
+        ValueError: naming the owner.
+    """
+    if "num_samples" not in content:
+        return
+    told = dict(zip(content["users"], content["num_samples"], strict=True))
+    if wrong := sorted(user for user in told.keys() | sizes.keys() if told.get(user) != sizes.get(user)):
+        raise ValueError(f"num_samples has {told.get(wrong[0])} of {wrong[0]}, user_data {sizes.get(wrong[0])}")
 
 
 class FEMNIST(ImageSource):

@@ -348,49 +348,6 @@ class QuantityPartition(Partition):
         return [generator.permutation(np.concatenate(parts)) for parts in result]
 
 
-class ColumnPartition(Partition):
-    """Natural users: samples with the same value in a column stay together.
-
-    Values in sorted order are dealt to the clients in turn, so with as many clients as values each is one value.
-
-    Args:
-        column: an attribute of the dataset with one value per sample, or a key of its items.
-    """
-
-    counts_owners = True
-
-    @checks_arguments
-    def __init__(self, column: str) -> None:
-        self.column: str = column
-
-    def count_owners(self, samples: PartitionInput) -> int:
-        return len(np.unique(self._labels(samples)))
-
-    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        labels = self._labels(samples)
-        values = np.unique(labels)
-        if len(values) < num_clients:
-            raise ValueError(
-                f"num_clients must be at most the number of values in column {self.column!r} ({len(values)}), got "
-                f"{num_clients}"
-            )
-        return self._deal(values, labels, num_clients)
-
-    def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
-        """Deal by the same values where the test samples have the column, else draw uniformly."""
-        if test.labels is None or size is not None:
-            return super().partition_test(dealt, PartitionInput(test.size), size)
-        values = np.unique(self._labels(dealt.samples)[np.concatenate(dealt.parts)])
-        return self._deal(values, test.labels, len(dealt.parts))
-
-    @staticmethod
-    def _deal(values: Array, column: Array, num_clients: int) -> list[Array]:
-        """Deal the sorted `values` to the clients in turn, and give each its samples, those of others to nobody."""
-        owner = np.searchsorted(values, column) % num_clients
-        known = np.isin(column, values)
-        return [np.flatnonzero(known & (owner == client_id)) for client_id in range(num_clients)]
-
-
 class FixedPartition(Partition):
     """Explicit index lists, one per client, which may overlap, be empty or leave samples out.
 

@@ -5,19 +5,22 @@ import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.data.images import error_line
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Array, Split, TensorSplit
 from fl_lightning.utils.keyed import keyed_numpy
-from fl_lightning.utils.settings import check_inside
+from fl_lightning.utils.settings import check_choice, check_inside
 
 Table = Mapping[str, Array]
 """Columns (n,) by name."""
+
+Task = Literal["auto", "classification", "regression"]
 
 MISSING = ("None", "nan", "NaT", "<NA>")
 """Texts that missing values of a DataFrame are printed as."""
@@ -26,17 +29,19 @@ MISSING = ("None", "nan", "NaT", "<NA>")
 class TableSource(Source):
     """Rows of a table: numbers standardised by the training rows, words one-hot, and a column as target.
 
-    A target of words or whole numbers is a class (words are numbered in sorted order), one with decimals is a number to
-    be regressed, (n, 1). Every column may be named by `data.by`. Dates are words.
+    Classes are numbered in sorted order, and numbers to be regressed are (n, 1). Every column may be named by
+    `data.by`. Dates are words, and so are the values of a DataFrame's categorical columns.
 
     Args:
-        train: a CSV file with a header, or a pandas DataFrame.
+        train: a CSV file with a header, a Parquet file (read by pandas), or a pandas DataFrame.
         label: column of the target.
         test: the same of the test rows; None: a share of `train`.
         features: columns that the net reads; None: all but the target and the `ignored`.
         ignored: columns that the net does not read, such as that of the owners.
         test_share: of the rows that become the test split where there is no `test`, in (0, 1), drawn by a seed of 0.
         limit: most samples of each split, drawn by class; None: all.
+        task: `classification` into the words or whole numbers of the target; `regression` of its numbers, whole ones
+            too; `auto`: a target with decimals is regressed, words and whole numbers are classes.
 
     Raises:
         FileNotFoundError: without such a file.
@@ -52,10 +57,13 @@ class TableSource(Source):
         ignored: Sequence[str] = (),
         test_share: float = 0.2,
         limit: int | None = None,
+        task: Task = "auto",
     ) -> None:
         check_inside(0, 1, test_share=test_share)
+        check_choice(get_args(Task), task=task)
         self.train, self.label, self.test = train, label, test
         self.features, self.ignored, self.test_share, self.limit = features, tuple(ignored), test_share, limit
+        self.task = task
 
     def load(self) -> tuple[Split, Split]:
         train: Table = read_table(self.train, "train")
@@ -70,6 +78,8 @@ class TableSource(Source):
             test = read_table(self.test, "test")
         names = [name for name in train if name != self.label and name not in self.ignored]
         names = names if self.features is None else list(self.features)
+        words = {name for name, column in train.items() if column.dtype.kind == "U"}
+        test = {name: column.astype(str) if name in words else column for name, column in test.items()}
         for name in (*names, *self.ignored, self.label):
             if missing := [which for which, table in (("train", train), ("test", test)) if name not in table]:
                 raise ValueError(f"the {missing[0]} table must have the column {name!r}, it has {', '.join(train)}")
@@ -84,22 +94,28 @@ class TableSource(Source):
         """Number the classes, or keep numbers that are to be regressed.
 
         Raises:
-            ValueError: a row without a target, or a class that no training row has.
+            ValueError: a row without a target, one that the task does not take, or a class that no training row has.
         """
-        regressed = train.dtype.kind == "f"
+        regressed = self.task == "regression" or (self.task == "auto" and "f" in (train.dtype.kind, test.dtype.kind))
+        wanted = "a finite number" if regressed else "a class (a word or whole number)"
+        other = "classification" if regressed else "regression"
         for which, column in (("train", train), ("test", test)):
             if lacking := [value for value in column.tolist() if not is_target(value, regressed)]:
+                holds = is_target(lacking[0], not regressed)
+                remedy = f"set task: {other}" if holds else "fill in what is missing, or leave the row out"
                 raise ValueError(
-                    f"column {self.label!r} must hold a class or a finite number in every row, got {lacking[0]!r} in "
-                    f"{which}; fill in what is missing, or leave the row out"
+                    f"column {self.label!r} must hold {wanted} in every row, got {lacking[0]!r} in {which}; {remedy}"
                 )
         if regressed:
             y, y_test = (torch.from_numpy(column.astype(np.float32))[:, None] for column in (train, test))
             return y, y_test
+        train, test = (column.astype(np.int64) if column.dtype.kind == "f" else column for column in (train, test))
         values = np.unique(train)
         if outside := sorted({*test.tolist()} - {*values.tolist()}, key=str):
+            remedy = "" if train.dtype.kind == "U" else ", or set task: regression where they are no classes"
             raise ValueError(
-                f"classes in column {self.label!r} must stand in training rows, got {outside[0]!r} in test"
+                f"classes in column {self.label!r} must stand in training rows, got {outside[0]!r} in test; leave such "
+                f"rows out{remedy}"
             )
         self.num_classes, self.class_names = len(values), tuple(map(str, values))
         y, y_test = (torch.from_numpy(np.searchsorted(values, column)) for column in (train, test))
@@ -107,17 +123,17 @@ class TableSource(Source):
 
 
 def read_table(given: Any, which: str) -> Table:
-    """Read a CSV file, or take the columns of a DataFrame.
+    """Read a CSV or Parquet file, or take the columns of a DataFrame.
 
     Raises:
         FileNotFoundError: without such a file.
+        ModuleNotFoundError: a Parquet file without pandas.
         ValueError: a table without rows, a row with another number of values than the header, two columns of one name,
             or a file that is not UTF-8.
         TypeError: neither of both.
     """
     if hasattr(given, "columns") and hasattr(given, "to_numpy"):
-        check_names([*map(str, given.columns)], f"the {which} table")
-        return {str(name): typed([*given[name]]) for name in given.columns}
+        return columns_of(given, f"the {which} table")
     if not isinstance(given, str | Path):
         raise TypeError(f"{which} must be a CSV file or a pandas DataFrame, got {type(given).__name__}")
     path = Path(given).expanduser()
@@ -125,6 +141,8 @@ def read_table(given: Any, which: str) -> Table:
         raise FileNotFoundError(
             f"{which} must be a CSV file, got {given}, which does not exist; mend data.source.{which}"
         )
+    if path.suffix == ".parquet":
+        return columns_of(read_parquet(path), str(path))
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             header, *rows = [row for row in csv.reader(file) if row] or [[]]
@@ -137,6 +155,46 @@ def read_table(given: Any, which: str) -> Table:
     if not rows:
         raise ValueError(f"{path} must have a header and rows, got {len(header)} columns and no row")
     return {name: typed(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
+
+
+def read_parquet(path: Path) -> Any:
+    """Read a Parquet file as a DataFrame.
+
+    Raises:
+        ModuleNotFoundError: without pandas and a package by which it reads the format.
+        ValueError: a file of another format.
+    """
+    try:
+        import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore] # noqa: PLC0415 - not required
+
+        return pandas.read_parquet(path)
+    except ImportError:
+        raise ModuleNotFoundError("Parquet files need pandas and pyarrow: pip install pandas pyarrow") from None
+    except Exception as error:  # pyarrow raises all kinds
+        raise ValueError(f"{path} could not be read ({error_line(error)}): write it again") from error
+
+
+def columns_of(frame: Any, table: str) -> Table:
+    """Take the columns of a DataFrame, those of categories as words.
+
+    Args:
+        frame: of pandas, or another with `columns`.
+        table: its name, for the error.
+
+    Raises:
+        ValueError: no row, or two columns of one name.
+    """
+    check_names([*map(str, frame.columns)], table)
+    if not len(frame):
+        raise ValueError(f"{table} must have rows, got {len(frame.columns)} columns and no row")
+    columns = {str(name): [*frame[name]] for name in frame.columns}
+    categorical = {str(name) for name in frame.columns if str(frame[name].dtype) == "category"}
+    return {name: words(values) if name in categorical else typed(values) for name, values in columns.items()}
+
+
+def words(values: Sequence[Any]) -> Array:
+    """Make a column of words of any values, blank where they are missing."""
+    return np.array(["" if str(value) in MISSING else str(value) for value in values])
 
 
 def check_names(names: Sequence[str], table: str) -> None:
@@ -175,11 +233,17 @@ def is_blank(value: Any) -> bool:
 
 
 def is_target(value: Any, regressed: bool) -> bool:
-    """Tell whether a cell can be a target: a finite number, or a word where numbers are not regressed."""
+    """Tell whether a cell can be a target: a finite number to be regressed, else a word or a whole number.
+
+    >>> is_target(0.5, True), is_target("low", True), is_target(0.5, False), is_target("low", False)
+    (True, False, False, True)
+    """
+    if isinstance(value, str) and not regressed:
+        return not is_blank(value)
     try:
-        return math.isfinite(float(value))
+        return math.isfinite(float(value)) and (regressed or value == int(value))
     except ValueError:
-        return not regressed and not is_blank(value)
+        return False
 
 
 def numbers(train: Table, test: Table, names: Sequence[str]) -> tuple[Array, Array]:
@@ -192,7 +256,7 @@ def numbers(train: Table, test: Table, names: Sequence[str]) -> tuple[Array, Arr
     for name in names:
         column, other = train[name], test[name]
         if column.dtype.kind == "U":
-            made += [(column == value, other.astype(str) == value) for value in np.unique(column)]
+            made += [(column == value, other == value) for value in np.unique(column)]
             continue
         if other.dtype.kind == "U" or not (np.isfinite(column).all() and np.isfinite(other).all()):
             raise ValueError(f"column {name!r} must hold a number in every row; fill in what is missing, or ignore it")

@@ -1,7 +1,5 @@
 """Data sets that torchvision reads (MNIST and its kin, CIFAR, SVHN), kept in memory as uint8."""
 
-import hashlib
-import math
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
+from fl_lightning.data.published import check_published, file_fault
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import check_choice
 
@@ -21,6 +20,8 @@ class _VisionSource(ImageSource):
 
     dataset: ClassVar[str]
     """Name of the class in `torchvision.datasets`."""
+    shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
+    """Of an image."""
     named: ClassVar[bool] = True
     """True where the names of the classes say more than their numbers."""
 
@@ -42,8 +43,15 @@ class _VisionSource(ImageSource):
     def load(self) -> tuple[Split, Split]:
         train, test = self._open(train=True), self._open(train=False)
         self.class_names = self._names(train) if self.named else None
-        training, testing = self.splits(self._checked(train, "train"), self._checked(test, "test"))
+        images = [self._checked(train, "train"), self._checked(test, "test")]
+        check_published(self._name, self.root, self.shape, [(y, x.shape[1:]) for x, y, _ in images])
+        training, testing = self.splits(*images)
         return training, testing
+
+    @property
+    def _name(self) -> str:
+        """Name of the files' data set among `PUBLISHED`."""
+        return self.dataset
 
     def _names(self, opened: Any) -> tuple[str, ...]:
         """Get the names of the classes."""
@@ -90,7 +98,7 @@ class _VisionSource(ImageSource):
         missing = next((path for path in files if not path.is_file()), None)
         if missing is None:
             for path, md5 in files.items():
-                if fault := _fault(path, md5):
+                if fault := file_fault(path, md5):
                     return ValueError(f"{path} is corrupt ({fault}): {again}")
             folder = next(iter(files)).parent
             return ValueError(f"{self.dataset} in {folder} could not be read ({error_line(error)}): {again}")
@@ -124,7 +132,7 @@ class MNIST(_VisionSource):
     """
 
     num_classes = 10
-    channels = 1
+    channels, shape = 1, (1, 28, 28)
     dataset = "MNIST"
     named = False  # "7 - seven" says no more than the number
     mean: tuple[float, ...] | None = (0.1307,)
@@ -185,6 +193,10 @@ class EMNIST(MNIST):
         check_choice(get_args(EMNISTSplit), split=split)
         super().__init__(**base)
         self.split = split
+
+    @property
+    def _name(self) -> str:
+        return f"{self.dataset} {self.split}"
 
     def _make(self, dataset: Any, train: bool, download: bool) -> Any:
         opened = dataset(self.root, self.split, train=train, download=download)
@@ -270,18 +282,3 @@ class SVHN(_VisionSource):
 
     def _targets(self, opened: Any) -> Tensor:
         return torch.from_numpy(opened.labels)
-
-
-def _fault(path: Path, md5: str | None) -> str | None:
-    """Name the fault of a file, or None: by its md5 where one is given, else by its length against its idx header."""
-    with path.open("rb") as file:
-        if md5 is not None:
-            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            return None if digest == md5 else f"its md5 is {digest}, not {md5}"
-        head = file.read(4)
-        sizes = file.read(4 * head[3]) if len(head) == 4 else b""
-    if len(head) < 4 or head[:3] != b"\0\0\x08" or len(sizes) < 4 * head[3]:
-        return "it does not begin as an idx file of bytes"
-    promised = 4 + len(sizes) + math.prod(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
-    held = path.stat().st_size
-    return None if held == promised else f"its header promises {promised:,} bytes, it holds {held:,}"

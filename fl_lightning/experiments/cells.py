@@ -48,7 +48,7 @@ LONGEST_STEM = 80
 ROUNDS = "trainer.max_epochs"
 LATER = {"data.sampling": "uniform", "data.secret_seed": False, "data.by": None, "data.*source.limit": None}
 LATER |= {"data.extra_splits.*.limit": None, "data.feature_shift": None, "data.local_work": 1.0, "data.pooled": False}
-LATER |= {"model.codec": None}
+LATER |= {"model.codec": None, "data.*source.task": "auto"}
 """Settings that came later, as `fnmatch` patterns, with the values that stand for runs without them, which keep their
 names."""
 

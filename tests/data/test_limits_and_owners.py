@@ -5,7 +5,16 @@ import pytest
 import torch
 
 from fl_lightning import FederatedDataModule
-from fl_lightning.data import Digits, FixedPartition, IIDPartition, PooledSource, TensorSource, TensorSplit
+from fl_lightning.data import (
+    ColumnPartition,
+    Digits,
+    FixedPartition,
+    IIDPartition,
+    PartitionInput,
+    PooledSource,
+    TensorSource,
+    TensorSplit,
+)
 from fl_lightning.data.limiting import limited, stratified
 from fl_lightning.data.sources import Source
 
@@ -61,7 +70,9 @@ def test_owners_are_the_clients():
     data = FederatedDataModule(Owned(), num_clients=None, by="owner", participation=0.7)
     assert data.num_clients == 0  # not known yet
     assert clients_of(data) == [[1, 4], [0, 2, 5], [3]]
-    assert clients_of(data, "test") == [[], [1], [0]]
+    told = r"owners in column 'owner' that have test samples only: 1, with 1 of 3 test samples; no client is tested on"
+    with pytest.warns(UserWarning, match=told):
+        assert clients_of(data, "test") == [[], [1], [0]]
     assert (data.num_clients, data.cohort_size, len(data.cohort(0))) == (3, 2, 2)
 
 
@@ -95,6 +106,17 @@ def test_a_partition_may_tell_how_many_clients_there_are():
 def test_what_cannot_be_is_refused_at_once(settings, error, sentence):
     with pytest.raises(error, match=sentence):
         FederatedDataModule(Owned(), **settings)
+
+
+@pytest.mark.parametrize(
+    "owners", [["a", "", "b"], [1.0, float("nan"), 2.0], np.array(["a", None, "b"]), np.array([1, None, 2])]
+)
+def test_a_training_sample_without_an_owner_is_refused(owners):
+    samples = PartitionInput(3, np.asarray(owners))
+    with pytest.raises(
+        ValueError, match="'who' must name the owner of every training sample, got none for 1 of 3; fill"
+    ):
+        ColumnPartition("who").count_owners(samples)
 
 
 def test_a_column_that_is_not_there_is_named_beside_those_that_are():

@@ -1,4 +1,4 @@
-"""Sources that torchvision, LEAF, MedMNIST, Hugging Face and tables give: tiny files of the same layout on disk."""
+"""Sources that torchvision, LEAF and MedMNIST give: tiny files of the same layout on disk."""
 
 import hashlib
 import json
@@ -17,10 +17,8 @@ from fl_lightning.data import (
     KMNIST,
     SVHN,
     CelebA,
-    HuggingFace,
     MedMNIST,
     Shakespeare,
-    TableSource,
 )
 from fl_lightning.data import medmnist as medmnist_module
 from tests.data.test_vision import first_batch, write_idx
@@ -151,6 +149,16 @@ def test_samples_that_are_not_leafs_are_refused(tmp_path, source, x, y, sentence
         source(str(root)).read()
 
 
+def test_a_file_of_leaf_that_lacks_samples_is_refused(tmp_path):
+    root = leaf(tmp_path, {"train": {"HAMLET": {"x": ["To be", "o be,"], "y": ["a", "b"]}}})
+    path = root / "train" / "all_data_0_train_9.json"
+    path.write_text(path.read_text().replace('"o be,"', '"o be,", "be, o"').replace('"y": ["a", "b"]', '"y": ["a"]'))
+    with pytest.raises(
+        ValueError, match=r"_train_9.json must be a file of LEAF's, .*num_samples has 2 of HAMLET, .* 1\)"
+    ):
+        Shakespeare(str(root)).read()
+
+
 def test_an_owner_in_two_files_of_leaf_is_refused(tmp_path):
     (tmp_path / "train").mkdir()
     for name in ("a", "b"):
@@ -184,7 +192,7 @@ def test_celeba_of_leaf(celeba):
     assert (source.validates, source.validation) == (False, None)
 
 
-def test_celeba_of_torchvision(celeba):
+def test_celeba_of_torchvision(celeba, monkeypatch):
     names = [f"00000{i}.jpg" for i in range(6)]
     parts, owners = [0, 0, 0, 1, 2, 2], [3, 1, 3, 2, 4, 4]
     lists = {
@@ -198,6 +206,10 @@ def test_celeba_of_torchvision(celeba):
     }
     for stem, lines in lists.items():
         (celeba / f"{stem}.txt").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"list_eval_partition.txt must be the published list \(its md5 is .*copy it"):
+        CelebA(str(celeba)).read()
+    sums = [("", hashlib.md5(path.read_bytes()).hexdigest(), path.name) for path in celeba.glob("*.txt")]
+    monkeypatch.setattr(torchvision_sets.CelebA, "file_list", sums)
     source = CelebA(str(celeba), limit=2)
     train, test = source.read()
     assert list(map(len, (train, test, source.validation))) == [2, 2, 1]
@@ -231,7 +243,12 @@ def test_medmnist_has_its_published_split(tmp_path, monkeypatch, name, channels)
     with pytest.raises(ValueError, match=r"images of .×28×28 uint8, as published, got 4, 2, 3"):
         MedMNIST(name, str(tmp_path)).read()
     monkeypatch.setitem(medmnist_module.PUBLISHED, name, (8, channels, 4, 2, 3))
-    with pytest.raises(ValueError, match=f"{name}.npz must have the published md5 {medmnist_module.MD5[name]}, got "):
+    with pytest.raises(
+        ValueError, match=rf"{name}.npz must have the published md5 \(its md5 is .*, not {medmnist_module.MD5[name]}\)"
+    ):
+        MedMNIST(name, str(tmp_path)).read()
+    with monkeypatch.context() as larger:
+        larger.setattr(medmnist_module, "LARGEST_SUMMED", 1)
         MedMNIST(name, str(tmp_path)).read()
     digest = hashlib.md5((tmp_path / f"{name}.npz").read_bytes()).hexdigest()
     monkeypatch.setitem(medmnist_module.MD5, name, digest)
@@ -244,87 +261,3 @@ def test_medmnist_has_its_published_split(tmp_path, monkeypatch, name, channels)
         np.savez(tmp_path / f"{name}.npz", **{**held, "test_images": wrong})
         with pytest.raises(ValueError, match=r"must hold 4, 2, 3 images of .×28×28 uint8, as published, got 4, 2, 3"):
             MedMNIST(name, str(tmp_path)).read()
-
-
-# --- tables and Hugging Face
-
-TABLE = "age,city,hospital,risk\n50,Bonn,a,low\n60,Köln,b,high\n70,Bonn,b,low\n40,Köln,a,high\n"
-
-
-def test_a_csv_file_by_column(tmp_path):
-    (tmp_path / "train.csv").write_text(TABLE)
-    (tmp_path / "test.csv").write_text("age,city,hospital,risk\n55,Ulm,b,high\n")
-    source = TableSource(tmp_path / "train.csv", "risk", tmp_path / "test.csv", ignored=["hospital"])
-    data = FederatedDataModule(source, num_clients=None, by="hospital")
-    data.setup()
-    assert (data.num_clients, data.num_classes, source.class_names) == (2, 2, ("high", "low"))
-    x, y = first_batch(data.split("train"), 4)
-    assert y.tolist() == [1, 0, 1, 0]
-    torch.testing.assert_close(x[:, 0], torch.tensor([-0.4472, 0.4472, 1.3416, -1.3416]), atol=1e-4, rtol=0)
-    assert x[:, 1:].tolist() == [[1, 0], [0, 1], [1, 0], [0, 1]]
-    assert first_batch(data.split("test"), 1)[0].tolist() == [[0, 0, 0]]  # the mean age, and a city nobody knows
-    assert data.client_indices("test", 1).tolist() == [0]
-
-
-def test_a_table_of_numbers_is_regressed_and_split_by_a_share(tmp_path):
-    (tmp_path / "all.csv").write_text("x,y\n" + "".join(f"{i},{i / 2}\n" for i in range(10)))
-    train, test = TableSource(tmp_path / "all.csv", "y", test_share=0.3).read()
-    assert (len(train), len(test), train.y.shape, train.labels) == (7, 3, (7, 1), None)
-    assert sorted([*train.column("x"), *test.column("x")]) == list(range(10))
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "sentence"),
-    [
-        (TABLE, {"label": "rsk"}, "the train table must have the column 'rsk', it has age, city, hospital, risk"),
-        ("a,b\n1\n", {"label": "b"}, "row 2 of .* must have 2 values as the header, got 1"),
-        ("a,b\n", {"label": "b"}, "must have a header and rows, got 2 columns and no row"),
-        ("a,b\n1.5,0\nnan,1\n0.1,1\n2.5,0\n", {"label": "b"}, "column 'a' must hold a number in every row"),
-        (TABLE, {"label": "risk", "features": []}, "must have a column that the net reads"),
-        ("a,b\n1,0\n,1\n2,1\n3,0\n", {"label": "b"}, "column 'a' must hold a number in every row"),
-        ("a,b\n1,x\n2,\n3,x\n", {"label": "b"}, "'b' must hold a class or a finite number in every row, got '' in"),
-        ("a,b\n1,0\n2,\n3,1\n", {"label": "b"}, "'b' must hold a class .* in every row, got nan in"),
-        ("a,b\n1,0.5\n2,inf\n3,1\n", {"label": "b"}, "'b' must hold a class .* in every row, got inf in"),
-        ("a,b,a\n1,0,2\n", {"label": "b"}, "t.csv must name each of its columns once, got 'a' twice"),
-        ("a,b\nKöln,0\n", {"label": "b"}, "t.csv must be text in UTF-8, which byte 5 is not: save it as UTF-8"),
-    ],
-)
-def test_a_table_that_is_none_is_refused(tmp_path, text, arguments, sentence):
-    (tmp_path / "t.csv").write_text(text, encoding="latin-1" if "UTF-8" in sentence else "utf-8")
-    with pytest.raises(ValueError, match=sentence):
-        TableSource(tmp_path / "t.csv", **arguments).read()
-
-
-def test_a_data_frame_is_a_table():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"age": [1.0, 2.0, 3.0, 4.0], "who": ["a", "b", "a", "b"], "y": [0, 1, 1, 0]})
-    data = FederatedDataModule(TableSource(frame, "y", frame, ignored=["who"]), num_clients=None, by="who")
-    data.setup()
-    assert [data.client_indices("train", c).tolist() for c in range(2)] == [[0, 2], [1, 3]]
-    frame["day"] = pandas.date_range("2024-01-01", periods=4)
-    assert next(iter(TableSource(frame, "y", frame, ["age", "day"]).read())).x.shape == (4, 5)  # dates are words
-    gaps = frame.assign(age=[1, None, 2, 3], y=["a", None, "b", "b"])
-    for label, sentence in {"y": "got '' in train", "day": "'age' must hold a number in every row"}.items():
-        with pytest.raises(ValueError, match=sentence):
-            TableSource(gaps, label, gaps).read()
-    with pytest.raises(ValueError, match="the train table must name each of its columns once, got 'y' twice"):
-        TableSource(pandas.concat([frame, frame[["y"]]], axis=1), "y").read()
-
-
-def test_hugging_face(tmp_path):
-    hub = pytest.importorskip("datasets")
-    kinds = hub.Features(
-        {"image": hub.Image(), "label": hub.ClassLabel(names=["no", "yes"]), "who": hub.Value("string")}
-    )
-    rows = {"image": [Image.fromarray(images(4, 4, 3)) for _ in range(3)], "label": [0, 1, 1], "who": ["b", "a", "b"]}
-    split = hub.Dataset.from_dict(rows, features=kinds)
-    hub.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
-    source = HuggingFace(str(tmp_path / "saved"))
-    data = FederatedDataModule(source, num_clients=None, by="who")
-    data.setup()
-    assert [data.client_indices("test", c).tolist() for c in range(2)] == [[1], [0, 2]]
-    assert (data.num_classes, source.class_names, data.input_shape) == (2, ("no", "yes"), (3, 4, 4))
-    with pytest.raises(FileNotFoundError, match=r"a folder that save_to_disk wrote, got .*/other, which does"):
-        HuggingFace(str(tmp_path / "other")).read()
-    with pytest.raises(ValueError, match="the column 'text', it has"):
-        HuggingFace(str(tmp_path / "saved"), input="text").read()

@@ -21,6 +21,7 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from fl_lightning.client.checkpoint_io import REGISTRY, FederatedCheckpointIO, read_registry
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import MNIST
+from fl_lightning.data.published import PUBLISHED
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.methods import FedNTD
 from fl_lightning.nets import Perceptron
@@ -115,6 +116,7 @@ def images(root: Path) -> Any:
 
 def write_images(root: Path, draw: random.Random) -> list[Path]:
     """Write files as MNIST's, of 20 and 10 images."""
+    PUBLISHED["MNIST"] = (20, 10)
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part, n in (("train", 20), ("t10k", 10)):

@@ -1,0 +1,75 @@
+"""Natural users: the division of the samples by a column that names their owners."""
+
+import numpy as np
+from pytorch_lightning.utilities import rank_zero_warn
+
+from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
+from fl_lightning.data.splits import Array
+from fl_lightning.utils.signatures import checks_arguments
+
+
+class ColumnPartition(Partition):
+    """Natural users: samples with the same value in a column stay together.
+
+    Values in sorted order are dealt to the clients in turn, so with as many clients as values each is one value.
+
+    Args:
+        column: an attribute of the dataset with one value per sample, or a key of its items.
+    """
+
+    counts_owners = True
+
+    @checks_arguments
+    def __init__(self, column: str) -> None:
+        self.column: str = column
+
+    def count_owners(self, samples: PartitionInput) -> int:
+        return len(np.unique(self._owners(samples)))
+
+    def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
+        labels = self._owners(samples)
+        values = np.unique(labels)
+        if len(values) < num_clients:
+            raise ValueError(
+                f"num_clients must be at most the number of values in column {self.column!r} ({len(values)}), got "
+                f"{num_clients}"
+            )
+        return self._deal(values, labels, num_clients)
+
+    def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
+        """Deal by the same values where the test samples have the column, else draw uniformly."""
+        if test.labels is None or size is not None:
+            return super().partition_test(dealt, PartitionInput(test.size), size)
+        values = np.unique(self._labels(dealt.samples)[np.concatenate(dealt.parts)])
+        if left := test.labels[~np.isin(test.labels, values)].tolist():
+            rank_zero_warn(
+                f"owners in column {self.column!r} that have test samples only: {len({*left})}, with {len(left)} of "
+                f"{test.size} test samples; no client is tested on these, the server's model is"
+            )
+        return self._deal(values, test.labels, len(dealt.parts))
+
+    def _owners(self, samples: PartitionInput) -> Array:
+        """Get the owner of each sample.
+
+        Raises:
+            ValueError: a sample without one, which is blank, NaN or None.
+        """
+        owners = self._labels(samples)
+        kind, missing = owners.dtype.kind, np.zeros(len(owners), bool)
+        if kind in "fU":
+            missing = np.isnan(owners) if kind == "f" else owners == ""
+        elif kind == "O":
+            missing = np.array([str(owner) in {"", "None", "nan"} for owner in owners], bool)
+        if missing.any():
+            raise ValueError(
+                f"column {self.column!r} must name the owner of every training sample, got none for {missing.sum()} of "
+                f"{len(owners)}; fill them in, or leave these samples out"
+            )
+        return owners
+
+    @staticmethod
+    def _deal(values: Array, column: Array, num_clients: int) -> list[Array]:
+        """Deal the sorted `values` to the clients in turn, and give each its samples, those of others to nobody."""
+        owner = np.searchsorted(values, column) % num_clients
+        known = np.isin(column, values)
+        return [np.flatnonzero(known & (owner == client_id)) for client_id in range(num_clients)]
