@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fl_lightning.__main__ import main
 from fl_lightning.callbacks import plots
@@ -41,6 +42,7 @@ def empty_pictures() -> Iterator[None]:
         for name in ("accuracy", "classwise", "partition", "sizes", "values"):
             patch.setattr(plots, f"plot_{name}", lambda *_, **__: Figure(figsize=(1, 1)))
         patch.setattr(Figure, "draw", lambda figure, renderer: None)
+        patch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)  # what is not drawn has no place
         yield
 
 

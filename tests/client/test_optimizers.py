@@ -234,8 +234,15 @@ def close(a, b):
     return all(torch.allclose(a[name], b[name], rtol=0, atol=1e-12) for name in a)
 
 
-@pytest.mark.parametrize("factory", DECORATED)
-@pytest.mark.parametrize("kind", [FedAvg, "module", FedRep, Ditto])
+def kinds_with_optimizers():
+    """Every kind of client with a hook, a state and a class; slow with what else has the same reason with FedAvg."""
+    for kind in (FedAvg, "module", FedRep, Ditto):
+        for factory in DECORATED:
+            few = kind is FedAvg or factory in (attribute_counts, anchored_by_state, Slower)
+            yield pytest.param(kind, factory, marks=[] if few else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "factory"), list(kinds_with_optimizers()))
 def test_what_is_one_clients_is_not_stacked(kind, factory):
     """Whatever is on the optimizer, clients that are to be trained at once are as they are one by one."""
 

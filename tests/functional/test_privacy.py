@@ -66,7 +66,9 @@ def test_no_mechanism_costs_nothing_and_more_cost_more():
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize(("budget", "q", "count"), [(8.0, 0.25, 30), (0.5, 0.25, 30), (3.0, 1, 10)])
+@pytest.mark.parametrize(
+    ("budget", "q", "count"), [pytest.param(8.0, 0.25, 30, marks=pytest.mark.slow), (0.5, 0.25, 30), (3.0, 1, 10)]
+)
 def test_the_least_noise_that_keeps_a_budget(budget, q, count, accountant):
     z = noise_for(budget, q, count, 1e-3, accountant)
     assert 0.99 * budget < epsilon(q, z, count, 1e-3, accountant) <= budget

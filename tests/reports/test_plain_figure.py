@@ -28,8 +28,8 @@ BANDS = {name: Band([0, 1], np.array([values])) for name, values in CURVES.items
 TABLE = np.full((len(NAMES), len(NAMES)), 0.5)
 
 
-def grid():
-    figure, axes = panels(NAMES, NAMES, width=0.4, height=0.4)
+def grid(rows, columns):
+    figure, axes = panels(rows, columns, width=0.4, height=0.4)
     for i, name in enumerate(NAMES):
         draw_line(axes[0, 0], i, [0, 1], np.array([0.1, 0.2]), label=name)
     finish(figure, axes)
@@ -57,7 +57,8 @@ DRAWN = {
         dict.fromkeys(NAMES, (np.ones(1), np.ones(1))), "$\\bad$", ("$_", "^$")
     ),
     "maps": lambda: draw_maps(dict.fromkeys(NAMES, TABLE), "$\\bad$", "^_", "$\\a$", NAMES),
-    "grid": grid,
+    "rows": lambda: grid(NAMES, [""]),
+    "columns": lambda: grid([""], NAMES),
     "embedding": lambda: plot_embedding(torch.rand(10, 4, 2), torch.arange(4), NAMES, NAMES),
     "circles": lambda: plot_circles(torch.rand(10, 10, 2), torch.arange(10), NAMES, NAMES),
     "any": titled,
