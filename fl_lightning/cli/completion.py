@@ -10,12 +10,13 @@ from fl_lightning.cli import configs
 from fl_lightning.cli.classes import OPTIONS, arguments, class_names
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.methods import records
+from fl_lightning.cli.new import KINDS
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.parser_only import BuiltError, ParserOnly
 
 SHELLS = ("bash", "zsh", "tcsh")
 
-BY_LEVEL = r"""
+BASH_BY_LEVEL = r"""
 # the next level of an option only: --model.<Tab> has --model.client, and --model.client.<Tab> what is below
 _fl_lightning_by_level() {
   local word="${COMP_WORDS[COMP_CWORD]}" reply rest
@@ -35,9 +36,40 @@ complete -o bashdefault -F _fl_lightning_by_level fl-lightning
 """
 """Bash completion by level, which takes the place of shtab's, that lists all 200 options at once."""
 
+ZSH_BY_LEVEL = r"""
+# the next level of an option only: --model.<Tab> has --model.client, and --model.client.<Tab> what is below
+_fl_lightning_by_level() {
+  if (( CURRENT < 3 )) || [[ $PREFIX != --* || $PREFIX == *=* ]]; then
+    _shtab_fl_lightning "$@"
+    return
+  fi
+  local spec option rest array="_shtab_fl_lightning_${words[2]}_options"
+  local -aU options levels
+  for spec in "${(@P)array}"; do
+    option=${${spec#\(*\)}%%\[*}
+    rest=${option#$PREFIX}
+    if [[ $option == $PREFIX*.* && $rest == *.* ]]; then
+      levels+=("$PREFIX${rest%%.*}.")
+    elif [[ $option == --* ]]; then
+      options+=("$option")
+    fi
+  done
+  compadd -S '' -- $levels
+  compadd -- $options
+}
+
+"""
+"""The same for zsh, before the end of shtab's script, which names the function to call."""
+
+ZSH_END = "typeset -A opt_args"
+
 
 METHODS = ("methods", "baseline")
 """Options of `compare` that take methods."""
+
+
+OF_A_FIT = {"split": "write the folders of a federation's parties", "partition": "describe a split of samples"}
+"""Commands that take the options of a fit, and a folder."""
 
 
 class OptionsOnly(ParserOnly):
@@ -88,10 +120,15 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     parsers: list[LightningArgumentParser] = []
     with suppress(BuiltError):
         OptionsOnly(parsers)
-    for name, parser in zip(LightningCLI.subcommands(), parsers, strict=True):
-        command = commands.add_parser(name, help=parser.description)
+    of_command = dict(zip(LightningCLI.subcommands(), parsers, strict=True))
+    of_command |= dict.fromkeys(OF_A_FIT, of_command["fit"])
+    for name, parser in of_command.items():
+        command = commands.add_parser(name, help=OF_A_FIT.get(name) or parser.description)
         command.add_argument("-c", "--config", choices=configs.names())
-        command.add_argument("--print_config", action="store_true")
+        if name in OF_A_FIT:
+            command.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        else:
+            command.add_argument("--print_config", action="store_true")
         for option in options_of(parser):
             if option.endswith(("_path", "initial_weights")):
                 command.add_argument(f"--{option}").complete = shtab.FILE  # type: ignore[attr-defined]
@@ -104,11 +141,10 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     check = commands.add_parser("check", help="look for damage in checkpoints")
     check.add_argument("paths", nargs="+").complete = shtab.FILE  # type: ignore[attr-defined]
-    described = {"split": "write the folders of a federation's parties", "partition": "describe a split of samples"}
-    for name, text in described.items():
-        command = commands.add_parser(name, help=text)
-        command.add_argument("-c", "--config", choices=configs.names())
-        command.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    new = commands.add_parser("new", help="write a class that runs, with its YAML and its test")
+    new.add_argument("kind", choices=list(KINDS))
+    new.add_argument("name")
+    new.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     experiments = [name.removeprefix("papers/") for name in configs.names() if name.count("/") == 2]
     for made in parsers_of_commands:
         command = commands.add_parser(made.prog.split()[-1], help=made.description)
@@ -141,4 +177,6 @@ def run(argv: list[str], *parsers: CommandParser) -> None:
         import shtab  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
         raise ModuleNotFoundError("--print_shtab needs shtab: pip install 'fl_lightning[shtab]'") from None
-    print(shtab.complete(command_line(parsers), argv[0]) + (BY_LEVEL if argv[0] == "bash" else ""))
+    script, end, tail = shtab.complete(command_line(parsers), argv[0]).rpartition(ZSH_END if argv[0] == "zsh" else "\0")
+    own = ZSH_BY_LEVEL + end + tail.replace("_shtab_fl_lightning", "_fl_lightning_by_level") if end else tail
+    print(script + own + (BASH_BY_LEVEL if argv[0] == "bash" else ""))

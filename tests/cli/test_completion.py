@@ -53,6 +53,12 @@ def script(tmp_path_factory):
         ("fit -c experiment/digits_fedn", ["experiment/digits_fednova", "experiment/digits_fedntd"]),
         ("configs data/", [name for name in names() if name.startswith("data/")]),
         ("methods --output ", ["md", "csv", "json"]),
+        ("new ", ["method", "rule", "partition", "monitor", "module"]),
+        ("new method FedLS --o", ["--output"]),
+        ("partition --outp", ["--output"]),
+        ("partition --data.parti", ["--data.participation", "--data.partition", "--data.partition."]),
+        ("split --data.source Dig", ["Digits"]),
+        ("split -c data/dig", ["data/digits"]),
     ],
 )
 def test_bash_completes(script, typed, completed):
@@ -61,10 +67,39 @@ def test_bash_completes(script, typed, completed):
     assert sorted(done.stdout.split()) == sorted(completed), done.stderr
 
 
-@pytest.mark.parametrize(("shell", "command"), [("zsh", "#compdef fl-lightning"), ("tcsh", "complete fl-lightning")])
-def test_other_shells_have_a_script(shell, command):
-    out = say(f"--print_shtab {shell}").out
-    assert command in out
+ZSH = r"""
+compdef() { }; _shtab_fl_lightning() { print elsewhere }
+compadd() { [[ $1 == -S ]] && shift 2; shift; print -l -- $@ }
+eval "$(<$1)"; shift
+words=("$@"); CURRENT=$#; PREFIX="${words[-1]}"
+_fl_lightning_by_level
+"""
+
+
+def test_zsh_completes_by_level(tmp_path):
+    out = say("--print_shtab zsh").out
+    assert out.startswith("#compdef fl-lightning")
+    assert "data.partition.alpha" in out
+    if shutil.which("zsh") is None:
+        pytest.skip("needs zsh")
+    (tmp_path / "script").write_text(out)
+
+    def completed(typed):
+        words = ["fl-lightning", *typed.split(" ")]
+        asked = ["zsh", "-fc", ZSH, "zsh", tmp_path / "script", *words]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True)
+        return {word for word in done.stdout.split() if word.startswith(words[-1])}
+
+    assert completed("fit --m") == {"--model."}
+    assert completed("fit --data.parti") == {"--data.participation", "--data.partition", "--data.partition."}
+    assert "--data.partition.alpha" in completed("partition --data.partition.")
+    assert completed("fit --trainer.max_ep") == {"--trainer.max_epochs"}
+    assert completed("new method FedLS --o") == {"--output"}
+
+
+def test_tcsh_has_a_script():
+    out = say("--print_shtab tcsh").out
+    assert "complete fl-lightning" in out
     assert "data.partition.alpha" in out
 
 
