@@ -206,7 +206,8 @@ def cost_lines(record: Record, file: str) -> list[str]:
             rows.append((f"time of a round of `{workload}`", f"{found[0]} × ({found[1]} to {found[2]})", "1"))
     return [
         table(["in a round", name, "FedAvg"], rows),
-        "Amounts count floats, in sizes of the model, over two rounds on toy data. Steps are counted in "
+        "Amounts are in sizes of the model: bytes of a message, and floats that are kept, measured on toy data "
+        "([the columns](index.md#the-columns)). Steps are counted in "
         f"`experiment/digits_{file}`, beside the same experiment without the method. Times are medians and quartiles "
         "of the ratio to a round of FedAvg in the benchmark's workloads `tiny` and `cnn` "
         "([how they are measured](../bench.md#the-committed-results)); FedAvg beside itself gives 0.9 to 1.05.",
