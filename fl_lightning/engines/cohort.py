@@ -119,7 +119,9 @@ class CohortEngine(SequentialEngine):
         self, exchange: str, jobs: Iterable[ClientJob], announces: bool = True
     ) -> Generator[ClientResult, None, None]:
         """Train the jobs in stacks, or one after the other."""
-        most, reason = clients_at_once(self.client, self.chunk), self.why_not()
+        # what was stacked before still can be, where nobody's own code may have changed the module since
+        asks = exchange not in self._proven or self.members.of("trained")
+        most, reason = clients_at_once(self.client, self.chunk), self.why_not() if asks else self._refused
         if reason is not None or most == 1:
             self._tell(reason)
             yield from super()._results(exchange, jobs)

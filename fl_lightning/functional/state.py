@@ -277,10 +277,8 @@ def flat_rows(stack: StateLike) -> list[FlatState]:
     flat = {dtype: torch.cat(values, dim=1) for dtype, values in groups.items()}
     vectors = {dtype: whole.unbind() for dtype, whole in flat.items()}
     maxima = [greatest(whole).unbind() for dtype, whole in flat.items() if dtype.is_floating_point and whole.shape[1]]
-    columns, ends = [], dict.fromkeys(flat, 0)
-    for value in stack.values():
-        start, ends[value.dtype] = ends[value.dtype], ends[value.dtype] + value[0].numel()
-        columns.append(flat[value.dtype][:, start : ends[value.dtype]].view(value.shape).unbind())
+    parts = {dtype: iter(torch.split(flat[dtype], [v.shape[1] for v in values], 1)) for dtype, values in groups.items()}
+    columns = [next(parts[value.dtype]).view(value.shape).unbind() for value in stack.values()]
     return [
         FlatState(
             zip(stack, entries, strict=True),

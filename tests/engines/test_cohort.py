@@ -335,6 +335,14 @@ def test_ragged_clients_give_the_same_whatever_the_settings(settings, kind):
     assert loop.engine.why_not() is None
 
 
+@pytest.mark.parametrize(("net", "times"), [(partial(Perceptron, hidden=(8,)), 1), (Net, 3)], ids=["known", "foreign"])
+def test_what_was_stacked_is_examined_again_only_where_foreign_code_runs(net, times, monkeypatch):
+    asked = []
+    monkeypatch.setattr("fl_lightning.engines.cohort.why_not", lambda *given: asked.append(given))
+    fit(None, 3, toy_data(), loop=FederatedLoop(fedavg(net), chunk=4, seed=3))
+    assert len(asked) == times
+
+
 @pytest.mark.parametrize("batch_size", [4, "full"])
 @pytest.mark.parametrize("net", [BatchNormNet, partial(BatchNormNet, running=False)])
 def test_batch_norm_has_the_statistics_of_each_client(net, batch_size):
