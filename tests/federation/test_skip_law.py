@@ -2,7 +2,7 @@
 
 import math
 import re
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import pytorch_lightning as pl
@@ -121,9 +121,17 @@ def same(a, b):
     return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-def check(make, lacking=None, **settings):
+@cache
+def lacking(kind, rule=None):
+    """The run of a method, or of a rule, whose cohort lacks client 2; only to be read."""
+    return (
+        run(failing(kind), lacks=True) if rule is None else run(failing(kind), lacks=True, aggregator=rule(), **RULED)
+    )
+
+
+def check(make, lacks=None, **settings):
     """Compare a run in which client 2 fails with one that lacks it; returns the former's loop and rows."""
-    (loop, watch), (other, without) = run(make(), **settings), run((lacking or make)(), lacks=True, **settings)
+    (loop, watch), (other, without) = run(make(), **settings), lacks or run(make(), lacks=True, **settings)
     assert watch.skipped == [[], [CLIENT], []]
     assert equal(weights_of(loop), weights_of(other))
     assert same(records(loop), records(other))
@@ -142,7 +150,7 @@ def cases():
 
 @pytest.mark.parametrize(("kind", "how", "exchange"), [*cases()])
 def test_a_method_is_as_without_the_skipped_client(kind, how, exchange):
-    check(partial(failing, kind, how, exchange), partial(failing, kind))
+    check(partial(failing, kind, how, exchange), lacking(kind))
 
 
 HOWS = ("raise", "NaN", "long")
@@ -185,6 +193,7 @@ def test_a_server_module_has_neither_counted_nor_expected_it(how):
     assert int(loop.server_module.updates) == int(loop.server_module.asked) == 2 * len(EVERYONE) + len(OTHERS)
 
 
+RULED = {"personal": "net.head.*", "transforms": (NormClip(0.5),), **BOUND}
 RULES = [partial(KrumAggregator, f=0), MedianAggregator, FedEXPAggregator, FedNovaAggregator, Aggregator]
 
 
@@ -192,9 +201,8 @@ RULES = [partial(KrumAggregator, f=0), MedianAggregator, FedEXPAggregator, FedNo
 @pytest.mark.parametrize("how", HOWS)
 def test_a_rule_is_as_without_it(rule, how):
     """Krum's choice among those that are left, too; a personal head's mean, a clipped update."""
-    made = {"personal": "net.head.*", "transforms": [NormClip(0.5)], **BOUND}
-    pairs = [run(failing(FedAvg, h), lacks, aggregator=rule(), **made) for h, lacks in ((how, False), ("", True))]
-    (loop, watch), (other, without) = pairs
+    loop, watch = run(failing(FedAvg, how), aggregator=rule(), **RULED)
+    other, without = lacking(FedAvg, rule)
     assert watch.skipped[1] == [CLIENT]
     assert equal(weights_of(loop), weights_of(other))
     assert same(watch.rows, without.rows)
@@ -224,7 +232,8 @@ class LogsMetric(FedAvg):
 
 @pytest.mark.parametrize("how", HOWS)
 def test_a_metric_object_counts_the_other_clients_all_of_them(how):
-    _, watch = check(partial(failing, LogsMetric, how), partial(failing, LogsMetric), **BOUND)
+    without = run(failing(LogsMetric), lacks=True, **BOUND)
+    _, watch = check(partial(failing, LogsMetric, how), without, **BOUND)
     assert 0 < watch.rows[1]["train/accuracy"] < 1
 
 

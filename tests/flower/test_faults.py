@@ -118,16 +118,24 @@ def test_a_fault_ends_the_run(name, tmp_path):
     assert f"round {ROUND}" in str(raised.value)
 
 
+@pytest.fixture(scope="module")
+def one_round_and_two_without_it():
+    """Weights of the simulation, the second round without the client."""
+    one = fit(None, 1, toy_data((7, 12, 5), schedule=[[0, 1, 2]]), loop=loop("skip"))
+    return weights_of(one), weights_of(
+        fit(None, 2, toy_data((7, 12, 5), schedule=[[0, 1, 2], [0, 2]]), loop=loop("skip"))
+    )
+
+
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_leaves_its_client_out(name, tmp_path):
+def test_a_fault_leaves_its_client_out(name, tmp_path, one_round_and_two_without_it):
     change, _ = FAULTS[name]
     server, *_ = federate(lambda: loop("skip"), data, tmp_path, change, timeout=0.3)
     (fault,) = server.skipped
     assert (fault.round_idx, fault.client_id) == (ROUND, CLIENT)
-    without = fit(None, 1, toy_data((7, 12, 5), schedule=[[0, 1, 2]]), loop=loop("skip"))
-    fit(None, 2, toy_data((7, 12, 5), schedule=[[0, 1, 2], [0, 2]]), loop=(other := loop("skip")))
-    assert equal(weights_of(server), weights_of(other))
-    assert not equal(weights_of(server), weights_of(without))
+    one, two = one_round_and_two_without_it
+    assert equal(weights_of(server), two)
+    assert not equal(weights_of(server), one)
 
 
 @pytest.mark.parametrize("policy", ["error", "skip"])
