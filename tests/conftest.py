@@ -1,8 +1,11 @@
 """Options of the test suite, and fixtures of many tests."""
 
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +54,50 @@ def parsers_are_made_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FederatedCLI, "_prepare_subcommand_parser", kept)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def equal_files_are_composed_once() -> Iterator[None]:
+    """Composing is most of a grid's time before its runs; a folder with code of a test's own is composed as it is."""
+    from fl_lightning.experiments.composing import Composer, method_config
+
+    made: dict[tuple[object, ...], dict[str, Any]] = {}
+    compose = Composer.compose
+
+    def kept(composer: Composer, method: str, settings: Any = (), configs: Sequence[str] = ()) -> dict[str, Any]:
+        if any(Path().glob("*.py")) or Path("configs").exists():
+            return compose(composer, method, settings, configs)
+        parts = map(method_config, filter(None, method.split("+")))
+        files = [*composer.base, *configs, *parts, *map(str, sorted(Path().glob("**/*.yaml")))]
+        texts = [Path(name).read_text(encoding="utf-8") if Path(name).is_file() else name for name in files]
+        key = (*texts, *settings)
+        if key not in made:
+            made[key] = compose(composer, method, settings, configs)
+        return deepcopy(made[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Composer, "compose", kept)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shipped_experiments_are_read_once() -> Iterator[None]:
+    """Several tests read all of them, which takes seconds."""
+    from fl_lightning.experiments import experiment
+
+    made, read = {}, experiment.read
+
+    def kept(path: Path) -> experiment.Experiment:
+        if not path.is_relative_to(experiment.HOME):
+            return read(path)
+        key = path, path.read_text(encoding="utf-8")
+        if key not in made:
+            made[key] = read(path)
+        return deepcopy(made[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "read", kept)
         yield
 
 

@@ -74,8 +74,8 @@ def cell_of(name, row, case=None, request=None):
     experiment = whole(name)
     runs = next(runs for runs in experiment.runs if row == runs.label or (not runs.label and row in runs.methods))
     case = case or next(iter(experiment.cases_of(runs)))
-    runs.cases, experiment.runs = {case: experiment.cases_of(runs)[case]}, [runs]
     method = runs.methods[0] if runs.label else row
+    runs.cases, runs.methods, experiment.runs = {case: experiment.cases_of(runs)[case]}, [method], [runs]
     return Cells(experiment, request or Request()).compose(runs, method, case, 0)
 
 
