@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None, results: Path | None = None) ->
         results = RESULTS
     chosen = [name for name in PARTS if getattr(asked, name)]
     if not any((chosen, asked.quick, asked.workload, asked.variant)):
-        whole.run_all()
+        if whole.run_all():
+            raise SystemExit(1)
         return
     if asked.quick or asked.variant or not chosen:
         measure_speed(asked, results)
@@ -101,11 +102,10 @@ def measure_parallel(asked: Namespace, results: Path) -> None:
     """One process against two."""
     from bench import parallel  # noqa: PLC0415
 
-    columns = ("processes", "s_per_round", "speedup")
-    workloads = asked.workload or parallel.WORKLOADS
+    workloads = asked.workload or list(parallel.ROUNDS)
     for name in workloads:
         seconds = (asked.seconds or 150) / len(workloads)
-        table(results / "parallel.csv", columns, parallel.measure(name, asked.repeats or 3, seconds))
+        table(results / "parallel.csv", parallel.COLUMNS, parallel.measure(name, asked.repeats or 3, seconds))
 
 
 def measure_scale(asked: Namespace, results: Path) -> None:
@@ -162,6 +162,8 @@ def asked_size(work: Workload, asked: Namespace) -> Workload:
     if rounds <= work.unmeasured:
         raise SystemExit(f"--rounds must be above {work.unmeasured} for {work.name}, got {rounds}")
     repeats = asked.repeats or (1 if asked.quick else work.repeats)
+    if not work.short:
+        repeats = min(repeats, rounds - work.unmeasured)
     return replace(work, rounds=rounds, repeats=repeats, seconds=asked.seconds or work.seconds)
 
 

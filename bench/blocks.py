@@ -1,4 +1,4 @@
-"""Blocks of rounds: one variant at a time, each in a process of its own that waits while the others run."""
+"""Rounds and blocks of them: one variant at a time, each in a process of its own that waits while the others run."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ MODULES = {"floor": "floor"} | dict.fromkeys(USUAL, "federated")
 
 @dataclass(frozen=True)
 class Block:
-    """Result of one block of rounds.
+    """Result of one block of rounds, or of one round.
 
     Args:
         seconds: per round, by the wall clock.
@@ -55,16 +55,17 @@ def run_block(work: Workload, variant: str, terminal: str = os.devnull) -> Block
         before = machine()
         readings, accuracy = run(work)
         after = machine()
-    wall, busy, own = (b - a for a, b in zip(before, after, strict=True))
     first, last = readings[work.unmeasured], readings[-1]
     rounds = len(readings) - 1 - work.unmeasured
-    return Block(
-        seconds=(last[0] - first[0]) / rounds,
-        cpu=(last[1] - first[1]) / rounds,
-        others=max(0.0, busy - own) / (wall * (os.cpu_count() or 1)),
-        accuracy=accuracy,
-        peak_rss_mb=peak_rss_mb(),
-    )
+    seconds, cpu = ((end - begin) / rounds for begin, end in zip(first, last, strict=True))
+    return replace(block_between(before, after, accuracy), seconds=seconds, cpu=cpu)
+
+
+def block_between(before: tuple[float, float, float], after: tuple[float, float, float], accuracy: float) -> Block:
+    """Make the result of one round, or of all between two readings of `machine`."""
+    wall, busy, own = (b - a for a, b in zip(before, after, strict=True))
+    others = max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
+    return Block(wall, own, others, accuracy, peak_rss_mb())
 
 
 def machine() -> tuple[float, float, float]:
@@ -98,12 +99,38 @@ def quiet() -> Iterator[None]:
 
 
 def serve(connection: Connection, work: Workload, variant: str, threads: int | None, terminal: str) -> None:
-    """Run a block for every message, until None comes."""
+    """Run a block, or a round where rounds are long, for every message, until None comes."""
     if threads is not None:
         torch.set_num_threads(threads)
     import_module(f"bench.{MODULES[variant]}")  # while the other processes do so, too
+    if not work.short:
+        with suppress(NoMoreRoundsError):
+            run_block(replace(work, pause=partial(end_round, connection, [])), variant, terminal)
+        return
     while connection.recv() is not None:
         connection.send(run_block(work, variant, terminal))
+
+
+class NoMoreRoundsError(Exception):
+    """No further round is asked for."""
+
+
+def end_round(connection: Connection, begun: list[tuple[float, float, float]], accuracy: float) -> None:
+    """Send what the round took that began last, and wait until the next is asked for.
+
+    Args:
+        connection: to the process that asks.
+        begun: `machine()` at its begin; empty before the first one.
+        accuracy: after the round.
+
+    Raises:
+        NoMoreRoundsError: none is asked for.
+    """
+    if begun:
+        connection.send(block_between(begun.pop(), machine(), accuracy))
+    if connection.recv() is None:
+        raise NoMoreRoundsError
+    begun.append(machine())
 
 
 def drain(terminal: int) -> None:
@@ -142,12 +169,12 @@ def worker(work: Workload, variant: str, threads: int | None) -> Iterator[Callab
 def interleaved(work: Workload, variants: list[str], threads: int | None) -> dict[str, list[Block]]:
     """Blocks of the floor and of the variants in turn (floor, A, B, floor, A, B), each in its own process.
 
-    Where blocks are short the first one of each, which warms it up, does not count.
+    The first block of each, or its first rounds where rounds are measured, warm it up and do not count.
     """
     names, begin = ["floor", *variants], time.perf_counter()
     with ExitStack() as stack:
         run = {name: stack.enter_context(worker(work, name, threads)) for name in names}
-        for block in run.values() if work.short else ():
+        for block in list(run.values()) * (1 if work.short else work.unmeasured):
             block()
         return in_turn(replace(work, seconds=work.seconds - (time.perf_counter() - begin)), run)
 

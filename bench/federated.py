@@ -57,6 +57,19 @@ class Clock(Callback):
         self.read.append(now())
 
 
+class Pause(Callback):
+    """Pauses before every round and after the last, as the workload says."""
+
+    def __init__(self, pause: Callable[[float], None]) -> None:
+        self._pause = pause
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pause(float(trainer.callback_metrics.get("global/acc", 0.0)))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_train_epoch_start(trainer, pl_module)
+
+
 def train(work: Workload) -> Result:
     """FedAvg with one evaluation of the global model a round and nothing else."""
     return federate(work, **BARE)
@@ -82,7 +95,8 @@ def everything(work: Workload, chunk: int = 1) -> Result:
 
 def federate(work: Workload, *callbacks: Callback, chunk: int = 1, **settings: Any) -> Result:
     loop, data = federation(work, chunk)
-    clock, trainer = fit(loop, data, work.rounds, *callbacks, **settings)
+    pauses = [] if work.pause is None else [Pause(work.pause)]
+    clock, trainer = fit(loop, data, work.rounds, *pauses, *callbacks, **settings)
     return clock, float(trainer.callback_metrics["global/acc"])
 
 

@@ -18,6 +18,8 @@ def floor(work: Workload) -> Result:
     kept = [entry.clone() for entry in model.state_dict().values()][-HEAD:]
     heads: dict[int, list[Tensor]] = {}
     for cohort in work.cohorts(work.rounds):
+        if work.pause is not None:
+            work.pause(accuracy)
         start = [entry.clone() for entry in model.state_dict().values()]
         sums, total = [torch.zeros_like(entry) for entry in start], 0
         for client_id in cohort:
@@ -32,6 +34,8 @@ def floor(work: Workload) -> Result:
         copy_into(model, [entry / total for entry in sums])
         accuracy = evaluate(model, test, work.eval_batch_size)
         clock.append(now())
+    if work.pause is not None:
+        work.pause(accuracy)
     return clock, accuracy
 
 

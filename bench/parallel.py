@@ -1,45 +1,46 @@
 """A workload in one process of one thread, in two, and in one process of two threads.
 
-`python -m bench.parallel WORKLOAD DEVICES THREADS ROUNDS` prints the seconds per round of the rounds after the first.
+`python -m bench.parallel WORKLOAD DEVICES THREADS ROUNDS` prints the seconds of each round after the first.
 """
 
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 
 import torch
 
-from bench.blocks import turns
+from bench.blocks import quartiles, turns
 from bench.workloads import WORKLOADS as ALL
 
-WORKLOADS = ("cnn", "resnet")
-"""Those that take processes: most of the others are done before processes pay."""
+ROUNDS = {"cnn": 5, "resnet": 3}
+"""Of the workloads for which processes pay; the first round warms up."""
+COLUMNS = ("processes", "s_per_round", "speedup", "low", "high")
 
 
-def seconds_per_round(workload: str, devices: int, threads: int, rounds: int) -> float:
+def seconds_of_rounds(workload: str, devices: int, threads: int) -> list[float]:
     """Run it in processes of their own."""
-    command = [sys.executable, "-m", "bench.parallel", workload, str(devices), str(threads), str(rounds)]
+    arguments = (workload, str(devices), str(threads), str(ROUNDS[workload]))
+    command = [sys.executable, "-m", "bench.parallel", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    return [*map(float, done.stdout.splitlines()[-1].split())]
 
 
-def measure(workload: str, repeats: int, seconds: float, rounds: int = 2) -> list[tuple[str, float, float]]:
-    """Rows (workload and processes, seconds per round, how many times faster than one), medians of turns."""
+def measure(workload: str, repeats: int, seconds: float) -> list[tuple[str, *tuple[float, ...]]]:
+    """Rows under `COLUMNS`: how many times faster than one process a round of the same number and turn is."""
     taken: dict[tuple[int, int], list[float]] = {(1, 1): [], (2, 1): [], (1, 2): []}
     for _ in turns(repeats, seconds):
-        for (devices, threads), found in taken.items():
-            found.append(seconds_per_round(workload, devices, threads, rounds))
-    return [
-        (
-            f"{workload}, {devices} x {threads} thread{'s' if threads > 1 else ''}",
-            median(found),
-            median(base / own for base, own in zip(taken[1, 1], found, strict=True)),
-        )
-        for (devices, threads), found in taken.items()
-    ]
+        for devices, threads in taken:
+            taken[devices, threads] += seconds_of_rounds(workload, devices, threads)
+    rows = []
+    for (devices, threads), found in taken.items():
+        low, middle, high = quartiles([base / own for base, own in zip(taken[1, 1], found, strict=True)])
+        name = f"{workload}, {devices} x {threads} thread{'s' if threads > 1 else ''}"
+        rows.append((name, median(found), middle, low, high))
+    return rows
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def main() -> None:
     with quiet():
         clock, trainer = fit(loop, data, rounds, **settings)
     if trainer.is_global_zero:
-        print((clock[-1][0] - clock[1][0]) / (rounds - 1))
+        print(*(end[0] - begin[0] for begin, end in pairwise(clock[1:])))
 
 
 if __name__ == "__main__":

@@ -15,23 +15,24 @@ LONGEST = 180.0
 SHARE = 0.8
 """Of a part's time, in which it begins new turns: the rest is for its start and for a turn that takes longer."""
 SHARES: dict[str, tuple[Sequence[str], float]] = {
-    "speed, tiny": (("--workload", "tiny"), 100),
-    "speed, cnn": (("--workload", "cnn"), 130),
-    "speed, resnet": (("--workload", "resnet"), 120),
-    "speed, text": (("--workload", "text"), 50),
-    "speed, personal": (("--workload", "personal"), 80),
-    "speed, adam": (("--workload", "adam"), 50),
-    "methods": (("--methods",), 140),
+    "speed, tiny": (("--workload", "tiny"), 55),
+    "speed, cnn": (("--workload", "cnn"), 70),
+    "speed, resnet": (("--workload", "resnet"), 75),
+    "speed, text": (("--workload", "text"), 40),
+    "speed, personal": (("--workload", "personal"), 50),
+    "speed, adam": (("--workload", "adam"), 35),
+    "methods": (("--methods",), 80),
     "parallel, cnn": (("--parallel", "--workload", "cnn"), 70),
-    "parallel, resnet": (("--parallel", "--workload", "resnet"), 90),
-    "costs, tiny": (("--costs", "--workload", "tiny"), 100),
-    "costs, cnn": (("--costs", "--workload", "cnn"), 150),
-    "startup": (("--startup",), 30),
-    "scale": (("--scale",), 90),
-    "stays": (("--stays",), 60),
-    "monitors": (("--monitors",), 60),
+    "parallel, resnet": (("--parallel", "--workload", "resnet"), 85),
+    "costs, tiny": (("--costs", "--workload", "tiny"), 70),
+    "costs, cnn": (("--costs", "--workload", "cnn"), 85),
+    "startup": (("--startup",), 25),
+    "scale": (("--scale",), 75),
+    "stays": (("--stays",), 40),
+    "monitors": (("--monitors",), 35),
 }
-"""Arguments of each part, and the seconds that it takes where nothing else runs; it gets more where there is time."""
+"""Arguments of each part, and its share in seconds, together those for all: parts that are done earlier leave the rest
+to those after them."""
 
 
 def run_all(
@@ -45,36 +46,42 @@ def run_all(
         parts: arguments and usual seconds by name; None: all.
 
     Returns:
-        Names of those that were not done in their time.
+        A sentence for each that failed or was not done in its time.
     """
-    ends, left, undone = time.monotonic() + seconds, dict(SHARES if parts is None else parts), []
+    begin, left, undone = time.monotonic(), dict(SHARES if parts is None else parts), []
+    ends = begin + seconds
     for name in list(left):
         arguments, usual = left.pop(name)
         rest = ends - time.monotonic()
         later = sum(share for _, share in left.values())
         given = min(longest, rest * usual / (usual + later))  # what others leave over is shared out
-        print(f"\n--- {name}, at most {given:.0f} s", flush=True)
-        if not run_part(arguments, given):
-            undone.append(name)
-            print(f"{name}: not done within {given:.0f} s; rows that are missing here stay as they were", flush=True)
+        most = max(given, min(longest, rest - later / 2))  # those after it can do with fewer turns
+        print(f"\n--- {name}: turns for {given:.0f} s, ended after {most:.0f} s", flush=True)
+        started = time.monotonic()
+        problem = run_part(arguments, given, most)
+        print(f"--- {name}: took {time.monotonic() - started:.0f} s", flush=True)
+        if problem:
+            undone.append(f"{name}: {problem}; rows that are missing above stay as they were")
+            print(undone[-1], flush=True)
+    print("\n".join(["", f"all parts: {time.monotonic() - begin:.0f} s", *(undone or ["nothing is left out"])]))
     return undone
 
 
-def run_part(arguments: Sequence[str], seconds: float) -> bool:
-    """Run `python -m bench` with these arguments; False if it was ended. Its own processes end with it.
+def run_part(arguments: Sequence[str], seconds: float, most: float) -> str:
+    """Run `python -m bench` with these arguments, and tell what was wrong, if anything.
 
-    Raises:
-        CalledProcessError: it failed.
+    Args:
+        arguments: of the part.
+        seconds: for its turns and its start.
+        most: seconds after which it is ended, with its own processes.
     """
     command = [sys.executable, "-m", "bench", *arguments, "--seconds", f"{SHARE * seconds:.0f}"]
     with subprocess.Popen(command, start_new_session=True) as process:
         try:
-            code = process.wait(seconds)
+            code = process.wait(most)
         except subprocess.TimeoutExpired:
-            return False
+            return f"not done within {most:.0f} s"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    if code:
-        raise subprocess.CalledProcessError(code, command)
-    return True
+    return f"failed with exit status {code}" if code else ""

@@ -38,15 +38,17 @@ class Workload:
         local_epochs: passes over them a round.
         lr: of the local optimizer.
         weight_decay: of the local SGD.
-        rounds: of one block.
-        unmeasured: rounds of a block that pass before its clock starts.
+        rounds: of one block; the most, with those that are not measured, where each round is measured by itself.
+        unmeasured: rounds that pass before the clock starts, of a block or of all.
         repeats: blocks of each variant, at most.
         seconds: in which all blocks are run, fewer of them where the time is not enough.
         momentum: of the local SGD, which starts from zero for each client and round.
         num_clients: N.
         cohort_size: clients a round.
         eval_batch_size: test samples per batch.
-        short: whether a round takes milliseconds, so that a whole block passes before the first that counts.
+        short: whether a round takes milliseconds, so that blocks of rounds are measured, the first of which does not
+            count; else every round is.
+        pause: called at the start of every round with the accuracy so far, and after the last.
         adam: whether the local optimizer is Adam.
         personal_head: whether every client keeps the last layer, which trains first (FedRep, one epoch each).
         num_classes: C.
@@ -69,6 +71,7 @@ class Workload:
     cohort_size: int = 10
     eval_batch_size: int = 250
     short: bool = False
+    pause: Callable[[float], None] | None = None
     spread: int = 0
     adam: bool = False
     personal_head: bool = False
@@ -199,7 +202,7 @@ TINY = Workload(
 )  # fmt: skip
 CNN = Workload(
     "cnn", two_convolutions, noise_images, client_samples=250, batch_size=50, local_epochs=1, lr=0.01,
-    weight_decay=1e-5, rounds=2, unmeasured=1, repeats=20, eval_batch_size=125,
+    weight_decay=1e-5, rounds=41, unmeasured=1, repeats=40, eval_batch_size=125,
 )  # fmt: skip
 WORKLOADS = {
     workload.name: workload
@@ -209,7 +212,7 @@ WORKLOADS = {
         replace(CNN, name="resnet", net=resnet, samples=partial(noise_images, 20), client_samples=20, batch_size=4),
         replace(
             CNN, name="text", net=transformer, samples=sentences, client_samples=50, batch_size=10, adam=True, lr=1e-3,
-            rounds=3, num_classes=CHARACTERS,
+            num_classes=CHARACTERS,
         ),
         replace(CNN, name="personal", personal_head=True),
         replace(

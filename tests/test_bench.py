@@ -144,10 +144,15 @@ def test_a_stacked_step_is_that_of_the_bare_loop(im2col):
 @pytest.mark.slow
 def test_the_whole_ends_in_its_time_and_says_what_was_not_done(capfd):
     begin = time.monotonic()
-    parts = {"help": (("--help",), 1.0), "hangs": (("--workload", "cnn", "--rounds", "1000"), 1.0)}
-    assert whole.run_all(seconds=40, longest=20, parts=parts) == ["hangs"]
-    assert time.monotonic() - begin < 60
-    assert "hangs: not done within 20 s; rows that are missing here stay" in capfd.readouterr().out
+    hangs = ("--workload", "tiny", "--rounds", "1000000")
+    parts = {"fails": (("--rounds", "x"), 1.0), "hangs": (hangs, 2.0), "help": (("--help",), 1.0)}
+    rest = "rows that are missing above stay as they were"
+    undone = [f"fails: failed with exit status 2; {rest}", f"hangs: not done within 20 s; {rest}"]
+    assert whole.run_all(seconds=80, longest=20, parts=parts) == undone
+    assert time.monotonic() - begin < 80
+    said = capfd.readouterr().out.splitlines()
+    assert said[-2:] == undone
+    assert said[-3].startswith("all parts: ")
 
 
 @pytest.mark.gpu
