@@ -78,7 +78,7 @@ class FederatedDataModule(Participation):
             other) in place of samples taken from the training split.
         client_test_size: samples of a client's own test set, drawn from the test split by its class proportions, the
             same sample for several clients too; None: as the partition says, n_test // N where it says nothing.
-        eval_batch_size: samples per batch in evaluation; None: 1,000, but on a CPU 250 of samples as large as images.
+        eval_batch_size: samples per batch in evaluation; None: 1,000, but on a CPU 125 of samples as large as images.
         num_classes: classes C, where the source does not know them.
         input_shape: shape of one sample, where the source does not know it.
         local_work: share of its local steps that a client makes in a round, in (0, 1]: stragglers. [low, high] is drawn

@@ -127,7 +127,7 @@ def test_a_setting_that_contradicts_the_source_is_refused(settings, sentence):
         toy_data(**settings).setup("fit")
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, [250, 1000]), (7, [7, 7])])
+@pytest.mark.parametrize(("given", "expected"), [(None, [125, 1000]), (7, [7, 7])])
 def test_evaluation_batches_are_smaller_on_a_cpu_unless_they_are_set(given, expected):
     found = []
     for shape in ((3, 16, 16), (4,)):
