@@ -98,9 +98,9 @@ def check_sizes(content: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     """
     if "num_samples" not in content:
         return
-    told = dict(zip(content["users"], content["num_samples"], strict=True))
-    if wrong := sorted(user for user in told.keys() | sizes.keys() if told.get(user) != sizes.get(user)):
-        raise ValueError(f"num_samples has {told.get(wrong[0])} of {wrong[0]}, user_data {sizes.get(wrong[0])}")
+    listed = dict(zip(content["users"], content["num_samples"], strict=True))
+    if wrong := sorted(user for user in listed.keys() | sizes.keys() if listed.get(user) != sizes.get(user)):
+        raise ValueError(f"num_samples has {listed.get(wrong[0])} of {wrong[0]}, user_data {sizes.get(wrong[0])}")
 
 
 class FEMNIST(ImageSource):
