@@ -67,6 +67,7 @@ class Cell:
         name: of its files; a run with the same identity has the same.
         config: whole configuration.
         tuned: settings that were chosen on the validation split.
+        all_rounds: that it has without `--rounds`, -1 without a limit.
     """
 
     method: str
@@ -75,6 +76,7 @@ class Cell:
     name: str
     config: Mapping[str, Any]
     tuned: Settings = ()
+    all_rounds: int = -1
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -289,12 +291,13 @@ class Cells:
         config = self.composer.compose(method, settings, self.configs_of(case))
         if self.request.configs and ROUNDS not in dict(self.request.settings):
             config = {**config, "trainer": {**config["trainer"], "max_epochs": self.rounds_of(row, method, name)}}
+        all_rounds = most_rounds(limits_of(config["trainer"]))
         if self.request.rounds is not None and row is not self.start:  # whose last weights the others start from
             config = shortened(config, self.request.rounds)
         whole = seeded(config, seed, self.experiment.hold)
         label = row.label or short_name(method)
         stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", described(tuned, "-")]))
-        return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned)
+        return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned, all_rounds)
 
     def rounds_of(self, row: Runs, method: str, name: str) -> int | None:
         """Look up the experiment's own rounds, which files that were asked for, such as trainer/gpu, leave alone."""

@@ -117,7 +117,7 @@ def plan(path: Path, cells: Cells, output: Path) -> str:
     for cell in every:
         done = CellFiles(output, cell.name).rounds
         rounds = max(cell.max_rounds - done, 0)
-        left, time = left + rounds, time + hours.get(cell.case, 0.0) * rounds / max(cell.max_rounds, 1)
+        left, time = left + rounds, time + hours.get(cell.case, 0.0) * rounds / max(cell.all_rounds, 1)
         lines.append((str(cell.seed), cell.case, cell.method, f"{done} of {cell.max_rounds}", cell.name))
     table = [("seed", "case", "method", "rounds", "run"), *lines]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]

@@ -145,6 +145,7 @@ class RoundsToTarget(Drawing):
                 else:
                     place.text(i, 0, "never", ha="center", va="bottom", fontsize=8)
             place.set_xticks(range(len(methods)), [drawable(m).replace(" ", "\n", 1) for m in methods], fontsize=8)
+            place.set_xlim(-0.6, len(methods) - 0.4)  # also where no method has a bar
             base = reached.get(self.baseline)
             shares = {m: 100 * r / base for m, r in reached.items() if r is not None and base and m != self.baseline}
             never = ", ".join(m for m, r in reached.items() if r is None)

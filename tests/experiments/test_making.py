@@ -161,6 +161,8 @@ def test_a_plan_runs_nothing_and_tells_what_is_done(here):
     plan = say("reproduce own/table.yaml --plan").out.splitlines()
     assert plan[0].split() == ["seed", "case", "method", "rounds", "run"]
     assert plan[-1] == "own/table: 6 runs, 18 rounds left, which take about 3 min on two cores"
+    beginning = say("reproduce own/table.yaml --rounds 1 --plan").out.splitlines()
+    assert beginning[-1] == "own/table: 6 runs, 6 rounds left, which take about 1 min on two cores"
     assert not here
     assert say("reproduce own/table.yaml --methods FedAvg --seeds 0 --rounds 2").code == 0
     plan = say("reproduce own/table.yaml --plan").out.splitlines()
