@@ -14,6 +14,7 @@ from tests.commands import TINY, refusal, run_in, say, working_in
 
 FIT = f"fit {TINY} --trainer.enable_progress_bar false"
 OWN = """
+import os
 import shutil
 from pytorch_lightning import Callback
 
@@ -25,9 +26,10 @@ class Deletes(Callback):
     def delete(self, trainer, *args):
         if trainer.current_epoch == 1:
             for logger in trainer.loggers:
-                logger.save()  # TensorBoard's thread would make its file anew while the folder is being deleted
-            folder = trainer.default_root_dir
-            shutil.rmtree(folder if self.whole else f"{folder}/checkpoints")
+                logger.save()
+            folder = trainer.default_root_dir if self.whole else f"{trainer.default_root_dir}/checkpoints"
+            while os.path.exists(folder):  # TensorBoard's thread may just be making its file anew
+                shutil.rmtree(folder, ignore_errors=True)
 """
 
 
