@@ -17,7 +17,8 @@ LONGEST = 110
 HEAD = """# Tasks
 
 Twenty-five things that a newcomer does, in this order, in one empty folder: the commands, the seconds of CPU of all of
-them, and what they print: the line with the accuracy, else the last one. Done by `python -m docs.measure_tasks` in a
+them, and what they print: the line with the accuracy, else the last one; of a list or a help text the number of
+lines, and one of them. Done by `python -m docs.measure_tasks` in a
 fresh clone with an empty home folder; {machine}, {day}. Each command that trains or evaluates loads torch, Lightning
 and the options anew, which is {load:.0f} s of its time.
 
@@ -56,19 +57,21 @@ class Task(NamedTuple):
         wish: of the newcomer.
         commands: lines of a shell.
         file: Python to be written first, by name.
+        shown: beginning of the line to show of a list or a help text.
     """
 
     wish: str
     commands: Sequence[str]
     file: tuple[str, str] | None = None
+    shown: str = ""
 
 
 FIT = "fl-lightning fit -c experiment/digits_fedavg"
 TASKS = [
-    Task("See what there is", ["fl-lightning"]),
-    Task("See the options of a run", ["fl-lightning fit --help"]),
-    Task("List the configuration files", ["fl-lightning configs"]),
-    Task("List the methods", ["fl-lightning methods --output csv"]),
+    Task("See what there is", ["fl-lightning"], shown="fit "),
+    Task("See the options of a run", ["fl-lightning fit --help"], shown="--model.local_epochs"),
+    Task("List the configuration files", ["fl-lightning configs"], shown="experiment/digits_fedntd"),
+    Task("List the methods", ["fl-lightning methods --output csv"], shown="FedNTD,"),
     Task("Train a first federation", ["fl-lightning fit -c experiment/digits_fedntd"]),
     Task("Test its best round", ["fl-lightning test -c experiment/digits_fedntd --ckpt_path best"]),
     Task("Write its predictions", ["fl-lightning predict -c experiment/digits_fedntd --ckpt_path best"]),
@@ -76,7 +79,11 @@ TASKS = [
         "Train it for longer", ["fl-lightning fit -c experiment/digits_fedntd --trainer.max_epochs 32 --ckpt_path last"]
     ),
     Task("Try another method", [f"{FIT} --model.client FedProx --model.client.mu 0.1 {SHORT}"]),
-    Task("See the arguments of a method", ["fl-lightning fit --model.client.help FedNTD"]),
+    Task(
+        "See the arguments of a method",
+        ["fl-lightning fit --model.client.help FedNTD"],
+        shown="weight of the distillation",
+    ),
     Task("Make the classes more uneven", [f"{FIT} --data.partition.alpha 0.1 {SHORT}"]),
     Task(
         "Take more clients, half of them in each round",
@@ -108,23 +115,27 @@ TASKS = [
 ]
 
 
-def run(command: str, folder: Path, clone: Path) -> str:
+def run(command: str, folder: Path, clone: Path, shown: str = "") -> str:
     """Run a line of a shell with the clone's package.
 
     Returns:
-        The last line that it printed.
+        What it printed: the line that begins with `shown`, after the number of lines; else that of the accuracy, or
+        the last one.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: it failed, or no line begins so.
     """
     python = f'python() {{ "{sys.executable}" "$@"; }}\nfl-lightning() {{ python -m fl_lightning "$@"; }}\n'
     home = {"HOME": str(folder.parent / "home"), "PYTHONPATH": str(clone), "COLUMNS": "100"}
     done = subprocess.run(
         ["bash", "-c", python + command], cwd=folder, env=os.environ | home, capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise SystemExit(f"{command}\n{done.stdout}\n{done.stderr}")
     lines = [line.strip() for line in (done.stdout or done.stderr).splitlines() if line.strip(" ─")]
+    chosen = [line for line in lines if line.startswith(shown)]
+    if done.returncode or not chosen:
+        raise SystemExit(f"{command}\n{done.stdout}\n{done.stderr}")
+    if shown:
+        return f"{len(lines)} lines: {' '.join(chosen[0].split())}"
     found = [line for line in lines if line.startswith("accuracy")] or lines or ["(nothing)"]
     return found[-1].replace(f"{folder}/", "")
 
@@ -149,7 +160,7 @@ def main() -> None:
             if task.file is not None:
                 (folder / task.file[0]).write_text(task.file[1], encoding="utf-8")
             began = cpu_seconds()
-            said = [run(command, folder, clone) for command in task.commands][-1]
+            said = [run(command, folder, clone, task.shown) for command in task.commands][-1]
             seconds = cpu_seconds() - began
             shown = said if len(said) <= LONGEST else f"{said[:LONGEST]} …"
             commands = "<br>".join(f"`{command}`" for command in task.commands)
