@@ -1,4 +1,4 @@
-"""Forty values that people give wrongly in Python: each is refused in one sentence that says what is right."""
+"""Values that people give wrongly in Python: each is refused in one sentence that says what is right."""
 
 from functools import partial
 
@@ -44,6 +44,16 @@ def fit(client=None, callbacks=(), federation=None, **settings):
     run = trainer(1)
     run.callbacks += callbacks
     run.fit(FederatedLoop(client or FedAvg(), **settings), datamodule=federation or toy_data())
+
+
+class Detached(Plain):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx).detach()
+
+
+class Untold(Plain):
+    def configure_optimizers(self):
+        return torch.optim.SGD
 
 
 def accumulating():
@@ -157,6 +167,31 @@ MISTAKES = {
         lambda: fit(federation=toy_data(schedule=[[99]])),
         r"must name different clients in \[0, 5",
     ),
+    "a loss without a gradient": (
+        lambda: fit(FedAvg(module=Detached())),
+        "let training_step return a loss with a grad",
+    ),
+    "too few outputs": (
+        lambda: fit(FedAvg(net=lambda *_: torch.nn.Linear(4, 2))),
+        r"Target 2 is out of bounds.*; let the net have an output for each class that the data have \(num_classes\)",
+    ),
+    "the optimizer's class": (
+        lambda: fit(FedAvg(module=Untold())),
+        r"must return an optimizer, .*, got SGD \(the class, not an instance\); return such as torch.optim.SGD\(self",
+    ),
+    "a shift by number": (lambda: data(feature_shift=0.1), r"feature_shift must be a FeatureShift, .*got 0.1; give Fe"),
+    "work in words": (
+        lambda: data(local_work="half"),
+        "local_work must be a number, got 'half'; it is a share of a cl",
+    ),
+    "a cohort by size": (
+        lambda: data(cohort_size=5),
+        "'cohort_size'; the clients are num_clients and participation of",
+    ),
+    "samples before they are there": (
+        lambda: data().label_counts,
+        r"the samples must be loaded first; call setup\('fit'\) of the data, as a Trainer does",
+    ),
     "the Trainer's batches": (accumulating, "accumulated by model.accumulate_grad_batches, not by trainer.accumulate"),
 }
 
@@ -165,6 +200,6 @@ MISTAKES = {
 def test_a_mistaken_value_ends_in_one_sentence(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make, sentence = MISTAKES[name]
-    with pytest.raises((TypeError, ValueError, FileNotFoundError), match=sentence) as caught:
+    with pytest.raises((TypeError, ValueError, FileNotFoundError, RuntimeError), match=sentence) as caught:
         make()
     assert "\n" not in str(caught.value)

@@ -29,10 +29,13 @@ UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'|nrecognized arguments: (\
 ALTERNATIVE = re.compile(r"^\s*- (?!Expected a |Does not validate)(.+)", re.M)
 FORM = re.compile(r"Not a valid subclass|a class path \(str\)|a dict with")
 """Sentence of jsonargparse about the form of a value, which says nothing where a class refused its arguments."""
+NEEDED = re.compile(r"the following arguments are required: (.+)")
 NO_NAME = re.compile(r"Key must be a string, got: ([^\s.]+)")
 FILE = re.compile(r"(?:\./)*([\w/\\.-]+?)(\.py)?(?:::?(\w+))?")
 """A class in the ways that other programs name it: `folder/module.py:Class`, `module:Class`, `module.py`."""
 DECIMAL = re.compile(r"([-+]?\d*),(\d+)")
+NOTHING = "nothing"
+LISTS = {"Sequence", "list", "tuple"}
 NUMBERS = {"float": "write a number, such as 0.01", "int": "write a whole number, such as 3"}
 CLASS_NOT_NAMED = re.compile(r"NestedArg\(key='(?!class_path|init_args)(\w+)'")
 NESTED = "\0"
@@ -77,6 +80,9 @@ def format_error(
         reason = wrong_value(key, message, error)
     if nested:
         return f"{NESTED}{key}{NESTED}{reason}{NESTED}"
+    if needed := NEEDED.fullmatch(reason):
+        first = ".".join([key, needed[1].split(", ")[0]]).strip(".")
+        return f"{key or 'the command'} needs {needed[1]}, which has no default; write --{first} VALUE"
     return key + (" " if reason.startswith("must ") else ": ") * bool(key) + reason
 
 
@@ -104,7 +110,7 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
     if named := NO_FILE.search(message):
         return f"must be the name of a file, got {named[1]}; a class is given by {PART_OF.get(key, 'a longer option')}"
     if names := [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]:
-        return expected(names, value or "nothing")
+        return expected(names, value or NOTHING)
     return one_line(KEY.sub("", str(error) if key and error else message))
 
 
@@ -133,7 +139,11 @@ def expected(names: list[str], given: str) -> str:
     'must be float, got 0,01; numbers are written with a point: 0.01'
     """
     numbers = [words for kind, words in NUMBERS.items() if kind in names]
-    near = f"; {numbers[0]}" if numbers else nearest(given, names)
+    near = nearest(given, [name for name in names if name not in NUMBERS])
+    if numbers and not near:
+        near = f"; {numbers[0]}"
+    elif LISTS.issuperset(names) and given != NOTHING:
+        near = f"; write a list, such as [{given}]"
     if "float" in names and (decimal := DECIMAL.fullmatch(given.strip())):
         near = f"; numbers are written with a point: {decimal[1] or 0}.{decimal[2]}"
     return f"must be {' or '.join(dict.fromkeys(names))}, got {given}{near}"
@@ -150,7 +160,12 @@ def unknown_option(option: str | None, argument: str, options: list[str], kinds:
     if kind in classes.EMPTY:
         return class_not_named(name, kind)
     if not option and argument[0] != "-":
-        return f"unexpected argument {name!r}; options begin with --"
+        of_file = argument.endswith((".yaml", ".yml")) or "/" in argument
+        return (
+            f"unexpected argument {name!r}; {f'a file is given by -c {name}' if of_file else 'options begin with --'}"
+        )
+    if not option and argument[:2] != "--" and len(name) > 1:
+        return f"unknown option {argument!r}; options begin with two hyphens: --{name}"
     if name == "class_path":
         return "the options of a class belong under init_args, beside its class_path"
     if options == SUBCOMMANDS_ONLY:

@@ -9,6 +9,7 @@ from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -16,6 +17,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
+from torch import cuda, mps
 
 from fl_lightning.callbacks import (
     ClasswiseReport,
@@ -168,6 +170,7 @@ class FederatedCLI(LightningCLI):
             raise ValueError(untrained(command, self.parent))
         if command == "fit":
             check_limits(config.trainer)
+        check_devices(config.trainer)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings, config = self.config_init[self.subcommand].trainer, self.config[self.subcommand]
@@ -263,6 +266,21 @@ def check_limits(trainer: Any) -> None:
         raise ValueError(
             "fit needs trainer.max_epochs, the number of rounds, trainer.max_steps or trainer.max_time, and got none "
             "(Lightning would run 1,000 rounds); add --trainer.max_epochs 30, or trainer: {max_epochs: 30} in a file"
+        )
+
+
+def check_devices(trainer: Any) -> None:
+    """Refuse devices that are none, and a GPU where torch finds none, which Lightning does without a remedy.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if trainer.devices in (0, "0"):
+        raise ValueError(f"trainer.devices must be at least 1, got {trainer.devices}; auto takes all that there are")
+    if trainer.accelerator in ("gpu", "cuda") and not any(backend.is_available() for backend in (cuda, mps)):
+        raise ValueError(
+            f"trainer.accelerator={trainer.accelerator} needs a GPU, and torch {torch.__version__} finds none here; "
+            f"auto takes what there is"
         )
 
 

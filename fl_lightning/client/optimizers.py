@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.client.progress import AccumulatedLR, LocalProgress
 from fl_lightning.client.unwrapped_step import UnwrappedStep, unwrapped_step
+from fl_lightning.utils.settings import described
 
 Factor = Callable[[float], float]
 """`lr -> factor` of a learning rate."""
@@ -332,7 +333,7 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
             return list(items[0]), [_scheduler(scheduler) for scheduler in schedulers]
     raise TypeError(
         f"{owner}.configure_optimizers must return an optimizer, a dict, a list of them or (optimizers, schedulers), "
-        f"got {type(configured).__name__}"
+        f"got {described(configured)}; return such as torch.optim.SGD(self.parameters(), lr=0.1)"
     )
 
 

@@ -1,6 +1,7 @@
 """Local work: stragglers, which make a part of it, and one client in place of a cohort."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from fl_lightning.data.clients import ClientIndices, Cohorts
 from fl_lightning.utils.keyed import keyed_numpy
@@ -20,7 +21,7 @@ class LocalWork:
     """
 
     def __init__(self, given: float | Sequence[float], seed: int) -> None:
-        bounds = [given, given] if isinstance(given, int | float) else list(given)
+        bounds: list[Any] = list(given) if isinstance(given, list | tuple) else [given, given]
         for bound in bounds:
             check_numbers("it is a share of a client's local steps", local_work=bound)
         if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= 1:
@@ -28,7 +29,7 @@ class LocalWork:
                 f"local_work must be a share in (0, 1], or two of them [low, high], got {given}; 1.0 lets every client "
                 f"make all of its steps"
             )
-        self._low, self._high = bounds
+        self._low, self._high = map(float, bounds)
         self.seed = seed
 
     def __call__(self, client_id: int, round_idx: int) -> float:

@@ -35,7 +35,7 @@ from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
-from fl_lightning.utils.settings import agreed, check_count
+from fl_lightning.utils.settings import agreed, check_count, check_kind
 from fl_lightning.utils.signatures import checks_arguments
 
 
@@ -132,6 +132,7 @@ class FederatedDataModule(Participation):
         self.source, self.seed = read, seed
         self.partition, self.by = partition_of(partition, by, num_clients is None), by
         check_count(1, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
+        check_kind(FeatureShift, "a FeatureShift", "give FeatureShift(noise=0.1)", feature_shift=feature_shift)
         check_count(0, shared_per_class=shared_per_class)
         self._batch_size, self._shuffle = batch_size, shuffle
         self.extra_splits = as_sources(extra_splits)
@@ -329,6 +330,8 @@ class FederatedDataModule(Participation):
     def client_samples(self) -> ClientSamples | ClientStreams | ClientsElsewhere:
         """Get the clients' training samples, which are dealt at the first call, once the holdout is taken out."""
         if self._samples is None:
+            if not self._splits:
+                raise ValueError("the samples must be loaded first; call setup('fit') of the data, as a Trainer does")
             train = self._splits["train"]
             if isinstance(train, StreamSplit):
                 self._samples = ClientStreams(train, self)

@@ -145,6 +145,15 @@ class SkippedClients(Member):
         return {"train/skipped": float(len(self.skipped))}
 
 
+HINTS = {
+    "does not have a grad_fn": "let training_step return a loss with a gradient, without detach, item or no_grad",
+    "Expected output to be a torch.Tensor": "let training_step return its loss as a tensor",
+    "is out of bounds.": "let the net have an output for each class that the data have (num_classes)",
+    "Invalid learning rate": "give the optimizer a learning rate of at least 0",
+}
+"""What to do about what torch says in its own words, where no line of the user's is at fault."""
+
+
 def client_error(client_id: int, round_idx: int, error: Exception, taken_in: bool = False) -> ClientError:
     """Name client, round and the user's own line in one sentence.
 
@@ -160,6 +169,8 @@ def client_error(client_id: int, round_idx: int, error: Exception, taken_in: boo
         remedy = f"end your own generators by return, or {remedy}"
     elif users_lines(error):
         remedy = f"mend that line, or {remedy}"
+    elif hint := next((hint for words, hint in HINTS.items() if words in text), ""):
+        remedy = f"{hint}, or {remedy}"
     sentence = f"client {client_id} raised {kind} in round {round_idx}{colon}{at}; {remedy}"
     return ClientError(sentence, client_id, f"{kind}{colon}{at}", taken_in)
 

@@ -36,7 +36,7 @@ WHERE: dict[str, tuple[str, ...]] = {
         *("num_clients", "participation", "batch_size", "partition", "val_fraction", "proxy_size", "schedule"),
     ),
     "the clients are num_clients and participation of FederatedDataModule": (
-        *("clients", "n_clients", "num_users", "fraction", "fraction_fit", "clients_per_round"),
+        *("clients", "n_clients", "num_users", "fraction", "fraction_fit", "clients_per_round", "cohort_size"),
     ),
     "it is a partition's: FederatedDataModule(..., partition=DirichletPartition(alpha=0.1))": ("alpha",),
     "a client takes net= (a function that makes a net) or module= (a LightningModule), a FederatedLoop a client": (

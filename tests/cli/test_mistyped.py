@@ -48,7 +48,10 @@ MISTAKES = [
     ),
     ("validate", "validate needs trained weights, .* there is no run in runs/fit with a checkpoint: fit first"),
     ("predict --ckpt_path x.ckpt", "--ckpt_path must be last, best or a checkpoint file, got x.ckpt"),
-    ("compare -c experiment/digits_fedavg --methods FedAvg", "are required: output"),
+    (
+        "compare -c experiment/digits_fedavg --methods FedAvg",
+        "needs output, which has no default; write --output VALUE",
+    ),
     ("compare -c experiment/digits_fedavg --methods FedAvgg --output o", "'FedAvgg'; the nearest is 'fedavg'"),
     (
         "compare -c experiment/digits_fedavg --methods FedAvg FedAvg --output o",
@@ -73,6 +76,12 @@ MISTAKES = [
         "data must be YAML, and cannot be read at line 2, column 1 .*; close brackets and quotes",
     ),
     (f"{RUN} --model.client '{{class_path: FedProx'", "model.client must be YAML, and cannot be read at line 1"),
+    (f"{RUN} --trainer.precision bf16mixed", "trainer.precision must be .*got bf16mixed; the nearest is 'bf16-mixed'"),
+    (f"{RUN} --trainer.devices 0", "trainer.devices must be at least 1, got 0; auto takes all that there are"),
+    (f"{RUN} --model.transforms NormClip", "needs max_norm, which has no default; write --model.transforms.max_norm"),
+    (f"{RUN} --model.client.net.hidden 64", r"net.hidden must be Sequence, got 64; write a list, such as \[64\]"),
+    (f"{RUN} -model.local_epochs 2", "'-model.local_epochs'; options begin with two hyphens: --model.local_epochs"),
+    ("fit experiment/digits_fedavg", "unexpected argument .*; a file is given by -c experiment/digits_fedavg"),
     ("fit -c 'data: {num_clients: 3'", "-c must be YAML, and cannot be read at line 2, column 1 .did not find expect"),
 ]
 
