@@ -57,9 +57,9 @@ class Pace(Member):
         self._seconds[client_id] = seconds
 
     def estimate(self) -> Callable[[int], float] | None:
-        """Give the seconds that are expected of a client, by its id; None before any was measured.
+        """Give the seconds that are expected of a client, by its id.
 
-        Who was not measured is expected to take as long by the sample as the others did.
+        None before any was measured. Who was not is expected to take as long by the sample as the others did.
         """
         if not self._seconds:
             return None
