@@ -9,7 +9,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from fl_lightning.cli import configs
 from fl_lightning.cli.classes import OPTIONS, arguments, class_names
 from fl_lightning.cli.errors import PROG
-from fl_lightning.cli.methods import records
+from fl_lightning.cli.methods import printed_names
 from fl_lightning.cli.new import KINDS
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.parser_only import BuiltError, ParserOnly
@@ -96,13 +96,6 @@ def options_of(parser: LightningArgumentParser) -> list[str]:
     return list(dict.fromkeys([*given, *nested]))
 
 
-def method_names() -> list[str]:
-    """Name every file of a method as papers do, where the table of methods has it."""
-    stems = {name.removeprefix("method/") for name in configs.names() if name.startswith("method/")}
-    printed = {record["method"].lower().replace("-", "_"): record["method"] for record in records()}
-    return [printed.get(stem, stem) for stem in sorted(stems)]
-
-
 def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.ArgumentParser:
     """Build a parser of argparse's that has all commands and options.
 
@@ -145,6 +138,7 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     new.add_argument("kind", choices=list(KINDS))
     new.add_argument("name")
     new.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    methods = list(printed_names().values())
     experiments = [name.removeprefix("papers/") for name in configs.names() if name.count("/") == 2]
     for made in parsers_of_commands:
         command = commands.add_parser(made.prog.split()[-1], help=made.description)
@@ -155,7 +149,7 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
                 word = option if option == "runs" else f"--{option}"
                 command.add_argument(word).complete = shtab.DIRECTORY  # type: ignore[attr-defined]
             else:
-                names = configs.names() if option == "config" else method_names() if option in METHODS else None
+                names = configs.names() if option == "config" else methods if option in METHODS else None
                 command.add_argument(f"--{option}", choices=names, nargs="*" if option == "methods" else None)
     return top
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.cli import configs
 from fl_lightning.cli.plain_parser import PlainParser
-from fl_lightning.utils.text import write_cells
+from fl_lightning.utils.text import folded, write_cells
 
 Record = dict[str, Any]
 """A method's columns by name."""
@@ -20,6 +21,9 @@ HEADINGS = [
     *("method", "paper", "file", "down", "up", "client state", "server state", "sends", "reads", "data", "stacks"),
     *("module", "rules", "server optimizers"),
 ]
+FOLDER = "method/"
+"""Beginning of the names of the methods' configurations."""
+
 TABLE = Path(__file__).with_name("methods.json")
 """The measured table: an object for each method, with the sentences of what was refused."""
 
@@ -42,6 +46,18 @@ def run(argv: list[str]) -> None:
 def records() -> list[Record]:
     """Read the columns of all methods by name."""
     return list(json.loads(TABLE.read_text(encoding="utf-8")))
+
+
+def printed_names() -> dict[str, str]:
+    """Name every file of a method as the table of methods does, one that is not in it by the comment in the file.
+
+    >>> names = printed_names()
+    >>> names["lg_fedavg"], names["geometric_median"], names["centralized"]
+    ('LG-FedAvg', 'GeometricMedian', 'Centralized')
+    """
+    stems = [name.removeprefix(FOLDER) for name in configs.names() if name.startswith(FOLDER)]
+    printed = {folded(record["method"]): record["method"] for record in records()}
+    return {s: printed.get(folded(s)) or configs.title(f"{FOLDER}{s}").partition(":")[0] for s in stems}
 
 
 def as_json(methods: Sequence[Record]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from fl_lightning.cli.classes import OPTIONS, arguments
+from fl_lightning.utils.text import folded
 
 OTHER_WORDS = {
     "seed_everything": "seed random_seed random_state",
@@ -64,13 +65,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     >>> nearest("FedNtd", ["FedBN", "FedNTD"]), nearest("median", ["GeometricMedian", "MedianAggregator"])
     ("; the nearest is 'FedNTD'", "; the nearest is 'MedianAggregator'")
     """
-    folded = {plain(known): known for known in names}
-    word = plain(name)
-    begin = [known for known in folded if len(word) > 2 and known.startswith(word)]
-    close = [word] if word in folded else get_close_matches(word, list(folded), 1) or begin * (len(begin) == 1)
-    return "".join(f"; the nearest is {folded[near]!r}" for near in close)
-
-
-def plain(name: str) -> str:
-    """Drop what is only a way of writing: case, hyphens and underscores."""
-    return name.casefold().replace("-", "").replace("_", "")
+    spelt = {folded(known): known for known in names}
+    word = folded(name)
+    begin = [known for known in spelt if len(word) > 2 and known.startswith(word)]
+    close = [word] if word in spelt else get_close_matches(word, list(spelt), 1) or begin * (len(begin) == 1)
+    return "".join(f"; the nearest is {spelt[near]!r}" for near in close)

@@ -13,11 +13,13 @@ import yaml  # type: ignore[import-untyped]
 from pytorch_lightning.cli import LightningArgumentParser
 
 from fl_lightning.cli.configs import HOME
+from fl_lightning.cli.methods import printed_names
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.cli.suggestions import nearest
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.reports.saved import CLASS_PATH
+from fl_lightning.utils.text import folded
 
 Setting = tuple[str, str]
 """An option's name and its value, as on the command line."""
@@ -66,6 +68,8 @@ class Composer:
 def method_config(name: str) -> str:
     """Find the configuration of a method: a path, a name such as `FedNTD` or `LG-FedAvg`, or the path of a class.
 
+    A name counts without case, hyphens and underscores.
+
     Returns:
         The path of its file, or YAML.
 
@@ -80,14 +84,15 @@ def method_config(name: str) -> str:
             raise FileNotFoundError(f"a method is a name, a YAML file or the path of a class; {name} does not exist")
         return name
     known = {file.stem: file for folder in reversed(CONFIGS) for file in (folder / "method").glob("*.yaml")}
-    stem = name.lower().replace("-", "_")
-    if stem in known:
-        return str(known[stem])
+    if same := [file for stem, file in known.items() if folded(stem) == folded(name)]:
+        return str(same[-1])  # the user's own, where there is one
     if CLASS_PATH.fullmatch(name):
         return as_yaml({"model": {"client": {"class_path": name}}})
+    printed = printed_names()
+    names = sorted((printed.get(stem, stem) for stem in known), key=str.casefold)
     raise FileNotFoundError(
-        f"a method is a file in configs/method, or the path of a class, got {name!r}{nearest(stem, list(known))}; "
-        f"there are {', '.join(sorted(known)) or 'none'}"
+        f"a method is a file in configs/method, or the path of a class, got {name!r}{nearest(name, names)}; "
+        f"there are {', '.join(names) or 'none'}"
     )
 
 

@@ -69,3 +69,12 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return text == text.strip()
+
+
+def folded(name: str) -> str:
+    """Drop what is only a way of writing: case, hyphens and underscores.
+
+    >>> folded("LG-FedAvg"), folded("geometric_median")
+    ('lgfedavg', 'geometricmedian')
+    """
+    return name.casefold().replace("-", "").replace("_", "")

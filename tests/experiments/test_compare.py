@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -15,10 +16,11 @@ import psutil
 import pytest
 import yaml
 
+from fl_lightning.cli.methods import printed_names, records
 from fl_lightning.experiments import results
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.compare import command_parser, experiment_of
-from fl_lightning.experiments.composing import Composer, option_names, seeded, split_overrides
+from fl_lightning.experiments.composing import Composer, method_config, option_names, seeded, split_overrides
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.run import Rounds
 from fl_lightning.papers.stored import RUN
@@ -258,6 +260,25 @@ def test_options_of_fit_classes_and_names_for_the_tables(base, here):
     assert [group.label for group in grouped(map(read_run, find_runs(["out"])))] == names  # as `report` has them
     again = say("reproduce out/experiment.yaml --output out")
     assert (again.code, len(here)) == (0, 3), again
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Methods\n")[2].partition("\n## ")[0]
+PRINTED = [name.strip() for names in re.findall(r"^- .*?: (.*)$", README, re.MULTILINE) for name in names.split(",")]
+NAMES = dict.fromkeys([*PRINTED, "Centralized", "Selective-FD", *(record["method"] for record in records())])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_methods_have_the_names_that_are_printed(name):
+    assert len(PRINTED) > 30
+    path = Path(method_config(name))
+    assert path.parent.name == "method"
+    assert path == Path(method_config(name.lower()))
+    assert printed_names()[path.stem] == name.replace("Selective-FD", "SelectiveFD")
+
+
+def test_a_method_that_does_not_exist_is_named_with_the_nearest():
+    with pytest.raises(FileNotFoundError, match=r"got 'GeometricMedia'; the nearest is 'GeometricMedian'; .* NormClip"):
+        method_config("GeometricMedia")
 
 
 def cells_of(*options):
@@ -565,7 +586,7 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("--methods FedAvg FedNDT", "got 'FedNDT'; the nearest is 'fedntd'"),
+        ("--methods FedAvg FedNDT", "got 'FedNDT'; the nearest is 'FedNTD'"),
         ("--methods FedAvg FedAvg", "--methods must have names of their own, got FedAvg twice; write NAME=FedAvg"),
         ("--methods FedAvg --seeds 1 1", "--seeds must name each of its values once, got 1 1"),
         ("--methods FedAvg --baseline FedNTD", "--baseline must be one of --methods (FedAvg), got FedNTD"),
