@@ -120,8 +120,14 @@ def without_pictures() -> Iterator[None]:
 
 @pytest.fixture
 def cells_here(monkeypatch):
-    """Runs cells one after the other in this process; gives their names without identity, as they are begun."""
-    from fl_lightning.experiments import running, workers
+    """Runs cells one after the other in this process; gives their names without identity, as they are begun.
+
+    Settings are not started before any is trained, which would take as long as the runs: tests of that do it.
+    """
+    from fl_lightning.experiments import compare, reproduce, running, workers
+
+    for command in (compare, reproduce):
+        monkeypatch.setattr(command, "check_starts", lambda *_: None)
 
     begun = []
 

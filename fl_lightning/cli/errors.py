@@ -2,6 +2,7 @@
 
 import re
 from argparse import ArgumentError
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -51,7 +52,12 @@ SUBCOMMANDS_ONLY = ["config", "subcommand"]
 
 
 def format_error(
-    message: str, error: BaseException | None, options: list[str], kinds: dict[str, type], nested: bool = False
+    message: str,
+    error: BaseException | None,
+    options: list[str],
+    kinds: dict[str, type],
+    nested: bool = False,
+    further: Iterable[str] = (),
 ) -> str:
     r"""Format in one sentence what a parser refuses.
 
@@ -61,6 +67,7 @@ def format_error(
         options: of the parser.
         kinds: the classes whose arguments the options are, by the options' prefix.
         nested: for the parser of a class, whose message the parser around it will format again.
+        further: options that a command takes besides those of its parser.
 
     >>> format_error("Option 'betta' is not accepted", None, ["beta", "temperature"], {})
     "unknown option 'betta'; the nearest is 'beta'; there are beta, temperature"
@@ -73,7 +80,7 @@ def format_error(
         inner_key, reason = message.split(NESTED)[1:3]
         key = f"{key}.{inner_key}".strip(".")
     elif unknown := UNKNOWN.search(message):
-        reason = unknown_option(unknown[1], unknown[2], options, kinds)
+        reason = unknown_option(unknown[1], unknown[2], options, kinds, further)
     elif isinstance(error, ArgumentError) and error.argument_name == "subcommand":
         key, reason = "the command", expected([*LightningCLI.subcommands(), *COMMANDS], message.split("'")[1])
     else:
@@ -144,12 +151,16 @@ def expected(names: list[str], given: str) -> str:
         near = f"; {numbers[0]}"
     elif LISTS.issuperset(names) and given != NOTHING:
         near = f"; write a list, such as [{given}]"
+    if names == ["int"] and DECIMAL.fullmatch(given.strip()):
+        near += ", several with spaces between them"
     if "float" in names and (decimal := DECIMAL.fullmatch(given.strip())):
         near = f"; numbers are written with a point: {decimal[1] or 0}.{decimal[2]}"
     return f"must be {' or '.join(dict.fromkeys(names))}, got {given}{near}"
 
 
-def unknown_option(option: str | None, argument: str, options: list[str], kinds: dict[str, type]) -> str:
+def unknown_option(
+    option: str | None, argument: str, options: list[str], kinds: dict[str, type], further: Iterable[str] = ()
+) -> str:
     """Refuse an option that a class or the command line does not have."""
     name = option or argument.lstrip("-").partition("=")[0]
     parts = name.split(".")
@@ -171,7 +182,7 @@ def unknown_option(option: str | None, argument: str, options: list[str], kinds:
     if options == SUBCOMMANDS_ONLY:
         return f"unknown option {name!r}{nearest(name, ('version', 'help', 'print_shtab'))}; {PROG} --help lists all"
     known = [option.removesuffix(".class_path") for option in options if ".init_args." not in option]
-    near = meant(name, known)
+    near = meant(name, [*known, *further])
     hint = f"; the nearest is {near!r}" if near else nearest(name, known)
     all_options = (
         f"there are {', '.join(options) or 'none'}" if len(options) <= 20 else f"{PROG} fit --help all lists them"

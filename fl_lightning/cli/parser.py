@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,10 @@ class CommandParser(ArgumentParser):
     Attributes:
         kinds: classes whose arguments it has, by the prefix of the options.
         words: of a command line in which an option may be that of a class within a class.
+        further: options that its command takes besides.
     """
+
+    further: Iterable[str] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "prog": PROG, **kwargs})
@@ -40,7 +43,8 @@ class CommandParser(ArgumentParser):
         options = list(parser.get_defaults().keys())
         if wants := NO_VALUE.fullmatch(message):
             message = no_value(self.words or parser.words, *wants.groups())
-        sentence = format_error(message, ex, options, parser.kinds, nested=not self.exit_on_error)
+        nested, further = not self.exit_on_error, getattr(parser, "further", ())
+        sentence = format_error(message, ex, options, parser.kinds, nested, further)
         if not self.exit_on_error or os.environ.get("FL_LIGHTNING_DEBUG"):
             raise ArgumentError(None, sentence) from ex
         sys.stderr.write(f"{PROG}: error: {printable(sentence)}\n")

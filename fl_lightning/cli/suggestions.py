@@ -31,6 +31,9 @@ OTHER_WORDS = {
 }
 """Words of other programs and papers for the options of this one."""
 
+OF_FIT = tuple(option for option in OTHER_WORDS if "." in option)
+"""Those that commands which run experiments take, too."""
+
 MEANT = {word: option for option, words in OTHER_WORDS.items() for word in words.split()}
 
 

@@ -31,10 +31,12 @@ from fl_lightning.experiments.composing import (
 )
 from fl_lightning.experiments.experiment import CONFIG, HOURS, Experiment, Runs
 from fl_lightning.federation.identity import COSINE_ROUNDS, flat
+from fl_lightning.reports.results import MEASURED
 from fl_lightning.reports.saved import DONE, SEEDS, SavedRun, read_run
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import lock_path, write_file
+from fl_lightning.utils.settings import as_list
 
 LIMITS = ("max_epochs", "max_steps", "max_time")
 """Settings of the Trainer that end a run; a step is a round."""
@@ -51,6 +53,8 @@ LATER |= {"data.extra_splits.*.limit": None, "data.feature_shift": None, "data.l
 LATER |= {"model.codec": None, "data.*source.task": "auto"}
 """Settings that came later, as `fnmatch` patterns, with the values that stand for runs without them, which keep their
 names."""
+
+COST_MONITOR = "fl_lightning.monitors.CostMonitor"
 
 PLACES = ("trainer.default_root_dir", "trainer.logger", "trainer.fast_dev_run", "trainer.barebones")
 """Settings that decide where and whether a run leaves its folder."""
@@ -172,6 +176,14 @@ def shortened(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
     return short
 
 
+def with_costs(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Add a monitor of what a round costs to a configuration that has none."""
+    callbacks = as_list(config["trainer"]["callbacks"])
+    known = any(callback["class_path"] == COST_MONITOR for callback in callbacks)
+    measured = callbacks if known else [{"class_path": COST_MONITOR, "init_args": {"every": 1}}, *callbacks]
+    return {**config, "trainer": {**config["trainer"], "callbacks": measured}}
+
+
 # --- composition ----------------------------------------------------------------------------------
 
 
@@ -289,6 +301,8 @@ class Cells:
         taken = self.known_settings(row, method, name, more)
         settings = (*as_settings(row.settings), *more, *taken, *tuned)
         config = self.composer.compose(method, settings, self.configs_of(case))
+        if self.experiment.tables and MEASURED.intersection(self.experiment.tables.columns):
+            config = with_costs(config)
         if self.request.configs and ROUNDS not in dict(self.request.settings):
             config = {**config, "trainer": {**config["trainer"], "max_epochs": self.rounds_of(row, method, name)}}
         all_rounds = most_rounds(limits_of(config["trainer"]))
@@ -345,12 +359,14 @@ class CellFiles:
         name: of the cell.
         test: whether its model may be evaluated on the test split.
         limits: that end its run, by the names in `LIMITS`; others may ask for the same run with other ones.
+        starts: whether its run ends where its first round would begin.
     """
 
     folder: Path
     name: str
     test: bool = True
     limits: tuple[tuple[str, Any], ...] = ()
+    starts: bool = False
 
     @classmethod
     def of(cls, cell: Cell, folder: Path, test: bool = True) -> "CellFiles":

@@ -5,10 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from jsonargparse.typing import PositiveInt
-
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
+from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments.cells import Cell, Cells, Request
 from fl_lightning.experiments.composing import (
     Held,
@@ -22,8 +21,9 @@ from fl_lightning.experiments.composing import (
 )
 from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_text
 from fl_lightning.experiments.making import Maker
+from fl_lightning.experiments.starting import check_starts
 from fl_lightning.federation.identity import differences, flat
-from fl_lightning.reports.results import MEASURED, Column
+from fl_lightning.reports.results import Column
 from fl_lightning.reports.saved import is_data
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.settings import check_at_least
@@ -37,7 +37,6 @@ FILE = "experiment.yaml"
 """Name of the file with what the options of the command asked for, which `fl-lightning reproduce` takes."""
 
 CALLBACKS = "trainer.callbacks+"
-COST_MONITOR = "fl_lightning.monitors.CostMonitor"
 PARTS = ("model.aggregator", "model.server_module", "model.server_optimizer", "model.transforms", "model.personal")
 """Settings that make a method, and that the base gives to all of them."""
 
@@ -50,19 +49,26 @@ def run(argv: list[str]) -> None:
 
     Raises:
         SystemExit: with 2 for a wrong option, 0 after the help.
-        ValueError: what was asked for cannot be one table; or naming the runs that failed, after the tables of the
-            others were written.
+        ValueError: what was asked for cannot be one table, or naming the settings that cannot be run, before anything
+            is; or the runs that failed, after the tables of the others were written.
         KeyboardInterrupt: naming how to go on.
     """
     words, overrides = split_overrides(argv)
     given = command_parser().parse_args(words)
     check_at_least(0, "0 makes the runs in this process", processes=given.processes)
+    if given.output.exists() and not given.output.is_dir():
+        raise ValueError(f"--output must be a folder, got {given.output}, which is a file; name another")
+    for seed in given.seeds:
+        check_at_least(0, seeds=seed)
     if len(set(given.seeds)) < len(given.seeds):
         raise ValueError(f"--seeds must name each of its values once, got {' '.join(map(str, given.seeds))}")
     experiment = experiment_of(given, overrides)
     cells = Cells(experiment, Request())
+    every = cells.all()
+    check_rounds(given.at, every)
     if not given.allow_different_data:
-        check_data(cells.all())
+        check_data(every)
+    check_starts([cells], given.processes, [given.output])
     write_file(given.output / FILE, as_text(experiment))
     Maker(cells, given.output, given.processes).make(notes_of(cells))
 
@@ -91,16 +97,17 @@ def experiment_of(given: Any, overrides: Settings) -> Experiment:
     if twice := next((name for name in settings if name in shared), None):
         raise ValueError(f"--set {twice} and --{twice} set the same; leave one out")
     cases = {described(case.items()): {**case, **shared} for case in combinations(settings)}
-    if MEASURED.intersection(given.columns):
-        for case in cases.values():  # first, as --trainer.callbacks.NAME sets an argument of the last one
-            case[CALLBACKS] = in_list(COST_MONITOR, case.get(CALLBACKS, "[]"))
+    for rounds in given.at:
+        check_at_least(1, "it is a number of rounds", at=rounds)
+    if given.target is not None and not {"rounds", "speed_up"}.intersection(given.columns):
+        raise ValueError(f"--target belongs to --columns rounds speed_up, got {given.target} without them; add them")
     return Experiment(
         base=given.config,
         cases=cases,
         runs=[Runs([method], tune=tuned, label=None if name == method else name) for name, method in methods.items()],
         seeds=given.seeds,
         hold=given.hold,
-        tables=Tables(baseline, given.metrics, given.target, list(map(int, given.at)), given.columns),
+        tables=Tables(baseline, given.metrics, given.target, given.at, given.columns),
         val_fraction=given.val_fraction,
         tune_metric=given.tune_metric,
     )
@@ -110,7 +117,7 @@ def named_methods(given: Sequence[str]) -> dict[str, str]:
     """Name methods for the tables: `NAME=METHOD` by its name, others by their file or class.
 
     Raises:
-        ValueError: two have the same name.
+        ValueError: two have the same name, or one has none.
 
     >>> named_methods(["FedAvg", "ours=my_methods.FedLS", "my_methods.FedLS"])
     {'FedAvg': 'FedAvg', 'ours': 'my_methods.FedLS', 'FedLS': 'my_methods.FedLS'}
@@ -119,6 +126,10 @@ def named_methods(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, is_named, method = text.partition("=")
         name, method = (name, method) if is_named else (short_name(text), text)
+        if "," in text:
+            raise ValueError(
+                f"--methods takes names with spaces between them, got {text}; write {text.replace(',', ' ')}"
+            )
         if not name or not method:
             raise ValueError(f"--methods takes METHOD or NAME=METHOD, got {text!r}")
         if name in methods:
@@ -130,29 +141,42 @@ def named_methods(given: Sequence[str]) -> dict[str, str]:
 def command_parser() -> CommandParser:
     """Build the parser of the command."""
     parser = CommandParser(prog=f"{PROG} compare", description=DESCRIPTION)
+    parser.further = OF_FIT
     add, add_list = parser.add_argument, partial(parser.add_argument, nargs="+")
+    add_more = partial(add_list, action="extend", type=str, default=[])  # given again, it adds; for text only
     add("-c", "--config", action="append", required=True, help="a YAML file that all methods share; several are merged")
     methods = "files in configs/method by name, paths of files or classes; A+B takes both, NAME=A names it"
     add_list("--methods", type=str, required=True, help=methods)
     add_list("--seeds", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
     add("--output", type=Path, required=True, help="folder of the experiment")
-    add_list("--set", type=str, default=[], help="NAME=V1,V2: one table for each value")
+    add_more("--set", help="NAME=V1,V2: one table for each value")
     tuned = "NAME=V1,V2: chosen for each method on the server's validation split"
-    add_list("--tune", type=str, default=[], help=tuned)
+    add_more("--tune", help=tuned)
     add_list("--hold", type=Held, default=[], help="what a seed does not vary; training: weights and batches")
     at_once = "runs at once, what memory or the cores allow; 0: one after the other in this process"
     add("--processes", type=int, default=1, help=at_once)
     add("--baseline", type=str | None, default=None, help="method that the others are compared with; None: the first")
-    add_list("--metrics", type=str, default=[], help="log keys; the known ones where none is given")
+    add_more("--metrics", help="log keys; the known ones where none is given")
     target = "of the columns rounds and speed_up; None: the baseline's mean of the last five"
     add("--target", type=float | None, default=None, help=target)
-    add_list("--at", type=PositiveInt, default=[], help="rounds after which the value has a column, too")
+    add_list("--at", type=int, default=[], help="rounds after which the value has a column, too")
     columns = f"further columns: {', '.join(get_args(Column))}; what a round costs is measured"
     add_list("--columns", type=Column, default=[], help=columns)
     add("--val_fraction", type=float, default=0.1, help="of tuning, where the base has no validation split")
     add("--tune_metric", type=str, default="val/acc", help="log key, of the validation split")
     add("--allow_different_data", type=bool, default=False, help="one table although data or cohorts differ")
     return parser
+
+
+def check_rounds(at: Sequence[int], cells: Sequence[Cell]) -> None:
+    """Refuse rounds that no run has.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    most = max(cell.max_rounds for cell in cells)
+    if late := [rounds for rounds in at if rounds > most > 0 and all(cell.max_rounds > 0 for cell in cells)]:
+        raise ValueError(f"--at must name rounds that the runs have, at most {most}, got {late[0]}")
 
 
 def check_data(cells: Sequence[Cell]) -> None:

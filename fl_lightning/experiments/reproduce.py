@@ -6,12 +6,14 @@ from pathlib import Path
 from fl_lightning.cli.configs import title
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
+from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import CellFiles, Cells, Request, located, started
 from fl_lightning.experiments.composing import as_settings, parse_settings, split_overrides
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.results import Form
 from fl_lightning.experiments.running import duration
+from fl_lightning.experiments.starting import check_starts
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import printable
 
@@ -51,6 +53,7 @@ def run(argv: list[str]) -> None:
             f"--set takes one value of each setting, got {count} of {several}; several are cases of a file"
         )
     more = (*as_settings({name: value for name, (value,) in settings.items()}), *overrides)
+    makers = list[Maker]()
     for path in files.paths_of(given.names):
         experiment = files.read(path)
         if given.full:
@@ -62,16 +65,20 @@ def run(argv: list[str]) -> None:
             continue
         heading = path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
         name = f"{path.parent.name}/{path.stem}"
-        Maker(cells, given.output, given.processes, name, heading, given.format).make(sources=given.merge)
+        makers.append(Maker(cells, given.output, given.processes, name, heading, given.format))
+    check_starts([maker.cells for maker in makers], given.processes, [given.output, *given.merge])
+    for maker in makers:
+        maker.make(sources=given.merge)
 
 
 def command_parser() -> CommandParser:
     """Build the parser of the command."""
     parser = CommandParser(prog=f"{PROG} reproduce", description=DESCRIPTION)
+    parser.further = OF_FIT
     add = parser.add_argument
     add("names", nargs="*", type=str, help="paper/number, a paper for all that it has, or a file; none: list all")
     add("-c", "--config", action="append", help="a YAML file over the experiment's own, such as data/cifar10")
-    add("--set", nargs="+", type=str, default=[], help="NAME=VALUE: a setting of all runs")
+    add("--set", nargs="+", action="extend", type=str, default=[], help="NAME=VALUE: a setting of all runs")
     add("--methods", nargs="+", type=str, default=[], help="rows, by patterns such as 'FedED*'")
     add("--cases", nargs="+", type=str, default=[], help="columns, by patterns such as '*0.05'")
     add("--seeds", nargs="+", type=int | None, default=None, help="in place of the experiment's")

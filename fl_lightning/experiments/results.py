@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from fl_lightning.cli.suggestions import nearest
 from fl_lightning.experiments.cells import Cell, CellFiles
 from fl_lightning.experiments.experiment import Tables
 from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
@@ -126,10 +127,15 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
         tables: settings.
         notes: sentences that the tables need.
         report: whether the report is written and everything printed.
+
+    Raises:
+        ValueError: a metric that no run has, after the tables were written.
     """
     by_case = {name: groups_of(series, name) for name in unique(each.case for each in series)}
     groups = [group for of_case in by_case.values() for group in of_case]
-    keys = tables.metrics or known_metrics(groups)
+    runs = [run for group in groups for run in group.runs]
+    logged = dict.fromkeys(name for run in runs for name in (*run.history.names, *run.test))
+    keys = [key for key in tables.metrics if key in logged] or known_metrics(groups)
     baseline = tables.baseline or series[0].method
     compared = [
         compare(of_case, key, baseline, tables.target, case, tables.at, tables.columns)
@@ -146,6 +152,8 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
         page = write_report(curves_of(series), folder, tables=laid_out, notes=notes)
         print(printable("\n".join(map(as_markdown, laid_out)), keep="\n"))
         print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
+        if unknown := [key for key in tables.metrics if key not in keys]:
+            raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{nearest(unknown[0], logged)}")
 
 
 def groups_of(series: Sequence[Series], case: str) -> list[Group]:

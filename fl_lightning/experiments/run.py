@@ -24,10 +24,14 @@ from fl_lightning.experiments.times import Times
 from fl_lightning.reports.saved import DONE, TEST
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, find_checkpoint
 from fl_lightning.utils.files import write_file
+from fl_lightning.utils.tracebacks import place_of, raised_by_check
 
 BEST = "best.ckpt"
 NONE = {"max_epochs": "null", "max_steps": "-1", "max_time": "null"}
 """Values of settings that are no limits."""
+
+ONE_DEVICE = ("--trainer.devices", "1", "--trainer.num_nodes", "1")
+"""Options of a fit that begins no further processes."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,17 @@ class Rounds(Callback):
             self.tell(trainer.current_epoch + 1)
 
 
+class StartedError(Exception):
+    """Ends a fit whose first round would begin."""
+
+
+class Start(Callback):
+    """Ends a fit where its first round would begin, by `StartedError`."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        raise StartedError
+
+
 def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
     """Run a cell, or what is left of it, and write what it prints to its log.
 
@@ -75,18 +90,27 @@ def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
         try:
             if not files.is_complete():  # else another process has made it in the meantime
                 with quiet_lightning():
-                    fit(files, tell)
+                    start(files) if files.starts else fit(files, tell)
             return Outcome()
         except SystemExit as stop:
             return Outcome(stopped(stop))
         except Exception as error:
             traceback.print_exc()
             memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-            return Outcome(one_line(str(error)) or type(error).__name__, memory)
+            return Outcome(reason_of(error), memory)
         finally:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def reason_of(error: Exception) -> str:
+    """Describe an error in a sentence, one that is no check's by its kind and place, too."""
+    text = one_line(str(error))
+    place, _ = place_of(error)
+    if raised_by_check(error) or not place:
+        return text or type(error).__name__
+    return f"{type(error).__name__}{': ' * bool(text)}{text} ({place})"
 
 
 def stopped(stop: BaseException) -> str:
@@ -111,26 +135,41 @@ def printing_to(log: TextIO) -> Iterator[None]:
             os.close(before)
 
 
+def words_of(files: CellFiles) -> list[str]:
+    """Write the options of a cell's commands."""
+    words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
+    return [*words, "--trainer.enable_progress_bar", "false", "--plots.format", "none"]  # the report has them
+
+
+def limits_asked(files: CellFiles) -> list[str]:
+    """Write the options that end a cell's fit, which its file, that others write as well, may not have."""
+    limits = dict(files.limits)
+    return [word for name in LIMITS for word in (f"--trainer.{name}", str(limits.get(name, NONE[name])))]
+
+
+def start(files: CellFiles) -> None:
+    """Begin a cell's fit on one device, without the user's loggers, and end it where the first round would begin."""
+    with suppress(StartedError):
+        command(["fit", *words_of(files), *limits_asked(files), *ONE_DEVICE, "--trainer.logger", "null"], [Start()])
+
+
 def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
     """Fit from the beginning or the last checkpoint, and test where the rounds are not evaluated on the test split."""
     config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
-    words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
-    words += ["--trainer.enable_progress_bar", "false", "--plots.format", "none"]  # the report has them
-    limits = dict(files.limits)  # which the file, that others write as well, may not have
-    asked = [word for name in LIMITS for word in (f"--trainer.{name}", str(limits.get(name, NONE[name])))]
-    start = ["fit", *words, *asked]
+    words = words_of(files)
+    asked = ["fit", *words, *limits_asked(files)]
     if files.run is not None:
         try:
-            start += ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
+            asked += ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
         except (ValueError, FileNotFoundError):  # killed before its first round was complete, or nothing is left of it
             shutil.rmtree(files.parent)
-    cli = command(start, [Rounds(tell), Times()])
+    cli = command(asked, [Rounds(tell), Times()])
     run = files.run
     if run is None or cli.folder is None:
         raise ValueError("a cell needs a run folder; unset trainer.fast_dev_run and trainer.barebones")
     if files.test and cli.datamodule.evaluated == "val":
         evaluate(run, words, cli.datamodule)
-    write_json(run / DONE, {**limits, "rounds": cli.trainer.global_step})
+    write_json(run / DONE, {**dict(files.limits), "rounds": cli.trainer.global_step})
 
 
 def evaluate(run: Path, words: list[str], data: Any) -> None:

@@ -9,7 +9,7 @@ from fl_lightning.experiments.composing import Settings, as_settings, combinatio
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.running import run_cells
 from fl_lightning.reports.results import mean_of_last
-from fl_lightning.reports.saved import is_data
+from fl_lightning.reports.saved import TUNING, is_data
 from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.files import write_table
 
@@ -36,7 +36,7 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
     rows = [runs for runs in cells.experiment.runs if runs.tune]
     if not rows:
         return []
-    metric, folder = cells.experiment.tune_metric, output / "tuning"
+    metric, folder = cells.experiment.tune_metric, output / TUNING
     if not metric.startswith("val/"):
         raise ValueError(f"tuning chooses on the validation split, so tune_metric must begin with val/, got {metric}")
     if name := next((name for runs in rows for name in runs.tune if is_data(name)), None):

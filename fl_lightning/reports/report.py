@@ -222,9 +222,10 @@ def classes_of(groups: Sequence[Group]) -> list[Picture]:
     """Draw the class × round accuracies of each group, and what each class forgot."""
     maps, forgotten, names = [], {}, list[str]()
     for i, group in enumerate(groups):
-        rounds, names, table = group.columns(BY_CLASS)
+        rounds, class_names, table = group.columns(BY_CLASS)
         if not rounds:
             continue
+        names = class_names
         worst = int(np.nanargmin(table[-1])) if not np.isnan(table[-1]).all() else 0
         over = f", mean over {len(group.runs)} seeds" if len(group.runs) > 1 else ""
         caption = (

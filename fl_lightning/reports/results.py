@@ -52,6 +52,27 @@ SCOPES = {
 """Metric and scope of what is compared unless others are asked for, by log key, in the order of the tables."""
 
 
+FURTHER = {
+    "global/loss": "loss of the global model on the test split",
+    "val/loss": "loss of the global model on the server's validation split",
+    "cost/steps": "optimizer steps of all clients of a round",
+    "cost/seconds": "seconds of a round",
+    "cost/memory": "memory at most so far, in bytes",
+    "comm/bytes_down": "bytes of a round to the clients",
+    "comm/bytes_up": "bytes of a round to the server",
+}
+"""Likewise, of what has a table only where it is asked for."""
+
+OWNERS = {
+    "global": "of the global model on the test split",
+    "val": "of the global model on the server's validation split",
+    "test": "of the last round's global model on the test split",
+    "train": "of the clients in training",
+    "local": "of the clients, the mean over them",
+}
+"""Whose values those of other keys are, by the beginning of the key."""
+
+
 @dataclass(frozen=True)
 class Result:
     """One statistic of a metric for one group.
@@ -126,13 +147,15 @@ def in_percent(key: str) -> bool:
 
 
 def scope_of(key: str) -> str:
-    """Describe a key at the beginning of a sentence, one that is not known by itself.
+    """Describe a key at the beginning of a sentence: by its scope, else by its name and whose it is.
 
-    >>> scope_of("val/acc"), scope_of("val_f1")
-    ("Accuracy of the global model on the server's validation split", 'val_f1')
+    >>> scope_of("cost/steps"), scope_of("train/ce"), scope_of("val_f1")
+    ('Optimizer steps of all clients of a round', 'ce of the clients in training', 'val_f1')
     """
-    scope = SCOPES.get(key)
-    return f"{scope[0].upper()}{scope[1:]}" if scope else key
+    owner, _, name = key.partition("/")
+    if scope := (SCOPES | FURTHER).get(key):
+        return f"{scope[0].upper()}{scope[1:]}"
+    return f"{name.replace('_', ' ')} {OWNERS[owner]}" if name and owner in OWNERS else key
 
 
 def known_metrics(groups: Sequence[Group]) -> list[str]:
@@ -227,12 +250,15 @@ def count_rounds(
     columns: Sequence[Column],
 ) -> None:
     """Add the rounds until a target, and the speed-up over the baseline with the same seed, to the values."""
-    rounds = {group.label: {run.seed: rounds_until(run, key, target) for run in group.runs} for group in groups}
+    rounds = {
+        group.label: {run.seed: rounds_until(run, key, target) for run in group.runs if run.history.curve(key)}
+        for group in groups
+    }
     base = rounds.get(baseline, {})
     for label, by_seed in rounds.items():
-        if "rounds" in columns:
+        if by_seed and "rounds" in columns:
             values[label]["rounds"] = {seed: math.inf if r is None else float(r) for seed, r in by_seed.items()}
-        if "speed_up" in columns:
+        if by_seed and "speed_up" in columns:
             both = {seed: (r, base.get(seed)) for seed, r in by_seed.items()}
             ratios = {seed: speed_up(r, first) for seed, (r, first) in both.items() if first is not None}
             values[label]["speed_up"] = {seed: -math.inf if r is None else r for seed, r in ratios.items()}

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -32,6 +32,9 @@ TEST = "test.json"
 
 DONE = "done.json"
 """Name of the file that the run of an experiment has when it is complete, with its name in tables."""
+
+TUNING = "tuning"
+"""Name of the folder with the runs of tuning within that of an experiment."""
 
 TIMES = "times.csv"
 """Name of the table of what a run took, with a line for each part of it that one process has made."""
@@ -154,11 +157,20 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         table = path / METRICS
         runs = [path] if os.path.lexists(table) and not os.path.isdir(table) else []
-        runs = runs or [Path(folder) for folder, *names in os.walk(path) if METRICS in chain(*names)]
+        runs = runs or list(folders_with_runs(path))
         if not runs:
             raise FileNotFoundError(f"a run folder holds {METRICS}, and there is none in {path} or below")
         folders |= dict.fromkeys(sorted(runs, key=natural))
     return list(folders)
+
+
+def folders_with_runs(path: Path) -> Iterator[Path]:
+    """Find the run folders below a folder, of an experiment those of its tables without the candidates of tuning."""
+    for folder, folders, files in os.walk(path):
+        if {"cells", TUNING} <= {*folders}:
+            folders.remove(TUNING)
+        if METRICS in chain(folders, files):
+            yield Path(folder)
 
 
 def natural(path: Path) -> list[tuple[int, str]]:

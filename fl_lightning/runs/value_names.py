@@ -23,7 +23,7 @@ def is_lower_better(key: str) -> bool:
     [True, True, True, False]
     """
     name = key.partition("/dataloader_idx_")[0]
-    return is_loss(name) or name.lower().endswith(LOWER)
+    return is_loss(name) or name.lower().endswith(LOWER) or name == "train/ce"
 
 
 def is_value(name: str) -> bool:

@@ -52,7 +52,7 @@ MISTAKES = [
         "compare -c experiment/digits_fedavg --methods FedAvg",
         "needs output, which has no default; write --output VALUE",
     ),
-    ("compare -c experiment/digits_fedavg --methods FedAvgg --output o", "'FedAvgg'; the nearest is 'fedavg'"),
+    ("compare -c experiment/digits_fedavg --methods FedAvgg --output o", "'FedAvgg'; the nearest is 'FedAvg'"),
     (
         "compare -c experiment/digits_fedavg --methods FedAvg FedAvg --output o",
         "--methods must have names of their own, got FedAvg twice; write NAME=FedAvg",

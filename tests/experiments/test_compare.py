@@ -17,12 +17,13 @@ import pytest
 import yaml
 
 from fl_lightning.cli.methods import printed_names, records
-from fl_lightning.experiments import results
+from fl_lightning.experiments import compare, results, run
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.compare import command_parser, experiment_of
 from fl_lightning.experiments.composing import Composer, method_config, option_names, seeded, split_overrides
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.run import Rounds
+from fl_lightning.experiments.starting import check_starts
 from fl_lightning.papers.stored import RUN
 from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run
 from tests.commands import cell_files, refusal, say
@@ -294,6 +295,8 @@ def test_callbacks_of_the_user_stand_beside_what_measures_the_cost(base):
     names = [callback["class_path"].rpartition(".")[2] for callback in cell.config["trainer"]["callbacks"]]
     assert names == ["CostMonitor", "Timer", "EarlyStopping"]
     assert cell.config["trainer"]["callbacks"][2]["init_args"]["patience"] == 7
+    (cell,) = cells_of("--trainer.callbacks+=CostMonitor", "--columns", "steps", "seconds")
+    assert len(cell.config["trainer"]["callbacks"]) == 1  # which is there already
     cells = cells_of("--set", "trainer.callbacks+=Timer,ForgettingMonitor", "--columns", "memory")
     assert [len(cell.config["trainer"]["callbacks"]) for cell in cells] == [2, 2]
 
@@ -321,6 +324,12 @@ def test_options_within_settings_that_are_none_are_options(base):
         ("--data.num_clients 5 --set data.num_clients=6", "--set data.num_clients and --data.num_clients set the same"),
         ("--model.client.beta 1 --tune model.client.beta=1,2", "--tune takes settings of the training that nothing"),
         ("--methods =FedAvg", "--methods takes METHOD or NAME=METHOD, got '=FedAvg'"),
+        ("--methods FedAvg,FedNTD", "takes names with spaces between them, got FedAvg,FedNTD; write FedAvg FedNTD"),
+        ("--seeds -1", "seeds must be at least 0, got -1"),
+        ("--at 0", "at must be at least 1, got 0; it is a number of rounds"),
+        ("--at 2 4", "--at must name rounds that the runs have, at most 3, got 4"),
+        ("--target 0.5", "--target belongs to --columns rounds speed_up, got 0.5 without them; add them"),
+        ("--output base.yaml", "--output must be a folder, got base.yaml, which is a file; name another"),
         ("--methods nowhere.FedLS", "nowhere"),
     ],
 )
@@ -329,6 +338,33 @@ def test_an_option_that_is_wrong_is_named(base, here, options, sentence):
     said = say(f"{grid} {options}")
     assert (said.code, here) == (1 + ("nowhere" in options), [])
     assert sentence in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--methods FedAvg --output", "--output needs a value, got none; write --output VALUE"),
+        ("--methods --output out", "--methods needs a value, got none; write --methods VALUE"),
+        ("--methods FedAvg --output out --at", "--at needs a value, got none"),
+        ("--output out", "needs methods, which has no default; write --methods VALUE"),
+        (
+            "--methods FedAvg --output out --seeds 0,1",
+            "seeds must be int, got 0,1; write a whole number, such as 3, sev",
+        ),
+        ("--methods FedAvg --output out --at x", "at must be int, got x; write a whole number, such as 3"),
+        ("--methods FedAvg --output out --rounds 2", "unknown option 'rounds'; the nearest is 'trainer.max_epochs'"),
+    ],
+)
+def test_an_option_without_its_value_is_named(base, options, sentence):
+    assert sentence in refusal(f"compare -c base.yaml {options}", 2)
+
+
+def test_a_metric_that_no_run_has_is_named_after_the_tables_of_the_others(base, here):
+    wrong = "compare -c base.yaml --methods FedAvg --seeds 0 --output out --metrics global/accc global/loss"
+    assert "no run has 'global/accc'; the nearest is 'global/acc'" in say(wrong).err
+    text = Path("out/results.md").read_text(encoding="utf-8")
+    assert text.startswith("**Loss of the global model on the test split**")
+    assert "accc" not in text
 
 
 class Stopped(BaseException):
@@ -467,9 +503,42 @@ def test_a_cosine_over_max_epochs_is_no_beginning_of_a_longer_one(base, here):
     assert tables("out") == tables("whole")
 
 
+@pytest.fixture
+def begun(here, monkeypatch):
+    """The names of the runs that are begun before any is trained."""
+    names, begin = [], run.start
+    monkeypatch.setattr(compare, "check_starts", check_starts)
+    monkeypatch.setattr(run, "start", lambda files: (names.append(files.name), begin(files)))
+    return names
+
+
+def test_all_settings_that_cannot_be_run_are_named_before_any_is_trained(base, here, begun):
+    methods = "--methods FedAvg FedCL strong=FedProx --seeds 0 1"
+    settings = "--set data.participation=0.5,1 --set model.client.mu=0.1,-1 --output out"
+    error = refusal(f"compare -c base.yaml {methods} {settings}", 1)
+    assert "6 of 12 settings cannot be run, so that nothing was trained" in error
+    assert error.count("FedCL: FedCL needs the split 'proxy'") == 1  # in all cases for the same reason
+    assert "strong, participation=0.5, mu=-1 and strong, participation=1, mu=-1: mu must be at least 0" in error
+    assert len(begun) == len(set(begun)) == 8  # a setting that a method does not know is no further one
+    assert not here
+    assert not Path("out").exists()
+
+
+def test_settings_that_have_begun_are_not_started_again(base, here, begun):
+    grid = "compare -c base.yaml --methods FedAvg {} --seeds 0 --output out --trainer.max_epochs 1"
+    assert say(grid.format("")).code == 0
+    assert say(grid.format("FedProx")).code == 0
+    assert [name.partition("-")[0] for name in begun] == ["FedAvg", "FedProx"]
+    assert here == ["FedAvg-seed0", "FedProx-seed0"]
+    assert "3 of 5 settings" in refusal("compare -c base.yaml --methods FedAvg FedNTD FedProx --seeds 0 --output tuned "
+        "--tune model.client.beta=1,-1 model.client.mu=-1,-2", 1)  # fmt: skip
+    assert not Path("tuned").exists()
+
+
 @pytest.mark.slow
 def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here):
-    grid = "compare -c base.yaml --methods Krum FedAvg --seeds 0 --output out --baseline FedAvg"
+    (base / "bad.yaml").write_text("model: {client: {init_args: {optimizer: {init_args: {lr: 1e38}}}}}", "utf-8")
+    grid = "compare -c base.yaml --methods Krum=bad.yaml FedAvg --seeds 0 --output out --baseline FedAvg"
     said = say(grid)
     assert said.code == 1
     assert said.err.startswith("fl-lightning: error: 1 run failed, and the tables are those of the others. Krum-seed0-")
@@ -663,4 +732,4 @@ def test_a_wrong_option_is_one_sentence(base):
     assert "model.clint" in refusal("compare -c base.yaml --methods FedAvg --output out --set model.clint.mu=1", 1)
     (base / "base.yaml").write_text(BASE + "  num_clint: 4\n", encoding="utf-8")
     assert "num_clint" in refusal("compare -c base.yaml --methods FedAvg --output out", 2)
-    assert "required: methods" in refusal("compare -c base.yaml --output out", 2)
+    assert "needs methods, which has no default" in refusal("compare -c base.yaml --output out", 2)

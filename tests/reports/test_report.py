@@ -4,7 +4,7 @@ import re
 import pytest
 
 from fl_lightning.reports import report as module
-from fl_lightning.reports.report import best_of, write_report
+from fl_lightning.reports.report import best_of, classes_of, write_report
 from fl_lightning.reports.saved import Group, find_runs, grouped, read_run
 from tests.commands import refusal, say
 from tests.reports.saved_runs import settings, write_run, write_table
@@ -82,6 +82,14 @@ def test_a_run_of_losses_only_gets_what_it_has(tmp_path):
 
 
 @pytest.mark.usefixtures("without_pictures")
+def test_what_classes_forget_is_drawn_where_the_last_group_has_no_classes(tmp_path):
+    write_run(tmp_path / "a", [0.3, 0.6, 0.4], settings("FedAvg", 0))
+    local = write_run(tmp_path / "b", [0.1], settings("Local", 0))
+    (local / "metrics.csv").write_text("round,local/alma\n0,0.5\n", encoding="utf-8")
+    drawn, *_ = classes_of(grouped(map(read_run, find_runs([tmp_path]))))
+    assert drawn.caption.endswith("The class that is forgotten most: FedAvg cat.")
+
+
 def test_runs_with_different_data_get_no_common_table(tmp_path):
     write_run(tmp_path / "0", [0.1, 0.2], settings("FedAvg", 0))
     other = settings("FedNTD", 0)

@@ -130,6 +130,8 @@ def test_a_group_without_the_metric_is_a_row_of_dashes(groups, tmp_path):
     assert known_metrics(every) == ["global/acc", "local/alma"]
     *_, row = table_of(compare(every, "global/acc", "FedAvg")).rows
     assert [cell.text for cell in row[1:]] == ["–"] * 4
+    *_, row = table_of(compare(every, "global/acc", "FedAvg", target=0.4, columns=["rounds", "speed_up"])).rows
+    assert [cell.text for cell in row[1:]] == ["–"] * 6  # it is not one that never reaches the target
 
 
 def test_a_single_seed_has_no_deviation_and_no_interval(tmp_path):

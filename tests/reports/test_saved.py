@@ -109,3 +109,10 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path):
     (run / "config.yaml").write_text("- 1\n- [", encoding="utf-8")
     with pytest.raises(ValueError, match=r"config\.yaml must be the configuration of a run"):
         read_run(run)
+
+
+def test_candidates_of_tuning_are_no_results_of_an_experiment(tmp_path):
+    chosen, candidate = (write_run(tmp_path / part / "runs/FedProx/0", [0.5]) for part in (".", "tuning"))
+    (tmp_path / "cells").mkdir()
+    assert find_runs([tmp_path]) == [chosen]
+    assert find_runs([tmp_path / "tuning"]) == [candidate]
