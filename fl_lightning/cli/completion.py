@@ -172,5 +172,5 @@ def run(argv: list[str], *parsers: CommandParser) -> None:
     except ModuleNotFoundError:
         raise ModuleNotFoundError("--print_shtab needs shtab: pip install 'fl_lightning[shtab]'") from None
     script, end, tail = shtab.complete(command_line(parsers), argv[0]).rpartition(ZSH_END if argv[0] == "zsh" else "\0")
-    own = ZSH_BY_LEVEL + end + tail.replace("_shtab_fl_lightning", "_fl_lightning_by_level") if end else tail
-    print(script + own + (BASH_BY_LEVEL if argv[0] == "bash" else ""))
+    by_level = ZSH_BY_LEVEL + end + tail.replace("_shtab_fl_lightning", "_fl_lightning_by_level") if end else tail
+    print(script + by_level + (BASH_BY_LEVEL if argv[0] == "bash" else ""))

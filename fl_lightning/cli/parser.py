@@ -85,7 +85,7 @@ def check_option(value: str, option: str, is_file: bool = False, is_yaml: bool =
 
 
 def no_value(words: Sequence[str], option: str, count: str) -> str:
-    """Say which option of a command line has no value: jsonargparse names the outermost option of a class.
+    """Name the option of a command line that has no value: jsonargparse names the outermost option of a class.
 
     Args:
         words: of the command line.

@@ -23,7 +23,7 @@ class PlainParser(argparse.ArgumentParser):
         sys.exit(2)
 
     def sentence(self, message: str) -> str:
-        """Say what a message of argparse means, and what is right.
+        """Explain a message of argparse, with what is right.
 
         >>> parser = PlainParser("try", add_help=False)
         >>> parser.sentence("argument --form: invalid choice: 'xm' (choose from 'xml', 'csv')")

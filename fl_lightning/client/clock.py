@@ -1,4 +1,4 @@
-"""What of a user's module counts rounds in a federation, told in a line when a fit starts."""
+"""Finds what of a user's module counts rounds in a federation, and tells it in a line when a fit starts."""
 
 import dis
 import inspect
@@ -63,21 +63,21 @@ def tell_clock(module: LightningModule, asked: Sequence[str]) -> None:
         module: with a `configure_optimizers` of its own; of a method, which knows of rounds, only what that asks for.
         asked: what its `configure_optimizers` has asked the Trainer for.
     """
-    name, told = type(module).__name__, list[str]()
+    name, sentences = type(module).__name__, list[str]()
     read = [] if isinstance(module, ClientModule) else clock_read_by(type(module))
     if read:
-        told.append(
+        sentences.append(
             f"{name} reads {' and '.join(read)}: in a federation {'it counts' if len(read) == 1 else 'they count'} "
             f"rounds, each of which has all local steps of its clients; batch_idx counts a client's own batches"
         )
     if asked:
-        told.append(
+        sentences.append(
             f"{name}.configure_optimizers asks the Trainer for {', '.join(asked)}: here these are of rounds, each one "
             f"epoch of one batch, while its schedules are made anew for every client of every round; give a schedule "
             f"the number of a client's local steps"
         )
-    if told:
-        rank_zero_info(f"{'; '.join(told)} ({PAGE})")
+    if sentences:
+        rank_zero_info(f"{'; '.join(sentences)} ({PAGE})")
 
 
 def clock_read_by(kind: type) -> list[str]:

@@ -202,7 +202,7 @@ class ProcessCommunicator(Communicator):
 
     def _longest(self, ranks: Mapping[int, int], cost: Callable[[int], float]) -> float:
         """Add up what the clients of each rank cost, and give the most."""
-        return max(sum(cost(c) for c, rank in ranks.items() if rank == own) for own in range(self.world))
+        return max(sum(cost(c) for c, rank in ranks.items() if rank == each) for each in range(self.world))
 
 
 def current_communicator(device: torch.device | None = None) -> Communicator:
