@@ -89,7 +89,7 @@ def format_error(
         return f"{NESTED}{key}{NESTED}{reason}{NESTED}"
     if needed := NEEDED.fullmatch(reason):
         first = ".".join([key, needed[1].split(", ")[0]]).strip(".")
-        return f"{key or 'the command'} needs {needed[1]}, which has no default; write --{first} VALUE"
+        return f"{key or 'the command'} needs {needed[1]}, which {'have' if ',' in needed[1] else 'has'} no default; write --{first} VALUE"
     return key + (" " if reason.startswith("must ") else ": ") * bool(key) + reason
 
 

@@ -51,9 +51,15 @@ class NoSplitError(Exception):
 
 
 def taken(argv: list[str]) -> tuple[list[str], Path | None]:
-    """Take the output out of a command line."""
+    """Take the output out of a command line.
+
+    Raises:
+        ValueError: it has no value.
+    """
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith(f"{OUTPUT}=") else [word])]
-    if OUTPUT not in words[:-1]:
+    if words[-1:] == [OUTPUT]:
+        raise ValueError(f"{OUTPUT} needs a value, got none; write {OUTPUT} DIR")
+    if OUTPUT not in words:
         return argv, None
     place = words.index(OUTPUT)
     return words[:place] + words[place + 2 :], Path(words[place + 1])

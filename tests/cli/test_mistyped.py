@@ -82,6 +82,7 @@ MISTAKES = [
     (f"{RUN} --model.client.net.hidden 64", r"net.hidden must be Sequence, got 64; write a list, such as \[64\]"),
     (f"{RUN} -model.local_epochs 2", "'-model.local_epochs'; options begin with two hyphens: --model.local_epochs"),
     ("fit experiment/digits_fedavg", "unexpected argument .*; a file is given by -c experiment/digits_fedavg"),
+    ("partition -c experiment/digits_fedavg --output", "--output needs a value, got none; write --output DIR"),
     ("fit -c 'data: {num_clients: 3'", "-c must be YAML, and cannot be read at line 2, column 1 .did not find expect"),
 ]
 
