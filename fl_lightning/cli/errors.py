@@ -88,8 +88,9 @@ def format_error(
     if nested:
         return f"{NESTED}{key}{NESTED}{reason}{NESTED}"
     if needed := NEEDED.fullmatch(reason):
-        first = ".".join([key, needed[1].split(", ")[0]]).strip(".")
-        return f"{key or 'the command'} needs {needed[1]}, which {'have' if ',' in needed[1] else 'has'} no default; write --{first} VALUE"
+        names = needed[1].split(", ")
+        first, verb = f"{key}.{names[0]}".strip("."), "has" if len(names) == 1 else "have"
+        return f"{key or 'the command'} needs {needed[1]}, which {verb} no default; write --{first} VALUE"
     return key + (" " if reason.startswith("must ") else ": ") * bool(key) + reason
 
 
