@@ -204,7 +204,7 @@ def scores_of(groups: Sequence[Group]) -> list[Table]:
     """Lay out precision, recall and F1 of the last global models, mean over the runs, where these have them."""
     rows, header = [], ["method"]
     for group in groups:
-        tables = [read_columns(run.folder / CLASSIFICATION, ["class"]) for run in group.runs if run.rounds is None]
+        tables = [read_columns(run.folder / CLASSIFICATION, ["class"]) for run in group.runs if run.is_whole]
         tables = [table for table in tables if {*AVERAGES} <= {*table.get("class", ())}]
         if tables:
             names = [name for name in tables[0] if name not in ("class", "samples")]

@@ -80,6 +80,7 @@ class SavedRun:
         clients: columns of clients.csv by name, NaN where a cell holds no number; empty where there is none.
         rounds: of which it is read, the first ones; None: all.
         name: in the tables of the experiment that made it; empty: there is none.
+        is_whole: whether no later round of it is left out.
     """
 
     folder: Path
@@ -91,6 +92,7 @@ class SavedRun:
     clients: Mapping[str, Numbers] = field(default_factory=dict)
     rounds: int | None = None
     name: str = ""
+    is_whole: bool = True
 
     def has_round(self, round_idx: int) -> bool:
         """Return True for a round of which it is read."""
@@ -206,7 +208,8 @@ def read_run(folder: Path, rounds: int | None = None) -> SavedRun:
     test = read_test(folder / TEST) if len(shown) == len(on_disk) else {}
     partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
     limit = None if rounds is None else min(rounds, len(on_disk))
-    return SavedRun(folder, history, settings, data, test, partition, clients, limit, read_name(folder / DONE))
+    whole, name = len(shown) == len(on_disk), read_name(folder / DONE)
+    return SavedRun(folder, history, settings, data, test, partition, clients, limit, name, whole)
 
 
 def read_config(path: Path) -> Settings:

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from fl_lightning.reports import report as module
-from fl_lightning.reports.report import best_of, classes_of, write_report
+from fl_lightning.reports.report import best_of, classes_of, scores_of, write_report
 from fl_lightning.reports.saved import Group, find_runs, grouped, read_run
 from tests.commands import refusal, say
 from tests.reports.saved_runs import settings, write_run, write_table
@@ -88,6 +88,14 @@ def test_what_classes_forget_is_drawn_where_the_last_group_has_no_classes(tmp_pa
     (local / "metrics.csv").write_text("round,local/alma\n0,0.5\n", encoding="utf-8")
     drawn, *_ = classes_of(grouped(map(read_run, find_runs([tmp_path]))))
     assert drawn.caption.endswith("The class that is forgotten most: FedAvg cat.")
+
+
+@pytest.mark.parametrize(("rounds", "tables"), [(None, 1), (2, 1), (1, 0)])
+def test_scores_of_the_last_round_are_shown_where_it_is_read(tmp_path, rounds, tables):
+    run = write_run(tmp_path / "a", [0.3, 0.6], settings("FedAvg", 0))
+    rows = [["macro", 30, 0.5, 0.4, 0.3], ["weighted", 30, 0.6, 0.5, 0.4]]
+    write_table(run / "classification.csv", ["class", "samples", "precision", "recall", "F1"], rows)
+    assert len(scores_of(grouped([read_run(run, rounds)]))) == tables
 
 
 def test_runs_with_different_data_get_no_common_table(tmp_path):
