@@ -159,6 +159,20 @@ def test_a_file_of_leaf_that_lacks_samples_is_refused(tmp_path):
         Shakespeare(str(root)).read()
 
 
+def test_samples_that_leaf_counts_and_does_not_write_are_not_missed(tmp_path):
+    root = leaf(tmp_path, {part: {"HAMLET": {"x": ["To be"], "y": ["a"]}} for part in ("train", "test")})
+    path = next((root / "test").iterdir())
+    content = json.loads(path.read_text())
+    content["num_samples"] = [1 + 79]  # as split_data.py writes Shakespeare: test samples that overlap training's
+    content["user_data"]["OPHELIA"] = {"x": [], "y": []}  # as older versions write roles with one sample
+    path.write_text(json.dumps(content))
+    assert list(map(len, Shakespeare(str(root)).read())) == [1, 1]
+    content["num_samples"] = [1 + 78]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="num_samples has 79 of HAMLET, user_data 1"):
+        Shakespeare(str(root)).read()
+
+
 def test_an_owner_in_two_files_of_leaf_is_refused(tmp_path):
     (tmp_path / "train").mkdir()
     for name in ("a", "b"):
