@@ -1,5 +1,8 @@
 """Natural users: the division of the samples by a column that names their owners."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from pytorch_lightning.utilities import rank_zero_warn
 
@@ -24,40 +27,39 @@ class ColumnPartition(Partition):
         self.column: str = column
 
     def count_owners(self, samples: PartitionInput) -> int:
-        return len(np.unique(self._owners(samples)))
+        return len(self._values(samples))
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        labels = self._owners(samples)
-        values = np.unique(labels)
+        values = self._values(samples)
         if len(values) < num_clients:
             raise ValueError(
                 f"num_clients must be at most the number of values in column {self.column!r} ({len(values)}), got "
                 f"{num_clients}"
             )
-        return self._deal(values, labels, num_clients)
+        return self._deal(values, self._labels(samples), num_clients)
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal by the same values where the test samples have the column, else draw uniformly."""
         if test.labels is None or size is not None:
             return super().partition_test(dealt, PartitionInput(test.size), size)
-        values = np.unique(self._labels(dealt.samples)[np.concatenate(dealt.parts)])
-        if left := test.labels[~np.isin(test.labels, values)].tolist():
+        known = {*self._labels(dealt.samples)[np.concatenate(dealt.parts)].tolist()}
+        if left := [owner for owner in test.labels.tolist() if owner not in known]:
             rank_zero_warn(
-                f"owners in column {self.column!r} that have test samples only: {len({*left})}, with {len(left)} of "
-                f"{test.size} test samples; no client is tested on these, the server's model is"
+                f"owners in column {self.column!r} that have test samples only: {len({*map(str, left)})}, with "
+                f"{len(left)} of {test.size} test samples; no client is tested on these, the server's model is"
             )
-        return self._deal(values, test.labels, len(dealt.parts))
+        return self._deal(sorted(known), test.labels, len(dealt.parts))
 
-    def _owners(self, samples: PartitionInput) -> Array:
-        """Get the owner of each sample.
+    def _values(self, samples: PartitionInput) -> list[Any]:
+        """List the owners of the samples in sorted order.
 
         Raises:
             ValueError: a sample without one, which is blank, NaN or None.
         """
         owners = self._labels(samples)
         kind, missing = owners.dtype.kind, np.zeros(len(owners), bool)
-        if kind in "fU":
-            missing = np.isnan(owners) if kind == "f" else owners == ""
+        if kind in "fMmU":
+            missing = owners == "" if kind == "U" else np.isnat(owners) if kind in "Mm" else np.isnan(owners)
         elif kind == "O":
             missing = np.array([str(owner) in {"", "None", "nan"} for owner in owners], bool)
         if missing.any():
@@ -65,11 +67,11 @@ class ColumnPartition(Partition):
                 f"column {self.column!r} must name the owner of every training sample, got none for {missing.sum()} of "
                 f"{len(owners)}; fill them in, or leave these samples out"
             )
-        return owners
+        return sorted({*owners.tolist()})
 
     @staticmethod
-    def _deal(values: Array, column: Array, num_clients: int) -> list[Array]:
+    def _deal(values: Sequence[Any], column: Array, num_clients: int) -> list[Array]:
         """Deal the sorted `values` to the clients in turn, and give each its samples, those of others to nobody."""
-        owner = np.searchsorted(values, column) % num_clients
-        known = np.isin(column, values)
-        return [np.flatnonzero(known & (owner == client_id)) for client_id in range(num_clients)]
+        turns = {value: turn % num_clients for turn, value in enumerate(values)}
+        owner = np.array([turns.get(value, -1) for value in column.tolist()])  # as fast whatever the values are
+        return [np.flatnonzero(owner == client_id) for client_id in range(num_clients)]

@@ -150,6 +150,11 @@ def as_tensor(values: Sequence[Any], column: str) -> Tensor:
             f"(class_encode_column numbers words)"
         )
     x = torch.from_numpy(np.stack(arrays))
+    if x.is_floating_point() and not (finite := x.isfinite().view(len(x), -1).all(1)).all():
+        raise ValueError(
+            f"column {column!r} must hold finite numbers, got {x[~finite][0].tolist()} as the first of "
+            f"{int((~finite).sum())} in {len(x)} rows: fill in what is missing, or filter them out"
+        )
     if pictures:
         return x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
     return x

@@ -25,6 +25,9 @@ Task = Literal["auto", "classification", "regression"]
 MISSING = ("None", "nan", "NaT", "<NA>")
 """Texts that missing values of a DataFrame are printed as."""
 
+UNKNOWN = ("", "?", "na", "n/a", "nan", "null", "none")
+"""Texts, in small letters, that stand for a missing number in a file."""
+
 
 class TableSource(Source):
     """Rows of a table: numbers standardised by the training rows, words one-hot, and a column as target.
@@ -78,6 +81,8 @@ class TableSource(Source):
             test = read_table(self.test, "test")
         names = [name for name in train if name != self.label and name not in self.ignored]
         names = names if self.features is None else list(self.features)
+        if self.label in names:
+            raise ValueError(f"features must not hold the target, got {self.label!r}; leave it out")
         words = {name for name, column in train.items() if column.dtype.kind == "U"}
         test = {name: column.astype(str) if name in words else column for name, column in test.items()}
         for name in (*names, *self.ignored, self.label):
@@ -110,6 +115,8 @@ class TableSource(Source):
             y, y_test = (torch.from_numpy(column.astype(np.float32))[:, None] for column in (train, test))
             return y, y_test
         train, test = (column.astype(np.int64) if column.dtype.kind == "f" else column for column in (train, test))
+        if test.dtype.kind == "U":
+            train = train.astype(str)
         values = np.unique(train)
         if outside := sorted({*test.tolist()} - {*values.tolist()}, key=str):
             remedy = "" if train.dtype.kind == "U" else ", or set task: regression where they are no classes"
@@ -187,9 +194,17 @@ def columns_of(frame: Any, table: str) -> Table:
     check_names([*map(str, frame.columns)], table)
     if not len(frame):
         raise ValueError(f"{table} must have rows, got {len(frame.columns)} columns and no row")
-    columns = {str(name): [*frame[name]] for name in frame.columns}
-    categorical = {str(name) for name in frame.columns if str(frame[name].dtype) == "category"}
-    return {name: words(values) if name in categorical else typed(values) for name, values in columns.items()}
+    return {str(name): column_of(frame[name]) for name in frame.columns}
+
+
+def column_of(series: Any) -> Array:
+    """Make a column of one of a DataFrame: numbers as they stand, categories as words, other values by `typed`."""
+    dtype = series.dtype
+    if str(dtype) == "category":
+        return words([*series])
+    if isinstance(dtype, np.dtype) and dtype.kind in "bif":
+        return np.asarray(series, np.float64 if dtype.kind == "f" else np.int64)
+    return typed([*series])
 
 
 def words(values: Sequence[Any]) -> Array:
@@ -208,23 +223,33 @@ def check_names(names: Sequence[str], table: str) -> None:
 
 
 def typed(values: Sequence[Any]) -> Array:
-    """Make a column of whole numbers, else of numbers, where blank ones are NaN, else of words.
+    """Make a column of whole numbers, else of numbers, where blank or `UNKNOWN` ones are NaN, else of words.
 
     >>> typed(["1", "2"]).dtype.kind, typed(["1", "2.5"]).dtype.kind, typed(["1", "x"]).dtype.kind
     ('i', 'f', 'U')
     >>> typed(["1", "", "2"]).tolist(), typed(["x", None]).tolist()
     ([1.0, nan, 2.0], ['x', ''])
+    >>> typed(["1", "NA"]).tolist(), typed(["x", "NA"]).tolist(), typed(["1_0", "10"]).tolist()
+    ([1.0, nan], ['x', 'NA'], ['1_0', '10'])
     """
     values = ["" if not isinstance(value, str) and str(value) in MISSING else value for value in values]
-    if all(isinstance(value, str | Integral | np.bool_) for value in values):
+    texts = [value for value in values if isinstance(value, str)]
+    if not any("_" in text for text in texts):  # which Python takes for a separator of digits, and files do not
+        if all(isinstance(value, str | Integral | np.bool_) for value in values):
+            try:
+                return np.array([int(value) for value in values], np.int64)
+            except (ValueError, OverflowError):
+                pass
         try:
-            return np.array([int(value) for value in values], np.int64)
-        except (ValueError, OverflowError):
+            return np.array([math.nan if is_unknown(value) else float(value) for value in values], np.float64)
+        except (ValueError, TypeError):
             pass
-    try:
-        return np.array([math.nan if is_blank(value) else float(value) for value in values], np.float64)
-    except (ValueError, TypeError):
-        return np.array([str(value) for value in values])
+    return np.array([str(value) for value in values])
+
+
+def is_unknown(value: Any) -> bool:
+    """Tell whether a cell says that its number is missing."""
+    return isinstance(value, str) and value.strip().lower() in UNKNOWN
 
 
 def is_blank(value: Any) -> bool:

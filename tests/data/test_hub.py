@@ -148,6 +148,16 @@ def test_owners_that_are_missing_are_refused_and_long_texts_are_kept_as_they_are
         ),
         (rows([[1.0], [1.0, 2.0]]), ValueError, r"one shape, got \(1,\) float64, \(2,\) float64; resize"),
         (rows([[1.0], [None]]), ValueError, r"one shape, got \(1,\) float64, \(1,\) object"),
+        (
+            rows([1.0, 2.0], label=[0.5, float("nan")]),
+            ValueError,
+            "'label' must hold finite numbers, got nan as the firs",
+        ),
+        (
+            rows([[1.0], [float("inf")]]),
+            ValueError,
+            r"'x' must hold finite numbers, got \[inf\] as the first of 1 in 2",
+        ),
         (rows([]), ValueError, "the train split of the data set must have samples, got none; name another"),
     ],
 )

@@ -16,6 +16,7 @@ from fl_lightning.data import (
     TensorSplit,
 )
 from fl_lightning.data.limiting import limited, stratified
+from fl_lightning.data.partitions import Dealt
 from fl_lightning.data.sources import Source
 
 OWNERS = np.array(["b", "a", "b", "c", "a", "b"])
@@ -122,3 +123,47 @@ def test_a_training_sample_without_an_owner_is_refused(owners):
 def test_a_column_that_is_not_there_is_named_beside_those_that_are():
     with pytest.raises(ValueError, match="no column 'writer'; there are owner"):
         FederatedDataModule(Owned(), by="writer").setup()
+
+
+class Hashed(str):
+    """A text that cannot be compared one by one."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Hashed.compared += 1
+        return str.__eq__(self, other)
+
+    compared = 0
+
+
+@pytest.mark.parametrize(
+    ("owners", "test", "told"),
+    [
+        (np.array(["a", "b"], object), np.array([np.nan, np.nan]), "test samples only: 1, with 2 of 2"),
+        (np.array([1, 2]), np.array([1, np.nan, np.nan]), "test samples only: 1, with 2 of 3"),
+    ],
+)
+def test_test_samples_without_an_owner_are_one_owner_in_the_warning(owners, test, told):
+    partition, samples = ColumnPartition("who"), PartitionInput(2, owners)
+    parts = partition(samples, 2, np.random.default_rng(0))
+    with pytest.warns(UserWarning, match=told):
+        partition.partition_test(Dealt(parts, samples, np.random.default_rng(0)), PartitionInput(len(test), test))
+
+
+def test_a_training_sample_of_no_day_is_refused():
+    days = np.array(["2024-01-01", "NaT"], "datetime64[D]")
+    with pytest.raises(ValueError, match="'who' must name the owner of every training sample, got none for 1 of 2"):
+        ColumnPartition("who").count_owners(PartitionInput(2, days))
+
+
+def test_texts_are_not_compared_with_every_owner():
+    owners = np.empty(900, object)
+    owners[:] = [Hashed(i % 30) for i in range(900)]
+    samples, partition = PartitionInput(900, owners), ColumnPartition("who")
+    Hashed.compared = 0
+    partition.partition_test(
+        Dealt(partition(samples, 30, np.random.default_rng(0)), samples, np.random.default_rng(0)), samples
+    )
+    assert Hashed.compared < 900 * 20  # 900 * 30 for every split where each text is compared with each owner

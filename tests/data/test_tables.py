@@ -53,6 +53,9 @@ def test_a_table_of_numbers_is_regressed_and_split_by_a_share(tmp_path):
         ),
         ("a,b\n1,0.5\n2,inf\n3,1\n", {"label": "b"}, "'b' must hold a finite number in every row, got inf in train"),
         ("a,b,a\n1,0,2\n", {"label": "b"}, "t.csv must name each of its columns once, got 'a' twice"),
+        ("a,b\n1,0\n2,1\n3,NA\n", {"label": "b"}, "'b' must hold a finite number in every row, got nan in .*; fill in"),
+        ("a,b\n1,0\n?,1\n2,1\n3,0\n", {"label": "b"}, "column 'a' must hold a number in every row"),
+        ("a,b\n1,0\n", {"label": "b", "features": ["a", "b"]}, "features must not hold the target, got 'b'"),
         ("a,b\nKöln,0\n", {"label": "b"}, "t.csv must be text in UTF-8, which byte 5 is not: save it as UTF-8"),
     ],
 )
@@ -123,6 +126,13 @@ def test_a_target_that_the_task_does_not_take_is_refused(tmp_path, column, task,
     (tmp_path / "t.csv").write_text("\n".join(["x,y", *rows]) + "\n")
     with pytest.raises(ValueError, match=sentence):
         TableSource(tmp_path / "t.csv", "y", tmp_path / "t.csv", task=task).read()
+
+
+def test_a_word_among_the_classes_of_test_rows_is_named(tmp_path):
+    (tmp_path / "train.csv").write_text("x,y\n1,0\n2,1\n")
+    (tmp_path / "test.csv").write_text("x,y\n1,0\n2,b\n")
+    with pytest.raises(ValueError, match="must stand in training rows, got 'b' in test"):
+        TableSource(tmp_path / "train.csv", "y", tmp_path / "test.csv").read()
 
 
 def test_numbers_of_the_test_rows_are_words_where_those_of_training_are(tmp_path):
