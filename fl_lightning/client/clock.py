@@ -83,12 +83,15 @@ def tell_clock(module: LightningModule, asked: Sequence[str]) -> None:
 def clock_read_by(kind: type) -> list[str]:
     """List which of `CLOCK` the methods of a class read, but for those of Lightning's and of this package's bases.
 
+    What a class defines itself is no clock.
+
     >>> clock_read_by(LightningModule)
     []
     """
     written = [base for base in kind.__mro__ if not f"{base.__module__}.".startswith(SHIPPED)]
     codes = [code for base in written for value in vars(base).values() for code in codes_of(value)]
-    return [name for name in CLOCK if any(reads(code, name) for code in codes)]
+    names = [name for name in CLOCK if not any(name in vars(base) for base in written)]
+    return [name for name in names if any(reads(code, name) for code in codes)]
 
 
 def codes_of(value: object) -> Iterator[CodeType]:

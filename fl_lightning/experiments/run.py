@@ -30,6 +30,9 @@ BEST = "best.ckpt"
 NONE = {"max_epochs": "null", "max_steps": "-1", "max_time": "null"}
 """Values of settings that are no limits."""
 
+SILENT = ("--trainer.logger", "null", "--trainer.logger", "pytorch_lightning.loggers.logger.DummyLogger")
+"""Options of a fit whose logger takes every call and does nothing; null drops the arguments of the one before."""
+
 ONE_DEVICE = ("--trainer.devices", "1", "--trainer.num_nodes", "1")
 """Options of a fit that begins no further processes."""
 
@@ -68,9 +71,12 @@ class StartedError(Exception):
 
 
 class Start(Callback):
-    """Ends a fit where its first round would begin, by `StartedError`."""
+    """Ends a fit where its first round would begin, by `StartedError`, which no callback takes for a failure."""
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        for callback in trainer.callbacks:
+            callback.teardown(trainer, pl_module, "fit")
+        trainer.callbacks = []  # some send a message, or write a checkpoint, when a fit fails
         raise StartedError
 
 
@@ -149,8 +155,10 @@ def limits_asked(files: CellFiles) -> list[str]:
 
 def start(files: CellFiles) -> None:
     """Begin a cell's fit on one device, without the user's loggers, and end it where the first round would begin."""
+    logger = yaml.safe_load(files.config.read_text(encoding="utf-8"))["trainer"]["logger"]
+    silent = SILENT if isinstance(logger, dict | list) else ()
     with suppress(StartedError):
-        command(["fit", *words_of(files), *limits_asked(files), *ONE_DEVICE, "--trainer.logger", "null"], [Start()])
+        command(["fit", *words_of(files), *limits_asked(files), *ONE_DEVICE, *silent], [Start()])
 
 
 def fit(files: CellFiles, tell: Callable[[int], None]) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from pytorch_lightning import Callback
+from pytorch_lightning.loggers import CSVLogger
 
 from fl_lightning.cli.methods import printed_names, records
 from fl_lightning.experiments import compare, results, run
@@ -522,6 +524,35 @@ def test_all_settings_that_cannot_be_run_are_named_before_any_is_trained(base, h
     assert len(begun) == len(set(begun)) == 8  # a setting that a method does not know is no further one
     assert not here
     assert not Path("out").exists()
+
+
+class Online(CSVLogger):
+    """A logger that would leave something wherever it is made."""
+
+    def __init__(self):
+        super().__init__("logged")
+        Path("online").touch()
+
+
+class Note(Callback):
+    """Logs by a call that few loggers have, and writes which of its hooks are called."""
+
+    def on_fit_start(self, trainer, pl_module):
+        trainer.logger.experiment.log({"a": 1})
+
+    def on_exception(self, trainer, pl_module, exception):
+        Path("failed").touch()
+
+    def teardown(self, trainer, pl_module, stage):
+        Path("ended").touch()
+
+
+def test_a_start_is_no_failure_to_callbacks_and_makes_no_logger_of_the_user(base, begun):
+    (base / "noted.yaml").write_text(f"trainer: {{callbacks: [{__name__}.Note], logger: {__name__}.Online}}", "utf-8")
+    wrong = "--methods FedAvg FedProx --model.client.mu -1"  # so that nothing is trained
+    refusal(f"compare -c base.yaml -c noted.yaml {wrong} --seeds 0 --output out", 1)
+    assert len(begun) == 2
+    assert [path for path in ("online", "failed", "ended") if Path(path).exists()] == ["ended"]
 
 
 def test_settings_that_have_begun_are_not_started_again(base, here, begun):

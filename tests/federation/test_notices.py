@@ -140,6 +140,15 @@ class Counts(Plain):
         return super().training_step(batch, global_step["current_epoch"])
 
 
+class CountsItself(Plain):
+    """Has a count of its own by the clock's name."""
+
+    global_step = 0
+
+    def on_train_epoch_end(self):
+        self.last = self.global_step
+
+
 class Rounds(FedAvg):
     def training_step(self, batch, batch_idx):
         self.seen = self.current_epoch
@@ -152,6 +161,7 @@ class Rounds(FedAvg):
         (Logs, "current_epoch and global_step"),
         (Derived, "current_epoch and global_step"),
         (Counts, ""),
+        (CountsItself, ""),
         (Plain, ""),
     ],
 )
