@@ -36,7 +36,7 @@ class HuggingFace(Source):
         ModuleNotFoundError: without the package `datasets`.
         FileNotFoundError: without such a folder.
         TypeError: a stream.
-        ValueError: naming a split or column that is missing.
+        ValueError: naming a split or column that is missing, or in which splits differ.
     """
 
     def __init__(
@@ -66,14 +66,26 @@ class HuggingFace(Source):
         for name in wanted:
             if name not in splits:
                 raise ValueError(f"the data set must have the split {name!r}, it has {', '.join(splits)}")
-        names = getattr(splits[self.train].features.get(self.label), "names", None)
-        if names:
+        named = {name: getattr(split.features.get(self.label), "names", None) for name, split in splits.items()}
+        if names := named[self.train]:
             self.num_classes, self.class_names = len(names), tuple(names)
+        others = [self.test, *wanted[1:]]
+        if different := [name for name in others if name in splits and named[name] != names]:
+            raise ValueError(
+                f"the classes of all splits must be numbered alike, got {names} in {self.train} and "
+                f"{named[different[0]]} in {different[0]}; cast the column {self.label!r} of both to one ClassLabel"
+            )
         train = self._split(splits[self.train], "train")
         test, self.validation = (
             self._split(splits[name], which) if name is not None and name in splits else None
             for which, name in (("test", self.test), ("val", self.validation_name))
         )
+        for which, split in (("test", test), ("val", self.validation)):
+            if split is not None and split.input_shape != train.input_shape:
+                raise ValueError(
+                    f"column {self.input!r} must have one shape in all splits, got {train.input_shape} in train and "
+                    f"{split.input_shape} in {which}; resize or convert it first"
+                )
         return train, test
 
     def _splits(self) -> Mapping[str, Any]:

@@ -34,6 +34,9 @@ PUBLISHED: dict[str, tuple[Counts, Counts]] = {
 }
 """Training and test images by data set."""
 
+GREYS = {"FashionMNIST": 0.286, "KMNIST": 0.192}
+"""Mean grey value in [0, 1] of the training images of sets that nothing else tells apart, as they are normalised."""
+
 
 def check_published(
     name: str, place: str, shape: Sequence[int], splits: Sequence[tuple[Tensor, Sequence[int]]]
@@ -58,6 +61,25 @@ def check_published(
                 f"the {which} split of {name} in {place} must have {wanted}, as published, got {got}: the files are of "
                 f"another data set or incomplete, fetch them again (data.source.limit takes fewer samples)"
             )
+
+
+def check_grey(name: str, place: str, x: Tensor) -> None:
+    """Refuse images with the mean grey value of another set of as many images, judged by the first thousand.
+
+    Args:
+        name: of the data set; one that is not in `GREYS` is not checked.
+        place: of its files, for the error.
+        x: training images, (n, C, H, W) uint8.
+
+    Raises:
+        ValueError: naming both values.
+    """
+    wanted = GREYS.get(name) if name in PUBLISHED else None
+    if wanted is not None and abs((got := float(x[:1_000].float().mean()) / 255) - wanted) > 0.04:
+        raise ValueError(
+            f"the training images of {name} in {place} must have a mean grey value near {wanted}, got {got:.3f}: the "
+            f"files are of another data set, fetch them again"
+        )
 
 
 def difference(published: Counts, shape: Sequence[int], y: Tensor, held: Sequence[int]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
-from fl_lightning.data.published import check_published, file_fault
+from fl_lightning.data.published import check_grey, check_published, file_fault
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import check_choice
 
@@ -45,6 +45,7 @@ class _VisionSource(ImageSource):
         self.class_names = self._names(train) if self.named else None
         images = [self._checked(train, "train"), self._checked(test, "test")]
         check_published(self._name, self.root, self.shape, [(y, x.shape[1:]) for x, y, _ in images])
+        check_grey(self._name, self.root, images[0].x)
         training, testing = self.splits(*images)
         return training, testing
 

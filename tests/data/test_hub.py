@@ -166,6 +166,16 @@ def test_what_is_no_input_is_refused(dataset, error, sentence):
         read(dataset)
 
 
+def test_splits_that_differ_in_shape_or_in_the_numbers_of_classes_are_refused():
+    grey, coloured = rows(pictures("L", "L")), rows(pictures("RGB", "L"))
+    with pytest.raises(ValueError, match=r"'x' must have one shape in all splits, got \(1, 4, 5\) in train and \(3, 4"):
+        HuggingFace({"train": grey, "test": coloured}, input="x").read()
+    for split, names in ((grey, ["cat", "dog"]), (coloured, ["dog"])):  # as class_encode_column numbers each split
+        split.features["label"] = SimpleNamespace(names=names)
+    with pytest.raises(ValueError, match=r"numbered alike, got \['cat', 'dog'\] in train and \['dog'\] in test; cast"):
+        HuggingFace({"train": grey, "test": coloured}, input="x").read()
+
+
 def test_hugging_face(tmp_path):
     hub = pytest.importorskip("datasets")
     kinds = hub.Features(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fl_lightning.data import CIFAR10, EMNIST, KMNIST, MNIST, SVHN, FashionMNIST, TinyImageNet, published
-from fl_lightning.data.published import PUBLISHED, check_published
+from fl_lightning.data.published import PUBLISHED, check_grey, check_published
 from tests.data.test_vision import write_idx
 
 SIZES = {
@@ -67,6 +67,13 @@ def test_a_set_without_a_published_balance_is_counted_only(as_published):
     check_published("SVHN", "", (3, 32, 32), [(torch.zeros(73_257, dtype=torch.int64), (3, 32, 32))])
     with pytest.raises(ValueError, match="must have 73,257 images of 3×32×32, as published, got 1 images"):
         check_published("SVHN", "", (3, 32, 32), [(torch.tensor([0]), (3, 32, 32))])
+
+
+def test_sets_of_as_many_images_are_told_apart_by_their_grey(as_published):
+    fashion = torch.full((1_000, 1, 28, 28), 73, dtype=torch.uint8)
+    check_grey("FashionMNIST", "root", fashion)
+    with pytest.raises(ValueError, match=r"images of KMNIST in root must have a mean grey value near 0.192, got 0.286"):
+        check_grey("KMNIST", "root", fashion)
 
 
 def test_every_source_of_torchvision_asks_for_its_numbers(as_published, tmp_path):
