@@ -247,5 +247,10 @@ def can_be_fedavg_equivalent(client: Any) -> bool:
 
 def runs_foreign_code(client: nn.Module) -> bool:
     """Return True where a module in the client is of neither this package nor torch: it may do anything."""
-    kinds = {base for module in client.modules() for base in type(module).__mro__}
+    return are_foreign(client.modules())
+
+
+def are_foreign(parts: Iterable[object]) -> bool:
+    """Return True where one of the parts is of a class that neither this package, torch nor Lightning defines."""
+    kinds = {base for part in parts for base in type(part).__mro__}
     return any(kind.__module__.partition(".")[0] not in KNOWN for kind in kinds)

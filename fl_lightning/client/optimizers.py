@@ -87,6 +87,8 @@ class LocalOptimizers:
             for group, setting, params in groups:
                 group.clear()
                 group.update(setting)
+                if isinstance(setting.get("lr"), Tensor):  # schedulers write into that of the group
+                    group["lr"] = setting["lr"].clone()
                 group["params"][:] = params
         if lr is not None:
             self._set_rate(lr)
@@ -311,9 +313,22 @@ class LocalOptimizer:
 def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Read the optimizers and lr schedulers from what `configure_optimizers` returned.
 
+    A learning rate that is a tensor is copied: all clients' optimizers may be built with that one.
+
     Raises:
         TypeError: if it is none of them.
     """
+    optimizers, schedulers = _parsed(configured, owner)
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        lr = group.get("lr")
+        if isinstance(lr, Tensor):
+            group["lr"] = lr.clone()
+            lr.copy_(group.get("initial_lr", lr))  # a scheduler writes its first factor into it
+    return optimizers, schedulers
+
+
+def _parsed(configured: Any, owner: str) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """Read them as they are."""
     if configured is None:
         return [], []
     if isinstance(configured, Optimizer):
@@ -325,7 +340,7 @@ def parse_optimizers(configured: Any, owner: str) -> tuple[list[Optimizer], list
     if isinstance(configured, Sequence) and not isinstance(configured, str):
         items = list(configured)
         if all(isinstance(item, Optimizer | Mapping) for item in items):
-            pairs = [parse_optimizers(item, owner) for item in items]
+            pairs = [_parsed(item, owner) for item in items]
             optimizers = [optimizer for part, _ in pairs for optimizer in part]
             return optimizers, [scheduler for _, part in pairs for scheduler in part]
         if len(items) == 2 and isinstance(items[0], Sequence):

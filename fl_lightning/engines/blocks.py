@@ -123,7 +123,8 @@ def clipped(gradients: Mapping[str, Tensor | None], most: float) -> dict[str, Te
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
-    norms = [torch.linalg.vector_norm(value.flatten(1), dim=1) for value in gradients.values() if value is not None]
+    flat = [value.reshape(len(value), value[0].numel()) for value in gradients.values() if value is not None]
+    norms = [torch.linalg.vector_norm(value, dim=1) for value in flat]
     factor = (most / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
     return {
         name: None if value is None else value * factor.view(-1, *[1] * (value.ndim - 1))

@@ -85,12 +85,13 @@ class CohortEngine(SequentialEngine):
         client, settings, weights, services, device, precision, datamodule, hooks, batch_hooks, tolerant: as of
             `SequentialEngine`; with `tolerant` clients are trained one after the other.
         chunk: clients in a stack; `auto`: chosen, and only where it is known to be right and faster.
+        watches: whether somebody's own code may change the module between two rounds.
     """
 
-    def __init__(self, *args: Any, chunk: Chunk = "auto", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, chunk: Chunk = "auto", watches: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_at_least(1, chunk=None if chunk == "auto" else chunk)
-        self.chunk = chunk
+        self.chunk, self._watches = chunk, watches
         self._refused: str | None = None
         self._proven: set[str] = set()
         self._notified: set[str] = set()
@@ -120,7 +121,7 @@ class CohortEngine(SequentialEngine):
     ) -> Generator[ClientResult, None, None]:
         """Train the jobs in stacks, or one after the other."""
         # what was stacked before still can be, where nobody's own code may have changed the module since
-        asks = exchange not in self._proven or self.members.of("trained")
+        asks = exchange not in self._proven or self._watches or self.members.of("trained")
         most, reason = clients_at_once(self.client, self.chunk), self.why_not() if asks else self._refused
         if reason is not None or most == 1:
             self._tell(reason)

@@ -1,14 +1,16 @@
 """One run of a Trainer: how members, engines, evaluation and rounds are made of the parts of a federation."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import BaseFinetuning, LambdaCallback, ModelPruning
 
+from fl_lightning.client.checks import are_foreign
 from fl_lightning.client.services import ClientServices
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
@@ -23,6 +25,9 @@ from fl_lightning.members.pace import Pace
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.types import Engine
 from fl_lightning.utils.settings import as_list
+
+CHANGING = (LambdaCallback, BaseFinetuning, ModelPruning)
+"""Callbacks of Lightning's that call functions of others, or change modules."""
 
 
 class FederatedRun:
@@ -57,9 +62,8 @@ class FederatedRun:
         self.communicator = current_communicator(trainer.strategy.root_device)
         self.records = ClientRecords(parts.store, self.communicator, server.global_weights, parts.initial_personal)
         entries = UserEntries(parts.client.lightning_modules(), forward)
-        # a stack's last bits depend on who is in it, and a GPU works on when its process goes on
-        measured = self.communicator.world > 1 and parts.execution.chunk == 1 and self.communicator.device.type == "cpu"
-        self.pace = Pace(server.size) if measured else None
+        by_seconds = checks.spreads_by_seconds(trainer.strategy, parts.execution.chunk)
+        self.pace = Pace(server.size) if by_seconds and self.communicator.world > 1 else None
         self.members = members_of(parts, server, self.communicator, self.records, entries, self.pace)
 
     @cached_property
@@ -82,10 +86,19 @@ class FederatedRun:
         settings = parts.local_settings(trainer.max_epochs)
         if probes:
             settings, services, hooks = replace(settings, max_local_steps=1), ClientServices(), {}
-        make: Callable[..., SequentialEngine] = SequentialEngine if chunk == 1 else partial(CohortEngine, chunk=chunk)
+        make: Callable[..., SequentialEngine] = SequentialEngine
+        if chunk != 1:
+            make = partial(CohortEngine, chunk=chunk, watches=self._is_watched())
         where = client.device, trainer.precision_plugin, getattr(self.data.source, "datamodule", None)
         more = {"batch_hooks": parts.batch_hooks, "members": self.members, "tolerant": faults.on_error == "skip"}
         return make(client, settings, self.server.global_weights, services, *where, hooks, **more)
+
+    def _is_watched(self) -> bool:
+        """Return True where somebody's own code is handed the client module between two rounds."""
+        trainer, parts = self.parts.client.trainer, self.parts
+        callbacks: Sequence[Callback] = trainer.callbacks
+        owners = (trainer.lightning_module, *callbacks, parts.aggregator, parts.server_module, *parts.transforms)
+        return are_foreign(owners) or any(isinstance(callback, CHANGING) for callback in callbacks)
 
     def begin_fit(self) -> None:
         """Open the store and limit the threads.

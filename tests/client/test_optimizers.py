@@ -10,6 +10,7 @@ from torch.optim import SGD, Adagrad, Adam
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fl_lightning.client.optimizers import LocalOptimizers
+from fl_lightning.client.progress import LocalProgress
 from fl_lightning.methods import Ditto, FedAvg, FedRep
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -308,3 +309,37 @@ def test_what_a_hook_added_is_taken_off_where_an_optimizer_is_handed_out_again()
     found.release()
     assert [group["params"] for group in optimizer.param_groups] == [[first]]
     assert "new" not in optimizer.param_groups[0]
+
+
+class Scheduled(FedAvg):
+    """Every step halves the learning rate, after a first one at a tenth of it."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=1)
+        later = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        schedulers = [{"scheduler": one, "interval": "step"} for one in (warm, later)]
+        return [optimizer], schedulers
+
+
+def test_schedulers_write_into_no_tensor_that_is_the_next_clients_learning_rate():
+    given = torch.tensor(0.05, dtype=torch.float64)
+    weights = []
+    for lr in (0.05, given):
+        torch.manual_seed(0)
+        client = Scheduled(net=BatchNormNet, optimizer=partial(SGD, lr=lr))
+        weights.append(weights_of(fit(client, 2, toy_data(), precision="64-true")))
+    torch.testing.assert_close(*weights)
+    assert given == 0.05
+
+
+def test_optimizers_that_are_let_go_have_the_tensor_they_began_with():
+    optimizer = SGD([torch.zeros(2)], lr=torch.tensor(0.5))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    held = LocalOptimizers(([optimizer], [scheduler]), "Own")
+    held.begin(LocalProgress())
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    held.release()
+    assert optimizer.param_groups[0]["lr"] == 0.5

@@ -343,6 +343,68 @@ def test_what_was_stacked_is_examined_again_only_where_foreign_code_runs(net, ti
     assert len(asked) == times
 
 
+class HooksLater(pl.Callback):
+    """Doubles the gradients of a layer from the second round on."""
+
+    def on_train_epoch_start(self, trainer, loop):
+        if trainer.current_epoch == 1:
+            loop.client.net.head.register_full_backward_pre_hook(lambda module, gradients: (2 * gradients[0],))
+
+
+class DropsLater(pl.Callback):
+    """Adds a dropout from the second round on."""
+
+    def on_train_epoch_start(self, trainer, loop):
+        if trainer.current_epoch == 1:
+            loop.client.net.body.append(nn.Dropout(0.5))
+
+
+def hooks_later():
+    return pl.callbacks.LambdaCallback(on_train_epoch_start=partial(HooksLater.on_train_epoch_start, None))
+
+
+@pytest.mark.parametrize("changes", [HooksLater, DropsLater, hooks_later])
+def test_what_a_callback_does_to_the_module_after_stacked_rounds_counts(changes):
+    alone, together = (
+        fit(
+            *(None, 2, toy_data((8, 8))),
+            loop=looped(partial(fedavg, partial(Perceptron, hidden=(4,))))(chunk=chunk, seed=3),
+            callbacks=[changes()],
+            precision="64-true",
+        )
+        for chunk in (1, 2)
+    )
+    assert together.engine.why_not() is not None
+    torch.testing.assert_close(together.state_dict(), alone.state_dict(), **CLOSE)
+
+
+class OddNet(nn.Module):
+    """A net whose parameters or gradients do not lie in memory as most do, or are none."""
+
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.transposed = nn.Parameter(torch.randn(8, *input_shape).t())
+        self.bias, self.scale = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.tensor(1.0))
+        self.unused, self.empty = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(0, 2))
+        self.convolution, self.head = nn.Conv1d(1, 4, 3, padding=1), nn.Linear(32, num_classes)
+
+    def forward(self, x):
+        hidden = torch.tanh(x @ self.transposed + self.bias) * self.scale
+        hidden = torch.tanh(self.convolution(hidden.unsqueeze(1))).transpose(1, 2).flatten(1)
+        return self.head(hidden) + self.empty.sum()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"amsgrad": True, "weight_decay": 0.1, "maximize": True}, {"lr": torch.tensor(0.01)}, {"foreach": True}],
+    ids=", ".join,
+)
+def test_adam_steps_parameters_and_gradients_of_any_layout(settings):
+    client = partial(fedavg, OddNet, partial(torch.optim.Adam, **{"lr": 0.01, **settings}))
+    loop = one_by_one_and_at_once(looped(client, clip_norm=0.5), partial(toy_data, (9, 4, 7, 7)))
+    assert loop.engine.why_not() is None
+
+
 @pytest.mark.parametrize("batch_size", [4, "full"])
 @pytest.mark.parametrize("net", [BatchNormNet, partial(BatchNormNet, running=False)])
 def test_batch_norm_has_the_statistics_of_each_client(net, batch_size):

@@ -21,6 +21,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, GatheringAggregator, NormClip, TopK, UpdateTransform
+from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional import state as S
 from fl_lightning.members import pace
 from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD, dp_sgd
@@ -380,8 +381,8 @@ def trouble(how, folder, devices):
     run.fit(loop, datamodule=data)
 
 
-def parallel(devices):
-    return {} if devices == 1 else {"strategy": "client_parallel", "devices": devices}
+def parallel(devices, **settings):
+    return {} if devices == 1 else {"strategy": ClientParallelStrategy(**settings), "devices": devices}
 
 
 def digest(loop):
@@ -393,16 +394,16 @@ def run_case(name, folder, devices):
     """Four rounds; a checkpoint after two, from which other numbers of processes go on."""
     loop, data = CASES[name]()
     rounds = 3 if name == "few" else 4
-    rows = Rows(folder / f"{name}-{devices}.ckpt")
+    rows, settings = Rows(folder / f"{name}-{devices}.ckpt"), {"by_seconds": name == "unlike"}
     files = folder / f"{name}-{devices}"
-    run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices))
+    run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices, **settings))
     run.fit(loop, datamodule=data)
     found = {"hash": digest(loop), "rows": rows.rows}
     other = folder / f"{name}-1.ckpt"
     if devices > 1 and other.is_file():
         loop, data = CASES[name]()
         rows, files = Rows(None), folder / f"{name}-{devices}-resumed"
-        run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices))
+        run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices, **settings))
         run.fit(loop, datamodule=data, ckpt_path=other)
         found |= {"resumed": digest(loop), "resumed_rows": rows.rows}
     if run.is_global_zero:
