@@ -104,7 +104,8 @@ class MedMNIST(ImageSource):
         if sizes != published or {*kinds} != {((channels, 28, 28), torch.uint8)}:
             raise ValueError(
                 f"{path} must hold {', '.join(map(str, published))} images of {channels}×28×28 uint8, as published, "
-                f"got {', '.join(map(str, sizes))} of {', '.join(f'{of} {kind}' for of, kind in kinds)}: copy it again"
+                f"got {', '.join(map(str, sizes))} of {', '.join(f'{of} {kind}' for of, kind in kinds)}: copy "
+                f"{path.name} of 28×28 again"
             )
         if path.stat().st_size <= LARGEST_SUMMED and (fault := file_fault(path, MD5[self.name])):
             raise ValueError(f"{path} must have the published md5 ({fault}): copy it again")

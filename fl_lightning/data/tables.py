@@ -25,6 +25,9 @@ Task = Literal["auto", "classification", "regression"]
 MISSING = ("None", "nan", "NaT", "<NA>")
 """Texts that missing values of a DataFrame are printed as."""
 
+LARGEST_ONE_HOT = 1 << 32
+"""Most bytes that a column of words may take one-hot."""
+
 UNKNOWN = ("", "?", "na", "n/a", "nan", "null", "none")
 """Texts, in small letters, that stand for a missing number in a file."""
 
@@ -275,13 +278,19 @@ def numbers(train: Table, test: Table, names: Sequence[str]) -> tuple[Array, Arr
     """Make the net's inputs, (n, D) float32, of columns of both tables.
 
     Raises:
-        ValueError: no column, a number that is missing, or a word in a column of numbers.
+        ValueError: no column, a number that is missing, a word in a column of numbers, or more words than fit.
     """
     made: list[tuple[Array, Array]] = []
     for name in names:
         column, other = train[name], test[name]
         if column.dtype.kind == "U":
-            made += [(column == value, other == value) for value in np.unique(column)]
+            values, rows = np.unique(column), len(column) + len(other)
+            if (size := 4 * len(values) * rows) > LARGEST_ONE_HOT:
+                raise ValueError(
+                    f"column {name!r} must hold fewer different words, got {len(values):,} in {rows:,} rows, which "
+                    f"take {size / 1e9:,.0f} GB one-hot; ignore it, or make numbers of it"
+                )
+            made += [(column == value, other == value) for value in values]
             continue
         if other.dtype.kind == "U" or not (np.isfinite(column).all() and np.isfinite(other).all()):
             raise ValueError(f"column {name!r} must hold a number in every row; fill in what is missing, or ignore it")

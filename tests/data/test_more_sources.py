@@ -195,7 +195,7 @@ def celeba(tmp_path):
 
 
 def test_celeba_of_leaf(celeba):
-    leaf(celeba, {part: {"7": {"x": ["000000.jpg", "000003.jpg"], "y": [1, 0]}} for part in ("train", "test")})
+    leaf(celeba, {part: {"7": {"x": ["000000.jpg", "000003.jpg"], "y": [1.0, 0.0]}} for part in ("train", "test")})
     source = CelebA(str(celeba), image_size=4)
     train, _ = source.read()
     assert (train.x.shape, train.labels.tolist(), train.column("celebrity").tolist()) == (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_lightning import FederatedDataModule
-from fl_lightning.data import TableSource
+from fl_lightning.data import TableSource, tables
 from fl_lightning.data.tables import columns_of
 from tests.data.test_vision import first_batch
 
@@ -79,6 +79,14 @@ def test_a_data_frame_is_a_table():
             TableSource(gaps, label, gaps).read()
     with pytest.raises(ValueError, match="the train table must name each of its columns once, got 'y' twice"):
         TableSource(pandas.concat([frame, frame[["y"]]], axis=1), "y").read()
+
+
+def test_a_column_of_names_that_would_not_fit_one_hot_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "LARGEST_ONE_HOT", 60)
+    (tmp_path / "t.csv").write_text(TABLE)
+    source = TableSource(tmp_path / "t.csv", "risk", tmp_path / "t.csv", features=["city"])
+    with pytest.raises(ValueError, match=r"column 'city' must .*, got 2 in 8 rows, which take 0 GB one-hot; ignore it"):
+        source.read()
 
 
 WHOLE = "x,y\n" + "".join(f"{i},{100 * i}\n" for i in range(10))
