@@ -17,6 +17,7 @@ from bench.workloads import Reading, Result, Workload, now, transformer
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import RoundProgressBar
 from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.engines.cohort import ignores_module
 from fl_lightning.methods import FedAvg, FedRep
 from fl_lightning.nets import Backbone, FedNTDCNN, Perceptron, ResNet
 from fl_lightning.nets.backbone import BodyAndHead
@@ -44,6 +45,7 @@ NETS: dict[str, Callable[..., Backbone]] = {
 }
 
 
+@ignores_module
 class Clock(Callback):
     """Reads the clock at the start of every round: a round lasts until all that follows on it is done."""
 
@@ -57,6 +59,7 @@ class Clock(Callback):
         self.read.append(now())
 
 
+@ignores_module
 class Pause(Callback):
     """Pauses before every round and after the last, as the workload says."""
 

@@ -25,16 +25,16 @@ from fl_lightning.utils.settings import check_at_least
 
 IGNORES = "ignores_client_module"
 PLAIN = frozenset((bool, int, float, str, type(None)))
-Hook = TypeVar("Hook", bound=Callable[..., None])
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def ignores_module(hook: Hook) -> Hook:
     """Mark a callback's `on_client_end` that does not look at the client module, only at the update.
 
     Clients trained at once are then not put into the module one by one. A marked `on_round_repeat` asks for no round to
-    be repeated.
+    be repeated. A marked class of callbacks leaves the module alone in all its hooks.
     """
-    hook.__dict__[IGNORES] = True
+    setattr(hook, IGNORES, True)
     return hook
 
 

@@ -1,20 +1,20 @@
 """One run of a Trainer: how members, engines, evaluation and rounds are made of the parts of a federation."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import BaseFinetuning, LambdaCallback, ModelPruning
 
 from fl_lightning.client.checks import are_foreign
 from fl_lightning.client.services import ClientServices
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
-from fl_lightning.engines.cohort import CohortEngine
+from fl_lightning.engines.cohort import IGNORES, CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation import checks
 from fl_lightning.federation.members import ClientRecords, members_of
@@ -96,7 +96,7 @@ class FederatedRun:
     def _is_watched(self) -> bool:
         """Return True where somebody's own code is handed the client module between two rounds."""
         trainer, parts = self.parts.client.trainer, self.parts
-        callbacks: Sequence[Callback] = trainer.callbacks
+        callbacks = [callback for callback in trainer.callbacks if IGNORES not in vars(type(callback))]
         owners = (trainer.lightning_module, *callbacks, parts.aggregator, parts.server_module, *parts.transforms)
         return are_foreign(owners) or any(isinstance(callback, CHANGING) for callback in callbacks)
 

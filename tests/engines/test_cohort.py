@@ -335,11 +335,23 @@ def test_ragged_clients_give_the_same_whatever_the_settings(settings, kind):
     assert loop.engine.why_not() is None
 
 
-@pytest.mark.parametrize(("net", "times"), [(partial(Perceptron, hidden=(8,)), 1), (Net, 3)], ids=["known", "foreign"])
-def test_what_was_stacked_is_examined_again_only_where_foreign_code_runs(net, times, monkeypatch):
+Own = type("Own", (pl.Callback,), {})
+
+
+@pytest.mark.parametrize(
+    ("net", "callbacks", "times"),
+    [
+        (partial(Perceptron, hidden=(8,)), [], 1),
+        (partial(Perceptron, hidden=(8,)), [ignores_module(type("Apart", (pl.Callback,), {}))()], 1),
+        (partial(Perceptron, hidden=(8,)), [Own()], 3),
+        (Net, [], 3),
+    ],
+    ids=["known", "apart", "callback", "net"],
+)
+def test_what_was_stacked_is_examined_again_only_where_foreign_code_runs(net, callbacks, times, monkeypatch):
     asked = []
     monkeypatch.setattr("fl_lightning.engines.cohort.why_not", lambda *given: asked.append(given))
-    fit(None, 3, toy_data(), loop=FederatedLoop(fedavg(net), chunk=4, seed=3))
+    fit(None, 3, toy_data(), loop=FederatedLoop(fedavg(net), chunk=4, seed=3), callbacks=callbacks)
     assert len(asked) == times
 
 
