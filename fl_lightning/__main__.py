@@ -89,6 +89,7 @@ def command(args: list[str] | None) -> None:
     if argv[0] == "--version":
         print(PROG, version("fl_lightning"))
         return
+    argv = split_option(argv)
     sys.path.append(os.getcwd())  # as with `python -m`: the user's own classes lie in the working folder
     handler = signal.getsignal(signal.SIGINT)
     try:
@@ -120,6 +121,16 @@ def command(args: list[str] | None) -> None:
         sys.path.remove(os.getcwd())
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)  # Lightning ignores Ctrl-C once it has seen one
+
+
+def split_option(argv: list[str]) -> list[str]:
+    """Split an option that stands for a command from its value.
+
+    >>> split_option(["--print_shtab=bash"]), split_option(["fit", "--a=1"])
+    (['--print_shtab', 'bash'], ['fit', '--a=1'])
+    """
+    name, is_option, value = argv[0].partition("=")
+    return [name, value, *argv[1:]] if is_option and name in COMMANDS else argv
 
 
 def help_for(argv: list[str]) -> Path | None:

@@ -39,7 +39,10 @@ def check_starts(experiments: Iterable[Cells], processes: int, folders: Sequence
             begun |= {(number, label)} if has_rounds else set()
     left = {place: cell for place, cell in first.items() if place not in begun}
     left = dict(zip(left, located(left.values(), folders[0]), strict=True))  # the same run has one name
-    errors = errors_of(left.values(), processes) if left else {}
+    errors = dict[str, str]()
+    if left:  # of which reading the data may take long
+        print(f"beginning {len(left)} setting{'s' * (len(left) != 1)} before any is trained", flush=True)
+        errors = errors_of(left.values(), processes)
     failed = {place: cell for place, cell in left.items() if cell.name in errors}
     if failed:
         reasons = dict[str, dict[str, None]]()

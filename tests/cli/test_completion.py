@@ -105,6 +105,7 @@ def test_tcsh_has_a_script():
 
 def test_a_shell_must_be_known():
     assert "--print_shtab must be one of bash, zsh, tcsh, got fish" in refusal("--print_shtab fish", 1)
+    assert "of bash, zsh, tcsh, got fish" in refusal("--print_shtab=fish", 1)
     assert "got nothing" in refusal("--print_shtab", 1)
 
 
