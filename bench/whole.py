@@ -15,21 +15,21 @@ LONGEST = 180.0
 SHARE = 0.8
 """Of a part's time, in which it begins new turns: the rest is for its start and for a turn that takes longer."""
 SHARES: dict[str, tuple[Sequence[str], float]] = {
-    "speed, tiny": (("--workload", "tiny"), 55),
-    "speed, cnn": (("--workload", "cnn"), 70),
-    "speed, resnet": (("--workload", "resnet"), 75),
-    "speed, text": (("--workload", "text"), 40),
-    "speed, personal": (("--workload", "personal"), 50),
-    "speed, adam": (("--workload", "adam"), 35),
-    "methods": (("--methods",), 80),
-    "parallel, cnn": (("--parallel", "--workload", "cnn"), 70),
-    "parallel, resnet": (("--parallel", "--workload", "resnet"), 85),
-    "costs, tiny": (("--costs", "--workload", "tiny"), 70),
-    "costs, cnn": (("--costs", "--workload", "cnn"), 85),
-    "startup": (("--startup",), 25),
+    "speed, tiny": (("--workload", "tiny"), 42),
+    "speed, cnn": (("--workload", "cnn"), 48),
+    "speed, resnet": (("--workload", "resnet"), 60),
+    "speed, text": (("--workload", "text"), 28),
+    "speed, personal": (("--workload", "personal"), 36),
+    "speed, adam": (("--workload", "adam"), 26),
+    "methods": (("--methods",), 60),
+    "parallel, cnn": (("--parallel", "--workload", "cnn"), 75),
+    "parallel, resnet": (("--parallel", "--workload", "resnet"), 130),
+    "costs, tiny": (("--costs", "--workload", "tiny"), 75),
+    "costs, cnn": (("--costs", "--workload", "cnn"), 120),
+    "startup": (("--startup",), 18),
     "scale": (("--scale",), 75),
-    "stays": (("--stays",), 40),
-    "monitors": (("--monitors",), 35),
+    "stays": (("--stays",), 60),
+    "monitors": (("--monitors",), 37),
 }
 """Arguments of each part, and its share in seconds, together those for all: parts that are done earlier leave the rest
 to those after them."""
