@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python
 CONFIG := configs/experiment/digits_fedntd.yaml
 STAMP := $(VENV)/installed
-CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3 python)
+CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.14 python3.13 python3.12 python3.11 python3 python)
 
 # Nothing is written to the home directory, which may be empty, missing or read-only; what the caller has set stays.
 export UV_CACHE_DIR ?= $(VENV)/cache/uv
