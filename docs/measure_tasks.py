@@ -123,7 +123,7 @@ def run(command: str, folder: Path, clone: Path, shown: str = "") -> str:
         the last one.
 
     Raises:
-        SystemExit: it failed, or no line begins so.
+        SystemExit: it failed, or no line begins as `shown`, where that is given.
     """
     python = f'python() {{ "{sys.executable}" "$@"; }}\nfl-lightning() {{ python -m fl_lightning "$@"; }}\n'
     home = {"HOME": str(folder.parent / "home"), "PYTHONPATH": str(clone), "COLUMNS": "100"}
@@ -132,7 +132,7 @@ def run(command: str, folder: Path, clone: Path, shown: str = "") -> str:
     )
     lines = [line.strip() for line in (done.stdout or done.stderr).splitlines() if line.strip(" ─")]
     chosen = [line for line in lines if line.startswith(shown)]
-    if done.returncode or not chosen:
+    if done.returncode or (shown and not chosen):  # a command may print nothing
         raise SystemExit(f"{command}\n{done.stdout}\n{done.stderr}")
     if shown:
         return f"{len(lines)} lines: {' '.join(chosen[0].split())}"
