@@ -151,7 +151,7 @@ HINTS = {
     "is out of bounds.": "let the net have an output for each class that the data have (num_classes)",
     "Invalid learning rate": "give the optimizer a learning rate of at least 0",
 }
-"""What to do about what torch says in its own words, where no line of the user's is at fault."""
+"""Remedies for errors in torch's own words, where no line of the user's is at fault."""
 
 
 def client_error(client_id: int, round_idx: int, error: Exception, taken_in: bool = False) -> ClientError:
