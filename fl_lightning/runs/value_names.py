@@ -2,7 +2,7 @@
 
 from fl_lightning.metrics.history import BY_CLASS, PROMISED, UNPROTECTED
 
-LOWER = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "distance")
+LOWER = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "distance", "/ce")
 """Ends of keys, in lower case, whose values are better where they are lower."""
 
 
@@ -23,7 +23,7 @@ def is_lower_better(key: str) -> bool:
     [True, True, True, False]
     """
     name = key.partition("/dataloader_idx_")[0]
-    return is_loss(name) or name.lower().endswith(LOWER) or name == "train/ce"
+    return is_loss(name) or name.lower().endswith(LOWER)
 
 
 def is_value(name: str) -> bool:
