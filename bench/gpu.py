@@ -70,9 +70,9 @@ class Rounds(Callback):
 
 
 class Syncs:
-    """Context that counts the operations which let the host wait for the device."""
+    """Context that counts the operations which let the host wait for the device, and keeps the place of each."""
 
-    number = 0
+    places: tuple[str, ...] = ()
 
     def __init__(self, device: torch.device) -> None:
         self._on = device.type == "cuda"
@@ -89,7 +89,13 @@ class Syncs:
         if self._on:
             torch.cuda.set_sync_debug_mode("default")
         self._warnings.__exit__(None, None, None)
-        self.number = sum("synchroniz" in str(one.message) for one in self._found or ())
+        waits = (one for one in self._found or () if "synchroniz" in str(one.message))
+        self.places = tuple(f"{one.filename}:{one.lineno}" for one in waits)
+
+    @property
+    def number(self) -> int:
+        """How many there were."""
+        return len(self.places)
 
 
 def package(case: Case, chunk: int) -> tuple[float, float]:

@@ -63,7 +63,7 @@ def local_engine(
     with attach_services(modules, services.methods):
         for hook in hooks(modules, "setup"):
             hook("fit")
-        with device, precision.module_init_context():
+        with precision.module_init_context():
             torch.default_generator.manual_seed(keyed_seed(settings.seed, "weights"))
             if client.module is None:
                 client.build(data.num_classes, data.input_shape)

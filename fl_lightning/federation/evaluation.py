@@ -100,9 +100,11 @@ class Evaluation:
     def evaluated_model(self) -> Iterator[None]:
         """Context in which the module is the global model as it is evaluated.
 
-        A pass may still want its last hook.
+        A pass may still want its last hook. At the end of a fit Lightning has moved the module off the samples' device.
         """
         with ExitStack() as held:
+            held.callback(self.client.to, self.client.device)
+            self.client.to(self.communicator.device)
             held.callback(HeldEntries(self.weights).restore)
             held.enter_context(self._kept_generators())
             self._load_evaluated()

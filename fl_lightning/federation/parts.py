@@ -303,9 +303,11 @@ class FederationParts:
             start: given the weights as they were drawn, puts other ones in their place.
         """
         client = self.client
-        torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
-        client.configure_model()
-        self.build_net(data)
+        with torch.device("cpu"):  # Lightning makes tensors on a GPU, whose generator draws other ones
+            torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
+            client.configure_model()
+            self.build_net(data)
+        client.to(trainer.strategy.root_device)
         self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
         weights = GlobalWeights(client, self.personal, self.keep, self.keeps_state)
         checks.check_shared(client, self.aggregator, self.server_optimizer, self.codec, weights.trainable)

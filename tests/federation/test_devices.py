@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import KrumAggregator, NormClip
+from fl_lightning.callbacks import ClasswiseReport
+from fl_lightning.engines.local import local_engine
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedED, FedKA, FedNovaAggregator, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
 from tests.callbacks.toy import data, loop, trainer
@@ -59,13 +61,16 @@ class OneDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def operations(client, **settings):
+def operations(client, net=None, callbacks=(), **settings):
     """Names of the operations of a round that mixed the devices."""
-    loop = FederatedLoop(client(net=partial(Perceptron, hidden=(8,)), optimizer=sgd()), seed=3, **folded(settings))
+    loop = FederatedLoop(
+        client(net=net or partial(Perceptron, hidden=(8,)), optimizer=sgd()), seed=3, **folded(settings)
+    )
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     strategy = SingleDeviceStrategy(META, StandIn())
     trainer = pl.Trainer(strategy=strategy, max_epochs=1, num_sanity_val_steps=0, **quiet)
     seen, devices = OneDevice(), []
+    trainer.callbacks.extend(callbacks)
     trainer.callbacks.append(pl.callbacks.LambdaCallback(on_train_end=lambda *_: devices.append(loop.device)))
     with seen:
         trainer.fit(loop, datamodule=toy_data((7, 9, 5, 12, 9)))
@@ -90,6 +95,26 @@ def test_clients_are_trained_on_one_device(method, chunk):
 @pytest.mark.parametrize("rule", [KrumAggregator, FedNovaAggregator])
 def test_rules_and_transforms_stay_on_it(rule):
     assert operations(FedAvg, aggregator=rule(), transforms=[NormClip(1.0)]) == []
+
+
+def test_the_report_after_the_last_round_evaluates_where_the_samples_lie(capsys):
+    """There Lightning has moved the module to the CPU."""
+    assert operations(FedAvg, callbacks=[ClasswiseReport()]) == []
+    assert "Class-wise accuracy" in capsys.readouterr().out
+
+
+def test_first_weights_are_drawn_on_the_cpu():
+    """Lightning makes tensors on the device, whose own generator would draw other ones."""
+    drawn = []
+
+    def net(*data):
+        made = Perceptron(*data, hidden=(8,))
+        drawn.extend(value.device.type for value in made.parameters())
+        return made
+
+    operations(FedAvg, net=net)
+    local_engine(FedAvg(net=net, optimizer=sgd()), toy_data(), device=META)
+    assert set(drawn) == {"cpu"}
 
 
 def test_a_mixture_is_seen():
