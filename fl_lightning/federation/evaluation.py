@@ -100,11 +100,13 @@ class Evaluation:
     def evaluated_model(self) -> Iterator[None]:
         """Context in which the module is the global model as it is evaluated.
 
-        A pass may still want its last hook. At the end of a fit Lightning has moved the module off the samples' device.
+        A pass may still want its last hook. At the end of a fit Lightning has moved all parts off the samples' device.
         """
+        left_on = self.client.device
         with ExitStack() as held:
-            held.callback(self.client.to, self.client.device)
-            self.client.to(self.communicator.device)
+            for part in (self.client, self.parts.aggregator, self.parts.server_module):
+                held.callback(part.to, left_on)
+                part.to(self.communicator.device)
             held.callback(HeldEntries(self.weights).restore)
             held.enter_context(self._kept_generators())
             self._load_evaluated()

@@ -53,7 +53,7 @@ def read_by(workers, broken=None):
 
 def drawn(x, generator):
     """A transform that augments."""
-    return x if generator is None else x + torch.randn(x.shape, generator=generator)
+    return x if generator is None else x + torch.randn(x.shape, generator=generator).to(x.device)
 
 
 def in_memory():

@@ -11,11 +11,11 @@ from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from torch.overrides import TorchFunctionMode
 
-from fl_lightning import FederatedLoop
+from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.aggregation import KrumAggregator, NormClip
 from fl_lightning.callbacks import ClasswiseReport
 from fl_lightning.engines.local import local_engine
-from fl_lightning.methods import SCAFFOLD, FedAvg, FedED, FedKA, FedNovaAggregator, FedNTD, FedProx
+from fl_lightning.methods import SCAFFOLD, FedAvg, FedED, FedEXPAggregator, FedKA, FedNovaAggregator, FedNTD, FedProx
 from fl_lightning.nets import Perceptron
 from tests.callbacks.toy import data, loop, trainer
 from tests.federation.test_host_syncs import tensors_in
@@ -97,9 +97,10 @@ def test_rules_and_transforms_stay_on_it(rule):
     assert operations(FedAvg, aggregator=rule(), transforms=[NormClip(1.0)]) == []
 
 
-def test_the_report_after_the_last_round_evaluates_where_the_samples_lie(capsys):
-    """There Lightning has moved the module to the CPU."""
-    assert operations(FedAvg, callbacks=[ClasswiseReport()]) == []
+@pytest.mark.parametrize("rule", [Aggregator, FedEXPAggregator])
+def test_the_report_after_the_last_round_evaluates_where_the_samples_lie(rule, capsys):
+    """There Lightning has moved the module, and the rule with the model before, to the CPU."""
+    assert operations(FedAvg, callbacks=[ClasswiseReport()], aggregator=rule()) == []
     assert "Class-wise accuracy" in capsys.readouterr().out
 
 
