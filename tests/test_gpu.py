@@ -7,12 +7,13 @@ import torch
 
 from bench.gpu import Syncs
 from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.__main__ import main
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.federation.round import Round
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedNTD, FedProx
 from fl_lightning.nets import FedNTDCNN, Perceptron
 from tests.federation.test_host_syncs import READS_OF
-from tests.test_contract import NAMES, data_of, settings_of
+from tests.test_contract import CONFIGS, NAMES, data_of, settings_of
 from tests.toys import BatchNormNet, equal, folded, sgd, toy_data, trainer, weights_of
 
 pytestmark = [
@@ -123,3 +124,13 @@ def test_clients_in_processes_of_their_own_run_on_a_gpu():
         for more in ({}, {"strategy": "client_parallel"})
     )
     assert equal(weights_of(plain), weights_of(parallel))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feddf", "fedexp", "fedrep"])
+def test_the_command_fits_and_reports(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    settings = ("--trainer.accelerator", "gpu", "--trainer.max_epochs", "2", "--model.evaluate_clients_every", "1")
+    main(["fit", "-c", str(CONFIGS / "experiment" / f"digits_{name}.yaml"), *settings])
+    assert "Class-wise accuracy" in capsys.readouterr().out
+    (table,) = tmp_path.glob("runs/*/0/classification.csv")
+    assert len(table.read_text(encoding="utf-8").splitlines()) == 13
