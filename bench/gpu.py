@@ -4,8 +4,8 @@ Seconds per client and step, on tensors that lie on the device, of
 
 - `bare`: a loop in plain PyTorch, one client after the other; the ratios are to it;
 - `package`, `package-stacked`: a federated fit, one by one and with `model.chunk: K`;
-- `stacked`, `stacked-im2col`: all clients at once by `vmap`: convolutions are grouped, or products of unfolded images;
-- `graph`, `stacked-graph`, `stacked-im2col-graph`: the same step as a CUDA graph;
+- `stacked`: all clients at once by `vmap`, which groups their convolutions;
+- `graph`, `stacked-graph`: the same steps as a CUDA graph;
 
 for 1, 5, 10 and 50 clients in float32, tf32 and bf16-mixed. What the time allows is measured, 10 clients first.
 Besides: synchronisations of the host per round, launches per step, and FLOP/s, also over those of a large product.
@@ -184,12 +184,10 @@ def variants(case: Case) -> Iterator[tuple[str, Callable[[], tuple[float, float,
     yield "bare", by(bare)
     yield "package", lambda: (*package(case, 1), float("nan"))
     yield "stacked", by(stacked)
-    yield "stacked-im2col", by(partial(stacked, im2col=True))
     yield "package-stacked", lambda: (*package(case, max(2, case.work.cohort_size)), float("nan"))
     if case.device.type == "cuda":
         yield "graph", by(graphed)
         yield "stacked-graph", by(partial(stacked, graph=True))
-        yield "stacked-im2col-graph", by(partial(stacked, im2col=True, graph=True))
 
 
 def rows(device: torch.device, size: str, seconds: float, clients: Sequence[int] = CLIENTS) -> Iterator[list[str]]:

@@ -67,26 +67,11 @@ class Case:
             yield from zip(x.split(self.work.batch_size, 1), y.split(self.work.batch_size, 1), strict=True)
 
 
-class Im2Col(nn.Module):
-    """A two-dimensional convolution as a product of unfolded images."""
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias, self.kernel, self.padding = conv.weight, conv.bias, conv.kernel_size, conv.padding
-
-    def forward(self, x: Tensor) -> Tensor:
-        columns = F.unfold(x, self.kernel, padding=self.padding)
-        found = self.weight.flatten(1) @ columns + self.bias.unsqueeze(1)
-        return found.unflatten(2, x.shape[2:])
-
-
 class StackedStep:
     """Trains a round's clients at once; all that it changes stays where it is, so that a graph may be made of it."""
 
-    def __init__(self, case: Case, im2col: bool) -> None:
+    def __init__(self, case: Case) -> None:
         net, work = case.work.first_net().to(case.device), case.work
-        if im2col:
-            net = nn.Sequential(*(Im2Col(part) if isinstance(part, nn.Conv2d) else part for part in net))
         self.case, self.net = case, net
         self.start = {name: value.detach() for name, value in net.named_parameters()}
         self.params = {n: value.expand(work.cohort_size, *value.shape).clone() for n, value in self.start.items()}
@@ -136,9 +121,9 @@ class Graph:
 Round = Callable[[], Any]
 
 
-def stacked(case: Case, im2col: bool = False, graph: bool = False) -> Round:
+def stacked(case: Case, graph: bool = False) -> Round:
     """A round of all clients at once."""
-    own, batches = StackedStep(case, im2col), list(case.batches())
+    own, batches = StackedStep(case), list(case.batches())
     step: Callable[[Tensor, Tensor], None] = Graph(own, *batches[0]) if graph else own
 
     def run() -> None:
@@ -151,7 +136,7 @@ def stacked(case: Case, im2col: bool = False, graph: bool = False) -> Round:
 
 def graphed(case: Case) -> Round:
     """A round of one client after the other, each step a graph: a stack of one."""
-    one = StackedStep(replace(case, work=replace(case.work, cohort_size=1)), im2col=False)
+    one = StackedStep(replace(case, work=replace(case.work, cohort_size=1)))
     batches = list(case.batches())
     graph = Graph(one, *(of[:1] for of in batches[0]))
 

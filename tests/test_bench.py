@@ -120,15 +120,14 @@ def test_the_variants_for_a_gpu_train_the_same_on_a_cpu(tmp_path):
     with (tmp_path / "gpu.csv").open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     assert tuple(found[0]) == gpu.COLUMNS
-    plain = ["bare", "package", "stacked", "stacked-im2col", "package-stacked"]
+    plain = ["bare", "package", "stacked", "package-stacked"]
     assert [row["variant"] for row in found] == plain * len(gpu.PRECISIONS)
     assert all(float(row["s_per_step"]) > 0 for row in found)
 
 
-@pytest.mark.parametrize("im2col", [False, True])
-def test_a_stacked_step_is_that_of_the_bare_loop(im2col):
+def test_a_stacked_step_is_that_of_the_bare_loop():
     case = ways.Case(replace(ways.SIZES["small"], cohort_size=3), torch.device("cpu"), "fp32")
-    step, batches = ways.StackedStep(case, im2col), list(case.batches())
+    step, batches = ways.StackedStep(case), list(case.batches())
     for x, y in batches:
         step(x, y)
     net = case.work.first_net()
@@ -160,7 +159,7 @@ def test_the_whole_ends_in_its_time_and_says_what_was_not_done(capfd):
 @pytest.mark.parametrize("precision", list(gpu.PRECISIONS))
 def test_a_graph_takes_the_steps_that_it_was_made_of(precision):
     case = ways.Case(replace(ways.SIZES["small"], cohort_size=3), torch.device("cuda"), precision)
-    plain, graphed, batches = ways.StackedStep(case, False), ways.StackedStep(case, False), list(case.batches())
+    plain, graphed, batches = ways.StackedStep(case), ways.StackedStep(case), list(case.batches())
     graph = ways.Graph(graphed, *batches[0])
     plain.begin()
     graphed.begin()
