@@ -4,24 +4,28 @@ import csv
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
 
 from bench import whole
-from bench.blocks import MODULES, NOISE, USUAL, Block, Figures, figures, in_one_process, interleaved
+from bench.blocks import MODULES, NOISE, PEERS, USUAL, Block, Figures, figures, in_one_process, interleaved
 from bench.startup import startup
 from bench.workloads import WORKLOADS, Workload
 
 RESULTS = Path(__file__).parent / "results"
 RATIOS = ("ratio", "low", "high", "cpu_ratio", "cpu_low", "cpu_high")
 COLUMNS = ("workload", "variant", "s_per_round", "floor_s_per_round", *RATIOS, "peak_rss_mb", "quiet", "blocks")
-VARIANTS = [name for name in MODULES if name != "floor"]
+VARIANTS = [name for name in MODULES if name not in ("floor", *PEERS)]
 VARIANTS_OF: dict[str, list[str]] = {
     "tiny": list(USUAL),
     "cnn": ["train", "all"],  # an empty round is the same as that of `tiny`; convolutions are slower in a stack
     "adam": ["train", "train-cohort"],
 }
 """Variants that are measured where none is asked for; of other workloads `train`."""
+
+CANNOT = {"FedLab": ("resnet", "personal")}
+"""Workloads that a peer cannot run: it sends parameters only, and has no method with heads of the clients' own."""
 
 TOLERANCE = 0.01
 """The floor sums in float32 and the package in float64: a sample at the border may fall on the other side."""
@@ -54,15 +58,35 @@ def measure_speed(asked: Namespace, results: Path | None) -> None:
     """Seconds per round of the variants beside the floor's."""
     print(HEAD)
     for name in asked.workload or WORKLOADS:
-        work = asked_size(WORKLOADS[name], asked)
-        variants = asked.variant or VARIANTS_OF.get(name, ["train"])
-        blocks = in_one_process(work, variants) if asked.quick else interleaved(work, variants, asked.threads)
-        check_accuracy(work, blocks)
-        found = [figures(work, variant, blocks["floor"], blocks[variant]) for variant in blocks]
-        for row in found:
-            print(line(row), flush=True)
-        if results is not None:
-            update(results / "speed.csv", COLUMNS, [cells(row) for row in found], keys=2)
+        beside_the_floor(
+            name, asked.variant or VARIANTS_OF.get(name, ["train"]), asked, results and results / "speed.csv"
+        )
+
+
+def measure_peers(asked: Namespace, results: Path) -> None:
+    """Other simulators on the same work, where they are installed."""
+    if missing := [name for name in PEERS if find_spec(name.lower()) is None]:
+        raise SystemExit(
+            f"--peers needs {' and '.join(missing)}; install fedlab==1.3.0 and fluke-fl==0.8.1 beside this package in "
+            f"an environment of their own, and run it there"
+        )
+    print(HEAD)
+    for name in asked.workload or WORKLOADS:
+        ours = [variant for variant in VARIANTS_OF.get(name, ["train"]) if variant != "empty"]
+        peers = [peer for peer in PEERS if name not in CANNOT.get(peer, ())]
+        beside_the_floor(name, ours + peers, asked, results / "peers.csv")
+
+
+def beside_the_floor(name: str, variants: list[str], asked: Namespace, path: Path | None) -> None:
+    """Measure variants of a workload in turn with the floor, print their rows and write them to a table."""
+    work = asked_size(WORKLOADS[name], asked)
+    blocks = in_one_process(work, variants) if asked.quick else interleaved(work, variants, asked.threads)
+    check_accuracy(work, blocks)
+    found = [figures(work, variant, blocks["floor"], blocks[variant]) for variant in blocks]
+    for row in found:
+        print(line(row), flush=True)
+    if path is not None:
+        update(path, COLUMNS, [cells(row) for row in found], keys=2)
 
 
 def measure_startup(asked: Namespace, results: Path) -> None:
@@ -131,6 +155,7 @@ PARTS: dict[str, Callable[[Namespace, Path], None]] = {
     "parallel": measure_parallel,
     "scale": measure_scale,
     "stays": measure_stays,
+    "peers": measure_peers,
 }
 """What is measured besides `measure_speed`, by the option that asks for it alone."""
 

@@ -25,7 +25,9 @@ from bench.workloads import Workload
 
 USUAL = ("train", "train-cohort", "all", "all-cohort", "empty")
 """Variants that are measured where none is asked for."""
-MODULES = {"floor": "floor"} | dict.fromkeys(USUAL, "federated")
+PEERS = {"FedLab": "peer_fedlab", "fluke": "peer_fluke"}
+"""Other simulators, by the module that runs one."""
+MODULES = {"floor": "floor"} | dict.fromkeys(USUAL, "federated") | PEERS
 """Module of each variant: the floor's process never imports Lightning."""
 
 

@@ -177,3 +177,9 @@ def test_package_and_floor_reach_the_same_model(name):
     work = replace(WORKLOADS[name], cohort_size=2, rounds=2, unmeasured=1)
     accuracies = [run_block(work, variant).accuracy for variant in ("floor", "train")]
     assert accuracies[0] == pytest.approx(accuracies[1], abs=2 / 250)
+
+
+@pytest.mark.skipif(find_spec("fedlab") is not None, reason="FedLab is installed")
+def test_peers_that_are_missing_are_named():
+    with pytest.raises(SystemExit, match=r"--peers needs FedLab and fluke; install fedlab==1\.3\.0"):
+        main(["--peers"])

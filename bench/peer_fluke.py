@@ -1,0 +1,126 @@
+"""fluke's FedAVG and FedRep on the floor's work, without its own evaluation.
+
+Clients of FedAVG are not persistent, which is what makes fluke fast here; those of FedRep must keep their heads, and
+begin their optimizers anew.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from fluke import DDict, FlukeENV
+from fluke.algorithms.fedavg import FedAVG
+from fluke.algorithms.fedrep import FedRep, FedRepClient, FedRepServer
+from fluke.client import Client
+from fluke.config import OptimizerConfigurator
+from fluke.data import FastDataLoader
+from fluke.nets import EncoderHeadNet
+from fluke.server import Server
+from torch import nn
+
+from bench.floor import evaluate
+from bench.workloads import Result, Workload, now
+
+
+class Fixed:
+    """A server whose clients are the workload's, round by round."""
+
+    cohorts: list[list[int]]
+    clients: Sequence[Any]
+
+    def get_eligible_clients(self, share: float) -> list[Any]:
+        return [self.clients[client_id] for client_id in self.cohorts.pop(0)]
+
+
+class AvgServer(Fixed, Server):  # type: ignore[misc]
+    """FedAVG's."""
+
+
+class RepServer(Fixed, FedRepServer):  # type: ignore[misc]
+    """FedRep's."""
+
+
+class RepClient(FedRepClient):  # type: ignore[misc]
+    """A client that begins its optimizers anew each round, as FedRep's paper does."""
+
+    def fit(self, override_local_epochs: int = 0) -> float:
+        self.optimizer = self.pers_optimizer = None
+        return float(super().fit(override_local_epochs))
+
+
+class Timed:
+    """Evaluates the global model after each round in fluke's place, reads the clock, and pauses."""
+
+    work: Workload
+    server: Any
+
+    def begin(self) -> None:
+        self.clock, self.accuracy, self.net = [now()], 0.0, self.work.first_net()
+        if self.work.pause is not None:
+            self.work.pause(self.accuracy)
+
+    def _compute_evaluation(self, round: int, eligible: Sequence[Any]) -> None:
+        entries = list(self.server.model.state_dict().values())
+        if self.work.personal_head:  # the floor evaluates the mean of the heads
+            heads = [list(client.model.get_local().state_dict().values()) for client in eligible]
+            entries += [torch.stack(of).mean(0) for of in zip(*heads, strict=True)]
+        self.net.load_state_dict(dict(zip(self.net.state_dict(), entries, strict=True)))
+        self.accuracy = evaluate(self.net, self.work.samples()[1], self.work.eval_batch_size)
+        self.clock.append(now())
+        if self.work.pause is not None:
+            self.work.pause(self.accuracy)
+
+    def finalize(self) -> None:
+        """Nothing is fine-tuned or evaluated after the last round."""
+        FlukeENV().close_cache()
+
+
+class TimedAvg(Timed, FedAVG):  # type: ignore[misc]
+    """FedAVG."""
+
+
+class TimedRep(Timed, FedRep):  # type: ignore[misc]
+    """FedRep."""
+
+
+def clients_of(work: Workload, kind: Any) -> list[Any]:
+    """Make the workload's clients."""
+    (x, y), optimizer = work.samples()[0], work.optimizer
+    assert isinstance(optimizer, partial)
+    choice = OptimizerConfigurator(DDict(name=optimizer.func, **optimizer.keywords))
+    made = []
+    for client_id in range(work.num_clients):
+        own = work.owned(client_id)
+        batches = FastDataLoader(
+            x[own.start : own.stop], y[own.start : own.stop], num_labels=work.num_classes, batch_size=work.batch_size,
+            skip_singleton=False,
+        )  # fmt: skip
+        made.append(
+            kind(client_id, train_set=batches, test_set=None, optimizer_cfg=choice, loss_fn=nn.CrossEntropyLoss())
+        )
+    return made
+
+
+def run(work: Workload) -> Result:
+    """FedAvg, or FedRep, by fluke."""
+    FlukeENV().set_device("cpu")
+    net, epochs = work.first_net(), work.local_epochs
+    if work.personal_head:
+        assert isinstance(net, nn.Sequential)
+        whole = EncoderHeadNet(net[:-1], net[-1])
+        kind: Any = partial(RepClient, model=whole, local_epochs=epochs, tau=epochs)
+        clients, algorithm, model = clients_of(work, kind), TimedRep, whole.encoder
+        server = RepServer(model, None, clients, weighted=True)
+    else:
+        clients, algorithm = clients_of(work, partial(Client, local_epochs=epochs, persistency=False)), TimedAvg
+        server = AvgServer(net, None, clients, weighted=True)
+    server.cohorts = work.cohorts(work.rounds)
+    federation = algorithm(work.num_clients, None, None, clients=clients, server=server)
+    federation.work = work
+    federation.begin()
+    federation.run(work.rounds, work.cohort_size / work.num_clients)
+    return federation.clock, federation.accuracy
+
+
+VARIANTS = {"fluke": run}
