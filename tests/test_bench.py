@@ -3,6 +3,7 @@
 import csv
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch

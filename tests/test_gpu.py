@@ -114,16 +114,12 @@ def test_the_host_waits_for_no_value_in_an_exchange(name, chunk, monkeypatch):
 
 def test_clients_in_processes_of_their_own_run_on_a_gpu():
     """One process: there may be one GPU only."""
-    plain, parallel = (
-        run(
-            FederatedLoop(FedAvg(net=partial(Perceptron, hidden=(8,)), optimizer=sgd()), seed=3),
-            toy_data(),
-            **GPU,
-            **more,
-        )
-        for more in ({}, {"strategy": "client_parallel"})
-    )
-    assert equal(weights_of(plain), weights_of(parallel))
+
+    def fit(**settings):
+        loop = FederatedLoop(FedAvg(net=partial(Perceptron, hidden=(8,)), optimizer=sgd()), seed=3)
+        return weights_of(run(loop, toy_data(), **GPU, **settings))
+
+    assert equal(fit(strategy="client_parallel"), fit())
 
 
 @pytest.mark.parametrize("name", ["fedavg", "feddf", "fedexp", "fedrep"])
