@@ -5,6 +5,7 @@ begin their optimizers anew.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -109,9 +110,12 @@ def run(work: Workload) -> Result:
     if work.personal_head:
         assert isinstance(net, nn.Sequential)
         whole = EncoderHeadNet(net[:-1], net[-1])
-        kind: Any = partial(RepClient, model=whole, local_epochs=epochs, tau=epochs)
-        clients, algorithm, model = clients_of(work, kind), TimedRep, whole.encoder
-        server = RepServer(model, None, clients, weighted=True)
+
+        def kind(*given: Any, **more: Any) -> RepClient:
+            return RepClient(*given, model=deepcopy(whole), local_epochs=epochs, tau=epochs, **more)
+
+        clients, algorithm = clients_of(work, kind), TimedRep
+        server = RepServer(whole.encoder, None, clients, weighted=True)
     else:
         clients, algorithm = clients_of(work, partial(Client, local_epochs=epochs, persistency=False)), TimedAvg
         server = AvgServer(net, None, clients, weighted=True)
