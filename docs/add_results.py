@@ -3,12 +3,13 @@
     fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.1' --seeds 1 2
     python -m docs.add_results reproduced feded/table1
 
-A run counts where it has all rounds of its cell. It is found by its configuration, as in `reproduce`, whatever name an
-older version gave it. A cell's seed that is stored already stays as it is, with its commit and machine.
+A run counts where it has all rounds of its cell, or with `--rounds` so many. It is found by its configuration, as in
+`reproduce`, whatever name an older version gave it. A cell's seed that is stored already stays as it is, with its
+commit and machine, unless it has fewer rounds.
 """
 
 import csv
-import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,14 +31,14 @@ Row = dict[str, str]
 Key = tuple[str, str, str]
 
 
-def finished(experiment: Experiment, folder: Path) -> list[Series]:
-    """Read the runs of an experiment that have all their rounds."""
+def finished(experiment: Experiment, folder: Path, rounds: float | None = None) -> list[Series]:
+    """Read the runs of an experiment that have all their rounds, or so many."""
     names = dict[str, str]()
     for path in sorted((folder / "cells").glob("*.yaml")):
         seed = int(identity_in(path.stem).partition("-")[0].removeprefix("seed"))
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         names[identity_in(name_of("", seed, config))] = path.stem
-    cells = [(cell, names.get(identity_in(cell.name))) for cell in Cells(experiment, Request()).all()]
+    cells = [(cell, names.get(identity_in(cell.name))) for cell in Cells(experiment, Request(rounds=rounds)).all()]
     return series_of([replace(cell, name=name) for cell, name in cells if name], folder, {})
 
 
@@ -54,14 +55,17 @@ def rows_of(path: Path) -> list[Row]:
         return [{name: of_cell(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
-def add(experiment: Experiment, drawn: Sequence[PaperTable], folder: Path, path: Path) -> list[Key]:
+def add(
+    experiment: Experiment, drawn: Sequence[PaperTable], folder: Path, path: Path, rounds: float | None = None
+) -> list[Key]:
     """Add the finished runs of a folder to a file of results, in the order of its table, and return their keys."""
     with TemporaryDirectory() as temporary:
-        write_stored(Path(temporary) / "new.csv", finished(experiment, folder), stored_keys(dict(enumerate(drawn))))
+        found = finished(experiment, folder, rounds)
+        write_stored(Path(temporary) / "new.csv", found, stored_keys(dict(enumerate(drawn))))
         new = rows_of(Path(temporary) / "new.csv")
     stored = rows_of(path)
-    known = {key(row) for row in stored if not row["error"]}
-    added = unique(key(row) for row in new if key(row) not in known)
+    known = {key(row): int(row["rounds"]) for row in stored if not row["error"]}
+    added = unique(key(row) for row in new if int(row["rounds"] or 0) > known.get(key(row), -1))
     rows = [row for row in stored if key(row) not in added] + [row for row in new if key(row) in added]
     cases = unique(case for runs in experiment.runs for case in (*experiment.cases, *experiment.cases_of(runs)))
     methods = unique(runs.label or method for runs in experiment.runs for method in runs.methods)
@@ -72,15 +76,20 @@ def add(experiment: Experiment, drawn: Sequence[PaperTable], folder: Path, path:
     return added
 
 
-def main(folder: Path, names: Sequence[str]) -> None:
-    """Add the runs of a folder to the results of the tables named, all that are stored where none is."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Add the finished runs that the command line names."""
+    parser = ArgumentParser(prog="python -m docs.add_results", description="Adds finished runs to the stored results.")
+    parser.add_argument("folder", type=Path, help="of `reproduce`")
+    parser.add_argument("names", nargs="*", help="of tables; none: all that are stored")
+    parser.add_argument("--rounds", type=float, help="of a run that counts, as given to `reproduce`; none: all")
+    asked = parser.parse_args(arguments)
     for name, experiment, drawn in tables():
         path = ROOT / "results" / f"{name}.csv"
-        if name in names or (not names and path.is_file()):
-            for case, method, seed in add(experiment, drawn, folder, path):
+        if name in asked.names or (not asked.names and path.is_file()):
+            for case, method, seed in add(experiment, drawn, asked.folder, path, asked.rounds):
                 print(f"{name}: {case}, {method}, seed {seed}")
     PAGE.write_text(text(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main()

@@ -76,3 +76,20 @@ def test_finished_runs_are_added_and_what_is_stored_stays(tmp_path, monkeypatch)
     before = path.read_text()
     assert not add(experiment, drawn, tmp_path, path)
     assert path.read_text() == before
+
+
+def test_a_prefix_counts_where_it_is_asked_for_until_there_is_more(tmp_path):
+    case, path = "50 samples, α = 0.1", tmp_path / "results/knfu/table1.csv"
+    experiment, drawn = next((deepcopy(file), drawn) for name, file, drawn in tables() if name == "knfu/table1")
+    experiment.select(["KnFu"], [case])
+    cell = Cells(experiment, Request()).all()[0]
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / f"{cell.name}.yaml").write_text(yaml.safe_dump(dict(cell.config)))
+    for rounds, asked, found in ((5, None, ""), (5, 5, "5"), (8, 5, "5"), (8, 8, "8"), (8, 4, "8"), (100, None, "100")):
+        run = tmp_path / "runs" / cell.name / "0"
+        run.mkdir(parents=True, exist_ok=True)
+        write_table(run / "metrics.csv", [["round", "local/alma"], *([t, t / 100] for t in range(rounds))])
+        (run / "done.json").write_text(f'{{"max_epochs": {rounds}, "rounds": {rounds}}}')
+        (run / "config.yaml").write_text(yaml.safe_dump(dict(cell.config)))
+        add(experiment, drawn, tmp_path, path, asked)
+        assert [row["rounds"] for row in rows_of(path)] == ([found] if found else [])
