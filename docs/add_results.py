@@ -32,13 +32,15 @@ Key = tuple[str, str, str]
 
 
 def finished(experiment: Experiment, folder: Path, rounds: float | None = None) -> list[Series]:
-    """Read the runs of an experiment that have all their rounds, or so many."""
-    names = dict[str, str]()
+    """Read the runs of an experiment that have all their rounds, or so many, whatever their seeds."""
+    names, seeds = dict[str, str](), set[int]()
     for path in sorted((folder / "cells").glob("*.yaml")):
         seed = int(identity_in(path.stem).partition("-")[0].removeprefix("seed"))
+        seeds.add(seed)
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         names[identity_in(name_of("", seed, config))] = path.stem
-    cells = [(cell, names.get(identity_in(cell.name))) for cell in Cells(experiment, Request(rounds=rounds)).all()]
+    request = Request(seeds=sorted(seeds), rounds=rounds)
+    cells = [(cell, names.get(identity_in(cell.name))) for cell in Cells(experiment, request).all()]
     return series_of([replace(cell, name=name) for cell, name in cells if name], folder, {})
 
 
