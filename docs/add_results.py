@@ -67,7 +67,7 @@ def add(
         new = rows_of(Path(temporary) / "new.csv")
     stored = rows_of(path)
     known = {key(row): int(row["rounds"]) for row in stored if not row["error"]}
-    added = unique(key(row) for row in new if int(row["rounds"] or 0) > known.get(key(row), -1))
+    added = unique(key(row) for row in new if int(row["rounds"]) > known.get(key(row), -1))
     rows = [row for row in stored if key(row) not in added] + [row for row in new if key(row) in added]
     cases = unique(case for runs in experiment.runs for case in (*experiment.cases, *experiment.cases_of(runs)))
     methods = unique(runs.label or method for runs in experiment.runs for method in runs.methods)
