@@ -10,7 +10,7 @@ commit and machine, unless it has fewer rounds.
 
 import csv
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,12 +58,12 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def add(
-    experiment: Experiment, drawn: Sequence[PaperTable], folder: Path, path: Path, rounds: float | None = None
+    experiment: Experiment, drawn: Mapping[str, PaperTable], folder: Path, path: Path, rounds: float | None = None
 ) -> list[Key]:
     """Add the finished runs of a folder to a file of results, in the order of its table, and return their keys."""
     with TemporaryDirectory() as temporary:
         found = finished(experiment, folder, rounds)
-        write_stored(Path(temporary) / "new.csv", found, stored_keys(dict(enumerate(drawn))))
+        write_stored(Path(temporary) / "new.csv", found, stored_keys(drawn))
         new = rows_of(Path(temporary) / "new.csv")
     stored = rows_of(path)
     known = {key(row): int(row["rounds"]) for row in stored if not row["error"]}

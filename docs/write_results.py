@@ -1,7 +1,8 @@
 """Write docs/results.md of the stored results: `python docs/write_results.py`.
 
 Results of an experiment, such as feded/table1, stand in results/feded/table1.csv as `fl-lightning reproduce` leaves
-them; sentences on them, if there are any, in results/feded/table1.md.
+them; sentences on them, if there are any, in results/feded/table1.md, and what they say of the papers' claims in
+results/claims.md.
 """
 
 import csv
@@ -20,6 +21,8 @@ from fl_lightning.reports.result_tables import Table, as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results.md"
+CLAIMS = ROOT / "results" / "claims.md"
+"""What the results say of the papers' claims."""
 HEAD = """# Results
 
 The tables of the five papers beside what this package reached, written by `python docs/write_results.py` of
@@ -38,21 +41,21 @@ machines named here, estimated for nets that need a GPU.
 
 
 @cache
-def tables() -> list[tuple[str, Experiment, list[PaperTable]]]:
+def tables() -> list[tuple[str, Experiment, dict[str, PaperTable]]]:
     """Find the experiments with tables of a paper, as large as the paper's."""
     experiments = []
     for name in files.names():
         experiment = files.read(files.shipped_path(name))
         if experiment.full:
             experiment.enlarge()
-        if drawn := [drawing for drawing in experiment.draw.values() if isinstance(drawing, PaperTable)]:
+        if drawn := {of: drawing for of, drawing in experiment.draw.items() if isinstance(drawing, PaperTable)}:
             experiments.append((name, experiment, drawn))
     return experiments
 
 
 def text() -> str:
     """Write the page."""
-    parts, papers = [HEAD], dict[str, None]()
+    parts, papers = [HEAD, CLAIMS.read_text(encoding="utf-8")], dict[str, None]()
     for name, experiment, drawn in tables():
         paper = name.partition("/")[0]
         if paper not in papers:
@@ -63,17 +66,18 @@ def text() -> str:
     return "\n".join(parts)
 
 
-def section(name: str, experiment: Experiment, drawn: list[PaperTable]) -> list[str]:
+def section(name: str, experiment: Experiment, drawn: Mapping[str, PaperTable]) -> list[str]:
     """Write what was reached of a table, how, and what was not run."""
     path = ROOT / "results" / f"{name}.csv"
     done, parts = dict[tuple[str, str], Set[str]](), list[str]()
     if path.is_file():
         series = read_stored(path)
         done = {(each.case, each.method): {run.seed for run in each.group.runs} | {*each.failed} for each in series}
-        for content, caption in (table.draw(series) for table in drawn):
+        for of, table in drawn.items():
+            content, caption = table.draw(series)
             rows = [row for row in content.rows if row[-1].text != "not run"] if isinstance(content, Table) else []
             if rows and isinstance(content, Table):
-                parts.append(as_markdown(replace(content, title=name, rows=rows, note=caption)))
+                parts.append(as_markdown(replace(content, title=of if len(drawn) > 1 else "", rows=rows, note=caption)))
         parts.append(made(path))
         if (remarks := path.with_suffix(".md")).is_file():
             parts.append(remarks.read_text(encoding="utf-8"))

@@ -29,7 +29,7 @@ def test_stored_results_are_those_of_an_experiment_with_a_table(path):
     for series in read_stored(path):
         assert (series.case, series.method) in rows
         for run in series.group.runs:
-            assert set(run.history.names) <= {key for table in drawn for key in table.log_keys()}
+            assert set(run.history.names) <= {key for table in drawn.values() for key in table.log_keys()}
 
 
 def test_a_cell_that_failed_is_in_the_table_and_neither_run_nor_left(tmp_path, monkeypatch):

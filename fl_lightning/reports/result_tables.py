@@ -64,7 +64,8 @@ def as_markdown(table: Table) -> str:
     ruler = ["---", *["---:"] * (len(table.header) - 1)]
     lines = [[*map(markdown, table.header)], ruler, *([*map(text, row)] for row in table.rows)]
     body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"**{one_line(table.title)}**\n\n{body}" + (f"\n{one_line(table.note)}\n" if table.note else "")
+    title = f"**{one_line(table.title)}**\n\n" if table.title else ""
+    return title + body + (f"\n{one_line(table.note)}\n" if table.note else "")
 
 
 def one_line(text: str) -> str:
