@@ -85,6 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", help="of tables; none: all that are stored")
     parser.add_argument("--rounds", type=float, help="of a run that counts, as given to `reproduce`; none: all")
     asked = parser.parse_args(arguments)
+    if not (asked.folder / "cells").is_dir():
+        parser.error(f"{asked.folder} is no folder that reproduce wrote")
+    known = [name for name, _, _ in tables()]
+    if unknown := [name for name in asked.names if name not in known]:
+        parser.error(f"names must be of {', '.join(known)}, got {unknown[0]}")
     for name, experiment, drawn in tables():
         path = ROOT / "results" / f"{name}.csv"
         if name in asked.names or (not asked.names and path.is_file()):

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from docs import write_results
-from docs.add_results import add, rows_of
+from docs.add_results import add, main, rows_of
 from docs.write_results import PAGE, tables, text
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.papers.stored import COLUMNS, read_stored
@@ -93,3 +93,13 @@ def test_a_prefix_counts_where_it_is_asked_for_until_there_is_more(tmp_path):
         (run / "config.yaml").write_text(yaml.safe_dump(dict(cell.config)))
         add(experiment, drawn, tmp_path, path, asked)
         assert [row["rounds"] for row in rows_of(path)] == ([found] if found else [])
+
+
+def test_a_folder_or_table_that_does_not_exist_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "nowhere"), "knfu/table1"])
+    assert "nowhere is no folder that reproduce wrote" in capsys.readouterr().err
+    (tmp_path / "cells").mkdir()
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "knfu/table9"])
+    assert "knfu/table2, got knfu/table9" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.functional.classes import distance_from_uniform, effective_classes
 from fl_lightning.reports.figures import plot_bubbles, plot_sizes, save
 from fl_lightning.runs.partition import PARTITION, write_partition
+from fl_lightning.utils.files import check_output
 from fl_lightning.utils.text import printable
 
 MOST = 20
@@ -33,6 +34,8 @@ def run(argv: list[str]) -> None:
         ValueError: the folder cannot be made.
     """
     arguments, folder = taken(argv)
+    if folder is not None:
+        check_output(folder)
     with quiet_lightning():
         data: FederatedDataModule = parts_of(["fit", *arguments]).datamodule
         data.prepare_data()
@@ -43,10 +46,7 @@ def run(argv: list[str]) -> None:
     if folder is None:
         print("--output DIR draws it")
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output must be a folder, got {folder} ({error.strerror}); name another") from error
+    folder.mkdir(parents=True, exist_ok=True)
     names = list(data.source.class_names or map(str, range(data.num_classes or 0)))
     save(plot_sizes(sizes) if counts is None else plot_bubbles(counts, names), folder / "partition.png")
     if counts is not None:

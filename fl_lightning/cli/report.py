@@ -9,6 +9,7 @@ from fl_lightning.cli.parser import CommandParser
 from fl_lightning.reports.page import WARNING
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.saved import SavedRun, find_runs, grouped, read_run
+from fl_lightning.utils.files import check_output
 from fl_lightning.utils.text import printable
 
 DESCRIPTION = (
@@ -29,6 +30,8 @@ def run(argv: list[str]) -> None:
         ValueError: no run can be read.
     """
     given = command_parser().parse_args(argv)
+    if given.output:
+        check_output(given.output)
     read, left_out = dict[Path, SavedRun](), dict[str, str]()
     for path in given.runs:
         try:

@@ -25,7 +25,7 @@ from fl_lightning.experiments.starting import check_starts
 from fl_lightning.federation.identity import differences, flat
 from fl_lightning.reports.results import Column
 from fl_lightning.reports.saved import is_data
-from fl_lightning.utils.files import write_file
+from fl_lightning.utils.files import check_output, write_file
 from fl_lightning.utils.settings import check_at_least
 
 DESCRIPTION = (
@@ -56,8 +56,7 @@ def run(argv: list[str]) -> None:
     words, overrides = split_overrides(argv)
     given = command_parser().parse_args(words)
     check_at_least(0, "0 makes the runs in this process", processes=given.processes)
-    if given.output.exists() and not given.output.is_dir():
-        raise ValueError(f"--output must be a folder, got {given.output}, which is a file; name another")
+    check_output(given.output)
     for seed in given.seeds:
         check_at_least(0, seeds=seed)
     if len(set(given.seeds)) < len(given.seeds):

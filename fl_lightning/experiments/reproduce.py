@@ -14,6 +14,7 @@ from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.results import Form
 from fl_lightning.experiments.running import duration
 from fl_lightning.experiments.starting import check_starts
+from fl_lightning.utils.files import check_output
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import printable
 
@@ -46,6 +47,8 @@ def run(argv: list[str]) -> None:
     if not given.names:
         print(listed())
         return
+    if not given.plan:
+        check_output(given.output)
     settings = parse_settings(given.set, "--set")
     if several := next((name for name, values in settings.items() if len(values) > 1), None):
         count = len(settings[several])

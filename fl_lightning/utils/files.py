@@ -85,6 +85,18 @@ def at_path(error: OSError, path: Path) -> OSError:
     return error if error.errno is None else OSError(error.errno, error.strerror, str(path))
 
 
+def check_output(folder: Path) -> None:
+    """Refuse an `--output` that is no folder and cannot become one.
+
+    Raises:
+        ValueError: naming what is in its way.
+    """
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        reason = "cannot be written" if there.is_dir() else "is a file"
+        raise ValueError(f"--output must be a folder, got {folder}: {there} {reason}; name another")
+
+
 def flush_to_disk(path: Path) -> None:
     """Wait until a file's content, or the names in a folder, are on disk.
 

@@ -51,7 +51,7 @@ def test_owners_are_named_in_place_of_numbers(tmp_path, monkeypatch, without_pic
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     said = refusal(f"{COMMAND} --output {tmp_path}/file/drawn", 1)
-    assert f"--output must be a folder, got {tmp_path}/file/drawn (Not a directory); name another" in said
+    assert f"--output must be a folder, got {tmp_path}/file/drawn: {tmp_path}/file is a file; name another" in said
 
 
 def test_a_split_that_cannot_be_is_one_sentence():

@@ -331,7 +331,7 @@ def test_options_within_settings_that_are_none_are_options(base):
         ("--at 0", "at must be at least 1, got 0; it is a number of rounds"),
         ("--at 2 4", "--at must name rounds that the runs have, at most 3, got 4"),
         ("--target 0.5", "--target belongs to --columns rounds speed_up, got 0.5 without them; add them"),
-        ("--output base.yaml", "--output must be a folder, got base.yaml, which is a file; name another"),
+        ("--output base.yaml", "--output must be a folder, got base.yaml: base.yaml is a file; name another"),
         ("--methods nowhere.FedLS", "nowhere"),
     ],
 )

@@ -312,6 +312,7 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
         ("own/tiny.yaml --set model.nosuch=1", 1, "nosuch"),
         ("own/tiny.yaml --set data.participation=0.1,0.2", 1, "--set takes one value of each setting, got 2 of data.p"),
         ("own/tiny.yaml --processes -1", 1, "processes must be at least 0"),
+        ("own/tiny.yaml --output own/tiny.yaml/out", 1, "got own/tiny.yaml/out: own/tiny.yaml is a file; name another"),
         ("own/wrong.yaml", 1, "own/wrong.yaml must say what an experiment needs and how it is drawn"),
         ("own/empty.yaml", 1, "there must be runs with methods, cases and seeds, and one of them is empty"),
         ("own/shown.yaml", 1, "there must be draw (pictures, tables) or tables (a comparison)"),

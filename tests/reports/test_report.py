@@ -136,6 +136,8 @@ def test_the_command_says_where_the_page_is(tmp_path):
 
 def test_wrong_options_are_one_sentence(tmp_path):
     assert "none in" in refusal(f"report {tmp_path}", 1)
+    (tmp_path / "file").touch()
+    assert "file is a file; name another" in refusal(f"report {tmp_path} --output {tmp_path}/file/out", 1)
     assert "html" in refusal(f"report {tmp_path} --format gif", 2)
 
 
