@@ -5,7 +5,7 @@
 
 A run counts where it has all rounds of its cell, or with `--rounds` so many. It is found by its configuration, as in
 `reproduce`, whatever name an older version gave it. A cell's seed that is stored already stays as it is, with its
-commit and machine, unless it has fewer rounds.
+commit and machine, unless it has fewer rounds. Seconds are those of the whole run, also where it had more rounds.
 """
 
 import csv
