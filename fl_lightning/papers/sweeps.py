@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 import numpy as np
 
@@ -135,7 +136,7 @@ class RoundsToTarget(Drawing):
         cases, methods = unique(runs.case for runs in series), unique(runs.method for runs in series)
         titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]
         figure, axes = panels(["rounds to the target"], titles, width=3.4, height=2.6)
-        sentences = []
+        sentences, room = [], max(8, 60 // len(methods))  # letters below a bar
         for place, case in zip(axes[0], cases, strict=True):
             reached = {runs.method: self.rounds(runs) for runs in series if runs.case == case}
             for i, method in enumerate(methods):
@@ -144,7 +145,7 @@ class RoundsToTarget(Drawing):
                     place.text(i, rounds, f"{rounds:.0f}", ha="center", va="bottom", fontsize=8)
                 else:
                     place.text(i, 0, "never", ha="center", va="bottom", fontsize=8)
-            place.set_xticks(range(len(methods)), [drawable(m).replace(" ", "\n", 1) for m in methods], fontsize=8)
+            place.set_xticks(range(len(methods)), [fill(drawable(m), room) for m in methods], fontsize=8)
             place.set_xlim(-0.6, len(methods) - 0.4)  # also where no method has a bar
             base = reached.get(self.baseline)
             shares = {m: 100 * r / base for m, r in reached.items() if r is not None and base and m != self.baseline}
