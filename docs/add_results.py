@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from docs.write_results import PAGE, ROOT, tables, text
+from docs.write_results import ROOT, tables, write
 from fl_lightning.experiments.cells import Cells, Request, identity_in, name_of
 from fl_lightning.experiments.experiment import Experiment
 from fl_lightning.experiments.results import series_of, stored_keys
@@ -90,12 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = [name for name, _, _ in tables()]
     if unknown := [name for name in asked.names if name not in known]:
         parser.error(f"names must be of {', '.join(known)}, got {unknown[0]}")
+    changed = set[str]()
     for name, experiment, drawn in tables():
         path = ROOT / "results" / f"{name}.csv"
         if name in asked.names or (not asked.names and path.is_file()):
             for case, method, seed in add(experiment, drawn, asked.folder, path, asked.rounds):
                 print(f"{name}: {case}, {method}, seed {seed}")
-    PAGE.write_text(text(), encoding="utf-8")
+                changed.add(name)
+    write(changed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write docs/results.md of the stored results: `python docs/write_results.py`.
+"""Write docs/results.md and its pictures of the stored results: `python -m docs.write_results`.
 
 Results of an experiment, such as feded/table1, stand in results/feded/table1.csv as `fl-lightning reproduce` leaves
 them; sentences on them, if there are any, in results/feded/table1.md, and what they say of the papers' claims in
@@ -6,26 +6,29 @@ results/claims.md.
 """
 
 import csv
-from collections.abc import Mapping, Set
+from collections.abc import Container, Mapping, Set
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from docs.draw_methods import write_picture
 from fl_lightning.cli.configs import title
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.experiment import HOURS, Experiment
-from fl_lightning.papers import PaperTable
+from fl_lightning.papers import Curves, PaperTable
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import read_stored
 from fl_lightning.reports.result_tables import Table, as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results.md"
+IMAGES = "images/results"
+"""Folder of the pictures, beside the page."""
 CLAIMS = ROOT / "results" / "claims.md"
 """What the results say of the papers' claims."""
 HEAD = """# Results
 
-The tables of the five papers beside what this package reached, written by `python docs/write_results.py` of
+The tables of the five papers beside what this package reached, written by `python -m docs.write_results` of
 `results/PAPER/TABLE.csv`, in which each run has its whole curve, seconds, commit and machine. A table, or one
 cell of it, is made by
 
@@ -78,10 +81,32 @@ def section(name: str, experiment: Experiment, drawn: Mapping[str, PaperTable]) 
             rows = [row for row in content.rows if row[-1].text != "not run"] if isinstance(content, Table) else []
             if rows and isinstance(content, Table):
                 parts.append(as_markdown(replace(content, title=of if len(drawn) > 1 else "", rows=rows, note=caption)))
-        parts.append(made(path))
+        parts += [made(path), f"![Each method's values over the rounds]({image_of(name)})\n"]
         if (remarks := path.with_suffix(".md")).is_file():
             parts.append(remarks.read_text(encoding="utf-8"))
     return [*parts, *left(experiment, done)]
+
+
+def image_of(name: str) -> str:
+    """Name the picture of an experiment's curves, seen from the page."""
+    return f"{IMAGES}/{name.replace('/', '-')}.png"
+
+
+def draw_curves(name: str, drawn: Mapping[str, PaperTable]) -> None:
+    """Draw the values of stored runs over the rounds, a panel for each column and log key of the table."""
+    keys = unique(key for table in drawn.values() for key in table.log_keys())
+    curves = Curves({key: key for key in keys}, value=f"{keys[0]} (%)" if len(keys) == 1 else "%")
+    content = curves.draw(read_stored(ROOT / "results" / f"{name}.csv")).content
+    assert not isinstance(content, Table)
+    write_picture(content, PAGE.parent / image_of(name))
+
+
+def write(names: Container[str]) -> None:
+    """Write the page, and the pictures of the results of some experiments."""
+    PAGE.write_text(text(), encoding="utf-8")
+    for name, _, drawn in tables():
+        if name in names:
+            draw_curves(name, drawn)
 
 
 def made(path: Path) -> str:
@@ -126,4 +151,4 @@ def cost(hours: float) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(text(), encoding="utf-8")
+    write([name for name, _, _ in tables() if (ROOT / "results" / f"{name}.csv").is_file()])

@@ -17,7 +17,7 @@ STORED = sorted((Path(__file__).resolve().parents[1] / "results").glob("*/*.csv"
 
 
 def test_the_page_is_written_of_the_stored_results():
-    assert PAGE.read_text(encoding="utf-8") == text(), "run python docs/write_results.py"
+    assert PAGE.read_text(encoding="utf-8") == text(), "run python -m docs.write_results"
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
