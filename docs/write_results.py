@@ -6,7 +6,7 @@ results/claims.md.
 """
 
 import csv
-from collections.abc import Container, Mapping, Set
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from fl_lightning.cli.configs import title
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.experiment import HOURS, Experiment
 from fl_lightning.papers import Curves, PaperTable
-from fl_lightning.papers.drawing import unique
+from fl_lightning.papers.drawing import Series, rounds_of, unique
 from fl_lightning.papers.stored import read_stored
 from fl_lightning.reports.result_tables import Table, as_markdown
 
@@ -37,7 +37,8 @@ fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.05' --methods FedAvg
 ```
 
 in `reproduced/feded/table1.md`; `python -m docs.add_results reproduced feded/table1` adds its finished runs to
-those here. The last column has seeds × rounds. *final*: after the last round; *best over rounds* is known to no one
+those here; a figure's cells need `--full`. The last column has seeds × rounds, *18 of 100* where only the first ones
+were run, which are not compared with the paper. *final*: after the last round; *best over rounds* is known to no one
 before the end of a run. Cells that were not run are listed with what they would cost: hours of one core of the
 machines named here, estimated for nets that need a GPU.
 """
@@ -72,10 +73,9 @@ def text() -> str:
 def section(name: str, experiment: Experiment, drawn: Mapping[str, PaperTable]) -> list[str]:
     """Write what was reached of a table, how, and what was not run."""
     path = ROOT / "results" / f"{name}.csv"
-    done, parts = dict[tuple[str, str], Set[str]](), list[str]()
+    series, parts = list[Series](), list[str]()
     if path.is_file():
         series = read_stored(path)
-        done = {(each.case, each.method): {run.seed for run in each.group.runs} | {*each.failed} for each in series}
         for of, table in drawn.items():
             content, caption = table.draw(series)
             rows = [row for row in content.rows if row[-1].text != "not run"] if isinstance(content, Table) else []
@@ -84,7 +84,7 @@ def section(name: str, experiment: Experiment, drawn: Mapping[str, PaperTable]) 
         parts += [made(path), f"![Each method's values over the rounds]({image_of(name)})\n"]
         if (remarks := path.with_suffix(".md")).is_file():
             parts.append(remarks.read_text(encoding="utf-8"))
-    return [*parts, *left(experiment, done)]
+    return [*parts, *left(experiment, {(each.case, each.method): each for each in series})]
 
 
 def image_of(name: str) -> str:
@@ -124,21 +124,33 @@ def made(path: Path) -> str:
     )
 
 
-def left(experiment: Experiment, done: Mapping[tuple[str, str], Set[str]]) -> list[str]:
-    """List the cells that were not run, or not with all seeds, with their cost; those that failed are in the table."""
+def left(experiment: Experiment, series: Mapping[tuple[str, str], Series]) -> list[str]:
+    """List what was not run: cells, seeds, and later rounds, with their cost; what failed is in the table."""
     methods, hours = dict[str, list[str]](), dict[str, float]()
     for runs in experiment.runs:
         wanted = list(map(str, runs.seeds or experiment.seeds))
         for case, settings in experiment.cases_of(runs).items():
             for method in runs.methods:
                 label = runs.label or method
-                seeds = [seed for seed in wanted if seed not in done.get((case, label), ())]
-                if seeds:
-                    partly = f" (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})" if len(seeds) < len(wanted) else ""
-                    methods.setdefault(case, []).append(label + partly)
-                    hours[case] = hours.get(case, 0.0) + settings.get(HOURS, 0.0) * len(seeds)
+                shares = shares_of(series.get((case, label)))
+                lacking = [seed for seed in wanted if shares.get(seed, 0.0) < 1]
+                if lacking:
+                    seeds = f"seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}" if len(lacking) < len(wanted) else ""
+                    begun = "after the rounds above" * any(seed in shares for seed in lacking)
+                    notes = ", ".join(filter(None, (seeds, begun)))
+                    methods.setdefault(case, []).append(label + f" ({notes})" * bool(notes))
+                    share = sum(1 - shares.get(seed, 0.0) for seed in lacking)
+                    hours[case] = hours.get(case, 0.0) + settings.get(HOURS, 0.0) * share
     lines = [f"- {case or 'all'}: {'; '.join(names)}{cost(hours[case])}" for case, names in methods.items()]
     return ["Not run:\n", "\n".join(lines) + "\n"] if lines else []
+
+
+def shares_of(series: Series | None) -> dict[str, float]:
+    """Compute the share of its rounds that each seed has, 1 where it failed."""
+    if series is None:
+        return {}
+    shares = {run.seed: rounds_of(run) / (series.all_rounds or rounds_of(run)) for run in series.group.runs}
+    return shares | dict.fromkeys(series.failed, 1.0)
 
 
 def cost(hours: float) -> str:

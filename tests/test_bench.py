@@ -180,7 +180,7 @@ def test_package_and_floor_reach_the_same_model(name):
     assert accuracies[0] == pytest.approx(accuracies[1], abs=2 / 250)
 
 
-@pytest.mark.skipif(find_spec("fedlab") is not None, reason="FedLab is installed")
+@pytest.mark.skipif(bool(find_spec("fedlab") or find_spec("fluke")), reason="one of them is installed")
 def test_peers_that_are_missing_are_named():
     with pytest.raises(SystemExit, match=r"--peers needs FedLab and fluke; install fedlab==1\.3\.0"):
         main(["--peers"])

@@ -36,15 +36,15 @@ def test_a_cell_that_failed_is_in_the_table_and_neither_run_nor_left(tmp_path, m
     case = "50 samples, α = 0.1"
     path = tmp_path / "results/knfu/table1.csv"
     path.parent.mkdir(parents=True)
-    values = ["KnFu", 0, "local/alma", 0.9, 0.9, 0.9, 3, 10, 36, "abc", "a machine", "", "0.8 0.85 0.9"]
-    failed = ["KnFu", 1, *[""] * 9, "NaN in round 1", ""]
+    values = ["KnFu", 0, "local/alma", 0.9, 0.9, 0.9, 3, 100, 10, 36, "abc", "a machine", "", "0.8 0.85 0.9"]
+    failed = ["KnFu", 1, *[""] * 10, "NaN in round 1", ""]
     write_table(path, [COLUMNS, [case, *values], [case, *failed]])
     monkeypatch.setattr(write_results, "ROOT", tmp_path)
     experiment, drawn = next((file, drawn) for name, file, drawn in tables() if name == "knfu/table1")
     page = "\n".join(write_results.section("knfu/table1", experiment, drawn))
-    assert "1 × 3; seed 1 failed: NaN in round 1" in page
+    assert "1 × 3 of 100; seed 1 failed: NaN in round 1" in page
     assert "1 run, 1 failed; commit abc; a machine." in page
-    assert f"- {case}: KnFu (seed 2); FedMD;" in page
+    assert f"- {case}: KnFu (seeds 0, 2, after the rounds above); FedMD;" in page
 
 
 def test_finished_runs_are_added_and_what_is_stored_stays(tmp_path, monkeypatch):
@@ -64,7 +64,7 @@ def test_finished_runs_are_added_and_what_is_stored_stays(tmp_path, monkeypatch)
         for file in (tmp_path / "cells" / f"{name}.yaml", run / "config.yaml"):
             file.parent.mkdir(exist_ok=True)
             file.write_text(yaml.safe_dump(dict(cell.config)))
-    stored = [case, "KnFu", 0, "local/alma", 0.5, 0.5, 0.5, 100, 1, 1, "stored", "", "", "0.5"]
+    stored = [case, "KnFu", 0, "local/alma", 0.5, 0.5, 0.5, 100, 100, 1, 1, "stored", "", "", "0.5"]
     write_table(path, [COLUMNS, stored])
     added = add(experiment, drawn, tmp_path, path)
     assert added == [(case, "KnFu", "1"), (case, "FedMD", "1")]

@@ -31,7 +31,7 @@ def run(argv: list[str]) -> None:
         argv: the command line of a fit, and `--output DIR` for `partition.png` and `partition.csv`.
 
     Raises:
-        ValueError: the folder cannot be made.
+        ValueError: there is something else in the folder's place, or it may not be written.
     """
     arguments, folder = taken(argv)
     if folder is not None:

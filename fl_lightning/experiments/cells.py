@@ -455,10 +455,19 @@ def prepare(cell: Cell, folder: Path) -> bool:
     return not files.is_complete()
 
 
-def merge(cells: Iterable[Cell], source: Path, folder: Path) -> int:
-    """Copy the runs of cells that another folder has, or has more rounds of, and return their number."""
+def check_source(source: Path) -> None:
+    """Refuse a folder without runs to be merged.
+
+    Raises:
+        ValueError: naming it.
+    """
     if not (source / "cells").is_dir():
         raise ValueError(f"--merge takes folders that reproduce or compare wrote, and {source} is none")
+
+
+def merge(cells: Iterable[Cell], source: Path, folder: Path) -> int:
+    """Copy the runs of cells that another folder has, or has more rounds of, and return their number."""
+    check_source(source)
     copied = 0
     for cell in cells:
         (other,) = located([cell], source)

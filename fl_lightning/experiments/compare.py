@@ -19,7 +19,7 @@ from fl_lightning.experiments.composing import (
     short_name,
     split_overrides,
 )
-from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_text
+from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_text, check_seeds
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.starting import check_starts
 from fl_lightning.federation.identity import differences, flat
@@ -57,10 +57,7 @@ def run(argv: list[str]) -> None:
     given = command_parser().parse_args(words)
     check_at_least(0, "0 makes the runs in this process", processes=given.processes)
     check_output(given.output)
-    for seed in given.seeds:
-        check_at_least(0, seeds=seed)
-    if len(set(given.seeds)) < len(given.seeds):
-        raise ValueError(f"--seeds must name each of its values once, got {' '.join(map(str, given.seeds))}")
+    check_seeds(given.seeds)
     experiment = experiment_of(given, overrides)
     cells = Cells(experiment, Request())
     every = cells.all()

@@ -16,6 +16,7 @@ from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.experiments.composing import Held
 from fl_lightning.papers import Drawing, PaperTable
 from fl_lightning.reports.results import Column
+from fl_lightning.utils.settings import check_at_least
 
 FOLDER = "papers"
 """Folder of the papers' experiments within the configurations: one below it for each paper."""
@@ -128,13 +129,15 @@ class Experiment:
         self.draw_full = with_cases(self.draw_full, self.columns(self.cases_full or self.cases))
 
     def check(self) -> None:
-        """Refuse an experiment that runs or shows nothing, and tables that name rows it has not.
+        """Refuse an experiment that runs or shows nothing, wrong seeds, and tables that name rows it has not.
 
         Raises:
             ValueError: naming what is missing.
         """
         if not any(runs.methods and self.cases_of(runs) and (runs.seeds or self.seeds) for runs in self.runs):
             raise ValueError("there must be runs with methods, cases and seeds, and one of them is empty")
+        for seeds in (self.seeds, *(runs.seeds for runs in self.runs)):
+            check_seeds(seeds or ())
         if not (self.draw or self.draw_full or self.tables):
             raise ValueError("there must be draw (pictures, tables) or tables (a comparison), and there is neither")
         rows = {runs.label or method for runs in self.runs for method in runs.methods}
@@ -171,7 +174,9 @@ class Experiment:
         for option, patterns, known in (("--methods", methods, labels), ("--cases", cases, names)):
             for pattern in patterns:
                 if not any(matches(name, [pattern]) for name in known):
-                    raise ValueError(f"{option} must match one of {'; '.join(known)}, got {pattern!r}")
+                    larger = option == "--cases" and any(matches(name, [pattern]) for name in self.cases_full)
+                    hint = "; with --full there is one" * larger
+                    raise ValueError(f"{option} must match one of {'; '.join(known)}, got {pattern!r}{hint}")
         self.runs = kept
 
     def enlarge(self) -> None:
@@ -193,6 +198,18 @@ class Experiment:
                     return None
                 total += case[HOURS] * len(runs.methods) * len(runs.seeds or self.seeds)
         return total
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds below 0 and those that stand twice.
+
+    Raises:
+        ValueError: naming them.
+    """
+    for seed in seeds:
+        check_at_least(0, seeds=seed)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must name each of its values once, got {' '.join(map(str, seeds))}")
 
 
 def with_cases(drawings: dict[str, Drawing], cases: Sequence[str]) -> dict[str, Drawing]:

@@ -8,7 +8,7 @@ from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments import experiment as files
-from fl_lightning.experiments.cells import CellFiles, Cells, Request, located, started
+from fl_lightning.experiments.cells import CellFiles, Cells, Request, check_source, located, started
 from fl_lightning.experiments.composing import as_settings, parse_settings, split_overrides
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.results import Form
@@ -40,15 +40,17 @@ def run(argv: list[str]) -> None:
     words, overrides = split_overrides(argv)
     given = command_parser().parse_args(words)
     check_at_least(0, "0 makes the runs in this process", processes=given.processes)
-    if given.rounds is not None and not (0 < given.rounds < 1 or given.rounds == int(given.rounds) > 0):
+    if given.rounds is not None and not (0 < given.rounds < 1 or (given.rounds >= 1 and given.rounds.is_integer())):
         raise ValueError(
-            f"--rounds must be a whole number, or a share in (0, 1) of the experiment's, got {given.rounds}"
+            f"--rounds must be a whole number from 1 on, or a share in (0, 1) of the experiment's, got {given.rounds:g}"
         )
+    files.check_seeds(given.seeds or ())
     if not given.names:
         print(listed())
         return
-    if not given.plan:
-        check_output(given.output)
+    check_output(given.output)
+    for folder in given.merge:
+        check_source(folder)
     settings = parse_settings(given.set, "--set")
     if several := next((name for name, values in settings.items() if len(values) > 1), None):
         count = len(settings[several])
@@ -84,7 +86,7 @@ def command_parser() -> CommandParser:
     add("--set", nargs="+", action="extend", type=str, default=[], help="NAME=VALUE: a setting of all runs")
     add("--methods", nargs="+", type=str, default=[], help="rows, by patterns such as 'FedED*'")
     add("--cases", nargs="+", type=str, default=[], help="columns, by patterns such as '*0.05'")
-    add("--seeds", nargs="+", type=int | None, default=None, help="in place of the experiment's")
+    add("--seeds", nargs="+", type=int, default=None, help="in place of the experiment's")
     rounds = "the first ones of each run, which the full number continues later; below 1 a share of them"
     add("--rounds", type=float | None, default=None, help=rounds)
     add("--full", type=bool, nargs="?", const=True, default=False, help="a figure at the size of the paper's runs")

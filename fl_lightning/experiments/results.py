@@ -34,15 +34,16 @@ def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) ->
         folder: of their files.
         failed: sentences by the names of cells.
     """
-    series = dict[tuple[str, str], tuple[list[SavedRun], dict[str, str]]]()
+    series = dict[tuple[str, str], tuple[list[SavedRun], dict[str, str], int | None]]()
     for cell in cells:
-        runs, errors = series.setdefault((cell.method, cell.case), ([], {}))
+        all_rounds = cell.all_rounds if cell.all_rounds > 0 else None
+        runs, errors, _ = series.setdefault((cell.method, cell.case), ([], {}, all_rounds))
         files = CellFiles.of(cell, folder)
         if cell.name in failed:
             errors[str(cell.seed)] = failed[cell.name]
         elif files.is_complete():
             runs.append(files.read(cell.max_rounds))
-    return [Series(method, case, Group("", runs), errors) for (method, case), (runs, errors) in series.items()]
+    return [Series(*key, Group("", runs), errors, rounds) for key, (runs, errors, rounds) in series.items()]
 
 
 def name_runs(cells: Sequence[Cell], folder: Path) -> None:

@@ -24,12 +24,14 @@ class Series(NamedTuple):
         case: name of the column.
         group: complete runs, one for each seed.
         failed: why a run failed, by its seed.
+        all_rounds: of a whole run, where the runs may have fewer; None: it is not known.
     """
 
     method: str
     case: str
     group: Group
     failed: Mapping[str, str] = MappingProxyType({})
+    all_rounds: int | None = None
 
     @property
     def name(self) -> str:
@@ -37,9 +39,19 @@ class Series(NamedTuple):
         return ", ".join(filter(None, (self.method, self.case)))
 
     @property
+    def is_whole(self) -> bool:
+        """False where a run has fewer rounds than asked for."""
+        return self.all_rounds is None or all(rounds_of(run) >= self.all_rounds for run in self.group.runs)
+
+    @property
     def run(self) -> SavedRun:
         """Run of the first seed, for drawings that show a single one."""
         return self.group.runs[0]
+
+
+def rounds_of(run: SavedRun) -> int:
+    """Count the rounds of a run that are read."""
+    return run.rounds or len(run.history)
 
 
 class Drawn(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from fl_lightning.functional.summary import Interval, speed_up, welch_difference
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, rounds_of, unique
 from fl_lightning.reports.comparison_tables import decimal, difference_text, spread
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import HEADINGS, in_percent, paired, rounds_until, statistics_of
@@ -202,7 +202,7 @@ class Content:
             return None if base is None else math.inf if rounds is None else 100 * rounds / base
         if rounds is None:
             return -math.inf if measure.speed_up else math.inf
-        return speed_up(rounds, other.rounds or len(other.history)) if measure.speed_up and other else rounds
+        return speed_up(rounds, rounds_of(other)) if measure.speed_up and other else rounds
 
     def run_of(self, method: str | None, case: str, seed: str) -> SavedRun | None:
         """Look up the run of a method with a seed, None where there is none."""
@@ -223,11 +223,17 @@ class Content:
         title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
         texts = [title, published or "–", *(spread(list(values.values()), decimal) for values in ours)]
         texts += ["–"] * (len(self.table.statistics) - len(statistics))
-        texts.append(difference_text(self.to_paper(published, list(first.values())), decimal))
+        comparable = "" if self.measures[name].is_plain and not self.is_whole(case, method) else published
+        texts.append(difference_text(self.to_paper(comparable, list(first.values())), decimal))
         if self.table.baseline:
             base = self.values(name, case, self.table.baseline, statistics[0])
             texts.append(difference_text(paired(first, base, method != self.table.baseline), decimal))
         return list(map(Cell, [*texts, self.runs_of(case, method)]))
+
+    def is_whole(self, case: str, method: str) -> bool:
+        """False for the first rounds of longer runs, whose end is not the paper's."""
+        series = self.series.get((case, method))
+        return series is None or series.is_whole
 
     def to_paper(self, published: str, ours: Sequence[float]) -> Interval:
         """Subtract the published value from ours."""
@@ -241,7 +247,8 @@ class Content:
         series = self.series.get((case, method))
         if series is None or not (series.group.runs or series.failed):
             return "not run"
-        rounds = " or ".join(map(str, sorted({run.rounds or len(run.history) for run in series.group.runs})))
+        rounds = " or ".join(map(str, sorted(set(map(rounds_of, series.group.runs)))))
+        rounds += "" if series.is_whole else f" of {series.all_rounds}"
         parts = [f"{len(series.group.runs)} × {rounds}"] if series.group.runs else []
         parts += [f"seed {seed} failed: {error[:LONGEST]}" for seed, error in series.failed.items()]
         return "; ".join(parts)
@@ -257,30 +264,29 @@ class Content:
             )
         for name, measure in self.measures.items():
             if measure.targets:
-                values = ", ".join(f"{value:g} ({case})" for case, value in measure.targets.items())
+                shown = {case: value for case, value in measure.targets.items() if case in self.cases}
+                values = ", ".join(f"{value:g} ({case})" for case, value in shown.items())
                 share = f", in percent of {measure.share_of}'s with the same seed" if measure.share_of else ""
                 sentences.append(f"{name[:1].upper()}{name[1:]}: rounds until {values}{share}.")
         for ahead, others in self.table.claims.items():
             for other in others:
                 for name in self.table.paper:
-                    paper, ours = (self.count(name, ahead, other, of_paper) for of_paper in (True, False))
-                    if ours[1]:  # what was not run says nothing of a claim
+                    paper, ours = (self.leads(name, ahead, other, of_paper) for of_paper in (True, False))
+                    if ours:  # what was not run says nothing of a claim
                         measured = f" in {name}" if len(self.measures) > 1 else ""
+                        here = [leads for case, leads in paper.items() if case in ours]
+                        these = f" ({sum(here)} of the {len(here)} run here)" if 0 < len(here) < len(paper) else ""
                         sentences.append(
-                            f"{ahead} ahead of {other}{measured}: paper {paper[0]} of {paper[1]} cells, "
-                            f"ours {ours[0]} of {ours[1]}."
+                            f"{ahead} ahead of {other}{measured}: paper {sum(paper.values())} of {len(paper)} cells"
+                            f"{these}, ours {sum(ours.values())} of {len(ours)}."
                         )
         return sentences
 
-    def count(self, name: str, ahead: str, other: str, of_paper: bool) -> tuple[int, int]:
-        """Count the cases in which a method is ahead of another, and those in which both are known."""
-        wins = total = 0
-        for case in self.columns:
-            pair = self.means(name, case, (ahead, other), of_paper)
-            if pair is not None:
-                total += 1
-                wins += pair[0] < pair[1] if self.measures[name].prefers_low else pair[0] > pair[1]
-        return wins, total
+    def leads(self, name: str, ahead: str, other: str, of_paper: bool) -> dict[str, bool]:
+        """Tell whether a method is ahead of another in the cases in which both are known."""
+        pairs = {case: self.means(name, case, (ahead, other), of_paper) for case in self.columns}
+        prefers_low = self.measures[name].prefers_low
+        return {c: pair[0] < pair[1] if prefers_low else pair[0] > pair[1] for c, pair in pairs.items() if pair}
 
     def means(self, name: str, case: str, methods: tuple[str, str], of_paper: bool) -> tuple[float, float] | None:
         """Give the published means of two methods, or ours over the seeds that both have, None where one is unknown."""

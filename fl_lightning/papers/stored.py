@@ -13,7 +13,7 @@ from fl_lightning.runs.round_table import read_cells
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.text import of_cell
 
-RUN = ("rounds", "seconds", "cpu_seconds", "commit", "machine")
+RUN = ("rounds", "all_rounds", "seconds", "cpu_seconds", "commit", "machine")
 COLUMNS = ("case", "method", "seed", "metric", *STATISTICS, *RUN, "error", "curve")
 DIGITS = 8
 """Significant digits of the values of a curve."""
@@ -30,7 +30,7 @@ def write_stored(path: Path, series: Sequence[Series], keys: Sequence[str] = ())
     lines = list[list[Any]]()
     for each in series:
         for run in each.group.runs:
-            info = list(made(run).values())
+            info = list(made(run, each.all_rounds).values())
             for key in keys or known_metrics([each.group]):
                 statistics = statistics_of(run, key)
                 if statistics:
@@ -42,13 +42,14 @@ def write_stored(path: Path, series: Sequence[Series], keys: Sequence[str] = ())
     write_table(path, [COLUMNS, *lines])
 
 
-def made(run: SavedRun) -> dict[str, str]:
-    """Sum up what a run took, and name what it was made with, empty where its folder does not tell."""
+def made(run: SavedRun, all_rounds: int | None) -> dict[str, str]:
+    """Count a run's rounds, sum up what it took, and name what it was made with; empty where no one tells."""
     path = run.folder / TIMES
     table = read_cells(path) if path.is_file() else {}
     sums = {name: f"{sum(map(float, table[name])):.1f}" if name in table else "" for name in ("seconds", "cpu_seconds")}
     named = {name: "; ".join(unique(filter(None, table.get(name, [])))) for name in ("commit", "machine")}
-    return {"rounds": str(len(run.history)), **sums, **named}
+    rounds = {"rounds": str(len(run.history)), "all_rounds": "" if all_rounds is None else str(all_rounds)}
+    return {**rounds, **sums, **named}
 
 
 def curve_text(curve: dict[int, float]) -> str:
@@ -76,7 +77,8 @@ def read_stored(path: Path) -> list[Series]:
         failed = {line["seed"]: line["error"] for line in alike if line["error"]}
         seeds = unique(line["seed"] for line in alike if not line["error"])
         runs = [stored_run(path, [line for line in alike if line["seed"] == seed]) for seed in seeds]
-        series.append(Series(method, case, Group("", runs), failed))
+        rounds = next((int(line["all_rounds"]) for line in alike if line["all_rounds"]), None)
+        series.append(Series(method, case, Group("", runs), failed, rounds))
     return series
 
 

@@ -91,10 +91,28 @@ def check_output(folder: Path) -> None:
     Raises:
         ValueError: naming what is in its way.
     """
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        reason = "cannot be written" if there.is_dir() else "is a file"
-        raise ValueError(f"--output must be a folder, got {folder}: {there} {reason}; name another")
+    try:
+        there = next(path for path in (folder, *folder.parents) if is_there(path))
+        if there.is_dir() and os.access(there, os.W_OK):
+            return
+        kind = "cannot be written" if there.is_dir() else "is a file" if there.is_file() else "is no folder"
+        reason = f"{there} {kind}"
+    except OSError as error:  # a name too long, a folder that may not be entered
+        reason = str(error.strerror)
+    raise ValueError(f"--output must be a folder, got {folder}: {reason}; name another")
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether there is a file, a folder or a link, also one to nothing.
+
+    Raises:
+        OSError: no one can tell.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def flush_to_disk(path: Path) -> None:

@@ -688,7 +688,7 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
     [
         ("--methods FedAvg FedNDT", "got 'FedNDT'; the nearest is 'FedNTD'"),
         ("--methods FedAvg FedAvg", "--methods must have names of their own, got FedAvg twice; write NAME=FedAvg"),
-        ("--methods FedAvg --seeds 1 1", "--seeds must name each of its values once, got 1 1"),
+        ("--methods FedAvg --seeds 1 1", "seeds must name each of its values once, got 1 1"),
         ("--methods FedAvg --baseline FedNTD", "--baseline must be one of --methods (FedAvg), got FedNTD"),
         ("--methods FedAvg --set model.client.beta=1", "no method of the experiment knows 'model.client.beta'"),
         ("--methods FedAvg --set model.client.beta", "--set must be NAME=VALUE or NAME=VALUE,VALUE"),

@@ -313,6 +313,19 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
         ("own/tiny.yaml --set data.participation=0.1,0.2", 1, "--set takes one value of each setting, got 2 of data.p"),
         ("own/tiny.yaml --processes -1", 1, "processes must be at least 0"),
         ("own/tiny.yaml --output own/tiny.yaml/out", 1, "got own/tiny.yaml/out: own/tiny.yaml is a file; name another"),
+        (f"own/tiny.yaml --output {'a' * 300} --plan", 1, "a: File name too long; name another"),
+        ("own/tiny.yaml --output own/nothing", 1, "own/nothing is no folder; name another"),
+        ("own/tiny.yaml --merge nowhere --plan", 1, "--merge takes folders that reproduce or compare wrote, and now"),
+        *((f"own/tiny.yaml --rounds {n}", 1, "a whole number from 1 on, or") for n in ("0", ".inf", ".nan", "2.5")),
+        ("own/tiny.yaml --seeds -1", 1, "seeds must be at least 0, got -1"),
+        ("own/tiny.yaml --seeds 0 0", 1, "seeds must name each of its values once, got 0 0"),
+        ("own/tiny.yaml --seeds null", 2, "seeds must be int, got None"),
+        ("own/twice.yaml", 1, "seeds must name each of its values once, got 1 1"),
+        (
+            "fedcl/2 --cases 'MNIST, α = 1'",
+            1,
+            "--cases must match one of α = 1, got 'MNIST, α = 1'; with --full there is",
+        ),
         ("own/wrong.yaml", 1, "own/wrong.yaml must say what an experiment needs and how it is drawn"),
         ("own/empty.yaml", 1, "there must be runs with methods, cases and seeds, and one of them is empty"),
         ("own/shown.yaml", 1, "there must be draw (pictures, tables) or tables (a comparison)"),
@@ -327,6 +340,8 @@ def test_what_is_refused(begun, line, code, sentence):
     Path("own/wrong.yaml").write_text(TINY.replace("Curves", "NoSuchDrawing"))
     Path("own/label.yaml").write_text(TINY.replace("[FedAvg]\n", "[FedAvg, FedProx]\n    label: both\n"))
     Path("own/empty.yaml").write_text(TINY.replace("[FedAvg]", "[]"))
+    Path("own/twice.yaml").write_text(f"{TINY}\nseeds: [1, 1]\n")
+    Path("own/nothing").symlink_to("absent")
     Path("own/shown.yaml").write_text(TINY.partition("draw:")[0])
     table = TINY.partition("draw:")[0] + "draw: {'': {class_path: fl_lightning.papers.PaperTable, init_args: {%s}}}\n"
     keys = "keys: {x: global/acc}"
