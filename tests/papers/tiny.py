@@ -23,7 +23,7 @@ class TinyImages(TensorSource):
 
     def __init__(self, like: str) -> None:
         *shape, classes = SHAPES[like]
-        train = max(600 // classes, 10)  # of each class; 100 clients with five shards need 500 images
+        train = max(1000 // classes, 10)  # of each class; 100 clients with ten shards need 1,000 images
         test = torch.arange(20) % classes  # of the first classes: evaluating is most of a large net's two rounds
         splits = []
         for y in (torch.arange(classes).repeat_interleave(train), test):
