@@ -40,7 +40,7 @@ class Series(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """False where a run has fewer rounds than asked for."""
+        """True where every run has all rounds."""
         return self.all_rounds is None or all(rounds_of(run) >= self.all_rounds for run in self.group.runs)
 
     @property

@@ -43,7 +43,7 @@ def write_stored(path: Path, series: Sequence[Series], keys: Sequence[str] = ())
 
 
 def made(run: SavedRun, all_rounds: int | None) -> dict[str, str]:
-    """Count a run's rounds, sum up what it took, and name what it was made with; empty where no one tells."""
+    """Sum up a run's rounds and costs, and name what it was made with, empty where no one tells."""
     path = run.folder / TIMES
     table = read_cells(path) if path.is_file() else {}
     sums = {name: f"{sum(map(float, table[name])):.1f}" if name in table else "" for name in ("seconds", "cpu_seconds")}
