@@ -42,7 +42,7 @@ KEYS = {"global/acc": "global model", "local/alma": "clients' own models (ALMA)"
 """Accuracies that are drawn, and what has them."""
 
 STEPS_KEY = "cost/steps"
-SIZE, DPI, PALETTE = (4.2, 2.6), 110, 24
+SIZE, DPI, PALETTE = (4.2, 2.6), 110, 64
 """Of a panel in inches, pixels per inch, colours."""
 
 

@@ -95,7 +95,7 @@ def image_of(name: str) -> str:
 def draw_curves(name: str, drawn: Mapping[str, PaperTable]) -> None:
     """Draw the values of stored runs over the rounds, a panel for each column and log key of the table."""
     keys = unique(key for table in drawn.values() for key in table.log_keys())
-    curves = Curves({key: key for key in keys}, value=f"{keys[0]} (%)" if len(keys) == 1 else "%")
+    curves = Curves({key: key for key in keys}, value=f"{keys[0]} (%)" if len(keys) == 1 else "%", width=3)
     content = curves.draw(read_stored(ROOT / "results" / f"{name}.csv")).content
     assert not isinstance(content, Table)
     write_picture(content, PAGE.parent / image_of(name))
