@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from fl_lightning.experiments.cells import Cell, Cells, located, merge, started
+from fl_lightning.experiments.cells import Cell, Cells, located, started
+from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.results import Form, draw, name_runs, series_of, stored_keys, write_drawings, write_tables
 from fl_lightning.experiments.running import run_cells
 from fl_lightning.experiments.tuning import tune

@@ -8,9 +8,10 @@ from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments import experiment as files
-from fl_lightning.experiments.cells import CellFiles, Cells, Request, check_source, located, started
+from fl_lightning.experiments.cells import CellFiles, Cells, Request, located, started
 from fl_lightning.experiments.composing import as_settings, parse_settings, split_overrides
 from fl_lightning.experiments.making import Maker
+from fl_lightning.experiments.merging import check_source
 from fl_lightning.experiments.results import Form
 from fl_lightning.experiments.running import duration
 from fl_lightning.experiments.starting import check_starts
@@ -48,7 +49,7 @@ def run(argv: list[str]) -> None:
     if not given.names:
         print(listed())
         return
-    check_output(given.output)
+    check_output(given.output, writes=not given.plan)  # others' runs can be planned, too
     for folder in given.merge:
         check_source(folder)
     settings = parse_settings(given.set, "--set")

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.experiments.cells import Cell, CellFiles, Cells, merge
+from fl_lightning.experiments.cells import Cell, CellFiles, Cells
 from fl_lightning.experiments.composing import Settings, as_settings, combinations, described
 from fl_lightning.experiments.experiment import Runs
+from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.running import run_cells
 from fl_lightning.reports.results import mean_of_last
 from fl_lightning.reports.saved import TUNING, is_data
