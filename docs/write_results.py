@@ -38,9 +38,9 @@ fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.05' --methods FedAvg
 
 in `reproduced/feded/table1.md`; `python -m docs.add_results reproduced feded/table1` adds its finished runs to
 those here; a figure's cells need `--full`. The last column has seeds × rounds, *18 of 100* where only the first ones
-were run, which are not compared with the paper. *final*: after the last round; *best over rounds* is known to no one
-before the end of a run. Cells that were not run are listed with what they would cost: hours of one core of the
-machines named here, estimated for nets that need a GPU.
+were run, whose last value is not compared with the paper's. *final*: after the last round; *best over rounds* is known
+to no one before the end of a run. Cells that were not run are listed with what they would cost: hours of one core of
+the machines named here, estimated for nets that need a GPU.
 """
 
 

@@ -56,6 +56,11 @@ class Measure:
         return self.at is None and not self.counts_rounds
 
     @property
+    def needs_the_end(self) -> bool:
+        """True where the last round of a run decides, its own or that of the method that sets the target."""
+        return self.at is None and not self.targets
+
+    @property
     def counts_rounds(self) -> bool:
         """True where the rounds until a target are counted."""
         return bool(self.until or self.targets)
@@ -184,7 +189,7 @@ class Content:
             else:
                 value = value_at(run, measure, statistic)
                 value = None if value is None else measure.scale * value
-            if value is not None:
+            if value is not None and (math.isfinite(value) or self.is_whole(case, method)):  # never, or not yet
                 values[run.seed] = value
         return values
 
@@ -223,7 +228,7 @@ class Content:
         title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
         texts = [title, published or "–", *(spread(list(values.values()), decimal) for values in ours)]
         texts += ["–"] * (len(self.table.statistics) - len(statistics))
-        comparable = "" if self.measures[name].is_plain and not self.is_whole(case, method) else published
+        comparable = published if self.is_final(name, case, method) else ""
         texts.append(difference_text(self.to_paper(comparable, list(first.values())), decimal))
         if self.table.baseline:
             base = self.values(name, case, self.table.baseline, statistics[0])
@@ -231,9 +236,15 @@ class Content:
         return list(map(Cell, [*texts, self.runs_of(case, method)]))
 
     def is_whole(self, case: str, method: str) -> bool:
-        """False for the first rounds of longer runs, whose end is not the paper's."""
+        """False for the first rounds of longer runs."""
         series = self.series.get((case, method))
         return series is None or series.is_whole
+
+    def is_final(self, name: str, case: str, method: str) -> bool:
+        """False for a value that the rest of the rounds may change."""
+        measure = self.measures[name]
+        needed = filter(None, (method, measure.until)) if measure.needs_the_end else ()
+        return all(self.is_whole(case, each) for each in needed)
 
     def to_paper(self, published: str, ours: Sequence[float]) -> Interval:
         """Subtract the published value from ours."""
@@ -293,6 +304,8 @@ class Content:
         if of_paper:
             first, second = (number_in(self.published(name, case, method)) for method in methods)
             return first and second and (first[0], second[0])
+        if not all(self.is_final(name, case, method) for method in methods):
+            return None
         ours, theirs = (self.values(name, case, method, self.table.statistics[0]) for method in methods)
         seeds = [seed for seed in ours if seed in theirs]
         if not seeds:

@@ -85,15 +85,19 @@ def at_path(error: OSError, path: Path) -> OSError:
     return error if error.errno is None else OSError(error.errno, error.strerror, str(path))
 
 
-def check_output(folder: Path) -> None:
+def check_output(folder: Path, writes: bool = True) -> None:
     """Refuse an `--output` that is no folder and cannot become one.
+
+    Args:
+        folder: that is asked for.
+        writes: whether anything will be written there.
 
     Raises:
         ValueError: naming what is in its way.
     """
     try:
         there = next(path for path in (folder, *folder.parents) if is_there(path))
-        if there.is_dir() and os.access(there, os.W_OK):
+        if there.is_dir() and (not writes or os.access(there, os.W_OK)):
             return
         kind = "cannot be written" if there.is_dir() else "is a file" if there.is_file() else "is no folder"
         reason = f"{there} {kind}"

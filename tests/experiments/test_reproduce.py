@@ -351,6 +351,13 @@ def test_what_is_refused(begun, line, code, sentence):
     assert not begun
 
 
+def test_a_plan_needs_no_folder_that_can_be_written(begun, monkeypatch):
+    monkeypatch.setattr("fl_lightning.utils.files.os.access", lambda *_: False)
+    assert say("reproduce own/tiny.yaml --plan").code == 0
+    assert "cannot be written; name another" in refusal("reproduce own/tiny.yaml", 1)
+    assert not begun
+
+
 def test_a_run_that_fails_is_named(begun):
     Path("own/tiny.yaml").write_text(TINY.replace("max_epochs: 2", "max_epochs: 2, callbacks: [LearningRateFinder]"))
     said = say("reproduce own/tiny.yaml")

@@ -135,15 +135,29 @@ def test_the_first_rounds_of_a_run_are_no_match_for_the_paper_s_last(series):
         assert rows["after 2, s = 2, FedAvg"]["to paper"] == "+10.0 [+10.0, +10.0]"
 
 
+def test_the_first_rounds_of_a_run_settle_no_claim_and_no_never(series):
+    """60 % FedAvg has with seed 1 only: never with seed 0, unless rounds are left; so has FedNTD with seed 1."""
+    keys = {"accuracy": Measure("global/acc"), "rounds": Measure("global/acc", targets={"s = 2": 60})}
+    keys["until"] = Measure("global/acc", until="FedAvg")
+    paper = {"accuracy": {"FedAvg": [48], "FedNTD": [60]}, "until": {"FedNTD": [3]}}
+    for all_rounds, reached, counted in ((4, "4.0 (1 of 2)", True), (9, "4.0", False)):
+        begun = [each._replace(all_rounds=all_rounds) for each in series]
+        rows, caption = table(begun, keys=keys, paper=paper, claims={"FedNTD": ["FedAvg"]})
+        assert rows["rounds, s = 2, FedAvg"]["final"] == reached
+        assert ("ahead of FedAvg in accuracy" in caption) == counted
+    first = [each._replace(group=Group("", each.group.runs[:1])) for each in series[:2]]
+    for all_rounds, difference in ((4, "+0.0"), (9, "–")):  # FedAvg's last value, the target, is not known yet
+        ended = [first[0]._replace(all_rounds=all_rounds), first[1]]
+        rows, _ = table(ended, keys=keys, paper={"until": {"FedNTD": [2]}})
+        assert rows["until, s = 2, FedNTD"]["to paper"] == difference
+
+
 @pytest.mark.parametrize(
     ("key", "values", "counted"),
     [
         ("global/acc", [40, 60, 50], "paper 2 of 2 cells (1 of the 1 run here), ours 1 of 1"),
-        (
-            "global/loss",
-            [40, 60, 50],
-            "paper 0 of 2 cells (0 of the 1 run here), ours 1 of 1",
-        ),  # lower is better; ours has less of it, too
+        # lower is better; ours has less of it, too
+        ("global/loss", [40, 60, 50], "paper 0 of 2 cells (0 of the 1 run here), ours 1 of 1"),
     ],
 )
 def test_claims_are_counted_where_both_are_known(series, key, values, counted):
