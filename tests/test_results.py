@@ -10,6 +10,7 @@ from docs import write_results
 from docs.add_results import add, main, rows_of
 from docs.write_results import PAGE, tables, text
 from fl_lightning.experiments.cells import Cells, Request
+from fl_lightning.experiments.results import stored_keys
 from fl_lightning.papers.stored import COLUMNS, read_stored
 from fl_lightning.utils.files import write_table
 
@@ -29,7 +30,7 @@ def test_stored_results_are_those_of_an_experiment_with_a_table(path):
     for series in read_stored(path):
         assert (series.case, series.method) in rows
         for run in series.group.runs:
-            assert set(run.history.names) <= {key for table in drawn.values() for key in table.log_keys()}
+            assert set(run.history.names) <= set(stored_keys(drawn))
 
 
 def test_a_cell_that_failed_is_in_the_table_and_neither_run_nor_left(tmp_path, monkeypatch):

@@ -111,9 +111,9 @@ def write_drawings(
 
 
 def stored_keys(drawings: Mapping[str, Drawing]) -> list[str]:
-    """List the log keys that the papers' tables among the drawings need, none where there is no such table."""
+    """List the log keys that the papers' tables among the drawings need or keep, none where there is no such table."""
     tables = [drawing for drawing in drawings.values() if isinstance(drawing, PaperTable)]
-    return unique(key for table in tables for key in table.log_keys())
+    return unique(key for table in tables for key in (*table.log_keys(), *table.beside))
 
 
 # --- comparisons ----------------------------------------------------------------------------------

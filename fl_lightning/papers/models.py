@@ -53,7 +53,12 @@ class Landscapes(Drawing):
             place.set_title(name, fontsize="medium")
         figure.colorbar(image, ax=planes, label="log₁₀ loss (nats)", ticks=MaxNLocator(6))
         largest = by_name({name: float(arrays["eigenvalues"][0]) for name, arrays in landscapes}, "{:.3g}")
-        return Drawn(figure, f"Largest eigenvalue of the Hessian at the last global model: {largest}.")
+        noisy = []
+        for k in (0, -1):
+            losses = by_name({name: float(arrays["noise_loss"][k].mean()) for name, arrays in landscapes}, "{:.2f}")
+            noisy.append(f"with noise of σ = {landscapes[0][1]['sigmas'][k]:.3g} {losses}")
+        text = f"Largest eigenvalue of the Hessian at the last global model: {largest}. Loss {'; '.join(noisy)}."
+        return Drawn(figure, text)
 
 
 class NeuronClasses(Drawing):

@@ -88,6 +88,7 @@ class PaperTable(Drawing):
         baseline: method that the others are compared with, seed by seed; None: none.
         claims: methods that the paper says are ahead, each with those that it says are behind.
         paper_seeds: runs behind a published mean.
+        beside: further log keys whose curves the stored values keep, where a run has them, for sentences on the table.
     """
 
     keys: Mapping[str, Measure | str]
@@ -97,6 +98,7 @@ class PaperTable(Drawing):
     baseline: str | None = None
     claims: Mapping[str, Sequence[str]] = field(default_factory=dict)
     paper_seeds: int = 3
+    beside: Sequence[str] = ()
     shows_missing: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

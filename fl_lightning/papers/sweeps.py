@@ -148,12 +148,13 @@ class RoundsToTarget(Drawing):
             place.set_xticks(range(len(methods)), [fill(drawable(m), room) for m in methods], fontsize=8)
             place.set_xlim(-0.6, len(methods) - 0.4)  # also where no method has a bar
             base = reached.get(self.baseline)
-            shares = {m: 100 * r / base for m, r in reached.items() if r is not None and base and m != self.baseline}
-            never = ", ".join(m for m, r in reached.items() if r is None)
-            text = by_name(shares, "{:.0f} %") or "none"
-            sentences.append(f"{case or 'All'}: {text}" + f"; never: {never}" * bool(never))
+            counts = {method: rounds for method, rounds in reached.items() if rounds is not None}
+            shares = {m: 100 * r / base for m, r in counts.items() if base and m != self.baseline}
+            never = ", ".join(method for method in reached if method not in counts)
+            parts = by_name(counts, "{:.3g}"), by_name(shares, "{:.0f} %"), f"never: {never}" if never else ""
+            sentences.append(f"{case or 'All'}: {'; '.join(filter(None, parts))}")
         finish(figure, axes, "method")
-        return Drawn(figure, f"Rounds to the target as a share of {self.baseline}'s. {'. '.join(sentences)}.")
+        return Drawn(figure, f"Rounds to the target, and as a share of {self.baseline}'s. {'. '.join(sentences)}.")
 
     def target(self, case: str) -> float:
         """Target of a case, in percent."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fl_lightning.experiments.results import stored_keys
 from fl_lightning.functional.summary import welch_difference
 from fl_lightning.papers import Measure, PaperTable, Series
 from fl_lightning.papers.stored import read_stored, write_stored
@@ -202,6 +203,16 @@ def test_what_is_stored_gives_the_same_table_without_the_runs(series, tmp_path):
     write_stored(tmp_path / "again.csv", again, ["global/acc"])
     first, second = ((tmp_path / name).read_text().splitlines() for name in ("results.csv", "again.csv"))
     assert [line.rpartition(",")[2] for line in first] == [line.rpartition(",")[2] for line in second]
+
+
+def test_keys_beside_the_table_are_stored_where_a_run_has_them_and_are_not_in_it(series, tmp_path):
+    beside = ["train/ce", "train/penalty"]
+    keys = stored_keys({"": PaperTable({"accuracy": "global/acc"}, PAPER, beside=beside)})
+    assert keys == ["global/acc", *beside]
+    write_stored(tmp_path / "results.csv", series, keys)
+    again = read_stored(tmp_path / "results.csv")
+    assert again[0].run.history.names == ["global/acc", "train/ce"]
+    assert table(again, beside=beside) == table(series)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""The sentences on the papers' figures name numbers that the stored captions have."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs import add_captions
+from docs.add_captions import captions, main
+from fl_lightning.experiments import experiment as files
+from fl_lightning.papers import Series
+from fl_lightning.reports.saved import Group, read_run
+from tests.reports.saved_runs import settings, write_run
+
+TEXT = Path(add_captions.__file__).with_name("figures.md").read_text(encoding="utf-8").partition("## What they show")[2]
+PARTS = [part.partition("\n### ")[0] for part in re.split(r"\n\*\*(?=Fig|Table)", TEXT)[1:]]
+NUMBER = r"\d+(?:\.\d+)?"
+NO_VALUES = r"`[^`]*`|!\[[^\]]*\]\([^)]*\)|class(?:es)? \d+|clients? \d+(?:, \d+ and \d+)?"
+"""Names of figures, pictures, and numbers that name a class or a client."""
+
+
+def numbers(texts):
+    return [float(number) for text in texts for number in re.findall(NUMBER, text)]
+
+
+def is_among(number, known):
+    """True where one of the known numbers, rounded as this one, is it."""
+    half = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
+    return any(abs(float(number) - value) <= half for value in known)
+
+
+def lacking(part):
+    """Numbers of a paragraph that neither captions nor file of its figures have, nor, as points, two of them apart."""
+    names = re.findall(r"`(\w+/\w+)`", part)
+    said = [row["caption"] for row in captions() if row["figure"] in names]
+    assert {row["figure"] for row in captions()} >= set(names), f"python -m docs.add_captions reproduced {names[0]}"
+    known = numbers([*said, *(files.shipped_path(name).read_text(encoding="utf-8") for name in names)])
+    apart = [abs(one - other) for one in numbers(said) for other in numbers(said)]
+    sentences = re.sub(NO_VALUES, "", part.partition("** ")[2])
+    for found in re.finditer(NUMBER, sentences):
+        in_points = re.match(r"[^;:()%]{0,40}point", sentences[found.end() :])
+        if not is_among(found[0], [*known, *apart] if in_points else known):
+            yield found[0]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: re.search(r"`(\S+)`", part)[1])
+def test_numbers_of_a_figure_are_those_of_its_captions(part):
+    assert not list(lacking(part))
+
+
+def test_captions_are_stored_of_a_folder_s_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(add_captions, "CAPTIONS", tmp_path / "figures.csv")
+    curve = [0.8, 0.84, 0.86]
+    methods = [
+        runs.label or method for runs in files.read(files.shipped_path("fedcl/2")).runs for method in runs.methods
+    ]
+    series = []
+    for method in methods:
+        run = read_run(write_run(tmp_path / method, curve, settings("FedAvg", 0)))
+        series.append(Series(method, "α = 1", Group("", [run])))
+    monkeypatch.setattr(add_captions, "finished", lambda experiment, folder: series)
+    main([str(tmp_path), "fedcl/2"])
+    assert (
+        "fedcl/2: Rounds to the target, and as a share of FedAvg's. α = 1: FedAvg 3, FedProx 3"
+        in capsys.readouterr().out
+    )
+    series[0] = series[0]._replace(
+        group=Group("", [read_run(write_run(tmp_path / "new", curve[::-1], settings("FedAvg", 0)))])
+    )
+    main([str(tmp_path), "fedcl/2"])
+    (row,) = captions()
+    assert (row["figure"], row["seeds"]) == ("fedcl/2", "0")
+    assert "FedAvg 1, FedProx 3" in row["caption"]
+    series.pop()
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "fedcl/2"])
+    assert "lacks runs of fedcl/2; fl-lightning reproduce fedcl/2 makes them" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "fedcl/9"])
+    assert "got fedcl/9" in capsys.readouterr().err
