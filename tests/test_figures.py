@@ -4,18 +4,19 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from docs import add_captions
-from docs.add_captions import captions, main
+from docs.add_captions import captions, main, said
 from fl_lightning.experiments import experiment as files
-from fl_lightning.papers import Series
-from fl_lightning.reports.saved import Group, read_run
-from tests.reports.saved_runs import settings, write_run
+from fl_lightning.experiments.cells import Cells, Request
+from fl_lightning.reports.result_tables import Cell, Table
+from tests.reports.saved_runs import write_run
 
 TEXT = Path(add_captions.__file__).with_name("figures.md").read_text(encoding="utf-8").partition("## What they show")[2]
 PARTS = [part.partition("\n### ")[0] for part in re.split(r"\n\*\*(?=Fig|Table)", TEXT)[1:]]
 NUMBER = r"\d+(?:\.\d+)?"
-NO_VALUES = r"`[^`]*`|!\[[^\]]*\]\([^)]*\)|class(?:es)? \d+|clients? \d+(?:, \d+ and \d+)?"
+NO_VALUES = r"`[^`]*`|!\[[^\]]*\]\([^)]*\)|(?:class|client)(?:es|s)? \d+\b(?!\.\d)(?:, \d+)*(?: and \d+)?"
 """Names of figures, pictures, and numbers that name a class or a client."""
 
 
@@ -48,33 +49,37 @@ def test_numbers_of_a_figure_are_those_of_its_captions(part):
     assert not list(lacking(part))
 
 
-def test_captions_are_stored_of_a_folder_s_runs(tmp_path, monkeypatch, capsys):
+def make_run(folder, cell, curve):
+    """Write what a complete run leaves that its drawing needs."""
+    run = folder / "runs" / cell.name / "0"
+    write_run(run, curve, dict(cell.config))
+    (run / "done.json").write_text(f'{{"max_epochs": {cell.config["trainer"]["max_epochs"]}, "rounds": {len(curve)}}}')
+    (folder / "cells").mkdir(exist_ok=True)
+    (folder / "cells" / f"{cell.name}.yaml").write_text(yaml.safe_dump(dict(cell.config)))
+
+
+def test_captions_are_stored_of_the_runs_in_a_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(add_captions, "CAPTIONS", tmp_path / "figures.csv")
-    curve = [0.8, 0.84, 0.86]
-    methods = [
-        runs.label or method for runs in files.read(files.shipped_path("fedcl/2")).runs for method in runs.methods
-    ]
-    series = []
-    for method in methods:
-        run = read_run(write_run(tmp_path / method, curve, settings("FedAvg", 0)))
-        series.append(Series(method, "α = 1", Group("", [run])))
-    monkeypatch.setattr(add_captions, "finished", lambda experiment, folder: series)
-    main([str(tmp_path), "fedcl/2"])
-    assert (
-        "fedcl/2: Rounds to the target, and as a share of FedAvg's. α = 1: FedAvg 3, FedProx 3"
-        in capsys.readouterr().out
-    )
-    series[0] = series[0]._replace(
-        group=Group("", [read_run(write_run(tmp_path / "new", curve[::-1], settings("FedAvg", 0)))])
-    )
-    main([str(tmp_path), "fedcl/2"])
-    (row,) = captions()
-    assert (row["figure"], row["seeds"]) == ("fedcl/2", "0")
-    assert "FedAvg 1, FedProx 3" in row["caption"]
-    series.pop()
+    cells = Cells(files.read(files.shipped_path("fedcl/2")), Request()).all()
+    for cell in cells[:-1]:
+        make_run(tmp_path, cell, [0.8, 0.84, 0.86])
     with pytest.raises(SystemExit):
         main([str(tmp_path), "fedcl/2"])
     assert "lacks runs of fedcl/2; fl-lightning reproduce fedcl/2 makes them" in capsys.readouterr().err
+    main([str(tmp_path)])
+    assert captions() == []
+    make_run(tmp_path, cells[-1], [0.86, 0.84, 0.8])
+    main([str(tmp_path), "fedcl/2"])
+    main([str(tmp_path)])
+    (row,) = captions()
+    assert (row["figure"], row["panel"], row["seeds"]) == ("fedcl/2", "", "0")
+    assert row["caption"].startswith("Rounds to the target, and as a share of FedAvg's. α = 1: FedAvg 3, FedProx 3, ")
+    assert f"{cells[-1].method} 33 %" in row["caption"]
     with pytest.raises(SystemExit):
         main([str(tmp_path), "fedcl/9"])
     assert "got fedcl/9" in capsys.readouterr().err
+
+
+def test_a_table_is_stored_with_its_cells():
+    table = Table("", ["", "accuracy"], [[Cell("FedAvg"), Cell("81.2")]])
+    assert said(table, "In %.") == "In %.  | accuracy; FedAvg | 81.2"

@@ -217,15 +217,15 @@ class ClassBars(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         left = ["accuracy (%)"] * -(-len(series) // self.columns)
         figure, axes = panels(left, [""] * self.columns, width=4.0, height=2.4, sharey="all", sharex=False)
-        changes: dict[str, float] = {}
+        changes, aggregates = dict[str, float](), dict[str, float]()
         for place, runs in zip(axes.ravel(), series, strict=False):
             accuracies = ClientAccuracies(runs.run)
             held = None if self.client is None else counts_of(runs.run).table[self.client]
             first = int(accuracies.rounds.min())
             before, after = (accuracies.at(m, self.client, first)[1].mean(0) for m in ("received", "trained"))
             self.draw_bars(place, accuracies.names, held, (before, after, runs.group.columns(BY_CLASS)[2][first]))
-            accuracy = runs.run.history.curve("global/acc").get(first, np.nan)
-            place.set_title(f"{runs.name}: aggregate {100 * accuracy:.1f} %", fontsize="medium")
+            aggregates[runs.name] = 100 * runs.run.history.curve("global/acc").get(first, np.nan)
+            place.set_title(f"{runs.name}: aggregate {aggregates[runs.name]:.1f} %", fontsize="medium")
             rows = np.ones(len(before), dtype=bool) if held is None else held == 0
             if rows.any():
                 changes[runs.name] = 100 * float((after - before)[rows].mean())
@@ -233,7 +233,8 @@ class ClassBars(Drawing):
             place.set_axis_off()
         finish(figure, axes, "class" if self.client is None else f"class, and samples of it at client {self.client}")
         scope = "in local training, mean over clients and classes" if self.client is None else "of its empty classes"
-        return Drawn(figure, f"Change of the accuracy {scope}, in points: {by_name(changes, '{:+.1f}')}.")
+        text = f"Change of the accuracy {scope}, in points: {by_name(changes, '{:+.1f}')}."
+        return Drawn(figure, f"{text} Accuracy of the aggregate, in %: {by_name(aggregates)}.")
 
     def draw_bars(self, axes: Any, names: Sequence[str], held: Numbers | None, values: Sequence[Numbers]) -> None:
         """Draw bars of start, trained and aggregate, (C,) each, by class, and name the samples that the client has."""
