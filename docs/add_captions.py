@@ -1,4 +1,4 @@
-"""Stores the captions of small figures, whose numbers docs/figures.md names, in results/figures.csv.
+"""Stores the captions of small figures in results/figures.csv; docs/figures.md has their numbers.
 
     fl-lightning reproduce fedntd/2 fedntd/6
     python -m docs.add_captions reproduced fedntd/2 fedntd/6
@@ -40,8 +40,8 @@ def captions() -> list[Row]:
         return [{name: of_cell(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
-def drawn(name: str, folder: Path) -> list[Row]:
-    """Draw a figure of the runs in a folder, and return its captions; none where runs are missing."""
+def captions_of(name: str, folder: Path) -> list[Row]:
+    """Draw a figure of the runs in a folder and return its captions, none where runs are missing."""
     experiment = files.read(files.shipped_path(name))
     asked = Cells(experiment, Request())
     starts = located(asked.starts(), folder)
@@ -54,12 +54,12 @@ def drawn(name: str, folder: Path) -> list[Row]:
     source = {key: "; ".join(unique(each[key] for each in sources)) for key in SOURCE}
     source["seeds"] = " ".join(unique(run.seed for run in runs))
     return [
-        {"figure": name, "panel": at, "caption": said(content, caption), **source}
+        {"figure": name, "panel": at, "caption": text_of(content, caption), **source}
         for at, (content, caption) in draw(experiment.draw, series).items()
     ]
 
 
-def said(content: object, caption: str) -> str:
+def text_of(content: object, caption: str) -> str:
     """Return a caption, of a table with its cells."""
     if not isinstance(content, Table):
         return caption
@@ -73,16 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="of `reproduce`")
     parser.add_argument("names", nargs="*", help="of figures; none: those whose runs the folder has")
     asked, known = parser.parse_args(arguments), figures()
+    if not (asked.folder / "cells").is_dir():
+        parser.error(f"{asked.folder} is no folder that reproduce wrote")
     if unknown := [name for name in asked.names if name not in known]:
         parser.error(f"names must be of {', '.join(known)}, got {unknown[0]}")
     rows = captions()
     for name in asked.names or known:
-        new = drawn(name, asked.folder)
+        new = captions_of(name, asked.folder)
         if not new and asked.names:
             parser.error(f"{asked.folder} lacks runs of {name}; fl-lightning reproduce {name} makes them")
         print(*(f"{name}{row['panel']}: {row['caption']}" for row in new), sep="\n", end="\n" * bool(new))
         rows = [row for row in rows if not new or row["figure"] != name] + new
-    rows.sort(key=lambda row: known.index(row["figure"]))
+    rows = sorted((row for row in rows if row["figure"] in known), key=lambda row: known.index(row["figure"]))
     write_table(CAPTIONS, [COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
 
 

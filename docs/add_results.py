@@ -5,7 +5,8 @@
 
 A run counts where it has all rounds of its cell, or with `--rounds` so many. It is found by its configuration, as in
 `reproduce`, whatever name an older version gave it. A cell's seed that is stored already stays as it is, with its
-commit and machine, unless it has fewer rounds. Seconds are those of the whole run, also where it had more rounds.
+commit and machine, unless it has fewer rounds or lacks a log key. Why a run failed is taken from the csv that
+`reproduce` left in the folder. Seconds are those of the whole run, also where it had more rounds.
 """
 
 import csv
@@ -60,15 +61,21 @@ def rows_of(path: Path) -> list[Row]:
 def add(
     experiment: Experiment, drawn: Mapping[str, PaperTable], folder: Path, path: Path, rounds: float | None = None
 ) -> list[Key]:
-    """Add the finished runs of a folder to a file of results, in the order of its table, and return their keys."""
+    """Add a folder's runs, and why some failed, to a file of results in the order of its table; return their keys."""
     with TemporaryDirectory() as temporary:
         found = finished(experiment, folder, rounds)
         write_stored(Path(temporary) / "new.csv", found, stored_keys(drawn))
         new = rows_of(Path(temporary) / "new.csv")
     stored = rows_of(path)
-    known = {key(row): int(row["rounds"]) for row in stored if not row["error"]}
-    added = unique(key(row) for row in new if int(row["rounds"]) > known.get(key(row), -1))
+    known = {(*key(row), row["metric"]): int(row["rounds"]) for row in stored if not row["error"]}
+    more = [row for row in new if int(row["rounds"]) > known.get((*key(row), row["metric"]), -1)]
+    least = {key(row): int(row["rounds"]) for row in stored if not row["error"]}
+    added = unique(key(row) for row in more if int(row["rounds"]) >= least.get(key(row), 0))
     rows = [row for row in stored if key(row) not in added] + [row for row in new if key(row) in added]
+    whole = {key(row) for row in rows if row["rounds"] and row["rounds"] == row["all_rounds"]}
+    failed = [row for row in rows_of(folder / path.parent.name / path.name) if row["error"] and key(row) not in whole]
+    added = unique([*added, *(key(row) for row in failed if row not in rows)])
+    rows = [row for row in rows if not (row["error"] and key(row) in map(key, failed))] + failed
     cases = unique(case for runs in experiment.runs for case in (*experiment.cases, *experiment.cases_of(runs)))
     methods = unique(runs.label or method for runs in experiment.runs for method in runs.methods)
     rows.sort(key=lambda row: (methods.index(row["method"]), cases.index(row["case"]), int(row["seed"])))

@@ -6,7 +6,7 @@ results/claims.md.
 """
 
 import csv
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -114,19 +114,22 @@ def made(path: Path) -> str:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     commits, machines = (unique(row[name] for row in rows if row[name]) for name in ("commit", "machine"))
-    runs = {(row["case"], row["method"], row["seed"]): row["cpu_seconds"] for row in rows if not row["error"]}
+    runs = dict[tuple[str, str, str], str]()
+    for row in rows:
+        runs.setdefault((row["case"], row["method"], row["seed"]), row["cpu_seconds"])
     failed = sum(bool(row["error"]) for row in rows)
     known = [float(seconds) for seconds in runs.values() if seconds]
-    took = f" {sum(known) / 3600:.1f} hours of CPU time for {len(known)} of the runs." if known else ""
-    others = f", {failed} failed" if failed else ""
-    return (
-        f"{len(runs)} run{'s' * (len(runs) != 1)}{others}; commit {', '.join(commits)}; {', '.join(machines)}.{took}\n"
+    part = f"{len(known)} of the runs" if len(known) < len(runs) else "all runs"
+    took = (
+        f" {sum(known) / 3600:.1f} hours of CPU time for {part}, rounds that are not shown with them." if known else ""
     )
+    count = f"{len(runs)} run{'s' * (len(runs) != 1)}" + f", of which {failed} failed" * bool(failed)
+    return f"{count}; commit {', '.join(commits)}; {', '.join(machines)}.{took}\n"
 
 
 def left(experiment: Experiment, series: Mapping[tuple[str, str], Series]) -> list[str]:
     """List what was not run: cells, seeds, and later rounds, with their cost; what failed is in the table."""
-    methods, hours = dict[str, list[str]](), dict[str, float]()
+    methods, hours, counts = dict[str, list[str]](), dict[str, float](), dict[str, set[int]]()
     for runs in experiment.runs:
         wanted = list(map(str, runs.seeds or experiment.seeds))
         for case, settings in experiment.cases_of(runs).items():
@@ -141,7 +144,10 @@ def left(experiment: Experiment, series: Mapping[tuple[str, str], Series]) -> li
                     methods.setdefault(case, []).append(label + f" ({notes})" * bool(notes))
                     share = sum(1 - shares.get(seed, 0.0) for seed in lacking)
                     hours[case] = hours.get(case, 0.0) + settings.get(HOURS, 0.0) * share
-    lines = [f"- {case or 'all'}: {'; '.join(names)}{cost(hours[case])}" for case, names in methods.items()]
+                    counts.setdefault(case, set()).add(len(wanted))
+    lines = [
+        f"- {case or 'all'}: {'; '.join(names)}{cost(hours[case], counts[case])}" for case, names in methods.items()
+    ]
     return ["Not run:\n", "\n".join(lines) + "\n"] if lines else []
 
 
@@ -153,13 +159,15 @@ def shares_of(series: Series | None) -> dict[str, float]:
     return shares | dict.fromkeys(series.failed, 1.0)
 
 
-def cost(hours: float) -> str:
-    """Write the cost of cells, empty where it is not known.
+def cost(hours: float, seeds: Iterable[int]) -> str:
+    """Write the cost of cells and the number of their seeds, empty where it is not known.
 
-    >>> cost(0.25), cost(120.4), cost(0)
-    (' (0.2 core-hours)', ' (120 core-hours)', '')
+    >>> cost(0.25, {1}), cost(120.4, {3}), cost(0, {1})
+    (' (0.2 core-hours for one seed)', ' (120 core-hours for 3 seeds)', '')
     """
-    return f" ({hours:,.{0 if hours > 10 else 1}f} core-hours)" if hours else ""
+    number = " or ".join(map(str, sorted(seeds)))
+    of = "one seed" if number == "1" else f"{number} seeds"
+    return f" ({hours:,.{0 if hours > 10 else 1}f} core-hours for {of})" if hours else ""
 
 
 if __name__ == "__main__":

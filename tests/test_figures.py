@@ -1,4 +1,4 @@
-"""The sentences on the papers' figures name numbers that the stored captions have."""
+"""The sentences on the papers' figures name numbers that the stored captions have, or differences of them."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from docs import add_captions
-from docs.add_captions import captions, main, said
+from docs.add_captions import captions, main, text_of
+from fl_lightning.cli.configs import locate
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.reports.result_tables import Cell, Table
@@ -15,32 +16,45 @@ from tests.reports.saved_runs import write_run
 
 TEXT = Path(add_captions.__file__).with_name("figures.md").read_text(encoding="utf-8").partition("## What they show")[2]
 PARTS = [part.partition("\n### ")[0] for part in re.split(r"\n\*\*(?=Fig|Table)", TEXT)[1:]]
-NUMBER = r"\d+(?:\.\d+)?"
+NUMBER = r"(?<![\w.])[-−+]?\d+(?:\.\d+)?"
 NO_VALUES = r"`[^`]*`|!\[[^\]]*\]\([^)]*\)|(?:class|client)(?:es|s)? \d+\b(?!\.\d)(?:, \d+)*(?: and \d+)?"
 """Names of figures, pictures, and numbers that name a class or a client."""
 
+SETTING = r"\w+ = [\d.∞]+|\d+ (?:clients|samples|units|rounds)"
+"""Numbers of a caption that belong to a name."""
 
-def numbers(texts):
-    return [float(number) for text in texts for number in re.findall(NUMBER, text)]
+
+def numbers(*texts):
+    return [float(number.replace("−", "-")) for text in texts for number in re.findall(NUMBER, text)]
 
 
 def is_among(number, known):
     """True where one of the known numbers, rounded as this one, is it."""
     half = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
-    return any(abs(float(number) - value) <= half for value in known)
+    return any(abs(float(number.replace("−", "-")) - value) <= half for value in known)
+
+
+def settings_of(name):
+    """Numbers in the settings of a figure, without what its drawings hold."""
+    figure = files.read(files.shipped_path(name))
+    rows = [text for runs in figure.runs for text in (runs.label, runs.settings, figure.cases_of(runs))]
+    files_below = [re.sub("#.*", "", locate(base).read_text(encoding="utf-8")) for base in figure.base]
+    return numbers(str([figure.config, figure.cases, rows]).replace("'", " "), *files_below)
 
 
 def lacking(part):
-    """Numbers of a paragraph that neither captions nor file of its figures have, nor, as points, two of them apart."""
+    """Numbers of a paragraph that captions and settings lack; points may be the difference of two in a caption."""
     names = re.findall(r"`(\w+/\w+)`", part)
-    said = [row["caption"] for row in captions() if row["figure"] in names]
+    texts = [row["caption"] for row in captions() if row["figure"] in names]
     assert {row["figure"] for row in captions()} >= set(names), f"python -m docs.add_captions reproduced {names[0]}"
-    known = numbers([*said, *(files.shipped_path(name).read_text(encoding="utf-8") for name in names)])
-    apart = [abs(one - other) for one in numbers(said) for other in numbers(said)]
+    known = numbers(*texts) + [setting for name in names for setting in settings_of(name)]
+    values = [numbers(re.sub(SETTING, "", text)) for text in texts]
+    apart = [abs(first - second) for of_caption in values for first in of_caption for second in of_caption]
+    changes = [abs(value) for of_caption in values for value in of_caption]
     sentences = re.sub(NO_VALUES, "", part.partition("** ")[2])
     for found in re.finditer(NUMBER, sentences):
         in_points = re.match(r"[^;:()%]{0,40}point", sentences[found.end() :])
-        if not is_among(found[0], [*known, *apart] if in_points else known):
+        if not is_among(found[0], [*known, *changes, *apart] if in_points else known):
             yield found[0]
 
 
@@ -73,7 +87,9 @@ def test_captions_are_stored_of_the_runs_in_a_folder(tmp_path, monkeypatch, caps
     main([str(tmp_path)])
     (row,) = captions()
     assert (row["figure"], row["panel"], row["seeds"]) == ("fedcl/2", "", "0")
-    assert row["caption"].startswith("Rounds to the target, and as a share of FedAvg's. α = 1: FedAvg 3, FedProx 3, ")
+    assert row["caption"].startswith(
+        "Rounds to the target, and as a share of FedAvg's. α = 1, 85 %: FedAvg 3, FedProx 3, "
+    )
     assert f"{cells[-1].method} 33 %" in row["caption"]
     with pytest.raises(SystemExit):
         main([str(tmp_path), "fedcl/9"])
@@ -82,4 +98,4 @@ def test_captions_are_stored_of_the_runs_in_a_folder(tmp_path, monkeypatch, caps
 
 def test_a_table_is_stored_with_its_cells():
     table = Table("", ["", "accuracy"], [[Cell("FedAvg"), Cell("81.2")]])
-    assert said(table, "In %.") == "In %.  | accuracy; FedAvg | 81.2"
+    assert text_of(table, "In %.") == "In %.  | accuracy; FedAvg | 81.2"

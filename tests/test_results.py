@@ -1,6 +1,7 @@
 """The page of results is what the stored results say, and they grow by finished runs."""
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_a_cell_that_failed_is_in_the_table_and_neither_run_nor_left(tmp_path, m
     experiment, drawn = next((file, drawn) for name, file, drawn in tables() if name == "knfu/table1")
     page = "\n".join(write_results.section("knfu/table1", experiment, drawn))
     assert "1 × 3 of 100; seed 1 failed: NaN in round 1" in page
-    assert "1 run, 1 failed; commit abc; a machine." in page
+    assert "2 runs, of which 1 failed; commit abc; a machine." in page
     assert f"- {case}: KnFu (seeds 0, 2, after the rounds above); FedMD;" in page
 
 
@@ -94,6 +95,46 @@ def test_a_prefix_counts_where_it_is_asked_for_until_there_is_more(tmp_path):
         (run / "config.yaml").write_text(yaml.safe_dump(dict(cell.config)))
         add(experiment, drawn, tmp_path, path, asked)
         assert [row["rounds"] for row in rows_of(path)] == ([found] if found else [])
+
+
+def test_a_failure_stands_beside_the_rounds_before_it_until_the_run_is_whole(tmp_path):
+    case, path = "50 samples, α = 0.1", tmp_path / "stored/knfu/table1.csv"
+    experiment, drawn = next((deepcopy(file), drawn) for name, file, drawn in tables() if name == "knfu/table1")
+    experiment.select(["KnFu"], [case])
+    cell, made = Cells(experiment, Request()).all()[0], tmp_path / "made"
+    write_table(made / "knfu/table1.csv", [COLUMNS, [case, "KnFu", 0, *[""] * 10, "NaN in round 6", ""]])
+    (made / "cells").mkdir()
+    (made / "cells" / f"{cell.name}.yaml").write_text(yaml.safe_dump(dict(cell.config)))
+    run = made / "runs" / cell.name / "0"
+    for rounds, errors in ((5, ["", "NaN in round 6"]), (100, [""])):
+        run.mkdir(parents=True, exist_ok=True)
+        write_table(run / "metrics.csv", [["round", "local/alma"], *([t, t / 100] for t in range(rounds))])
+        (run / "done.json").write_text(f'{{"max_epochs": {rounds}, "rounds": {rounds}}}')
+        (run / "config.yaml").write_text(yaml.safe_dump(dict(cell.config)))
+        assert add(experiment, drawn, made, path, rounds) == [(case, "KnFu", "0")]
+        assert add(experiment, drawn, made, path, rounds) == []
+        assert sorted(row["error"] for row in rows_of(path)) == errors
+        (series,) = read_stored(path)
+        assert [len(run.history) for run in series.group.runs] == [rounds]
+        assert dict(series.failed) == ({"0": "NaN in round 6"} if rounds == 5 else {})
+
+
+def test_a_stored_run_that_lacks_a_log_key_is_stored_again(tmp_path):
+    case, path = "50 samples, α = 0.1", tmp_path / "results/knfu/table1.csv"
+    experiment, drawn = next((deepcopy(file), drawn) for name, file, drawn in tables() if name == "knfu/table1")
+    experiment.select(["KnFu"], [case])
+    cell = Cells(experiment, Request()).all()[0]
+    run = tmp_path / "runs" / cell.name / "0"
+    run.mkdir(parents=True)
+    write_table(run / "metrics.csv", [["round", "local/alma", "train/ce"], *([t, t / 9, 1.0] for t in range(5))])
+    (run / "done.json").write_text('{"max_epochs": 5, "rounds": 5}')
+    (tmp_path / "cells").mkdir()
+    for file in (tmp_path / "cells" / f"{cell.name}.yaml", run / "config.yaml"):
+        file.write_text(yaml.safe_dump(dict(cell.config)))
+    more = {name: replace(table, beside=["train/ce"]) for name, table in drawn.items()}
+    for tables_, added in ((drawn, True), (drawn, False), (more, True), (more, False), (drawn, False)):
+        assert bool(add(experiment, tables_, tmp_path, path, 5)) is added
+    assert [row["metric"] for row in rows_of(path)] == ["local/alma", "train/ce"]
 
 
 def test_a_folder_or_table_that_does_not_exist_is_refused(tmp_path, capsys):

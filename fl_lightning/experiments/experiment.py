@@ -177,6 +177,8 @@ class Experiment:
                     larger = option == "--cases" and any(matches(name, [pattern]) for name in self.cases_full)
                     hint = "; with --full there is one" * larger
                     raise ValueError(f"{option} must match one of {'; '.join(known)}, got {pattern!r}{hint}")
+        if not kept:
+            raise ValueError(f"--methods and --cases must leave a row with a column, and leave {'; '.join(labels)} none")
         self.runs = kept
 
     def enlarge(self) -> None:

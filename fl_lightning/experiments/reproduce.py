@@ -59,12 +59,17 @@ def run(argv: list[str]) -> None:
             f"--set takes one value of each setting, got {count} of {several}; several are cases of a file"
         )
     more = (*as_settings({name: value for name, (value,) in settings.items()}), *overrides)
-    makers = list[Maker]()
-    for path in files.paths_of(given.names):
+    makers, refused = list[Maker](), list[str]()
+    paths = files.paths_of(given.names)
+    for path in paths:
         experiment = files.read(path)
         if given.full:
             experiment.enlarge()
-        experiment.select(given.methods, given.cases)
+        try:
+            experiment.select(given.methods, given.cases)
+        except ValueError as error:  # of a paper's experiments those that have the rows and columns
+            refused.append(str(error) if len(paths) == 1 else f"{path.parent.name}/{path.stem}: {error}")
+            continue
         cells = Cells(experiment, Request(given.config or (), more, given.seeds, given.rounds))
         if given.plan:
             print(printable(plan(path, cells, given.output), keep="\n"))
@@ -72,6 +77,10 @@ def run(argv: list[str]) -> None:
         heading = path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
         name = f"{path.parent.name}/{path.stem}"
         makers.append(Maker(cells, given.output, given.processes, name, heading, given.format))
+    if len(refused) == len(paths):
+        raise ValueError(refused[0])
+    for sentence in refused:
+        print(printable(f"left out: {sentence}"))
     check_starts([maker.cells for maker in makers], given.processes, [given.output, *given.merge])
     for maker in makers:
         maker.make(sources=given.merge)

@@ -53,12 +53,10 @@ class Landscapes(Drawing):
             place.set_title(name, fontsize="medium")
         figure.colorbar(image, ax=planes, label="log₁₀ loss (nats)", ticks=MaxNLocator(6))
         largest = by_name({name: float(arrays["eigenvalues"][0]) for name, arrays in landscapes}, "{:.3g}")
-        noisy = []
-        for k in (0, -1):
-            losses = by_name({name: float(arrays["noise_loss"][k].mean()) for name, arrays in landscapes}, "{:.2f}")
-            noisy.append(f"with noise of σ = {landscapes[0][1]['sigmas'][k]:.3g} {losses}")
-        text = f"Largest eigenvalue of the Hessian at the last global model: {largest}. Loss {'; '.join(noisy)}."
-        return Drawn(figure, text)
+        sigma = landscapes[0][1]["sigmas"][-1]
+        noisy = by_name({name: float(arrays["noise_loss"][-1].mean()) for name, arrays in landscapes}, "{:.2f}")
+        text = f"Largest eigenvalue of the Hessian at the last global model: {largest}."
+        return Drawn(figure, f"{text} Loss with noise of σ = {sigma:g}: {noisy}.")
 
 
 class NeuronClasses(Drawing):

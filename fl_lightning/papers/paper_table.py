@@ -1,6 +1,7 @@
 """A paper's table beside ours: published and reached values, their difference, and the claims counted."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -182,10 +183,15 @@ class Content:
         return "" if i >= len(values) or values[i] is None else str(values[i])
 
     def values(self, name: str, case: str, method: str, statistic: str) -> dict[str, float]:
-        """Compute ours by seed, in the unit of the table, infinite where a target is never reached."""
+        """Compute ours by seed, in the unit of the table, infinite where a target is never reached.
+
+        Where a value is that of the last round, the runs that have most rounds count.
+        """
         measure, series = self.measures[name], self.series.get((case, method))
         values = dict[str, float]()
-        for run in series.group.runs if series else ():
+        runs = series.group.runs if series else []
+        most = max(map(rounds_of, runs), default=0) if measure.needs_the_end else 0
+        for run in (run for run in runs if rounds_of(run) >= most):
             if measure.counts_rounds:
                 value = self.rounds(measure, case, run)
             else:
@@ -216,6 +222,11 @@ class Content:
         series = self.series.get((case, str(method)))
         return next((run for run in (series.group.runs if series else ()) if run.seed == seed), None)
 
+    def ends_together(self, case: str, method: str, seed: str) -> bool:
+        """Return True where the runs of a method and of the baseline have as many rounds."""
+        runs = self.run_of(method, case, seed), self.run_of(self.table.baseline, case, seed)
+        return len({rounds_of(run) for run in runs if run}) < 2
+
     def header(self) -> list[str]:
         """Name the columns."""
         ours = [HEADINGS[statistic] for statistic in self.table.statistics]
@@ -234,6 +245,8 @@ class Content:
         texts.append(difference_text(self.to_paper(comparable, list(first.values())), decimal))
         if self.table.baseline:
             base = self.values(name, case, self.table.baseline, statistics[0])
+            if self.measures[name].needs_the_end:
+                base = {seed: value for seed, value in base.items() if self.ends_together(case, method, seed)}
             texts.append(difference_text(paired(first, base, method != self.table.baseline), decimal))
         return list(map(Cell, [*texts, self.runs_of(case, method)]))
 
@@ -260,9 +273,9 @@ class Content:
         series = self.series.get((case, method))
         if series is None or not (series.group.runs or series.failed):
             return "not run"
-        rounds = " or ".join(map(str, sorted(set(map(rounds_of, series.group.runs)))))
-        rounds += "" if series.is_whole else f" of {series.all_rounds}"
-        parts = [f"{len(series.group.runs)} × {rounds}"] if series.group.runs else []
+        counts = Counter(map(rounds_of, series.group.runs))
+        whole = "" if series.is_whole else f" of {series.all_rounds}"
+        parts = [f"{runs} × {rounds}{whole}" for rounds, runs in sorted(counts.items(), reverse=True)]
         parts += [f"seed {seed} failed: {error[:LONGEST]}" for seed, error in series.failed.items()]
         return "; ".join(parts)
 

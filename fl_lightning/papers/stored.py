@@ -75,8 +75,9 @@ def read_stored(path: Path) -> list[Series]:
     for method, case in dict.fromkeys((line["method"], line["case"]) for line in lines):
         alike = [line for line in lines if (line["method"], line["case"]) == (method, case)]
         failed = {line["seed"]: line["error"] for line in alike if line["error"]}
-        seeds = unique(line["seed"] for line in alike if not line["error"])
-        runs = [stored_run(path, [line for line in alike if line["seed"] == seed]) for seed in seeds]
+        values = [line for line in alike if not line["error"]]
+        seeds = unique(line["seed"] for line in values)
+        runs = [stored_run(path, [line for line in values if line["seed"] == seed]) for seed in seeds]
         rounds = next((int(line["all_rounds"]) for line in alike if line["all_rounds"]), None)
         series.append(Series(method, case, Group("", runs), failed, rounds))
     return series

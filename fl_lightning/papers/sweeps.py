@@ -69,7 +69,8 @@ class Sweep(Drawing):
                 place.set_xticks(range(len(cases)), list(map(drawable, cases.values())))
         finish(figure, axes, self.xlabel)
         text = "; ".join(f"{title}: {by_name(values, '{:.3g}')}" for title, values in ends_by_title.items())
-        return Drawn(figure, f"{self.value[:1].upper()}{self.value[1:]} at the end. {text}.")
+        when = f"mean of the last {self.last} values" if self.last > 1 else "last value"
+        return Drawn(figure, f"{self.value[:1].upper()}{self.value[1:]}, {when}. {text}.")
 
 
 @dataclass
@@ -151,8 +152,9 @@ class RoundsToTarget(Drawing):
             counts = {method: rounds for method, rounds in reached.items() if rounds is not None}
             shares = {m: 100 * r / base for m, r in counts.items() if base and m != self.baseline}
             never = ", ".join(method for method in reached if method not in counts)
-            parts = by_name(counts, "{:.3g}"), by_name(shares, "{:.0f} %"), f"never: {never}" if never else ""
-            sentences.append(f"{case or 'All'}: {'; '.join(filter(None, parts))}")
+            parts = by_name(counts, "{:.0f}"), by_name(shares, "{:.0f} %"), f"never: {never}" if never else ""
+            name = ", ".join(filter(None, (case, f"{self.target(case):g} %")))
+            sentences.append(f"{name}: {'; '.join(filter(None, parts))}")
         finish(figure, axes, "method")
         return Drawn(figure, f"Rounds to the target, and as a share of {self.baseline}'s. {'. '.join(sentences)}.")
 

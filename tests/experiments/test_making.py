@@ -141,6 +141,17 @@ def test_rows_and_columns_are_chosen_by_patterns(here):
     assert here == ["FedAvg-many-seed3", "FedNTD_weak-many-seed3"]
     assert "--cases must match one of few; many, got 'none'" in refusal("reproduce own/table.yaml --cases none", 1)
     assert "--methods must match one of FedAvg; FedNTD, weak" in refusal("reproduce own/table.yaml --methods Ditto", 1)
+    empty = refusal("reproduce own/table.yaml --methods 'FedNTD*' --cases few", 1)
+    assert "must leave a row with a column, and leave FedAvg; FedNTD, weak none" in empty
+
+
+def test_of_several_experiments_those_are_made_that_have_the_rows(here):
+    Path("own/other.yaml").write_text(Path("own/table.yaml").read_text().replace("FedAvg", "FedProx"))
+    said = say("reproduce own/table.yaml own/other.yaml --seeds 0 --methods FedAvg --cases few")
+    assert (said.code, here) == (0, ["FedAvg-few-seed0"])
+    assert "left out: own/other: --methods must match one of FedProx; FedNTD, weak, got 'FedAvg'" in said.out
+    refused = refusal("reproduce own/table.yaml own/other.yaml --methods Ditto", 1)
+    assert "own/table: --methods must match one of FedAvg; FedNTD, weak, got 'Ditto'" in refused
 
 
 def test_published_values_stay_with_their_columns_where_some_are_chosen(here):

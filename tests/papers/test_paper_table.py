@@ -205,6 +205,18 @@ def test_what_is_stored_gives_the_same_table_without_the_runs(series, tmp_path):
     assert [line.rpartition(",")[2] for line in first] == [line.rpartition(",")[2] for line in second]
 
 
+def test_first_rounds_are_compared_with_as_many_and_the_longest_runs_count(series):
+    (avg, ntd, failed) = (each._replace(all_rounds=9) for each in series)
+    short = [read_run(run.folder, rounds=2) for run in avg.group.runs if run.seed == "1"]
+    avg = avg._replace(group=Group("", [*(run for run in avg.group.runs if run.seed == "0"), *short]))
+    rows, _ = table([avg, ntd, failed], keys={"end": "global/acc", "first": Measure("global/acc", at=2)}, paper={})
+    assert rows["end, s = 2, FedAvg"]["final"] == "40.0"
+    assert rows["end, s = 2, FedAvg"]["runs"] == "1 × 4 of 9; 1 × 2 of 9"
+    assert rows["end, s = 2, FedNTD"]["to baseline"] == "+40.0"
+    assert rows["first, s = 2, FedAvg"]["final"] == "30.0 ± 0.0"
+    assert rows["first, s = 2, FedNTD"]["to baseline"].startswith("+10.0 [")
+
+
 def test_keys_beside_the_table_are_stored_where_a_run_has_them_and_are_not_in_it(series, tmp_path):
     beside = ["train/ce", "train/penalty"]
     keys = stored_keys({"": PaperTable({"accuracy": "global/acc"}, PAPER, beside=beside)})
