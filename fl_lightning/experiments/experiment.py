@@ -178,7 +178,9 @@ class Experiment:
                     hint = "; with --full there is one" * larger
                     raise ValueError(f"{option} must match one of {'; '.join(known)}, got {pattern!r}{hint}")
         if not kept:
-            raise ValueError(f"--methods and --cases must leave a row with a column, and leave {'; '.join(labels)} none")
+            raise ValueError(
+                f"--methods and --cases must leave a row with a column, and leave {'; '.join(labels)} none"
+            )
         self.runs = kept
 
     def enlarge(self) -> None:
