@@ -89,7 +89,7 @@ class PaperTable(Drawing):
         baseline: method that the others are compared with, seed by seed; None: none.
         claims: methods that the paper says are ahead, each with those that it says are behind.
         paper_seeds: runs behind a published mean.
-        beside: further log keys whose curves the stored values keep, where a run has them, for sentences on the table.
+        beside: further log keys, which the table does not show; the csv of its runs keeps their curves.
     """
 
     keys: Mapping[str, Measure | str]
@@ -109,6 +109,9 @@ class PaperTable(Drawing):
             raise ValueError(f"statistics must be of {', '.join(HEADINGS)}, got {unknown[0]}")
         if unknown := [name for name in self.paper if name not in self.keys]:
             raise ValueError(f"paper must hold values of {', '.join(self.keys)}, got {unknown[0]}")
+        texts = [str(value) for rows in self.paper.values() for row in rows.values() for value in row]
+        if wrong := [text for text in texts if any(map(str.isdigit, text)) and number_in(text) is None]:
+            raise ValueError(f"a published value must be a number, 'mean ± deviation', or a word, got {wrong[0]!r}")
 
     def of_cases(self, cases: Sequence[str]) -> "PaperTable":
         """Give the table whose published values are those of these cases, unless it has its own.

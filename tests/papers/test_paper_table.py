@@ -249,6 +249,10 @@ def test_a_target_is_of_a_case_of_the_table(series):
 @pytest.mark.parametrize(
     ("own", "sentence"),
     [
+        (
+            {"paper": {"accuracy": {"FedAvg": ["70 +- 1"]}}},
+            "must be a number, 'mean ± deviation', or a word, got '70 +",
+        ),
         ({"paper_seeds": 1}, "paper_seeds must be at least 2, for a deviation, got 1"),
         ({"statistics": ["mean"]}, "statistics must be of final, last five, best, got mean"),
         ({"paper": {"F": {}}}, "paper must hold values of accuracy, got F"),
