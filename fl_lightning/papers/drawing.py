@@ -3,10 +3,12 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
+from fl_lightning.metrics.history import History
 from fl_lightning.reports.result_tables import Table
 from fl_lightning.reports.saved import Group, SavedRun
 
@@ -52,6 +54,15 @@ class Series(NamedTuple):
 def rounds_of(run: SavedRun) -> int:
     """Count the rounds of a run that are read."""
     return run.rounds or len(run.history)
+
+
+def beginning(run: SavedRun, rounds: int) -> SavedRun:
+    """Take the first rounds of a run."""
+    history = History()
+    curves = {name: run.history.curve(name) for name in run.history.names}
+    for t in run.history.rounds[:rounds]:
+        history.record(t, {name: curve[t] for name, curve in curves.items() if t in curve})
+    return replace(run, history=history, rounds=rounds)
 
 
 class Drawn(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from fl_lightning.functional.summary import Interval, speed_up, welch_difference
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, rounds_of, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, beginning, rounds_of, unique
 from fl_lightning.reports.comparison_tables import decimal, difference_text, spread
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import HEADINGS, in_percent, paired, rounds_until, statistics_of
@@ -17,8 +17,8 @@ from fl_lightning.runs.value_names import is_lower_better
 Published = float | str | None
 """A number, a text such as `78.63 ± 0.42`, or None for a cell that the paper leaves empty."""
 
-LONGEST = 60
-"""Characters of the sentence of a run that failed."""
+LONGEST = 120
+"""Characters of what the table says of a run that failed; the remedies after a semicolon are left out."""
 
 
 @dataclass
@@ -225,10 +225,17 @@ class Content:
         series = self.series.get((case, str(method)))
         return next((run for run in (series.group.runs if series else ()) if run.seed == seed), None)
 
-    def ends_together(self, case: str, method: str, seed: str) -> bool:
-        """Return True where the runs of a method and of the baseline have as many rounds."""
-        runs = self.run_of(method, case, seed), self.run_of(self.table.baseline, case, seed)
-        return len({rounds_of(run) for run in runs if run}) < 2
+    def beside(self, name: str, case: str, method: str, baseline: str) -> dict[str, float]:
+        """Compute the baseline's values by seed, at the end of as many rounds as the runs of a method have."""
+        measure, series, values = self.measures[name], self.series.get((case, method)), dict[str, float]()
+        if not measure.is_plain or (self.is_whole(case, method) and self.is_whole(case, baseline)):
+            return self.values(name, case, baseline, self.table.statistics[0])
+        for run in series.group.runs if series else ():
+            other = self.run_of(baseline, case, run.seed)
+            if other and rounds_of(other) >= rounds_of(run):
+                value = value_at(beginning(other, rounds_of(run)), measure, self.table.statistics[0])
+                values |= {} if value is None else {run.seed: measure.scale * value}
+        return values
 
     def header(self) -> list[str]:
         """Name the columns."""
@@ -247,9 +254,7 @@ class Content:
         comparable = published if self.is_final(name, case, method) else ""
         texts.append(difference_text(self.to_paper(comparable, list(first.values())), decimal))
         if self.table.baseline:
-            base = self.values(name, case, self.table.baseline, statistics[0])
-            if self.measures[name].needs_the_end:
-                base = {seed: value for seed, value in base.items() if self.ends_together(case, method, seed)}
+            base = self.beside(name, case, method, self.table.baseline)
             texts.append(difference_text(paired(first, base, method != self.table.baseline), decimal))
         return list(map(Cell, [*texts, self.runs_of(case, method)]))
 
@@ -279,7 +284,7 @@ class Content:
         counts = Counter(map(rounds_of, series.group.runs))
         whole = "" if series.is_whole else f" of {series.all_rounds}"
         parts = [f"{runs} × {rounds}{whole}" for rounds, runs in sorted(counts.items(), reverse=True)]
-        parts += [f"seed {seed} failed: {error[:LONGEST]}" for seed, error in series.failed.items()]
+        parts += [f"seed {seed} failed: {error.partition(';')[0][:LONGEST]}" for seed, error in series.failed.items()]
         return "; ".join(parts)
 
     def sentences(self) -> list[str]:

@@ -213,6 +213,9 @@ def test_first_rounds_are_compared_with_as_many_and_the_longest_runs_count(serie
     assert rows["end, s = 2, FedAvg"]["final"] == "40.0"
     assert rows["end, s = 2, FedAvg"]["runs"] == "1 × 4 of 9; 1 × 2 of 9"
     assert rows["end, s = 2, FedNTD"]["to baseline"] == "+40.0"
+    short = [read_run(run.folder, rounds=2) for run in ntd.group.runs]
+    of_two, _ = table([avg, ntd._replace(group=Group("", short)), failed], keys={"end": "global/acc"}, paper={})
+    assert of_two["s = 2, FedNTD"]["to baseline"].startswith("+10.0 [")  # 60 and 20 % after two rounds, 30 and 30 %
     assert rows["first, s = 2, FedAvg"]["final"] == "30.0 ± 0.0"
     assert rows["first, s = 2, FedNTD"]["to baseline"].startswith("+10.0 [")
 
