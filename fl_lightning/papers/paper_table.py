@@ -17,8 +17,8 @@ from fl_lightning.runs.value_names import is_lower_better
 Published = float | str | None
 """A number, a text such as `78.63 ± 0.42`, or None for a cell that the paper leaves empty."""
 
-LONGEST = 120
-"""Characters of what the table says of a run that failed; the remedies after a semicolon are left out."""
+LONGEST = 80
+"""Characters of what the table says of a run that failed."""
 
 
 @dataclass
@@ -284,7 +284,7 @@ class Content:
         counts = Counter(map(rounds_of, series.group.runs))
         whole = "" if series.is_whole else f" of {series.all_rounds}"
         parts = [f"{runs} × {rounds}{whole}" for rounds, runs in sorted(counts.items(), reverse=True)]
-        parts += [f"seed {seed} failed: {error.partition(';')[0][:LONGEST]}" for seed, error in series.failed.items()]
+        parts += [f"seed {seed} failed: {happened(error)[:LONGEST]}" for seed, error in series.failed.items()]
         return "; ".join(parts)
 
     def sentences(self) -> list[str]:
@@ -341,6 +341,15 @@ def value_at(run: SavedRun, measure: Measure, statistic: str) -> float | None:
     if measure.at is None:
         return statistics_of(run, measure.key).get(statistic)
     return run.history.curve(measure.key).get(measure.at - 1)
+
+
+def happened(error: str) -> str:
+    """Cut the rule before `, but` and the remedy behind a semicolon off the sentence of an error.
+
+    >>> happened("every update must be finite, but client 2 returned NaN in round 24; lower the learning rate")
+    'client 2 returned NaN in round 24'
+    """
+    return error.partition(";")[0].rpartition(", but ")[2]
 
 
 def number_in(published: str) -> tuple[float, float | None] | None:
