@@ -59,7 +59,7 @@ def run(argv: list[str]) -> None:
             f"--set takes one value of each setting, got {count} of {several}; several are cases of a file"
         )
     more = (*as_settings({name: value for name, (value,) in settings.items()}), *overrides)
-    makers, refused = list[Maker](), list[str]()
+    makers, refused = list[Maker](), dict[str, str]()
     paths = files.paths_of(given.names)
     for path in paths:
         experiment = files.read(path)
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> None:
         try:
             experiment.select(given.methods, given.cases)
         except ValueError as error:  # of a paper's experiments those that have the rows and columns
-            refused.append(str(error) if len(paths) == 1 else f"{path.parent.name}/{path.stem}: {error}")
+            refused[f"{path.parent.name}/{path.stem}"] = str(error)
             continue
         cells = Cells(experiment, Request(given.config or (), more, given.seeds, given.rounds))
         if given.plan:
@@ -78,9 +78,10 @@ def run(argv: list[str]) -> None:
         name = f"{path.parent.name}/{path.stem}"
         makers.append(Maker(cells, given.output, given.processes, name, heading, given.format))
     if len(refused) == len(paths):
-        raise ValueError(refused[0])
-    for sentence in refused:
-        print(printable(f"left out: {sentence}"))
+        name, error_text = next(iter(refused.items()))
+        raise ValueError(f"{name}: {error_text}" if len(refused) > 1 else error_text)
+    if refused:
+        print(printable(f"left out for lack of these rows or columns: {', '.join(refused)}"))
     check_starts([maker.cells for maker in makers], given.processes, [given.output, *given.merge])
     for maker in makers:
         maker.make(sources=given.merge)

@@ -149,7 +149,7 @@ def test_of_several_experiments_those_are_made_that_have_the_rows(here):
     Path("own/other.yaml").write_text(Path("own/table.yaml").read_text().replace("FedAvg", "FedProx"))
     said = say("reproduce own/table.yaml own/other.yaml --seeds 0 --methods FedAvg --cases few")
     assert (said.code, here) == (0, ["FedAvg-few-seed0"])
-    assert "left out: own/other: --methods must match one of FedProx; FedNTD, weak, got 'FedAvg'" in said.out
+    assert "left out for lack of these rows or columns: own/other\n" in said.out
     refused = refusal("reproduce own/table.yaml own/other.yaml --methods Ditto", 1)
     assert "own/table: --methods must match one of FedAvg; FedNTD, weak, got 'Ditto'" in refused
 
