@@ -6,12 +6,11 @@
 Without names: the figures whose runs the folder has. A figure's captions take the place of its older ones.
 """
 
-import csv
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.add_results import Row
+from docs.add_results import Row, made_by_reproduce, rows_of
 from docs.write_results import ROOT
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import CellFiles, Cells, Request, located, started
@@ -20,7 +19,6 @@ from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import made
 from fl_lightning.reports.result_tables import Table
 from fl_lightning.utils.files import write_table
-from fl_lightning.utils.text import of_cell
 
 CAPTIONS = ROOT / "results" / "figures.csv"
 SOURCE = ("commit", "machine")
@@ -30,14 +28,6 @@ COLUMNS = ("figure", "panel", "caption", "seeds", *SOURCE)
 def figures() -> list[str]:
     """List the experiments with a small form."""
     return [name for name in files.names() if files.read(files.shipped_path(name)).full]
-
-
-def captions() -> list[Row]:
-    """Read the stored captions, none where there is no file."""
-    if not CAPTIONS.is_file():
-        return []
-    with CAPTIONS.open(newline="", encoding="utf-8") as file:
-        return [{name: of_cell(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
 def captions_of(name: str, folder: Path) -> list[Row]:
@@ -70,14 +60,12 @@ def text_of(content: object, caption: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Store the captions of the figures that the command line names."""
     parser = ArgumentParser(prog="python -m docs.add_captions", description="Stores the captions of small figures.")
-    parser.add_argument("folder", type=Path, help="of `reproduce`")
+    parser.add_argument("folder", type=made_by_reproduce, help="of `reproduce`")
     parser.add_argument("names", nargs="*", help="of figures; none: those whose runs the folder has")
     asked, known = parser.parse_args(arguments), figures()
-    if not (asked.folder / "cells").is_dir():
-        parser.error(f"{asked.folder} is no folder that reproduce wrote")
     if unknown := [name for name in asked.names if name not in known]:
         parser.error(f"names must be of {', '.join(known)}, got {unknown[0]}")
-    rows = captions()
+    rows = rows_of(CAPTIONS)
     for name in asked.names or known:
         new = captions_of(name, asked.folder)
         if not new and asked.names:

@@ -10,7 +10,7 @@ commit and machine, unless it has fewer rounds or lacks a log key. Why a run fai
 """
 
 import csv
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,10 +67,14 @@ def add(
         write_stored(Path(temporary) / "new.csv", found, stored_keys(drawn))
         new = rows_of(Path(temporary) / "new.csv")
     stored = rows_of(path)
-    known = {(*key(row), row["metric"]): int(row["rounds"]) for row in stored if not row["error"]}
-    more = [row for row in new if int(row["rounds"]) > known.get((*key(row), row["metric"]), -1)]
-    least = {key(row): int(row["rounds"]) for row in stored if not row["error"]}
-    added = unique(key(row) for row in more if int(row["rounds"]) >= least.get(key(row), 0))
+    of_run = {key(row): int(row["rounds"]) for row in stored if not row["error"]}
+    of_metric = {(*key(row), row["metric"]): int(row["rounds"]) for row in stored if not row["error"]}
+
+    def is_more(row: Row) -> bool:
+        known = of_metric.get((*key(row), row["metric"]), of_run.get(key(row), 0) - 1)  # a new log key: as many rounds
+        return int(row["rounds"]) > known
+
+    added = unique(key(row) for row in new if is_more(row))
     rows = [row for row in stored if key(row) not in added] + [row for row in new if key(row) in added]
     whole = {key(row) for row in rows if row["rounds"] and row["rounds"] == row["all_rounds"]}
     failed = [row for row in rows_of(folder / path.parent.name / path.name) if row["error"] and key(row) not in whole]
@@ -85,15 +89,24 @@ def add(
     return added
 
 
+def made_by_reproduce(text: str) -> Path:
+    """Read the path of a folder that `reproduce` wrote.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not (Path(text) / "cells").is_dir():
+        raise ArgumentTypeError(f"{text} is no folder that reproduce wrote")
+    return Path(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Add the finished runs that the command line names."""
     parser = ArgumentParser(prog="python -m docs.add_results", description="Adds finished runs to the stored results.")
-    parser.add_argument("folder", type=Path, help="of `reproduce`")
+    parser.add_argument("folder", type=made_by_reproduce, help="of `reproduce`")
     parser.add_argument("names", nargs="*", help="of tables; none: all that are stored")
     parser.add_argument("--rounds", type=float, help="of a run that counts, as given to `reproduce`; none: all")
     asked = parser.parse_args(arguments)
-    if not (asked.folder / "cells").is_dir():
-        parser.error(f"{asked.folder} is no folder that reproduce wrote")
     known = [name for name, _, _ in tables()]
     if unknown := [name for name in asked.names if name not in known]:
         parser.error(f"names must be of {', '.join(known)}, got {unknown[0]}")

@@ -39,8 +39,9 @@ fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.05' --methods FedAvg
 in `reproduced/feded/table1.md`; `python -m docs.add_results reproduced feded/table1` adds its finished runs to
 those here; a figure's cells need `--full`. The last column has seeds × rounds, *18 of 100* where only the first ones
 were run, whose last value is not compared with the paper's. *final*: after the last round; *best over rounds* is known
-to no one before the end of a run. Cells that were not run are listed with what they would cost: hours of one core of
-the machines named here, estimated for nets that need a GPU.
+to no one before the end of a run. Hours of CPU time are those of the runs, also where they had more rounds than are
+shown. Cells that were not run are listed with what they would cost: hours of one core of the machines named here,
+estimated for nets that need a GPU.
 """
 
 
@@ -120,9 +121,7 @@ def made(path: Path) -> str:
     failed = sum(bool(row["error"]) for row in rows)
     known = [float(seconds) for seconds in runs.values() if seconds]
     part = f"{len(known)} of the runs" if len(known) < len(runs) else "all runs"
-    took = (
-        f" {sum(known) / 3600:.1f} hours of CPU time for {part}, rounds that are not shown with them." if known else ""
-    )
+    took = f" {sum(known) / 3600:.1f} hours of CPU time for {part}." if known else ""
     count = f"{len(runs)} run{'s' * (len(runs) != 1)}" + f", of which {failed} failed" * bool(failed)
     return f"{count}; commit {', '.join(commits)}; {', '.join(machines)}.{took}\n"
 

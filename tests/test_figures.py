@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from docs import add_captions
-from docs.add_captions import captions, main, text_of
+from docs.add_captions import main, text_of
+from docs.add_results import rows_of
 from fl_lightning.cli.configs import locate
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import Cells, Request
@@ -45,8 +46,10 @@ def settings_of(name):
 def lacking(part):
     """Numbers of a paragraph that captions and settings lack; points may be the difference of two in a caption."""
     names = re.findall(r"`(\w+/\w+)`", part)
-    texts = [row["caption"] for row in captions() if row["figure"] in names]
-    assert {row["figure"] for row in captions()} >= set(names), f"python -m docs.add_captions reproduced {names[0]}"
+    texts = [row["caption"] for row in rows_of(add_captions.CAPTIONS) if row["figure"] in names]
+    assert {row["figure"] for row in rows_of(add_captions.CAPTIONS)} >= set(names), (
+        f"python -m docs.add_captions reproduced {names[0]}"
+    )
     known = numbers(*texts) + [setting for name in names for setting in settings_of(name)]
     values = [numbers(re.sub(SETTING, "", text)) for text in texts]
     apart = [abs(first - second) for of_caption in values for first in of_caption for second in of_caption]
@@ -81,11 +84,11 @@ def test_captions_are_stored_of_the_runs_in_a_folder(tmp_path, monkeypatch, caps
         main([str(tmp_path), "fedcl/2"])
     assert "lacks runs of fedcl/2; fl-lightning reproduce fedcl/2 makes them" in capsys.readouterr().err
     main([str(tmp_path)])
-    assert captions() == []
+    assert rows_of(add_captions.CAPTIONS) == []
     make_run(tmp_path, cells[-1], [0.86, 0.84, 0.8])
     main([str(tmp_path), "fedcl/2"])
     main([str(tmp_path)])
-    (row,) = captions()
+    (row,) = rows_of(add_captions.CAPTIONS)
     assert (row["figure"], row["panel"], row["seeds"]) == ("fedcl/2", "", "0")
     assert row["caption"].startswith(
         "Rounds to the target, and as a share of FedAvg's. α = 1, 85 %: FedAvg 3, FedProx 3, "

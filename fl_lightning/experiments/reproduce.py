@@ -59,27 +59,25 @@ def run(argv: list[str]) -> None:
             f"--set takes one value of each setting, got {count} of {several}; several are cases of a file"
         )
     more = (*as_settings({name: value for name, (value,) in settings.items()}), *overrides)
-    makers, refused = list[Maker](), dict[str, str]()
+    makers, refused = list[Maker](), list[str]()
     paths = files.paths_of(given.names)
     for path in paths:
-        experiment = files.read(path)
+        experiment, name = files.read(path), f"{path.parent.name}/{path.stem}"
         if given.full:
             experiment.enlarge()
         try:
             experiment.select(given.methods, given.cases)
         except ValueError as error:  # of a paper's experiments those that have the rows and columns
-            refused[f"{path.parent.name}/{path.stem}"] = str(error)
+            refused.append(name)
+            if len(refused) == len(paths):
+                raise ValueError(f"{name}: {error}" if len(paths) > 1 else str(error)) from None
             continue
         cells = Cells(experiment, Request(given.config or (), more, given.seeds, given.rounds))
         if given.plan:
             print(printable(plan(path, cells, given.output), keep="\n"))
             continue
         heading = path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
-        name = f"{path.parent.name}/{path.stem}"
         makers.append(Maker(cells, given.output, given.processes, name, heading, given.format))
-    if len(refused) == len(paths):
-        name, error_text = next(iter(refused.items()))
-        raise ValueError(f"{name}: {error_text}" if len(refused) > 1 else error_text)
     if refused:
         print(printable(f"left out for lack of these rows or columns: {', '.join(refused)}"))
     check_starts([maker.cells for maker in makers], given.processes, [given.output, *given.merge])

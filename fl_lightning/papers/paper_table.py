@@ -225,7 +225,7 @@ class Content:
         series = self.series.get((case, str(method)))
         return next((run for run in (series.group.runs if series else ()) if run.seed == seed), None)
 
-    def beside(self, name: str, case: str, method: str, baseline: str) -> dict[str, float]:
+    def at_baseline(self, name: str, case: str, method: str, baseline: str) -> dict[str, float]:
         """Compute the baseline's values by seed, at the end of as many rounds as the runs of a method have."""
         measure, series, values = self.measures[name], self.series.get((case, method)), dict[str, float]()
         if not measure.is_plain or (self.is_whole(case, method) and self.is_whole(case, baseline)):
@@ -254,7 +254,7 @@ class Content:
         comparable = published if self.is_final(name, case, method) else ""
         texts.append(difference_text(self.to_paper(comparable, list(first.values())), decimal))
         if self.table.baseline:
-            base = self.beside(name, case, method, self.table.baseline)
+            base = self.at_baseline(name, case, method, self.table.baseline)
             texts.append(difference_text(paired(first, base, method != self.table.baseline), decimal))
         return list(map(Cell, [*texts, self.runs_of(case, method)]))
 

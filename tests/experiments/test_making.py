@@ -151,7 +151,7 @@ def test_of_several_experiments_those_are_made_that_have_the_rows(here):
     assert (said.code, here) == (0, ["FedAvg-few-seed0"])
     assert "left out for lack of these rows or columns: own/other\n" in said.out
     refused = refusal("reproduce own/table.yaml own/other.yaml --methods Ditto", 1)
-    assert "own/table: --methods must match one of FedAvg; FedNTD, weak, got 'Ditto'" in refused
+    assert "own/other: --methods must match one of FedProx; FedNTD, weak, got 'Ditto'" in refused
 
 
 def test_published_values_stay_with_their_columns_where_some_are_chosen(here):
