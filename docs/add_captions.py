@@ -10,13 +10,13 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.add_results import Row, made_by_reproduce, rows_of
+from docs.add_results import Row, made_by_reproduce
 from docs.write_results import ROOT
 from fl_lightning.experiments import experiment as files
-from fl_lightning.experiments.cells import CellFiles, Cells, Request, located, started
+from fl_lightning.experiments.cells import CellFiles, Cells, Request
 from fl_lightning.experiments.results import draw, series_of
 from fl_lightning.papers.drawing import unique
-from fl_lightning.papers.stored import made
+from fl_lightning.papers.stored import made, rows_of
 from fl_lightning.reports.result_tables import Table
 from fl_lightning.utils.files import write_table
 
@@ -33,9 +33,7 @@ def figures() -> list[str]:
 def captions_of(name: str, folder: Path) -> list[Row]:
     """Draw a figure of the runs in a folder and return its captions, none where runs are missing."""
     experiment = files.read(files.shipped_path(name))
-    asked = Cells(experiment, Request())
-    starts = located(asked.starts(), folder)
-    cells = located(started(asked.all(), starts, folder), folder)
+    _, cells = Cells(experiment, Request()).in_folder(folder)
     if not all(CellFiles.of(cell, folder).is_complete() for cell in cells):
         return []
     series = series_of(cells, folder, {})

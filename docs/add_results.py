@@ -9,7 +9,6 @@ commit and machine, unless it has fewer rounds or lacks a log key. Why a run fai
 `reproduce` left in the folder. Seconds are those of the whole run, also where it had more rounds.
 """
 
-import csv
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +23,8 @@ from fl_lightning.experiments.experiment import Experiment
 from fl_lightning.experiments.results import series_of, stored_keys
 from fl_lightning.papers import PaperTable, Series
 from fl_lightning.papers.drawing import unique
-from fl_lightning.papers.stored import COLUMNS, write_stored
+from fl_lightning.papers.stored import COLUMNS, rows_of, write_stored
 from fl_lightning.utils.files import write_table
-from fl_lightning.utils.text import of_cell
 
 Row = dict[str, str]
 Key = tuple[str, str, str]
@@ -48,14 +46,6 @@ def finished(experiment: Experiment, folder: Path, rounds: float | None = None) 
 def key(row: Row) -> Key:
     """Key of the run that a row is of."""
     return row["case"], row["method"], row["seed"]
-
-
-def rows_of(path: Path) -> list[Row]:
-    """Read the rows of stored results, none where there is no file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: of_cell(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
 def add(

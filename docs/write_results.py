@@ -5,8 +5,7 @@ them; sentences on them, if there are any, in results/feded/table1.md, and what 
 results/claims.md.
 """
 
-import csv
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.experiment import HOURS, Experiment
 from fl_lightning.papers import Curves, PaperTable
 from fl_lightning.papers.drawing import Series, rounds_of, unique
-from fl_lightning.papers.stored import read_stored
+from fl_lightning.papers.stored import read_stored, rows_of
 from fl_lightning.reports.result_tables import Table, as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,8 +111,7 @@ def write(names: Container[str]) -> None:
 
 def made(path: Path) -> str:
     """Name the commits and machines of stored runs, and the time that they took."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(path)
     commits, machines = (unique(row[name] for row in rows if row[name]) for name in ("commit", "machine"))
     runs = dict[tuple[str, str, str], str]()
     for row in rows:
@@ -137,10 +135,7 @@ def left(experiment: Experiment, series: Mapping[tuple[str, str], Series]) -> li
                 shares = shares_of(series.get((case, label)))
                 lacking = [seed for seed in wanted if shares.get(seed, 0.0) < 1]
                 if lacking:
-                    seeds = f"seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}" if len(lacking) < len(wanted) else ""
-                    begun = "after the rounds above" * any(seed in shares for seed in lacking)
-                    notes = ", ".join(filter(None, (seeds, begun)))
-                    methods.setdefault(case, []).append(label + f" ({notes})" * bool(notes))
+                    methods.setdefault(case, []).append(label + which(lacking, len(wanted), shares))
                     share = sum(1 - shares.get(seed, 0.0) for seed in lacking)
                     hours[case] = hours.get(case, 0.0) + settings.get(HOURS, 0.0) * share
                     counts.setdefault(case, set()).add(len(wanted))
@@ -148,6 +143,20 @@ def left(experiment: Experiment, series: Mapping[tuple[str, str], Series]) -> li
         f"- {case or 'all'}: {'; '.join(names)}{cost(hours[case], counts[case])}" for case, names in methods.items()
     ]
     return ["Not run:\n", "\n".join(lines) + "\n"] if lines else []
+
+
+def which(seeds: Sequence[str], wanted: int, begun: Container[str]) -> str:
+    """Name the seeds that lack rounds, unless all do alike, and tell those that have some.
+
+    >>> which(["0", "1", "2"], 3, {"0", "1"}), which(["0", "1"], 2, {"0", "1"}), which(["0"], 1, {})
+    (' (seeds 0, 1 after the rounds above, seed 2)', ' (after the rounds above)', '')
+    """
+    after = "after the rounds above"
+    parts = {after: [seed for seed in seeds if seed in begun], "": [seed for seed in seeds if seed not in begun]}
+    if len(seeds) == wanted and not all(parts.values()):
+        return f" ({after})" if parts[after] else ""
+    named = (f"seed{'s' * (len(part) > 1)} {', '.join(part)} {text}".strip() for text, part in parts.items() if part)
+    return f" ({', '.join(named)})"
 
 
 def shares_of(series: Series | None) -> dict[str, float]:

@@ -46,7 +46,7 @@ def test_a_cell_that_failed_is_in_the_table_and_neither_run_nor_left(tmp_path, m
     page = "\n".join(write_results.section("knfu/table1", experiment, drawn))
     assert "1 × 3 of 100; seed 1 failed: NaN in round 1" in page
     assert "2 runs, of which 1 failed; commit abc; a machine." in page
-    assert f"- {case}: KnFu (seeds 0, 2, after the rounds above); FedMD;" in page
+    assert f"- {case}: KnFu (seed 0 after the rounds above, seed 2); FedMD;" in page
 
 
 def test_finished_runs_are_added_and_what_is_stored_stays(tmp_path, monkeypatch):

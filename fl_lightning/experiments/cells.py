@@ -266,10 +266,13 @@ class Cells:
         self.options |= names
         return names
 
+    def seeds_of(self, row: Runs) -> list[int]:
+        """List the seeds of a row."""
+        return list(self.request.seeds or row.seeds or self.experiment.seeds)
+
     def seeds(self) -> list[int]:
         """List the seeds of all rows, each once."""
-        rows = (row.seeds or self.experiment.seeds for row in self.experiment.runs)
-        return list(dict.fromkeys(self.request.seeds or [seed for seeds in rows for seed in seeds]))
+        return list(dict.fromkeys(seed for row in self.experiment.runs for seed in self.seeds_of(row)))
 
     def all(self) -> list[Cell]:
         """Compose all cells, seed by seed."""
@@ -277,11 +280,9 @@ class Cells:
 
     def of_row(self, row: Runs, seed: int) -> list[Cell]:
         """Compose the cells of a row with a seed, none where it has others."""
-        if not self.request.seeds and seed not in (row.seeds or self.experiment.seeds):
-            return []
         return [
             self.compose(row, method, name, seed, self.chosen.get((row.label or method, name), ()))
-            for method in row.methods
+            for method in (row.methods if seed in self.seeds_of(row) else ())
             for name in self.experiment.cases_of(row)
         ]
 
@@ -305,6 +306,9 @@ class Cells:
         if self.request.configs and ROUNDS not in dict(self.request.settings):
             config = {**config, "trainer": {**config["trainer"], "max_epochs": self.rounds_of(row, method, name)}}
         all_rounds = most_rounds(limits_of(config["trainer"]))
+        is_asked = ROUNDS in dict(self.request.settings) and all_rounds > 0
+        if is_asked and COSINE_ROUNDS not in flat(config):  # else fewer are not the first ones
+            all_rounds = max(all_rounds, self.rounds_of(row, method, name) or -1)
         if self.request.rounds is not None and row is not self.start:  # whose last weights the others start from
             config = shortened(config, self.request.rounds)
         whole = seeded(config, seed, self.experiment.hold)
@@ -319,6 +323,11 @@ class Cells:
         config = self.composer.compose(method, as_settings(dict(given)), self.configs_of(case, asked=False))
         rounds: int | None = config["trainer"]["max_epochs"]
         return rounds
+
+    def in_folder(self, folder: Path) -> tuple[list[Cell], list[Cell]]:
+        """Compose the starts, and the cells that begin with their weights, by the names that a folder has for them."""
+        starts = located(self.starts(), folder)
+        return starts, located(started(self.all(), starts, folder), folder)
 
     def starts(self) -> list[Cell]:
         """Compose the run of each seed whose last weights all others start from, none where they start anew."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -138,12 +138,21 @@ class Experiment:
             raise ValueError("there must be runs with methods, cases and seeds, and one of them is empty")
         for seeds in (self.seeds, *(runs.seeds for runs in self.runs)):
             check_seeds(seeds or ())
+        for runs in (*self.runs, *filter(None, [self.start])):
+            for name, case in self.cases_of(runs).items():
+                if not isinstance(hours := case.get(HOURS, 0), int | float):
+                    raise ValueError(f"{HOURS} must be a number, got {hours!r} in the case {name!r}")
+        if self.start and (len(self.start.methods) != 1 or len(self.start.cases or [""]) != 1):
+            raise ValueError("start must be one run, of one method in at most one case")
         if not (self.draw or self.draw_full or self.tables):
             raise ValueError("there must be draw (pictures, tables) or tables (a comparison), and there is neither")
         rows = {runs.label or method for runs in self.runs for method in runs.methods}
-        for drawing in (*self.draw.values(), *self.draw_full.values()):
-            for name in drawing.named_rows() - rows if isinstance(drawing, PaperTable) else ():
-                raise ValueError(f"a table names rows of the experiment, got {name!r}{nearest(name, rows)}")
+        drawings = [each for each in (*self.draw.values(), *self.draw_full.values()) if isinstance(each, PaperTable)]
+        named = {name for each in drawings for name in each.named_rows()}
+        if self.tables and self.tables.baseline:
+            named.add(self.tables.baseline)
+        for row in sorted(named - rows):
+            raise ValueError(f"a table names rows of the experiment, got {row!r}{nearest(row, rows)}")
 
     def columns(self, cases: Cases) -> list[str]:
         """List the columns of all rows, those of the experiment first, in their order."""
@@ -175,7 +184,7 @@ class Experiment:
             for pattern in patterns:
                 if not any(matches(name, [pattern]) for name in known):
                     larger = option == "--cases" and any(matches(name, [pattern]) for name in self.cases_full)
-                    hint = "; with --full there is one" * larger
+                    hint = "; with --full there is one" if larger else nearest(pattern, known)
                     raise ValueError(f"{option} must match one of {'; '.join(known)}, got {pattern!r}{hint}")
         if not kept:
             raise ValueError(
@@ -258,7 +267,9 @@ def paths_of(asked: Sequence[str]) -> list[Path]:
     """
     paths, known = list[Path](), names()
     for name in asked:
-        if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        if name.endswith((".yaml", ".yml")):
+            if not Path(name).is_file():
+                raise ValueError(f"the file of an experiment must exist, got {name}")
             paths.append(Path(name).resolve())
         elif experiments := [experiment for experiment in known if name in (experiment, experiment.partition("/")[0])]:
             paths += map(shipped_path, experiments)
@@ -279,7 +290,12 @@ def read(path: Path) -> Experiment:
     for name in DRAWINGS:
         drawings.add_argument(f"--{name}", type=dict[str, Drawing])
     try:
-        check_keys(path.read_text(encoding="utf-8"), str(path))
+        text = path.read_text(encoding="utf-8")
+        check_keys(text, str(path))
+        known = [part.name for part in fields(Experiment)]
+        for name in yaml.safe_load(text):
+            if name not in known:
+                raise ValueError(f"its parts are {', '.join(known)}, got {name!r}{nearest(str(name), known)}")
         parsed = checks.parse_path(path)
         drawn = drawings.instantiate(Namespace({name: parsed[name] for name in DRAWINGS}))  # type: ignore[no-untyped-call]
         experiment = made_of(path, {name: drawn[name] for name in DRAWINGS})

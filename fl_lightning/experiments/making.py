@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from fl_lightning.experiments.cells import Cell, Cells, located, started
+from fl_lightning.experiments.cells import Cell, Cells, located
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.results import Form, draw, name_runs, series_of, stored_keys, write_drawings, write_tables
 from fl_lightning.experiments.running import run_cells
@@ -43,12 +43,13 @@ class Maker:
             ValueError: naming the runs that failed, after the results of the others were written.
             KeyboardInterrupt: naming how to go on.
         """
-        for note in (notes := [*notes, *tune(self.cells, self.processes, self.output, sources)]):
+        table = f"{self.name}-tuning" if self.name else "tuning"
+        for note in (notes := [*notes, *tune(self.cells, self.processes, self.output, sources, table)]):
             print(printable(note))
         starts = located(self.cells.starts(), self.output)
         failed = self.run(starts, sources)
         self.refuse(failed)
-        cells = located(started(self.cells.all(), starts, self.output), self.output)
+        _, cells = self.cells.in_folder(self.output)
         failed = self.run(cells, sources, notes)
         notes = [*notes, *(f"{name} failed: {error}" for name, error in failed.items())]
         with suppress(ValueError) if failed else nullcontext():  # what failed is said, not what lacks it
@@ -79,15 +80,15 @@ class Maker:
         if experiment.tables:
             write_tables(self.output, series, experiment.tables, notes, report=last)
         if experiment.draw:
-            self.draw(series, last)
+            self.draw(series, notes, last)
 
-    def draw(self, series: Sequence[Series], last: bool) -> None:
-        """Draw pictures and tables, and store the values of the papers' tables."""
+    def draw(self, series: Sequence[Series], notes: Sequence[str], last: bool) -> None:
+        """Draw pictures and tables with notes, and store the values of the papers' tables."""
         drawings, files = self.cells.experiment.draw, list[Path]()
         if keys := stored_keys(drawings):
             files.append(self.output / f"{self.name}.csv")
             write_stored(files[0], series, keys)
-        contents = draw(drawings, series)
+        contents = draw(drawings, series, notes)
         files += write_drawings(self.name, self.heading, contents, self.output, self.forms)
         if last:
             for letter, (_, caption) in contents.items():

@@ -8,13 +8,15 @@ from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments import experiment as files
-from fl_lightning.experiments.cells import CellFiles, Cells, Request, located, started
-from fl_lightning.experiments.composing import as_settings, parse_settings, split_overrides
+from fl_lightning.experiments.cells import CellFiles, Cells, Request, located
+from fl_lightning.experiments.composing import as_settings, described, parse_settings, split_overrides
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.merging import check_source
 from fl_lightning.experiments.results import Form
 from fl_lightning.experiments.running import duration
 from fl_lightning.experiments.starting import check_starts
+from fl_lightning.experiments.tuning import cells_of, choose, tried_of
+from fl_lightning.reports.saved import TUNING
 from fl_lightning.utils.files import check_output
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import printable
@@ -47,6 +49,11 @@ def run(argv: list[str]) -> None:
         )
     files.check_seeds(given.seeds or ())
     if not given.names:
+        if argv:
+            raise ValueError(
+                f"options are of an experiment, whose name comes first, got {' '.join(argv)} without one; "
+                f"fl-lightning reproduce lists all"
+            )
         print(listed())
         return
     check_output(given.output, writes=not given.plan)  # others' runs can be planned, too
@@ -74,10 +81,11 @@ def run(argv: list[str]) -> None:
             continue
         cells = Cells(experiment, Request(given.config or (), more, given.seeds, given.rounds))
         if given.plan:
-            print(printable(plan(path, cells, given.output), keep="\n"))
+            print(printable(plan(name, cells, [given.output, *given.merge]), keep="\n"))
             continue
         heading = path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
         makers.append(Maker(cells, given.output, given.processes, name, heading, given.format))
+    check_files(makers)
     if refused:
         print(printable(f"left out for lack of these rows or columns: {', '.join(refused)}"))
     check_starts([maker.cells for maker in makers], given.processes, [given.output, *given.merge])
@@ -98,8 +106,8 @@ def command_parser() -> CommandParser:
     add("--seeds", nargs="+", type=int, default=None, help="in place of the experiment's")
     rounds = "the first ones of each run, which the full number continues later; below 1 a share of them"
     add("--rounds", type=float | None, default=None, help=rounds)
-    add("--full", type=bool, nargs="?", const=True, default=False, help="a figure at the size of the paper's runs")
-    add("--plan", type=bool, nargs="?", const=True, default=False, help="list the runs and what they take; run nothing")
+    add("--full", action="store_true", help="a figure at the size of the paper's runs")
+    add("--plan", action="store_true", help="list the runs and what they take; run nothing")
     add("--merge", nargs="+", type=Path, default=[], help="folders of other machines whose runs are taken over")
     add("--output", type=Path, default=Path("reproduced"), help="folder of the runs, the pictures and the tables")
     add("--format", nargs="+", type=Form, default=["png"], help="of the pictures; several may be given")
@@ -128,21 +136,49 @@ def time_of(experiment: files.Experiment) -> str:
     return "" if hours is None else duration(3600 * hours / 2)
 
 
-def plan(path: Path, cells: Cells, output: Path) -> str:
-    """List the runs of an experiment: seed, case, method, rounds that are done and asked for."""
-    starts = located(cells.starts(), output)
-    every = [*starts, *located(started(cells.all(), starts, output), output)]
-    lines, left, time = list[Sequence[str]](), 0, 0.0
+def check_files(makers: Sequence[Maker]) -> None:
+    """Refuse experiments whose results would be written over each other's.
+
+    Raises:
+        ValueError: naming the file.
+    """
+    names = [maker.name for maker in makers] + ["results.csv" for maker in makers if maker.cells.experiment.tables]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(
+            f"each experiment needs result files of its own, and two write {twice}; give each its own --output"
+        )
+
+
+def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
+    """List the runs of an experiment: seed, case, method, rounds that are done and asked for.
+
+    Args:
+        name: `paper/number`.
+        cells: of the experiment.
+        folders: of runs: that of the experiment, and those whose runs are taken over.
+    """
+    tried = tried_of(cells)
+    tuned = [(cell, TUNING) for cell in cells_of(tried)]
+    if tried and all(CellFiles.of(cell, folders[0] / TUNING).is_complete() for cell, _ in tuned):
+        choose(cells, tried, folders[0] / TUNING, {})
+    starts, begun = cells.in_folder(folders[0])
     columns = (column for runs in cells.experiment.runs for column in cells.experiment.cases_of(runs).items())
     hours = {name: case.get(files.HOURS, 0.0) for name, case in columns}
-    for cell in every:
-        done = CellFiles(output, cell.name).rounds
-        rounds = max(cell.max_rounds - done, 0)
-        left, time = left + rounds, time + hours.get(cell.case, 0.0) * rounds / max(cell.all_rounds, 1)
-        lines.append((str(cell.seed), cell.case, cell.method, f"{done} of {cell.max_rounds}", cell.name))
+    lines, left, time, counted = list[Sequence[str]](), 0, 0.0, set[str]()
+    for cell, part in [*tuned, *((cell, "") for cell in (*starts, *begun))]:
+        there = [CellFiles.of(other, folder / part) for folder in folders for other in located([cell], folder / part)]
+        done, is_limited = max(each.rounds for each in there), cell.max_rounds > 0
+        method = ", ".join(filter(None, (cell.method, part and described(cell.tuned), part)))
+        rounds = f"{done} of {cell.max_rounds}" if is_limited else f"{done}, no limit"
+        lines.append((str(cell.seed), cell.case, method, rounds, cell.name))
+        if (run := f"{part}/{cell.name}") not in counted:  # two rows may have the same
+            counted.add(run)
+            missing = max(cell.max_rounds - done, 0)
+            share = missing / cell.all_rounds if is_limited else not any(each.is_complete() for each in there)
+            left, time = left + missing, time + hours.get(cell.case, 0.0) * share
     table = [("seed", "case", "method", "rounds", "run"), *lines]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     padded = ("  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)) for line in table)
-    total = f"{path.parent.name}/{path.stem}: {len(every)} runs, {left} rounds left"
+    total = f"{name}: {len(counted)} runs, {left} rounds left"
     takes = f", which take about {duration(3600 * time / 2)} on two cores" if time else ""
     return "\n".join([*map(str.rstrip, padded), total + takes])

@@ -60,20 +60,34 @@ def name_runs(cells: Sequence[Cell], folder: Path) -> None:
 # --- drawings -------------------------------------------------------------------------------------
 
 
-def draw(drawings: Mapping[str, Drawing], series: Sequence[Series]) -> dict[str, Drawn]:
+def draw(drawings: Mapping[str, Drawing], series: Sequence[Series], notes: Sequence[str] = ()) -> dict[str, Drawn]:
     """Draw everything that there are runs for, by the letter of the panel, without tables of other columns.
 
+    Args:
+        drawings: by letter.
+        series: runs.
+        notes: sentences that end the captions of tables.
+
     Raises:
-        ValueError: a drawing lacks runs, which is named.
+        ValueError: a drawing lacks runs, or all of its log keys, which is named.
     """
     contents = dict[str, Drawn]()
     for letter, drawing in drawings.items():
         shown = [each for each in series if drawing.shows_missing or each.group.runs]
         if not shown:
             raise ValueError(f"drawing {letter or 'of the experiment'} needs runs, and none is complete")
-        content = drawing.draw(shown)
-        if not isinstance(content.content, Table) or content.content.rows:
-            contents[letter] = content
+        logged = dict.fromkeys(n for each in shown for run in each.group.runs for n in (*run.history.names, *run.test))
+        keys = drawing.log_keys() if logged else []
+        unknown = [f"no run has {key!r}{nearest(key, logged)}" for key in keys if key not in logged]
+        if keys and len(unknown) == len(keys):
+            raise ValueError(
+                f"drawing {letter or 'of the experiment'} shows values by their log keys, and {unknown[0]}"
+            )
+        content, caption = drawing.draw(shown)
+        if not isinstance(content, Table) or content.rows:
+            further = [*(f"{text[:1].upper()}{text[1:]}." for text in unknown)]
+            further += notes if isinstance(content, Table) else ()
+            contents[letter] = Drawn(content, " ".join([caption, *further]))
     return contents
 
 

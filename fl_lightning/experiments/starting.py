@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located, started
 from fl_lightning.experiments.composing import described
 from fl_lightning.experiments.run import Outcome
-from fl_lightning.experiments.tuning import choices_of
+from fl_lightning.experiments.tuning import cells_of, tried_of
 from fl_lightning.experiments.workers import run_all
 from fl_lightning.reports.saved import TUNING
 from fl_lightning.utils.files import write_file
@@ -80,17 +80,14 @@ def errors_of(cells: Collection[Cell], processes: int) -> dict[str, str]:
 
 def runs_of(cells: Cells, folders: Sequence[Path]) -> Iterator[tuple[Cell, bool]]:
     """Compose the runs of an experiment, of what is tuned those of the candidates, and whether each has begun."""
-    tuned = set[tuple[str, str]]()
-    for row in cells.experiment.runs:
-        for place, choices in (choices_of(cells, row) if row.tune else {}).items():
-            tuned.add(place)
-            for cell in (cell for group in choices.values() for cell in group):
-                yield cell, has_begun(cell, [folder / TUNING for folder in folders])
+    tried = tried_of(cells)
+    for cell in cells_of(tried):
+        yield cell, has_begun(cell, [folder / TUNING for folder in folders])
     starts, every = cells.starts(), cells.all()
     for cell in starts:
         yield cell, has_begun(cell, folders)
     for cell, named in zip(every, started(every, located(starts, folders[0]), folders[0]), strict=True):
-        if (cell.method, cell.case) not in tuned:
+        if (cell.method, cell.case) not in tried:
             yield cell, has_begun(named, folders)
 
 

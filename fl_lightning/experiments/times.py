@@ -13,9 +13,9 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 import fl_lightning
+from fl_lightning.papers.stored import rows_of
 from fl_lightning.reports.saved import TIMES
 from fl_lightning.runs.folder import run_folder
-from fl_lightning.runs.round_table import read_cells
 from fl_lightning.utils.files import write_table
 
 OFTEN = 5.0
@@ -67,12 +67,6 @@ class Times(Callback):
         }
         alike = [line for line in self.before if list(line) == list(row)]
         write_table(self.path, [list(row), *(list(line.values()) for line in [*alike, row])])
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """Read the lines of a table of times, none where there is no table."""
-    columns = read_cells(path) if path.is_file() else {}
-    return [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
 
 
 def cpu_seconds() -> float:

@@ -1,6 +1,6 @@
 """Tuning: settings of each method, chosen on the server's validation split."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from fl_lightning.utils.files import write_table
 Choices = dict[Settings, list[Cell]]
 """Cells of each seed by candidate."""
 
+Tried = dict[tuple[str, str], Choices]
+"""Choices by method and case."""
 
-def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = ()) -> list[str]:
+
+def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (), table: str = "tuning") -> list[str]:
     """Choose settings for each method and case on the server's validation split.
 
     Args:
@@ -26,6 +29,7 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
         processes: cells at once.
         output: folder of the experiment, of which `tuning` is used.
         sources: folders of other experiments, whose runs there are taken over.
+        table: name of the csv file in `output` with the scores.
 
     Returns:
         Sentences that describe what was chosen.
@@ -34,21 +38,52 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
         ValueError: the metric is none of the validation split, a setting is not to be tuned, or a method has no
             complete candidate.
     """
-    rows = [runs for runs in cells.experiment.runs if runs.tune]
-    if not rows:
+    tried, folder = tried_of(cells), output / TUNING
+    if not tried:
         return []
-    metric, folder = cells.experiment.tune_metric, output / TUNING
-    if not metric.startswith("val/"):
-        raise ValueError(f"tuning chooses on the validation split, so tune_metric must begin with val/, got {metric}")
-    if name := next((name for runs in rows for name in runs.tune if is_data(name)), None):
-        raise ValueError(f"tune takes settings of the training, got {name}")
-    tried = {place: choices for runs in rows for place, choices in choices_of(cells, runs).items()}
-    each = [cell for choices in tried.values() for group in choices.values() for cell in group]
+    each = cells_of(tried)
     for source in (path / folder.name for path in sources):
         if source.is_dir():
             merge(each, source, folder)
     failed = run_cells(each, processes, folder, test=False)
-    sentences, table = [], list[list[Any]]()
+    sentences, lines = choose(cells, tried, folder, failed)
+    header = ["method", "case", "settings", cells.experiment.tune_metric, "chosen"]
+    write_table(output / f"{table}.csv", [header, *lines])
+    return sentences
+
+
+def tried_of(cells: Cells) -> Tried:
+    """Compose the cells of each candidate of all rows that are tuned.
+
+    Raises:
+        ValueError: the metric is none of the validation split, or a setting is not to be tuned.
+    """
+    rows, metric = [runs for runs in cells.experiment.runs if runs.tune], cells.experiment.tune_metric
+    if rows and not metric.startswith("val/"):
+        raise ValueError(f"tuning chooses on the validation split, so tune_metric must begin with val/, got {metric}")
+    if name := next((name for runs in rows for name in runs.tune if is_data(name)), None):
+        raise ValueError(f"tune takes settings of the training, got {name}")
+    return {place: choices for runs in rows for place, choices in choices_of(cells, runs).items()}
+
+
+def cells_of(tried: Tried) -> list[Cell]:
+    """List the cells of all candidates."""
+    return [cell for choices in tried.values() for group in choices.values() for cell in group]
+
+
+def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) -> tuple[list[str], list[list[Any]]]:
+    """Choose the best candidate of each method and case, and return sentences and the lines of a table.
+
+    Args:
+        cells: whose `chosen` is filled.
+        tried: cells of the candidates.
+        folder: of their runs, which are complete but for those that failed.
+        failed: sentences by the names of cells.
+
+    Raises:
+        ValueError: a method has no complete candidate.
+    """
+    metric, sentences, table = cells.experiment.tune_metric, list[str](), list[list[Any]]()
     for (method, case), choices in tried.items():
         scores = {candidate: mean_score(folder, group, metric, failed) for candidate, group in choices.items()}
         scored = {candidate: score for candidate, score in scores.items() if score is not None}
@@ -63,20 +98,19 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
         chosen = ", ".join(filter(None, (case, described(best))))
         rank = f"the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)}"
         rounds = max(cell.max_rounds for cell in choices[best])
-        after = f", after {rounds} rounds" if rounds > 0 else ""
+        after = f", after {rounds} round{'s' * (rounds > 1)}" if rounds > 0 else ""
         if cells.request.rounds is not None:
             after += "; with all of them another may be chosen"
         sentences.append(
             f"Tuned on the validation split: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after})."
         )
         table += [[method, case, described(candidate), score, candidate == best] for candidate, score in scores.items()]
-    write_table(output / "tuning.csv", [["method", "case", "settings", metric, "chosen"], *table])
-    return sentences
+    return sentences, table
 
 
-def choices_of(cells: Cells, runs: Runs) -> dict[tuple[str, str], Choices]:
+def choices_of(cells: Cells, runs: Runs) -> Tried:
     """Compose the cells of each candidate of a row by method and case, of methods that know one of the settings."""
-    choices = dict[tuple[str, str], Choices]()
+    choices = Tried()
     for method in runs.methods:
         for name, case in cells.experiment.cases_of(runs).items():
             config = cells.composer.compose(method, as_settings(runs.settings), cells.configs_of(case))
@@ -85,17 +119,12 @@ def choices_of(cells: Cells, runs: Runs) -> dict[tuple[str, str], Choices]:
             more = () if config["data"]["val_fraction"] else (("data.val_fraction", share),)
             tuned = {n: values for n, values in runs.tune.items() if n in known and n not in given}
             for candidate in map(as_settings, combinations(tuned) if tuned else ()):
-                group = [cells.compose(runs, method, name, s, candidate, more) for s in seeds_of(cells, runs)]
+                group = [cells.compose(runs, method, name, s, candidate, more) for s in cells.seeds_of(runs)]
                 choices.setdefault((runs.label or method, name), {})[candidate] = group
     return choices
 
 
-def seeds_of(cells: Cells, runs: Runs) -> list[int]:
-    """List the seeds of a row."""
-    return list(cells.request.seeds or runs.seeds or cells.experiment.seeds)
-
-
-def mean_score(folder: Path, group: list[Cell], metric: str, failed: dict[str, str]) -> float | None:
+def mean_score(folder: Path, group: list[Cell], metric: str, failed: Mapping[str, str]) -> float | None:
     """Average a metric's mean over the last five rounds over the seeds, None where a seed has none."""
     if any(cell.name in failed for cell in group):
         return None

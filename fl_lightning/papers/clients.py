@@ -301,7 +301,7 @@ class PredictedDistributions(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         run = series[0].run
-        table = run.columns("predicted_distribution.csv")
+        table = run.columns(last_file(run, "predicted_distribution.csv", "PredictedDistribution").name)
         names = list(table)[2:]
         rows = table["round"] == table["round"].max()
         clients = table["client"][rows].astype(int)

@@ -54,6 +54,9 @@ class Curves(Drawing):
         if set(given) != {"method", "case", "key"}:
             raise ValueError(f"line, column, row must be method, case and key in some order, got {given}")
 
+    def log_keys(self) -> list[str]:
+        return list(filter(None, self.keys.values()))
+
     def draw(self, series: Sequence[Series]) -> Drawn:
         lines: dict[tuple[str, str, str], Line] = {}
         for runs in chosen(series, self.methods, self.cases):

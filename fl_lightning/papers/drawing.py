@@ -78,6 +78,10 @@ class Drawing(ABC):
     shows_missing: ClassVar[bool] = False
     """True where series without runs are shown, too: those that failed or were not run."""
 
+    def log_keys(self) -> list[str]:
+        """List the log keys of the values that it shows, none where it reads other files of the runs."""
+        return []
+
     @abstractmethod
     def draw(self, series: Sequence[Series]) -> Drawn:
         """Draw the runs of an experiment."""

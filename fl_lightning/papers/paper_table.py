@@ -17,6 +17,9 @@ from fl_lightning.runs.value_names import is_lower_better
 Published = float | str | None
 """A number, a text such as `78.63 ± 0.42`, or None for a cell that the paper leaves empty."""
 
+NEVER = "never"
+"""Published in place of the rounds until a target that is not reached."""
+
 LONGEST = 80
 """Characters of what the table says of a run that failed."""
 
@@ -105,6 +108,8 @@ class PaperTable(Drawing):
     def __post_init__(self) -> None:
         if self.paper_seeds < 2:
             raise ValueError(f"paper_seeds must be at least 2, for a deviation, got {self.paper_seeds}")
+        if not self.statistics:
+            raise ValueError(f"statistics must name at least one of {', '.join(HEADINGS)}, got none")
         if unknown := [name for name in self.statistics if name not in HEADINGS]:
             raise ValueError(f"statistics must be of {', '.join(HEADINGS)}, got {unknown[0]}")
         if unknown := [name for name in self.paper if name not in self.keys]:
@@ -133,14 +138,14 @@ class PaperTable(Drawing):
         return table
 
     def named_rows(self) -> set[str]:
-        """Collect the names of the rows that it compares with."""
+        """Collect the names of the rows that it compares with or has published values of."""
         measures = [measure for measure in self.keys.values() if isinstance(measure, Measure)]
         counted = [name for measure in measures for name in (measure.until, measure.share_of)]
         claimed = [name for ahead, others in self.claims.items() for name in (ahead, *others)]
-        return {name for name in (self.baseline, *counted, *claimed) if name}
+        published = [name for rows in self.paper.values() for name in rows]
+        return {name for name in (self.baseline, *counted, *claimed, *published) if name}
 
     def log_keys(self) -> list[str]:
-        """List the log keys of its measures."""
         return [measure if isinstance(measure, str) else measure.key for measure in self.keys.values()]
 
     def draw(self, series: Sequence[Series]) -> Drawn:
@@ -239,7 +244,8 @@ class Content:
 
     def header(self) -> list[str]:
         """Name the columns."""
-        ours = [HEADINGS[statistic] for statistic in self.table.statistics]
+        plain = any(measure.is_plain for measure in self.measures.values())  # else there is but one statistic
+        ours = [HEADINGS[statistic] for statistic in self.table.statistics] if plain else ["ours"]
         baseline = [f"ours − {self.table.baseline}"] * bool(self.table.baseline)
         return ["", "paper", *ours, "ours − paper", *baseline, "seeds × rounds"]
 
@@ -250,12 +256,15 @@ class Content:
         published, first = self.published(name, case, method), ours[0]
         title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
         texts = [title, published or "–", *(spread(list(values.values()), decimal) for values in ours)]
-        texts += ["–"] * (len(self.table.statistics) - len(statistics))
-        comparable = published if self.is_final(name, case, method) else ""
+        texts += ["–"] * (len(self.header()) - len(texts) - 2 - bool(self.table.baseline))
+        comparable = published if self.is_final(name, case, method) and self.measures[name].until != method else ""
         texts.append(difference_text(self.to_paper(comparable, list(first.values())), decimal))
         if self.table.baseline:
             base = self.at_baseline(name, case, method, self.table.baseline)
-            texts.append(difference_text(paired(first, base, method != self.table.baseline), decimal))
+            difference = difference_text(paired(first, base, method != self.table.baseline), decimal)
+            known = [seed for seed in first if math.isfinite(first[seed]) and math.isfinite(base.get(seed, math.inf))]
+            some = f" ({len(known)} of {len(first)})" if difference != "–" and len(known) < len(first) else ""
+            texts.append(difference + some)
         return list(map(Cell, [*texts, self.runs_of(case, method)]))
 
     def is_whole(self, case: str, method: str) -> bool:
@@ -325,7 +334,9 @@ class Content:
     def means(self, name: str, case: str, methods: tuple[str, str], of_paper: bool) -> tuple[float, float] | None:
         """Give the published means of two methods, or ours over the seeds that both have, None where one is unknown."""
         if of_paper:
-            first, second = (number_in(self.published(name, case, method)) for method in methods)
+            worst = math.inf if self.measures[name].prefers_low else -math.inf
+            texts = (self.published(name, case, method) for method in methods)
+            first, second = ((worst, None) if text == NEVER else number_in(text) for text in texts)
             return first and second and (first[0], second[0])
         if not all(self.is_final(name, case, method) for method in methods):
             return None

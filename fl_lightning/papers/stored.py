@@ -61,17 +61,21 @@ def curve_text(curve: dict[int, float]) -> str:
     return " ".join(f"{curve.get(t, math.nan):.{DIGITS}g}" for t in range(max(curve, default=-1) + 1))
 
 
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a csv file by column, none where there is no file."""
+    table = read_cells(path) if path.is_file() else {}
+    return [dict(zip(table, map(of_cell, line), strict=True)) for line in zip(*table.values(), strict=True)]
+
+
 def read_stored(path: Path) -> list[Series]:
     """Read what `write_stored` wrote, as series of runs that know the stored metrics.
 
     Raises:
         ValueError: a line cannot be read.
     """
-    table = read_cells(path)
-    if missing := [name for name in COLUMNS if name not in table]:
+    lines, series = rows_of(path), list[Series]()
+    if missing := [name for name in COLUMNS if lines and name not in lines[0]]:
         raise ValueError(f"{path} must have the columns {', '.join(COLUMNS)}, and lacks {', '.join(missing)}")
-    lines = [dict(zip(table, map(of_cell, line), strict=True)) for line in zip(*table.values(), strict=True)]
-    series = []
     for method, case in dict.fromkeys((line["method"], line["case"]) for line in lines):
         alike = [line for line in lines if (line["method"], line["case"]) == (method, case)]
         failed = {line["seed"]: line["error"] for line in alike if line["error"]}

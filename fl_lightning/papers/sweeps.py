@@ -1,6 +1,6 @@
 """Values at the end of the runs against what is swept, and rounds until a value reaches a target."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
@@ -11,6 +11,7 @@ from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
 from fl_lightning.reports.result_tables import Cell, Table
 from fl_lightning.reports.results import LAST, rounds_until
+from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.text import drawable
 
 
@@ -18,6 +19,12 @@ def ends(runs: Series, key: str, last: int = LAST) -> Numbers:
     """Compute the mean of the last values of each run, (S,), NaN where there are none."""
     _, values = runs.group.curves(key)
     return values[:, -last:].mean(1) if values.size else np.array([np.nan])
+
+
+def end_of(series: Sequence[Series], keys: Iterable[str], last: int) -> str:
+    """Describe what `ends` takes of runs, which may have fewer values."""
+    most = max((runs.group.curves(key)[1].shape[-1] for runs in series for key in keys), default=last)
+    return f"mean of the last {min(most, last)} values" if min(most, last) > 1 else "last value"
 
 
 @dataclass
@@ -41,6 +48,9 @@ class Sweep(Drawing):
     last: int = LAST
     levels: Mapping[str, Mapping[str, str]] | None = None
     groups: Mapping[str, Mapping[str, str]] | None = None
+
+    def log_keys(self) -> list[str]:
+        return list(self.keys.values())
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         levels = self.levels or {}
@@ -69,7 +79,7 @@ class Sweep(Drawing):
                 place.set_xticks(range(len(cases)), list(map(drawable, cases.values())))
         finish(figure, axes, self.xlabel)
         text = "; ".join(f"{title}: {by_name(values, '{:.3g}')}" for title, values in ends_by_title.items())
-        when = f"mean of the last {self.last} values" if self.last > 1 else "last value"
+        when = end_of(series, self.keys.values(), self.last)
         return Drawn(figure, f"{self.value[:1].upper()}{self.value[1:]}, {when}. {text}.")
 
 
@@ -81,15 +91,16 @@ class EndTable(Drawing):
         keys: log keys by the names of their columns.
         scale: that they are multiplied by; 100 for percent.
         last: rounds at the end that are averaged.
-        highest: columns in which the highest value is best; in the others the lowest.
         cases_as_columns: a row for each method, and for each case the columns.
     """
 
     keys: Mapping[str, str]
     scale: float = 100.0
     last: int = LAST
-    highest: Sequence[str] = ()
     cases_as_columns: bool = False
+
+    def log_keys(self) -> list[str]:
+        return list(self.keys.values())
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         table: dict[str, dict[tuple[str, str], Numbers]] = {}
@@ -102,12 +113,12 @@ class EndTable(Drawing):
         for column in columns:
             known = {row: values[column] for row, values in table.items() if column in values}
             means = [mean for values in known.values() if not np.isnan(mean := values.mean())]
-            best = (max if column[1] in self.highest else min)(means, default=np.nan)
+            best = (min if is_lower_better(self.keys[column[1]]) else max)(means, default=np.nan)
             for row in table:
                 values = known.get(row, np.array([np.nan]))
                 cells[row].append(Cell(text_of(values), "bold" if values.mean() == best else ""))
         header = ["", *(", ".join(filter(None, column)) for column in columns)]
-        rounds = "the last round" if self.last == 1 else f"the mean of the last {self.last} evaluated rounds"
+        rounds = end_of(series, self.keys.values(), self.last)
         seeds = max(len(runs.group.runs) for runs in series)
         over = f", mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else ""
         return Drawn(Table("", header, list(cells.values())), f"In %: {rounds}{over}.")
@@ -133,26 +144,33 @@ class RoundsToTarget(Drawing):
     def __init__(self, targets: Mapping[str, float], key: str = "global/acc", baseline: str = "FedAvg") -> None:
         self.targets, self.key, self.baseline = targets, key, baseline
 
+    def log_keys(self) -> list[str]:
+        return [self.key]
+
     def draw(self, series: Sequence[Series]) -> Drawn:
         cases, methods = unique(runs.case for runs in series), unique(runs.method for runs in series)
         titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]
         figure, axes = panels(["rounds to the target"], titles, width=3.4, height=2.6)
         sentences, room = [], max(8, 60 // len(methods))  # letters below a bar
         for place, case in zip(axes[0], cases, strict=True):
-            reached = {runs.method: self.rounds(runs) for runs in series if runs.case == case}
+            of_case = [runs for runs in series if runs.case == case]
+            reached = {runs.method: self.rounds(runs) for runs in of_case}
+            lacking = [runs for runs in of_case if reached[runs.method] is None]
+            late = {runs.method: "never" if runs.is_whole else "not yet" for runs in lacking}
             for i, method in enumerate(methods):
                 if (rounds := reached.get(method)) is not None:
                     place.bar(i, rounds, color=COLOURS[i % len(COLOURS)])
                     place.text(i, rounds, f"{rounds:.0f}", ha="center", va="bottom", fontsize=8)
                 else:
-                    place.text(i, 0, "never", ha="center", va="bottom", fontsize=8)
+                    place.text(i, 0, late.get(method, ""), ha="center", va="bottom", fontsize=8)
             place.set_xticks(range(len(methods)), [fill(drawable(m), room) for m in methods], fontsize=8)
             place.set_xlim(-0.6, len(methods) - 0.4)  # also where no method has a bar
             base = reached.get(self.baseline)
             counts = {method: rounds for method, rounds in reached.items() if rounds is not None}
             shares = {m: 100 * r / base for m, r in counts.items() if base and m != self.baseline}
-            never = ", ".join(method for method in reached if method not in counts)
-            parts = by_name(counts, "{:.0f}"), by_name(shares, "{:.0f} %"), f"never: {never}" if never else ""
+            by_word = {word: ", ".join(m for m in late if late[m] == word) for word in unique(late.values())}
+            others = (f"{word}: {names}" for word, names in by_word.items())
+            parts = by_name(counts, "{:.0f}"), by_name(shares, "{:.0f} %"), *others
             name = ", ".join(filter(None, (case, f"{self.target(case):g} %")))
             sentences.append(f"{name}: {'; '.join(filter(None, parts))}")
         finish(figure, axes, "method")

@@ -181,6 +181,43 @@ def test_a_plan_runs_nothing_and_tells_what_is_done(here):
     assert sum("2 of 3" in line for line in plan) == 2
 
 
+def test_a_plan_counts_a_run_once_and_knows_the_folders_that_are_merged(here):
+    plan = say("reproduce --plan own/table.yaml --set data.participation=0.5").out.splitlines()
+    assert len(plan) == 8
+    assert plan[-1].startswith("own/table: 4 runs, 12 rounds left")  # few and many are the same then
+    assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few --rounds 2 --output a").code == 0
+    plan = say("reproduce own/table.yaml --seeds 0 --cases few --plan --merge a").out.splitlines()
+    assert plan[-1].startswith("own/table: 1 runs, 1 rounds left")
+    plan = say("reproduce own/table.yaml --seeds 0 --cases few --plan --trainer.max_epochs -1").out.splitlines()
+    assert (plan[1].split("  ")[-2].strip(), plan[-1]) == (
+        "0, no limit",
+        "own/table: 1 runs, 0 rounds left, which take about 1 min on two cores",
+    )
+
+
+def test_rounds_by_an_option_of_fit_are_the_first_ones_too(here):
+    assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --trainer.max_epochs 2").code == 0
+    text = Path("reproduced/own/table.md").read_text()
+    assert text.count("| 1 × 2 of 3 |") == 2
+    schedule = (
+        "--model.lr_decay '{cosine: 0.01}' --trainer.max_epochs 2 --output b"  # whose course depends on their number
+    )
+    assert say(f"reproduce own/table.yaml --seeds 0 --methods FedAvg {schedule}").code == 0
+    assert Path("b/own/table.md").read_text().count("| 1 × 2 |") == 2
+
+
+def test_a_log_key_that_no_run_has_is_named(here):
+    for wrong, part in (("keys: {accuracy: global/accc}", "Table"), ("keys: {a: global/acc, b: global/accc}", "two")):
+        text = TABLE.replace("keys: {accuracy: global/acc}", wrong).replace("paper: {accuracy:", "paper: {a:")
+        text = text if part == "two" else text.replace("paper: {a:", "paper: {accuracy:")
+        Path("own/table.yaml").write_text(text.lstrip(), encoding="utf-8")
+        said = say("reproduce own/table.yaml --seeds 0 --rounds 1")
+        named = "o run has 'global/accc'; the nearest is 'global/acc'"
+        assert (said.code, named in said.err) == ((0, False) if part == "two" else (1, True))
+    assert f"N{named}." in Path("reproduced/own/table.md").read_text()
+    assert len(here) == 3
+
+
 @pytest.mark.slow
 def test_runs_of_another_folder_are_taken_over(here):
     assert say("reproduce own/table.yaml --seeds 0 --output a").code == 0
@@ -222,11 +259,17 @@ def test_tuning_s_runs_are_taken_over_too_and_fewer_rounds_are_said(here):
     Path("own/table.yaml").write_text(tuned.lstrip(), encoding="utf-8")
     said = say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*' --rounds 1 --output a")
     assert said.code == 0, said
-    assert "the highest of 2, after 1 rounds; with all of them another may be chosen)." in said.out
+    assert "the highest of 2, after 1 round; with all of them another may be chosen)." in said.out
     assert len(here) == 3
     assert say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*' --rounds 1 --output b --merge a").code == 0
     assert len(here) == 3
     assert stored("b") == stored("a")
+    for folder in "ab":
+        assert "Tuned on the validation split: many, temperature=" in Path(f"{folder}/own/table.md").read_text()
+        assert len(Path(f"{folder}/own/table-tuning.csv").read_text().splitlines()) == 3
+    plan = say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*' --rounds 1 --plan --output b").out.splitlines()
+    assert [line.split("  ")[-2].strip() for line in plan[1:-1]] == ["1 of 1"] * 3
+    assert plan[-1] == "own/table: 3 runs, 0 rounds left"
 
 
 def test_a_run_that_fails_is_a_cell_with_its_reason(here):

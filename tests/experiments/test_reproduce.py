@@ -19,7 +19,7 @@ from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.composing import method_config
 from fl_lightning.experiments.reproduce import time_of
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers import Series, Sweep
+from fl_lightning.papers import EndTable, RoundsToTarget, Series, Sweep
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.figures import draw_line
 from fl_lightning.reports.result_tables import Table
@@ -45,7 +45,7 @@ runs:
       more: {data.participation: 0.5}
 draw:
   a: {class_path: fl_lightning.papers.Curves, init_args: {keys: {"": global/acc}}}
-  b: {class_path: fl_lightning.papers.EndTable, init_args: {keys: {accuracy: global/acc}, highest: [accuracy]}}
+  b: {class_path: fl_lightning.papers.EndTable, init_args: {keys: {accuracy: global/acc}}}
 """
 
 
@@ -162,6 +162,25 @@ def test_each_panel_of_a_sweep_has_the_names_of_its_own_cases(made_up):
     figure, _ = Sweep({"": "global/acc"}, "value", groups=groups).draw(series)
     found = [[label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes]
     assert found == [["0.5", "1"], ["10", "20"]]
+
+
+def test_a_target_that_is_not_reached_yet_is_not_never(made_up):
+    runs = Group("", [read_run(made_up)])
+    series = [Series("FedAvg", "", runs), Series("FedNTD", "", runs, all_rounds=ROUNDS + 1)]
+    _, caption = RoundsToTarget({"": 100.0}).draw(series)
+    assert caption.endswith("100 %: never: FedAvg; not yet: FedNTD.")
+
+
+def test_an_end_is_of_as_many_values_as_there_are_and_the_best_is_bold_by_the_kind_of_the_value(made_up):
+    series = [
+        Series("FedAvg", "", Group("", [read_run(made_up)])),
+        Series("FedNTD", "", Group("", [read_run(made_up, rounds=2)])),
+    ]
+    for key, best in (("global/acc", max), ("global/forgetting", min)):
+        content, caption = EndTable({"x": key}, last=9).draw(series)
+        assert caption == f"In %: mean of the last {ROUNDS} values."
+        values = [float(row[1].text) for row in content.rows]
+        assert [row[1].mark for row in content.rows] == ["bold" if v == best(values) else "" for v in values]
 
 
 def test_settings_that_json_cannot_write_reach_the_runs():
@@ -322,6 +341,15 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
         ("own/tiny.yaml --seeds -1", 1, "seeds must be at least 0, got -1"),
         ("own/tiny.yaml --seeds 0 0", 1, "seeds must name each of its values once, got 0 0"),
         ("own/tiny.yaml --seeds null", 2, "seeds must be int, got None"),
+        ("--rounds 5 --seeds 0", 1, "options are of an experiment, whose name comes first, got --rounds 5 --seeds 0"),
+        ("own/tiny.yaml own/nothing.yaml", 1, "the file of an experiment must exist, got own/nothing.yaml"),
+        ("own/tiny.yaml --methods fedavg", 1, "--methods must match one of FedAvg, got 'fedavg'; the nearest is"),
+        ("own/tiny.yaml own/tiny.yml", 1, "result files of its own, and two write own/tiny; give each its own"),
+        ("own/draws.yaml", 1, "got 'draws'; the nearest is 'draw'"),
+        ("own/hours.yaml", 1, "core_hours must be a number, got 'x' in the case 'few'"),
+        ("own/starts.yaml", 1, "start must be one run, of one method in at most one case"),
+        ("own/base.yaml", 1, "a table names rows of the experiment, got 'Fedavg'; the nearest is 'FedAvg'"),
+        ("own/rows.yaml", 1, "a table names rows of the experiment, got 'FedNTD'"),
         ("own/twice.yaml", 1, "seeds must name each of its values once, got 1 1"),
         (
             "fedcl/2 --cases 'MNIST, α = 1'",
@@ -344,10 +372,16 @@ def test_what_is_refused(begun, line, code, sentence):
     Path("own/empty.yaml").write_text(TINY.replace("[FedAvg]", "[]"))
     Path("own/twice.yaml").write_text(f"{TINY}\nseeds: [1, 1]\n")
     Path("own/nothing").symlink_to("absent")
+    Path("own/tiny.yml").write_text(TINY)
+    Path("own/draws.yaml").write_text(TINY.replace("draw:", "draws:"))
+    Path("own/hours.yaml").write_text(TINY.replace("few: {", "few: {core_hours: x, "))
+    Path("own/starts.yaml").write_text(f"{TINY}\nstart: {{methods: [FedAvg, FedProx]}}\n")
+    Path("own/base.yaml").write_text(f"{TINY}\ntables: {{baseline: Fedavg}}\n")
     Path("own/shown.yaml").write_text(TINY.partition("draw:")[0])
     table = TINY.partition("draw:")[0] + "draw: {'': {class_path: fl_lightning.papers.PaperTable, init_args: {%s}}}\n"
     keys = "keys: {x: global/acc}"
     Path("own/named.yaml").write_text(table % f"{keys}, paper: {{}}, baseline: FedAvgg")
+    Path("own/rows.yaml").write_text(table % f"{keys}, paper: {{x: {{FedNTD: [1, 2]}}}}")
     Path("own/long.yaml").write_text(table % f"{keys}, paper: {{x: {{FedAvg: [1]}}}}")
     assert sentence in refusal(f"reproduce {line}", code)
     assert not begun

@@ -34,7 +34,8 @@ def series(tmp_path):
 def table(series, **own):
     drawing = PaperTable(**{"keys": {"accuracy": "global/acc"}, "paper": PAPER, "baseline": "FedAvg", **own})
     content, caption = drawing.draw(series)
-    return {row[0].text: dict(zip(NAMES, (cell.text for cell in row), strict=True)) for row in content.rows}, caption
+    names = NAMES if "ours" not in content.header else [name for name in NAMES if name != "best"]
+    return {row[0].text: dict(zip(names, (cell.text for cell in row), strict=True)) for row in content.rows}, caption
 
 
 def test_published_and_reached_values_stand_side_by_side(series):
@@ -101,7 +102,20 @@ def test_accuracy_after_some_rounds_rounds_to_a_target_and_speed_up(series):
     assert rows["rounds, s = 2, FedNTD"]["final"] == "2.0 (1 of 2)"
     assert rows["speed-up, s = 2, FedNTD"]["final"] == "2.0 (1 of 2)"
     assert rows["speed-up, s = 2, FedNTD"]["to paper"] == "–"
-    assert rows["rounds, s = 2, FedNTD"]["to baseline"] == "−1.0"  # of the seed in which both get there
+    assert rows["rounds, s = 2, FedNTD"]["to baseline"] == "−1.0 (1 of 2)"  # of the seed in which both get there
+
+
+def test_a_published_never_is_behind_and_the_method_that_sets_the_target_is_not_compared(series):
+    keys = {"rounds": Measure("global/acc", until="FedAvg")}
+    keys["speed-up"] = Measure("global/acc", until="FedAvg", speed_up=True)
+    paper = {"rounds": {"FedAvg": [4], "FedNTD": ["never"]}, "speed-up": {"FedAvg": [1], "FedNTD": ["never"]}}
+    rows, caption = table(series, keys=keys, paper=paper, claims={"FedAvg": ["FedNTD"], "FedNTD": ["FedAvg"]})
+    for name in keys:
+        assert f"FedAvg ahead of FedNTD in {name}: paper 1 of 1 cells" in caption
+        assert f"FedNTD ahead of FedAvg in {name}: paper 0 of 1 cells" in caption
+    assert rows["rounds, s = 2, FedNTD"]["paper"] == "never"
+    # its own rounds are counted another way than the paper counts them
+    assert (rows["rounds, s = 2, FedAvg"]["final"], rows["rounds, s = 2, FedAvg"]["to paper"]) == ("3.5 ± 0.7", "–")
 
 
 def test_rounds_to_a_fixed_target_beside_the_published_share_of_the_baseline_s(series):
@@ -212,7 +226,7 @@ def test_first_rounds_are_compared_with_as_many_and_the_longest_runs_count(serie
     rows, _ = table([avg, ntd, failed], keys={"end": "global/acc", "first": Measure("global/acc", at=2)}, paper={})
     assert rows["end, s = 2, FedAvg"]["final"] == "40.0"
     assert rows["end, s = 2, FedAvg"]["runs"] == "1 × 4 of 9; 1 × 2 of 9"
-    assert rows["end, s = 2, FedNTD"]["to baseline"] == "+40.0"
+    assert rows["end, s = 2, FedNTD"]["to baseline"] == "+40.0 (1 of 2)"
     short = [read_run(run.folder, rounds=2) for run in ntd.group.runs]
     of_two, _ = table([avg, ntd._replace(group=Group("", short)), failed], keys={"end": "global/acc"}, paper={})
     assert of_two["s = 2, FedNTD"]["to baseline"].startswith("+10.0 [")  # 60 and 20 % after two rounds, 30 and 30 %
@@ -257,6 +271,7 @@ def test_a_target_is_of_a_case_of_the_table(series):
             "must be a number, 'mean ± deviation', or a word, got '70 +",
         ),
         ({"paper_seeds": 1}, "paper_seeds must be at least 2, for a deviation, got 1"),
+        ({"statistics": []}, "statistics must name at least one of final"),
         ({"statistics": ["mean"]}, "statistics must be of final, last five, best, got mean"),
         ({"paper": {"F": {}}}, "paper must hold values of accuracy, got F"),
     ],
