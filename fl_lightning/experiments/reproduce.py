@@ -167,14 +167,15 @@ def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
     lines, left, time, counted = list[Sequence[str]](), 0, 0.0, set[str]()
     for cell, part in [*tuned, *((cell, "") for cell in (*starts, *begun))]:
         there = [CellFiles.of(other, folder / part) for folder in folders for other in located([cell], folder / part)]
-        done, is_limited = max(each.rounds for each in there), cell.max_rounds > 0
+        done = max(each.rounds for each in there)
         method = ", ".join(filter(None, (cell.method, part and described(cell.tuned), part)))
-        rounds = f"{done} of {cell.max_rounds}" if is_limited else f"{done}, no limit"
+        rounds = f"{done} of {cell.max_rounds}" if cell.max_rounds > 0 else f"{done}, no limit"
         lines.append((str(cell.seed), cell.case, method, rounds, cell.name))
         if (run := f"{part}/{cell.name}") not in counted:  # two rows may have the same
             counted.add(run)
             missing = max(cell.max_rounds - done, 0)
-            share = missing / cell.all_rounds if is_limited else not any(each.is_complete() for each in there)
+            whole = float(not any(each.is_complete() for each in there))
+            share = missing / cell.all_rounds if cell.all_rounds > 0 else whole
             left, time = left + missing, time + hours.get(cell.case, 0.0) * share
     table = [("seed", "case", "method", "rounds", "run"), *lines]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
