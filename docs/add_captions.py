@@ -41,9 +41,12 @@ def captions_of(name: str, folder: Path) -> list[Row]:
     sources = [made(run, None) for run in runs]
     source = {key: "; ".join(unique(each[key] for each in sources)) for key in SOURCE}
     source["seeds"] = " ".join(unique(run.seed for run in runs))
+    contents, problems = draw(experiment.draw, series)
+    if problems:
+        raise ValueError(f"{name}: {'; '.join(problems)}")
     return [
         {"figure": name, "panel": at, "caption": text_of(content, caption), **source}
-        for at, (content, caption) in draw(experiment.draw, series).items()
+        for at, (content, caption) in contents.items()
     ]
 
 

@@ -70,7 +70,9 @@ class Cell:
         name: of its files; a run with the same identity has the same.
         config: whole configuration.
         tuned: settings that were chosen on the validation split.
-        all_rounds: that it has without `--rounds`, -1 without a limit.
+        all_rounds: that it has once its first ones are continued, -1 without a limit.
+        own_rounds: that its file asks for, -1 without a limit.
+        core_hours: that these take, 0 where the file does not tell.
     """
 
     method: str
@@ -80,6 +82,8 @@ class Cell:
     config: Mapping[str, Any]
     tuned: Settings = ()
     all_rounds: int = -1
+    own_rounds: int = -1
+    core_hours: float = 0.0
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -304,25 +308,28 @@ class Cells:
         if self.experiment.tables and MEASURED.intersection(self.experiment.tables.columns):
             config = with_costs(config)
         if self.request.configs and ROUNDS not in dict(self.request.settings):
-            config = {**config, "trainer": {**config["trainer"], "max_epochs": self.rounds_of(row, method, name)}}
-        all_rounds = most_rounds(limits_of(config["trainer"]))
-        is_asked = ROUNDS in dict(self.request.settings) and all_rounds > 0
-        if is_asked and COSINE_ROUNDS not in flat(config):  # else fewer are not the first ones
-            all_rounds = max(all_rounds, self.rounds_of(row, method, name) or -1)
+            max_epochs = self.trainer_of(row, method, name)["max_epochs"]
+            config = {**config, "trainer": {**config["trainer"], "max_epochs": max_epochs}}
+        all_rounds = own_rounds = most_rounds(limits_of(config["trainer"]))
+        if any(f"trainer.{limit}" in dict(self.request.settings) for limit in LIMITS):
+            own_rounds = most_rounds(limits_of(self.trainer_of(row, method, name)))
+            if all_rounds > 0 and COSINE_ROUNDS not in flat(config) and self.start is None:  # else another run
+                all_rounds = max(all_rounds, own_rounds)
         if self.request.rounds is not None and row is not self.start:  # whose last weights the others start from
             config = shortened(config, self.request.rounds)
         whole = seeded(config, seed, self.experiment.hold)
         label = row.label or short_name(method)
         stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", described(tuned, "-")]))
-        return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned, all_rounds)
+        rounds = all_rounds, own_rounds, case.get(HOURS, 0.0)
+        return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned, *rounds)
 
-    def rounds_of(self, row: Runs, method: str, name: str) -> int | None:
-        """Look up the experiment's own rounds, which files that were asked for, such as trainer/gpu, leave alone."""
+    def trainer_of(self, row: Runs, method: str, name: str) -> dict[str, Any]:
+        """Compose the Trainer's settings with the experiment's own limits, whatever options were asked for."""
         case = self.experiment.cases_of(row)[name]
-        given = [(option, value) for option, value in (*row.settings.items(), *case.items()) if option == ROUNDS]
-        config = self.composer.compose(method, as_settings(dict(given)), self.configs_of(case, asked=False))
-        rounds: int | None = config["trainer"]["max_epochs"]
-        return rounds
+        given = {**row.settings, **case}
+        limits = {option: given[option] for option in (f"trainer.{limit}" for limit in LIMITS) if option in given}
+        config = self.composer.compose(method, as_settings(limits), self.configs_of(case, asked=False))
+        return dict(config["trainer"])
 
     def in_folder(self, folder: Path) -> tuple[list[Cell], list[Cell]]:
         """Compose the starts, and the cells that begin with their weights, by the names that a folder has for them."""
@@ -454,6 +461,11 @@ class CellFiles:
     def read(self, max_rounds: int = -1) -> SavedRun:
         """Read its run up to a number of rounds, or with -1 all of it."""
         return read_run(self.begun_run, None if max_rounds < 0 else max_rounds)
+
+
+def files_in(cell: Cell, folders: Iterable[Path]) -> list[CellFiles]:
+    """Name the files of a cell in each of some folders, by the name that it has there."""
+    return [CellFiles.of(other, folder) for folder in folders for other in located([cell], folder)]
 
 
 def prepare(cell: Cell, folder: Path) -> bool:

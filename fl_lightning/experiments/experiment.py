@@ -109,12 +109,13 @@ class Experiment:
 
     def __post_init__(self) -> None:
         places = set[tuple[str, str]]()
+        named = [runs.cases for runs in (*self.runs, *filter(None, [self.start])) if isinstance(runs.cases, list)]
+        for name in (name for cases in named for name in cases):
+            if name not in self.cases:
+                raise ValueError(f"a row names cases of the experiment, got {name!r}{nearest(name, self.cases)}")
         for runs in self.runs:
             if runs.label is not None and len(runs.methods) > 1:
                 raise ValueError(f"a label names one method, got {runs.label!r} for {', '.join(runs.methods)}")
-            for name in runs.cases if isinstance(runs.cases, list) else ():
-                if name not in self.cases:
-                    raise ValueError(f"a row names cases of the experiment, got {name!r}{nearest(name, self.cases)}")
             for method in runs.methods:
                 for name in self.cases_of(runs):
                     if not isinstance(name, str):
@@ -138,10 +139,10 @@ class Experiment:
             raise ValueError("there must be runs with methods, cases and seeds, and one of them is empty")
         for seeds in (self.seeds, *(runs.seeds for runs in self.runs)):
             check_seeds(seeds or ())
-        for runs in (*self.runs, *filter(None, [self.start])):
-            for name, case in self.cases_of(runs).items():
-                if not isinstance(hours := case.get(HOURS, 0), int | float):
-                    raise ValueError(f"{HOURS} must be a number, got {hours!r} in the case {name!r}")
+        own = [runs.cases for runs in (*self.runs, *filter(None, [self.start])) if isinstance(runs.cases, dict)]
+        for name, case in (item for cases in (self.cases, self.cases_full, *own) for item in cases.items()):
+            if not isinstance(hours := case.get(HOURS, 0), int | float):
+                raise ValueError(f"{HOURS} must be a number, got {hours!r} in the case {name!r}")
         if self.start and (len(self.start.methods) != 1 or len(self.start.cases or [""]) != 1):
             raise ValueError("start must be one run, of one method in at most one case")
         if not (self.draw or self.draw_full or self.tables):

@@ -6,10 +6,20 @@ from pathlib import Path
 
 from fl_lightning.experiments.cells import Cell, Cells, located
 from fl_lightning.experiments.merging import merge
-from fl_lightning.experiments.results import Form, draw, name_runs, series_of, stored_keys, write_drawings, write_tables
+from fl_lightning.experiments.results import (
+    Form,
+    draw,
+    name_runs,
+    series_of,
+    stored_keys,
+    unknown_keys,
+    write_drawings,
+    write_tables,
+)
 from fl_lightning.experiments.running import run_cells
 from fl_lightning.experiments.tuning import tune
 from fl_lightning.papers import Series
+from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
 from fl_lightning.utils.text import printable
 
@@ -31,6 +41,8 @@ class Maker:
     ) -> None:
         self.cells, self.output, self.processes = cells, output, processes
         self.name, self.heading, self.forms = name, heading, forms
+        self.tuned = list[str]()
+        """Sentences on what was tuned."""
 
     def make(self, notes: Sequence[str] = (), sources: Sequence[Path] = ()) -> None:
         """Run what is left, and write the results.
@@ -44,7 +56,8 @@ class Maker:
             KeyboardInterrupt: naming how to go on.
         """
         table = f"{self.name}-tuning" if self.name else "tuning"
-        for note in (notes := [*notes, *tune(self.cells, self.processes, self.output, sources, table)]):
+        self.tuned = tune(self.cells, self.processes, self.output, sources, table)
+        for note in (notes := [*notes, *self.tuned]):
             print(printable(note))
         starts = located(self.cells.starts(), self.output)
         failed = self.run(starts, sources)
@@ -80,20 +93,30 @@ class Maker:
         if experiment.tables:
             write_tables(self.output, series, experiment.tables, notes, report=last)
         if experiment.draw:
-            self.draw(series, notes, last)
+            self.draw(series, last)
 
-    def draw(self, series: Sequence[Series], notes: Sequence[str], last: bool) -> None:
-        """Draw pictures and tables with notes, and store the values of the papers' tables."""
+    def draw(self, series: Sequence[Series], last: bool) -> None:
+        """Draw pictures and tables, and store the values of the papers' tables.
+
+        Raises:
+            ValueError: naming the drawings that could not be made, after the others were written.
+        """
         drawings, files = self.cells.experiment.draw, list[Path]()
         if keys := stored_keys(drawings):
             files.append(self.output / f"{self.name}.csv")
             write_stored(files[0], series, keys)
-        contents = draw(drawings, series, notes)
-        files += write_drawings(self.name, self.heading, contents, self.output, self.forms)
+        contents, problems = draw(drawings, series, self.tuned)
+        if contents:
+            files += write_drawings(self.name, self.heading, contents, self.output, self.forms)
         if last:
             for letter, (_, caption) in contents.items():
                 print(printable(f"{self.name}{letter}: {caption}"))
             print(*(printable(str(path)) for path in files), sep="\n")
+        else:  # before the other seeds are trained
+            for text in unique(text for drawing in drawings.values() for text in unknown_keys(drawing, series)):
+                print(printable(text))
+        if problems:
+            raise ValueError("; ".join(problems))
 
     def refuse(self, failed: Mapping[str, str]) -> None:
         """Raise where runs failed.

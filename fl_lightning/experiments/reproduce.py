@@ -8,15 +8,14 @@ from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments import experiment as files
-from fl_lightning.experiments.cells import CellFiles, Cells, Request, located
-from fl_lightning.experiments.composing import as_settings, described, parse_settings, split_overrides
+from fl_lightning.experiments.cells import Cells, Request
+from fl_lightning.experiments.composing import as_settings, parse_settings, split_overrides
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.merging import check_source
+from fl_lightning.experiments.planning import plan
 from fl_lightning.experiments.results import Form
 from fl_lightning.experiments.running import duration
 from fl_lightning.experiments.starting import check_starts
-from fl_lightning.experiments.tuning import cells_of, choose, tried_of
-from fl_lightning.reports.saved import TUNING
 from fl_lightning.utils.files import check_output
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import printable
@@ -142,44 +141,13 @@ def check_files(makers: Sequence[Maker]) -> None:
     Raises:
         ValueError: naming the file.
     """
-    names = [maker.name for maker in makers] + ["results.csv" for maker in makers if maker.cells.experiment.tables]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    written = list[str]()
+    for maker in makers:
+        experiment = maker.cells.experiment
+        written += {maker.name, *(f"{maker.name}{letter}" for letter in experiment.draw)}
+        written += ["results.csv"] * bool(experiment.tables)
+    if twice := next((name for name in written if written.count(name) > 1), None):
         raise ValueError(
-            f"each experiment needs result files of its own, and two write {twice}; give each its own --output"
+            f"each experiment needs result files of its own, and two write {twice}; make them by two commands, each "
+            f"with its own --output"
         )
-
-
-def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
-    """List the runs of an experiment: seed, case, method, rounds that are done and asked for.
-
-    Args:
-        name: `paper/number`.
-        cells: of the experiment.
-        folders: of runs: that of the experiment, and those whose runs are taken over.
-    """
-    tried = tried_of(cells)
-    tuned = [(cell, TUNING) for cell in cells_of(tried)]
-    if tried and all(CellFiles.of(cell, folders[0] / TUNING).is_complete() for cell, _ in tuned):
-        choose(cells, tried, folders[0] / TUNING, {})
-    starts, begun = cells.in_folder(folders[0])
-    columns = (column for runs in cells.experiment.runs for column in cells.experiment.cases_of(runs).items())
-    hours = {name: case.get(files.HOURS, 0.0) for name, case in columns}
-    lines, left, time, counted = list[Sequence[str]](), 0, 0.0, set[str]()
-    for cell, part in [*tuned, *((cell, "") for cell in (*starts, *begun))]:
-        there = [CellFiles.of(other, folder / part) for folder in folders for other in located([cell], folder / part)]
-        done = max(each.rounds for each in there)
-        method = ", ".join(filter(None, (cell.method, part and described(cell.tuned), part)))
-        rounds = f"{done} of {cell.max_rounds}" if cell.max_rounds > 0 else f"{done}, no limit"
-        lines.append((str(cell.seed), cell.case, method, rounds, cell.name))
-        if (run := f"{part}/{cell.name}") not in counted:  # two rows may have the same
-            counted.add(run)
-            missing = max(cell.max_rounds - done, 0)
-            whole = float(not any(each.is_complete() for each in there))
-            share = missing / cell.all_rounds if cell.all_rounds > 0 else whole
-            left, time = left + missing, time + hours.get(cell.case, 0.0) * share
-    table = [("seed", "case", "method", "rounds", "run"), *lines]
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    padded = ("  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)) for line in table)
-    total = f"{name}: {len(counted)} runs, {left} rounds left"
-    takes = f", which take about {duration(3600 * time / 2)} on two cores" if time else ""
-    return "\n".join([*map(str.rstrip, padded), total + takes])

@@ -1,7 +1,7 @@
 """Files that are written of the runs of an experiment: drawings with their page, and the tables of a comparison."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -60,7 +60,9 @@ def name_runs(cells: Sequence[Cell], folder: Path) -> None:
 # --- drawings -------------------------------------------------------------------------------------
 
 
-def draw(drawings: Mapping[str, Drawing], series: Sequence[Series], notes: Sequence[str] = ()) -> dict[str, Drawn]:
+def draw(
+    drawings: Mapping[str, Drawing], series: Sequence[Series], notes: Sequence[str] = ()
+) -> tuple[dict[str, Drawn], list[str]]:
     """Draw everything that there are runs for, by the letter of the panel, without tables of other columns.
 
     Args:
@@ -68,27 +70,38 @@ def draw(drawings: Mapping[str, Drawing], series: Sequence[Series], notes: Seque
         series: runs.
         notes: sentences that end the captions of tables.
 
-    Raises:
-        ValueError: a drawing lacks runs, or all of its log keys, which is named.
+    Returns:
+        What was drawn, and why other drawings were not.
     """
-    contents = dict[str, Drawn]()
+    contents, problems = dict[str, Drawn](), list[str]()
     for letter, drawing in drawings.items():
+        name = f"drawing {letter}".strip()
         shown = [each for each in series if drawing.shows_missing or each.group.runs]
         if not shown:
-            raise ValueError(f"drawing {letter or 'of the experiment'} needs runs, and none is complete")
-        logged = dict.fromkeys(n for each in shown for run in each.group.runs for n in (*run.history.names, *run.test))
-        keys = drawing.log_keys() if logged else []
-        unknown = [f"no run has {key!r}{nearest(key, logged)}" for key in keys if key not in logged]
-        if keys and len(unknown) == len(keys):
-            raise ValueError(
-                f"drawing {letter or 'of the experiment'} shows values by their log keys, and {unknown[0]}"
-            )
-        content, caption = drawing.draw(shown)
+            problems.append(f"{name} needs runs, and none is complete")
+            continue
+        try:
+            content, caption = drawing.draw(shown)
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+            continue
         if not isinstance(content, Table) or content.rows:
-            further = [*(f"{text[:1].upper()}{text[1:]}." for text in unknown)]
-            further += notes if isinstance(content, Table) else ()
+            further = [*unknown_keys(drawing, shown), *(notes if isinstance(content, Table) else ())]
             contents[letter] = Drawn(content, " ".join([caption, *further]))
-    return contents
+    return contents, problems
+
+
+def unknown_keys(drawing: Drawing, series: Sequence[Series]) -> list[str]:
+    """Tell which log keys of a drawing no run has, once there is a whole one: later rounds may have others."""
+    if not any(each.group.runs and each.is_whole for each in series):
+        return []
+    logged = keys_in(run for each in series for run in each.group.runs)
+    return [f"No run has {key!r}{nearest(key, logged)}." for key in drawing.log_keys() if key not in logged]
+
+
+def keys_in(runs: Iterable[SavedRun]) -> list[str]:
+    """List the log keys that one of the runs has."""
+    return unique(name for run in runs for name in (*run.history.names, *run.test))
 
 
 def write_drawings(
@@ -149,7 +162,7 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     by_case = {name: groups_of(series, name) for name in unique(each.case for each in series)}
     groups = [group for of_case in by_case.values() for group in of_case]
     runs = [run for group in groups for run in group.runs]
-    logged = dict.fromkeys(name for run in runs for name in (*run.history.names, *run.test))
+    logged = keys_in(runs)
     keys = [key for key in tables.metrics if key in logged] or known_metrics(groups)
     baseline = tables.baseline or series[0].method
     compared = [

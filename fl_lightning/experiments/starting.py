@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import yaml  # type: ignore[import-untyped]
 
-from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located, started
+from fl_lightning.experiments.cells import Cell, CellFiles, Cells, files_in, located, started
 from fl_lightning.experiments.composing import described
 from fl_lightning.experiments.run import Outcome
 from fl_lightning.experiments.tuning import cells_of, tried_of
@@ -80,7 +80,7 @@ def errors_of(cells: Collection[Cell], processes: int) -> dict[str, str]:
 
 def runs_of(cells: Cells, folders: Sequence[Path]) -> Iterator[tuple[Cell, bool]]:
     """Compose the runs of an experiment, of what is tuned those of the candidates, and whether each has begun."""
-    tried = tried_of(cells)
+    tried = tried_of(cells, folders[0])
     for cell in cells_of(tried):
         yield cell, has_begun(cell, [folder / TUNING for folder in folders])
     starts, every = cells.starts(), cells.all()
@@ -93,4 +93,4 @@ def runs_of(cells: Cells, folders: Sequence[Path]) -> Iterator[tuple[Cell, bool]
 
 def has_begun(cell: Cell, folders: Iterable[Path]) -> bool:
     """Return True where one of the folders has rounds of a cell."""
-    return any(CellFiles(folder, other.name).rounds for folder in folders for other in located([cell], folder))
+    return any(files.rounds for files in files_in(cell, folders))

@@ -13,9 +13,9 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 import fl_lightning
-from fl_lightning.papers.stored import rows_of
 from fl_lightning.reports.saved import TIMES
 from fl_lightning.runs.folder import run_folder
+from fl_lightning.runs.round_table import read_cells
 from fl_lightning.utils.files import write_table
 
 OFTEN = 5.0
@@ -37,7 +37,8 @@ class Times(Callback):
         if folder is None or not trainer.is_global_zero:
             return
         self.path = folder / TIMES
-        self.before = rows_of(self.path)
+        columns = read_cells(self.path) if self.path.is_file() else {}
+        self.before = [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
         self.began, self.began_cpu, self.first = time.time(), cpu_seconds(), trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.experiments.cells import Cell, CellFiles, Cells
+from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located
 from fl_lightning.experiments.composing import Settings, as_settings, combinations, described
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.merging import merge
@@ -38,7 +38,7 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
         ValueError: the metric is none of the validation split, a setting is not to be tuned, or a method has no
             complete candidate.
     """
-    tried, folder = tried_of(cells), output / TUNING
+    tried, folder = tried_of(cells, output), output / TUNING
     if not tried:
         return []
     each = cells_of(tried)
@@ -52,8 +52,8 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
     return sentences
 
 
-def tried_of(cells: Cells) -> Tried:
-    """Compose the cells of each candidate of all rows that are tuned.
+def tried_of(cells: Cells, output: Path) -> Tried:
+    """Compose the cells of each candidate of all rows that are tuned, by the names that a folder's `tuning` has.
 
     Raises:
         ValueError: the metric is none of the validation split, or a setting is not to be tuned.
@@ -63,7 +63,12 @@ def tried_of(cells: Cells) -> Tried:
         raise ValueError(f"tuning chooses on the validation split, so tune_metric must begin with val/, got {metric}")
     if name := next((name for runs in rows for name in runs.tune if is_data(name)), None):
         raise ValueError(f"tune takes settings of the training, got {name}")
-    return {place: choices for runs in rows for place, choices in choices_of(cells, runs).items()}
+    tried = {place: choices for runs in rows for place, choices in choices_of(cells, runs).items()}
+    named = iter(located(cells_of(tried), output / TUNING))  # candidates of two cases may be the same run
+    return {
+        place: {candidate: [next(named) for _ in group] for candidate, group in choices.items()}
+        for place, choices in tried.items()
+    }
 
 
 def cells_of(tried: Tried) -> list[Cell]:
@@ -79,6 +84,9 @@ def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) 
         tried: cells of the candidates.
         folder: of their runs, which are complete but for those that failed.
         failed: sentences by the names of cells.
+
+    Returns:
+        The sentences; the lines, each with method, case, settings, mean and whether they were chosen.
 
     Raises:
         ValueError: a method has no complete candidate.
@@ -99,7 +107,7 @@ def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) 
         rank = f"the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)}"
         rounds = max(cell.max_rounds for cell in choices[best])
         after = f", after {rounds} round{'s' * (rounds > 1)}" if rounds > 0 else ""
-        if cells.request.rounds is not None:
+        if any(cell.max_rounds < cell.all_rounds for cell in choices[best]):
             after += "; with all of them another may be chosen"
         sentences.append(
             f"Tuned on the validation split: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after})."

@@ -188,7 +188,7 @@ class DistanceScatter(Drawing):
         figure, axes = panels(["weight divergence ‖w − w_k‖₁"], [runs.name for runs in series], width=3.0)
         strengths: dict[str, float] = {}
         for i, (place, runs) in enumerate(zip(axes[0], series, strict=True)):
-            table = runs.run.columns("drift.csv")
+            table = runs.run.columns(last_file(runs.run, "drift.csv", "DriftMonitor").name)
             x, y, t = (table[name] for name in ("distribution_distance", "weight_divergence", "round"))
             known = ~np.isnan(x) & ~np.isnan(y)
             opacity = 0.08 + 0.72 * t[known] / max(1.0, t.max())

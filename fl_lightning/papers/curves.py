@@ -64,6 +64,8 @@ class Curves(Drawing):
                 place = {"method": runs.method, "case": runs.case, "key": name}
                 if line := self.line_of(runs, key):
                     lines[place[self.row], place[self.column], place[self.line]] = line
+        if not lines:
+            raise ValueError(f"curves need values by round, and no run has {', '.join(self.log_keys()) or 'enough'}")
         rows, columns, names = (unique(key[i] for key in lines) for i in range(3))
         left = ["\n".join(filter(None, (name, self.value))) if len(rows) > 1 else self.value for name in rows]
         figure, axes = panels(left, columns, self.width, self.height)

@@ -86,7 +86,8 @@ class PaperTable(Drawing):
 
     Args:
         keys: measures, or log keys, by their names.
-        paper: published values by measure and method, one for each case, in the unit of the table: shares in percent.
+        paper: published values by measure and method, one for each case, in the unit of the table: shares in percent;
+            `never` for a target that was not reached.
         cases: in the order of the published values; none: those of the experiment.
         statistics: of ours, `final`, `last five`, `best`; the first one is compared.
         baseline: method that the others are compared with, seed by seed; None: none.
@@ -138,12 +139,11 @@ class PaperTable(Drawing):
         return table
 
     def named_rows(self) -> set[str]:
-        """Collect the names of the rows that it compares with or has published values of."""
+        """Collect the names of the rows that it compares with."""
         measures = [measure for measure in self.keys.values() if isinstance(measure, Measure)]
         counted = [name for measure in measures for name in (measure.until, measure.share_of)]
         claimed = [name for ahead, others in self.claims.items() for name in (ahead, *others)]
-        published = [name for rows in self.paper.values() for name in rows]
-        return {name for name in (self.baseline, *counted, *claimed, *published) if name}
+        return {name for name in (self.baseline, *counted, *claimed) if name}
 
     def log_keys(self) -> list[str]:
         return [measure if isinstance(measure, str) else measure.key for measure in self.keys.values()]

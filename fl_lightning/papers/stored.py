@@ -1,5 +1,6 @@
 """Results of an experiment in one csv file, of which its tables are made again without the runs."""
 
+import csv
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -61,10 +62,26 @@ def curve_text(curve: dict[int, float]) -> str:
     return " ".join(f"{curve.get(t, math.nan):.{DIGITS}g}" for t in range(max(curve, default=-1) + 1))
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a csv file by column, none where there is no file."""
-    table = read_cells(path) if path.is_file() else {}
-    return [dict(zip(table, map(of_cell, line), strict=True)) for line in zip(*table.values(), strict=True)]
+def rows_of(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
+    """Read the rows of a csv file by column, none where there is no file.
+
+    Args:
+        path: of the file.
+        columns: that it must have.
+
+    Raises:
+        ValueError: it lacks one, or a line has other columns than the first.
+    """
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows, there = list(reader), reader.fieldnames or ()
+    if missing := [name for name in columns if name not in there]:
+        raise ValueError(f"{path} must have the columns {', '.join(columns)}, and lacks {', '.join(missing)}")
+    if any(None in row or None in row.values() for row in rows):
+        raise ValueError(f"{path} must have the columns of its first line in all others; mend it")
+    return [{name: of_cell(text) for name, text in row.items()} for row in rows]
 
 
 def read_stored(path: Path) -> list[Series]:
@@ -73,9 +90,7 @@ def read_stored(path: Path) -> list[Series]:
     Raises:
         ValueError: a line cannot be read.
     """
-    lines, series = rows_of(path), list[Series]()
-    if missing := [name for name in COLUMNS if lines and name not in lines[0]]:
-        raise ValueError(f"{path} must have the columns {', '.join(COLUMNS)}, and lacks {', '.join(missing)}")
+    lines, series = rows_of(path, COLUMNS), list[Series]()
     for method, case in dict.fromkeys((line["method"], line["case"]) for line in lines):
         alike = [line for line in lines if (line["method"], line["case"]) == (method, case)]
         failed = {line["seed"]: line["error"] for line in alike if line["error"]}

@@ -2,8 +2,14 @@
 
 from fl_lightning.metrics.history import BY_CLASS, PROMISED, UNPROTECTED
 
-LOWER = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "distance", "/ce")
+LOWER = (
+    *("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "/ce"),
+    *("distance", "divergence", "drift", "epsilon"),
+)
 """Ends of keys, in lower case, whose values are better where they are lower."""
+
+COSTS = ("cost/", "comm/")
+"""Beginnings of such keys."""
 
 
 def is_accuracy(name: str) -> bool:
@@ -17,13 +23,13 @@ def is_loss(name: str) -> bool:
 
 
 def is_lower_better(key: str) -> bool:
-    """True for losses, errors and forgetting, under a module's own names too.
+    """True for losses, errors, forgetting and costs, under a module's own names too.
 
     >>> [is_lower_better(key) for key in ("val_mse", "val/MeanAbsoluteError", "val_loss/dataloader_idx_1", "val_f1")]
     [True, True, True, False]
     """
     name = key.partition("/dataloader_idx_")[0]
-    return is_loss(name) or name.lower().endswith(LOWER)
+    return is_loss(name) or name.lower().endswith(LOWER) or name.startswith(COSTS)
 
 
 def is_value(name: str) -> bool:

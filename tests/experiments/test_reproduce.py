@@ -344,12 +344,19 @@ def test_runs_begin_with_the_weights_of_the_start(begun):
         ("--rounds 5 --seeds 0", 1, "options are of an experiment, whose name comes first, got --rounds 5 --seeds 0"),
         ("own/tiny.yaml own/nothing.yaml", 1, "the file of an experiment must exist, got own/nothing.yaml"),
         ("own/tiny.yaml --methods fedavg", 1, "--methods must match one of FedAvg, got 'fedavg'; the nearest is"),
-        ("own/tiny.yaml own/tiny.yml", 1, "result files of its own, and two write own/tiny; give each its own"),
+        ("own/tiny.yaml own/tiny.yml", 1, "result files of its own, and two write own/tiny; make them by two commands"),
+        (
+            "own/tiny.yaml own/tin.yaml",
+            1,
+            "result files of its own, and two write own/tinya; make them by two commands",
+        ),
+        ("own/tables.yaml own/other.yaml", 1, "result files of its own, and two write results.csv; make them by two"),
         ("own/draws.yaml", 1, "got 'draws'; the nearest is 'draw'"),
         ("own/hours.yaml", 1, "core_hours must be a number, got 'x' in the case 'few'"),
+        ("own/large.yaml", 1, "core_hours must be a number, got 'x' in the case 'large'"),
         ("own/starts.yaml", 1, "start must be one run, of one method in at most one case"),
+        ("own/begin.yaml", 1, "a row names cases of the experiment, got 'nothing'"),
         ("own/base.yaml", 1, "a table names rows of the experiment, got 'Fedavg'; the nearest is 'FedAvg'"),
-        ("own/rows.yaml", 1, "a table names rows of the experiment, got 'FedNTD'"),
         ("own/twice.yaml", 1, "seeds must name each of its values once, got 1 1"),
         (
             "fedcl/2 --cases 'MNIST, α = 1'",
@@ -373,6 +380,11 @@ def test_what_is_refused(begun, line, code, sentence):
     Path("own/twice.yaml").write_text(f"{TINY}\nseeds: [1, 1]\n")
     Path("own/nothing").symlink_to("absent")
     Path("own/tiny.yml").write_text(TINY)
+    Path("own/tin.yaml").write_text(TINY.replace("  a:", "  ya:"))
+    Path("own/large.yaml").write_text(f"{TINY}\ncases_full: {{large: {{core_hours: x}}}}\n")
+    Path("own/begin.yaml").write_text(f"{TINY}\nstart: {{methods: [FedAvg], cases: [nothing]}}\n")
+    for name in ("tables", "other"):
+        Path(f"own/{name}.yaml").write_text(TINY.partition("draw:")[0] + "tables: {baseline: FedAvg}\n")
     Path("own/draws.yaml").write_text(TINY.replace("draw:", "draws:"))
     Path("own/hours.yaml").write_text(TINY.replace("few: {", "few: {core_hours: x, "))
     Path("own/starts.yaml").write_text(f"{TINY}\nstart: {{methods: [FedAvg, FedProx]}}\n")
@@ -381,7 +393,6 @@ def test_what_is_refused(begun, line, code, sentence):
     table = TINY.partition("draw:")[0] + "draw: {'': {class_path: fl_lightning.papers.PaperTable, init_args: {%s}}}\n"
     keys = "keys: {x: global/acc}"
     Path("own/named.yaml").write_text(table % f"{keys}, paper: {{}}, baseline: FedAvgg")
-    Path("own/rows.yaml").write_text(table % f"{keys}, paper: {{x: {{FedNTD: [1, 2]}}}}")
     Path("own/long.yaml").write_text(table % f"{keys}, paper: {{x: {{FedAvg: [1]}}}}")
     assert sentence in refusal(f"reproduce {line}", code)
     assert not begun

@@ -34,8 +34,14 @@ def series(tmp_path):
 def table(series, **own):
     drawing = PaperTable(**{"keys": {"accuracy": "global/acc"}, "paper": PAPER, "baseline": "FedAvg", **own})
     content, caption = drawing.draw(series)
-    names = NAMES if "ours" not in content.header else [name for name in NAMES if name != "best"]
+    assert content.header[2:4] == (["ours", "ours − paper"] if counts(drawing) else ["final", "best over rounds"])
+    names = [name for name in NAMES if name != "best"] if counts(drawing) else NAMES
     return {row[0].text: dict(zip(names, (cell.text for cell in row), strict=True)) for row in content.rows}, caption
+
+
+def counts(drawing):
+    """Whether all of a table's values are rounds, or after some rounds, so that there is but one of each."""
+    return all(isinstance(measure, Measure) and not measure.is_plain for measure in drawing.keys.values())
 
 
 def test_published_and_reached_values_stand_side_by_side(series):
@@ -217,6 +223,19 @@ def test_what_is_stored_gives_the_same_table_without_the_runs(series, tmp_path):
     write_stored(tmp_path / "again.csv", again, ["global/acc"])
     first, second = ((tmp_path / name).read_text().splitlines() for name in ("results.csv", "again.csv"))
     assert [line.rpartition(",")[2] for line in first] == [line.rpartition(",")[2] for line in second]
+
+
+def test_a_stored_file_whose_lines_are_wrong_is_refused(series, tmp_path):
+    path = tmp_path / "results.csv"
+    write_stored(path, series, ["global/acc"])
+    text = path.read_text()
+    for wrong, sentence in (
+        (text.replace("case,", "kase,", 1), "and lacks case"),
+        (text + "<<<<<<< HEAD\n", "the columns of its first line in all others; mend it"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match=sentence):
+            read_stored(path)
 
 
 def test_first_rounds_are_compared_with_as_many_and_the_longest_runs_count(series):

@@ -1,0 +1,59 @@
+"""What the runs of an experiment would be, and how far those in a folder are: `reproduce --plan`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_lightning.experiments.cells import Cell, CellFiles, Cells, files_in
+from fl_lightning.experiments.composing import described
+from fl_lightning.experiments.running import duration
+from fl_lightning.experiments.tuning import cells_of, choose, tried_of
+from fl_lightning.reports.saved import TUNING
+
+
+def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
+    """List the runs of an experiment: seed, case, method, rounds that are done and asked for.
+
+    Args:
+        name: `paper/number`.
+        cells: of the experiment; what is tuned has its values where a folder has all runs that these are chosen by.
+        folders: of runs: that of the experiment, and those whose runs are taken over.
+
+    Raises:
+        ValueError: what is to be tuned cannot be.
+    """
+    lines, left = list[Sequence[str]](), dict[str, tuple[int, float]]()
+    for cell, part in cells_in(cells, folders):
+        files = files_in(cell, [folder / part for folder in folders])
+        done = max(each.rounds for each in files)
+        method = ", ".join(filter(None, (cell.method, part and described(cell.tuned), part)))
+        rounds = f"{done} of {cell.max_rounds}" if cell.max_rounds > 0 else f"{done}, no limit"
+        lines.append((str(cell.seed), cell.case, method, rounds, cell.name))
+        run = f"{part}/{cell.name}"  # of several cells it is as long as the longest
+        left[run] = max(left.get(run, (0, 0.0)), left_of(cell, files, done))
+    table = [("seed", "case", "method", "rounds", "run"), *lines]
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    padded = ("  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)) for line in table)
+    hours = sum(each for _, each in left.values())
+    total = f"{name}: {len(left)} runs, {sum(rounds for rounds, _ in left.values())} rounds left"
+    takes = f", which take about {duration(3600 * hours / 2)} on two cores" if hours else ""
+    return "\n".join([*map(str.rstrip, padded), total + takes])
+
+
+def cells_in(cells: Cells, folders: Sequence[Path]) -> list[tuple[Cell, str]]:
+    """Compose all cells, those of tuning first, each with the part of a folder that has its run."""
+    for folder in folders:
+        tried = tried_of(cells, folder)
+        tuning = cells_of(tried)
+        if tuning and all(CellFiles.of(cell, folder / TUNING).is_complete() for cell in tuning):
+            choose(cells, tried, folder / TUNING, {})
+            break
+    starts, begun = cells.in_folder(folders[0])
+    return [*((cell, TUNING) for cell in tuning), *((cell, "") for cell in (*starts, *begun))]
+
+
+def left_of(cell: Cell, files: Sequence[CellFiles], done: int) -> tuple[int, float]:
+    """Compute the rounds that a run lacks, and the hours of one core that they take."""
+    rounds = max(cell.max_rounds - done, 0)
+    if cell.max_rounds > 0 and cell.own_rounds > 0:
+        return rounds, cell.core_hours * rounds / cell.own_rounds
+    return rounds, 0.0 if any(each.is_complete() for each in files) else cell.core_hours
