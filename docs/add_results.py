@@ -65,11 +65,13 @@ def add(
         return int(row["rounds"]) > known
 
     added = unique(key(row) for row in new if is_more(row))
-    rows = [row for row in stored if key(row) not in added] + [row for row in new if key(row) in added]
-    whole = {key(row) for row in rows if row["rounds"] and row["rounds"] == row["all_rounds"]}
-    failed = [row for row in rows_of(folder / path.parent.name / path.name) if row["error"] and key(row) not in whole]
-    added = unique([*added, *(key(row) for row in failed if row not in rows)])
-    rows = [row for row in rows if not (row["error"] and key(row) in map(key, failed))] + failed
+    values = [row for row in stored if not row["error"] and key(row) not in added]
+    values += [row for row in new if key(row) in added]
+    whole = {key(row) for row in values if row["rounds"] == row["all_rounds"]}
+    told = [*stored, *rows_of(folder / path.parent.name / path.name)]  # the later one counts
+    failed = {key(row): row for row in told if row["error"] and key(row) not in whole}
+    added = unique([*added, *(run for run, row in failed.items() if row not in stored)])
+    rows = [*values, *failed.values()]
     cases = unique(case for runs in experiment.runs for case in (*experiment.cases, *experiment.cases_of(runs)))
     methods = unique(runs.label or method for runs in experiment.runs for method in runs.methods)
     rows.sort(key=lambda row: (methods.index(row["method"]), cases.index(row["case"]), int(row["seed"])))
