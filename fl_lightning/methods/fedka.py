@@ -88,7 +88,8 @@ class FedKA(ClientModule):
 
     Args:
         beta: β, weight of the anchors, >= 0; 0 is FedAvg. The term is quadratic in the logits, so that its curvature
-            grows with them over the rounds: where a client ends in NaN after a good start, take less (CIFAR-10: 0.01).
+            grows with them over the rounds: where a client ends in NaN after a good start, take less, or clip gradients
+            (`model.clip_norm`); on CIFAR-10 at the paper's size 0.01 is still too much.
         gamma: γ, least share of a dominant class, >= 0; None: 0.5 / C.
         max_anchors: μ, most anchors of a client and round, >= 0; 0 is FedAvg.
         strategy: anchor of a non-dominant class: a `random` sample, or the one with the largest (`hard`) or smallest
