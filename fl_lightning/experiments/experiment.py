@@ -139,8 +139,8 @@ class Experiment:
             raise ValueError("there must be runs with methods, cases and seeds, and one of them is empty")
         for seeds in (self.seeds, *(runs.seeds for runs in self.runs)):
             check_seeds(seeds or ())
-        own = [runs.cases for runs in (*self.runs, *filter(None, [self.start])) if isinstance(runs.cases, dict)]
-        for name, case in (item for cases in (self.cases, self.cases_full, *own) for item in cases.items()):
+        row_cases = [runs.cases for runs in (*self.runs, *filter(None, [self.start])) if isinstance(runs.cases, dict)]
+        for name, case in (item for cases in (self.cases, self.cases_full, *row_cases) for item in cases.items()):
             if not isinstance(hours := case.get(HOURS, 0), int | float):
                 raise ValueError(f"{HOURS} must be a number, got {hours!r} in the case {name!r}")
         if self.start and (len(self.start.methods) != 1 or len(self.start.cases or [""]) != 1):

@@ -1,4 +1,4 @@
-"""What the runs of an experiment would be, and how far those in a folder are: `reproduce --plan`."""
+"""The plan of an experiment: its runs, and how many rounds of each a folder has."""
 
 from collections.abc import Sequence
 from pathlib import Path
