@@ -144,7 +144,7 @@ def check_files(makers: Sequence[Maker]) -> None:
     written = list[str]()
     for maker in makers:
         experiment = maker.cells.experiment
-        written += {maker.name, *(f"{maker.name}{letter}" for letter in experiment.draw)}
+        written += dict.fromkeys([maker.name, *(f"{maker.name}{letter}" for letter in experiment.draw)])
         written += ["results.csv"] * bool(experiment.tables)
     if twice := next((name for name in written if written.count(name) > 1), None):
         raise ValueError(
