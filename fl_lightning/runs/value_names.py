@@ -2,10 +2,8 @@
 
 from fl_lightning.metrics.history import BY_CLASS, PROMISED, UNPROTECTED
 
-LOWER = (
-    *("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "/ce"),
-    *("distance", "divergence", "drift", "epsilon"),
-)
+LOWER = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "/ce", "distance", "divergence")
+LOWER += ("drift", "epsilon")
 """Ends of keys, in lower case, whose values are better where they are lower."""
 
 COSTS = ("cost/", "comm/")
@@ -27,6 +25,8 @@ def is_lower_better(key: str) -> bool:
 
     >>> [is_lower_better(key) for key in ("val_mse", "val/MeanAbsoluteError", "val_loss/dataloader_idx_1", "val_f1")]
     [True, True, True, False]
+    >>> [is_lower_better(key) for key in ("cost/seconds", "local/weight_divergence")]
+    [True, True]
     """
     name = key.partition("/dataloader_idx_")[0]
     return is_loss(name) or name.lower().endswith(LOWER) or name.startswith(COSTS)
