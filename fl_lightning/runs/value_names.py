@@ -2,8 +2,8 @@
 
 from fl_lightning.metrics.history import BY_CLASS, PROMISED, UNPROTECTED
 
-LOWER = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "/ce", "distance", "divergence")
-LOWER += ("drift", "epsilon")
+ERRORS = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nll", "/ce")
+LOWER = (*ERRORS, "distance", "divergence", "drift", "epsilon")
 """Ends of keys, in lower case, whose values are better where they are lower."""
 
 COSTS = ("cost/", "comm/")
