@@ -191,7 +191,7 @@ class Content:
         return "" if i >= len(values) or values[i] is None else str(values[i])
 
     def values(self, name: str, case: str, method: str, statistic: str) -> dict[str, float]:
-        """Compute ours by seed, in the unit of the table, infinite where a target is never reached.
+        """Compute ours by seed, in the unit of the table, infinite where a target is never reached, or not yet.
 
         Where a value is that of the last round, the runs that have most rounds count.
         """
@@ -205,9 +205,13 @@ class Content:
             else:
                 value = value_at(run, measure, statistic)
                 value = None if value is None else measure.scale * value
-            if value is not None and (math.isfinite(value) or self.is_whole(case, method)):  # never, or not yet
+            if value is not None:
                 values[run.seed] = value
         return values
+
+    def is_open(self, case: str, method: str, values: Mapping[str, float]) -> bool:
+        """True where the rest of the rounds may reach a target that some of the values do not."""
+        return not self.is_whole(case, method) and any(map(math.isinf, values.values()))
 
     def rounds(self, measure: Measure, case: str, run: SavedRun) -> float | None:
         """Count the rounds until the target, or relate them to those of another method with the same seed."""
@@ -256,6 +260,8 @@ class Content:
         published, first = self.published(name, case, method), ours[0]
         title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
         texts = [title, published or "–", *(spread(list(values.values()), decimal) for values in ours)]
+        if self.is_open(case, method, first):
+            texts = ["not yet" if text == "never" else text for text in texts]
         texts += ["–"] * (len(self.header()) - len(texts) - 2 - bool(self.table.baseline))
         comparable = published if self.is_final(name, case, method) and self.measures[name].until != method else ""
         texts.append(difference_text(self.to_paper(comparable, list(first.values())), decimal))
@@ -342,7 +348,7 @@ class Content:
             return None
         ours, theirs = (self.values(name, case, method, self.table.statistics[0]) for method in methods)
         seeds = [seed for seed in ours if seed in theirs]
-        if not seeds:
+        if not seeds or self.is_open(case, methods[0], ours) or self.is_open(case, methods[1], theirs):
             return None
         return math.fsum(ours[seed] for seed in seeds) / len(seeds), math.fsum(theirs[s] for s in seeds) / len(seeds)
 

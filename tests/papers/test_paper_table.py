@@ -157,15 +157,17 @@ def test_the_first_rounds_of_a_run_are_no_match_for_the_paper_s_last(series):
 
 
 def test_the_first_rounds_of_a_run_settle_no_claim_and_no_never(series):
-    """60 % FedAvg has with seed 1 only: never with seed 0, unless rounds are left; so has FedNTD with seed 1."""
+    """60 % FedAvg has with seed 1 only, and 90 % never, unless rounds are left."""
     keys = {"accuracy": Measure("global/acc"), "rounds": Measure("global/acc", targets={"s = 2": 60})}
+    keys["far"] = Measure("global/acc", targets={"s = 2": 90})
     keys["until"] = Measure("global/acc", until="FedAvg")
-    paper = {"accuracy": {"FedAvg": [48], "FedNTD": [60]}, "until": {"FedNTD": [3]}}
-    for all_rounds, reached, counted in ((4, "4.0 (1 of 2)", True), (9, "4.0", False)):
+    paper = {name: {"FedAvg": [48], "FedNTD": [60]} for name in ("accuracy", "rounds")} | {"until": {"FedNTD": [3]}}
+    for all_rounds, never, counted in ((4, "never", True), (9, "not yet", False)):
         begun = [each._replace(all_rounds=all_rounds) for each in series]
         rows, caption = table(begun, keys=keys, paper=paper, claims={"FedNTD": ["FedAvg"]})
-        assert rows["rounds, s = 2, FedAvg"]["final"] == reached
-        assert ("ahead of FedAvg in accuracy" in caption) == counted
+        assert rows["rounds, s = 2, FedAvg"]["final"] == "4.0 (1 of 2)"
+        assert (rows["rounds, s = 2, FedAvg"]["to paper"], rows["far, s = 2, FedAvg"]["final"]) == ("–", never)
+        assert ("ahead of FedAvg in accuracy" in caption, "ahead of FedAvg in rounds" in caption) == (counted,) * 2
     first = [each._replace(group=Group("", each.group.runs[:1])) for each in series[:2]]
     for all_rounds, difference in ((4, "+0.0"), (9, "–")):  # FedAvg's last value, the target, is not known yet
         ended = [first[0]._replace(all_rounds=all_rounds), first[1]]
