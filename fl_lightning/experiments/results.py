@@ -15,6 +15,7 @@ from fl_lightning.papers.stored import write_stored
 from fl_lightning.reports.comparison_tables import as_csv, table_of
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
+from fl_lightning.reports.result_tables import Cell as TableCell
 from fl_lightning.reports.result_tables import Table, as_latex, as_markdown, latex
 from fl_lightning.reports.results import compare, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
@@ -171,7 +172,8 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
         if of_case
         for key in keys
     ]
-    laid_out = list(map(table_of, compared))
+    failed = [each for each in series if each.failed]
+    laid_out = [with_failed(table_of(each), [f for f in failed if f.case == each.case]) for each in compared]
     write_file(folder / "results.csv", as_csv(compared))
     write_file(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, laid_out)]))
     write_file(folder / "results.tex", "\n".join([*(f"{latex(note)}\n" for note in notes), *map(as_latex, laid_out)]))
@@ -182,6 +184,20 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
         print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
         if unknown := [key for key in tables.metrics if key not in keys]:
             raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{nearest(unknown[0], logged)}")
+
+
+def with_failed(table: Table, failed: Sequence[Series]) -> Table:
+    """Add what failed to a table: a row where a method has no runs, else a sentence.
+
+    Args:
+        table: of the methods that have runs.
+        failed: series with failures, of the table's case.
+    """
+    lacking = [each for each in failed if not each.group.runs]
+    dashes = [TableCell("–")] * (len(table.header) - 2)
+    rows = [[TableCell(each.method), TableCell("; ".join(each.failures)), *dashes] for each in lacking]
+    some = [f"{each.method}: {'; '.join(each.failures)}." for each in failed if each.group.runs]
+    return replace(table, rows=[*table.rows, *rows], note=" ".join([table.note, *some]))
 
 
 def groups_of(series: Sequence[Series], case: str) -> list[Group]:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Dimension = Literal["method", "case", "key"]
 
 
+LONGEST = 80
+"""Characters of what a table says of a run that failed."""
+
+
 class Series(NamedTuple):
     """Runs of one method in one case.
 
@@ -46,9 +50,23 @@ class Series(NamedTuple):
         return self.all_rounds is None or all(rounds_of(run) >= self.all_rounds for run in self.group.runs)
 
     @property
+    def failures(self) -> list[str]:
+        """Seeds that failed, each with what happened."""
+        return [f"seed {seed} failed: {happened(error)[:LONGEST]}" for seed, error in self.failed.items()]
+
+    @property
     def run(self) -> SavedRun:
         """Run of the first seed, for drawings that show a single one."""
         return self.group.runs[0]
+
+
+def happened(error: str) -> str:
+    """Cut the rule before `, but` and the remedy behind a semicolon off the sentence of an error.
+
+    >>> happened("every update must be finite, but client 2 returned NaN in round 24; lower the learning rate")
+    'client 2 returned NaN in round 24'
+    """
+    return error.partition(";")[0].rpartition(", but ")[2]
 
 
 def rounds_of(run: SavedRun) -> int:

@@ -20,9 +20,6 @@ Published = float | str | None
 NEVER = "never"
 """Published in place of the rounds until a target that is not reached."""
 
-LONGEST = 80
-"""Characters of what the table says of a run that failed."""
-
 
 @dataclass
 class Measure:
@@ -299,8 +296,7 @@ class Content:
         counts = Counter(map(rounds_of, series.group.runs))
         whole = "" if series.is_whole else f" of {series.all_rounds}"
         parts = [f"{runs} × {rounds}{whole}" for rounds, runs in sorted(counts.items(), reverse=True)]
-        parts += [f"seed {seed} failed: {happened(error)[:LONGEST]}" for seed, error in series.failed.items()]
-        return "; ".join(parts)
+        return "; ".join([*parts, *series.failures])
 
     def sentences(self) -> list[str]:
         """Describe the columns, and count the claims of which some cells were run."""
@@ -358,15 +354,6 @@ def value_at(run: SavedRun, measure: Measure, statistic: str) -> float | None:
     if measure.at is None:
         return statistics_of(run, measure.key).get(statistic)
     return run.history.curve(measure.key).get(measure.at - 1)
-
-
-def happened(error: str) -> str:
-    """Cut the rule before `, but` and the remedy behind a semicolon off the sentence of an error.
-
-    >>> happened("every update must be finite, but client 2 returned NaN in round 24; lower the learning rate")
-    'client 2 returned NaN in round 24'
-    """
-    return error.partition(";")[0].rpartition(", but ")[2]
 
 
 def number_in(published: str) -> tuple[float, float | None] | None:

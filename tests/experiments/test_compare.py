@@ -24,10 +24,14 @@ from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.compare import command_parser, experiment_of
 from fl_lightning.experiments.composing import Composer, method_config, option_names, seeded, split_overrides
 from fl_lightning.experiments.experiment import Experiment, Runs
+from fl_lightning.experiments.results import with_failed
 from fl_lightning.experiments.run import Rounds
 from fl_lightning.experiments.starting import check_starts
+from fl_lightning.metrics.history import History
+from fl_lightning.papers import Series
 from fl_lightning.papers.stored import RUN
-from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run
+from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.saved import Group, SavedRun, data_differences, find_runs, grouped, read_run
 from tests.commands import cell_files, refusal, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -566,7 +570,6 @@ def test_settings_that_have_begun_are_not_started_again(base, here, begun):
     assert not Path("tuned").exists()
 
 
-@pytest.mark.slow
 def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here):
     (base / "bad.yaml").write_text("model: {client: {init_args: {optimizer: {init_args: {lr: 1e38}}}}}", "utf-8")
     grid = "compare -c base.yaml --methods Krum=bad.yaml FedAvg --seeds 0 --output out --baseline FedAvg"
@@ -574,9 +577,19 @@ def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here
     assert said.code == 1
     assert said.err.startswith("fl-lightning: error: 1 run failed, and the tables are those of the others. Krum-seed0-")
     assert {row["method"] for row in rows("out/results.csv")} == {"FedAvg"}
-    assert "Krum-seed0-" in Path("out/results.md").read_text(encoding="utf-8")
+    written = Path("out/results.md").read_text(encoding="utf-8")
+    assert "Krum-seed0-" in written
+    row = r"^\| Krum \| seed 0 failed: client \d returned NaN or infinite values in round \d \|"
+    assert re.search(row, written, re.MULTILINE)
     say(grid)
     assert here == ["Krum-seed0", "FedAvg-seed0", "Krum-seed0"]
+
+
+def test_a_method_of_which_one_seed_failed_says_so_below_its_values(tmp_path):
+    errors = {"1": "weights must be finite, but client 2 returned NaN; lower the learning rate"}
+    series = Series("FedKA", "", Group("", [SavedRun(tmp_path, History(), {})]), errors)
+    table = with_failed(Table("", ["method", "final"], [[Cell("FedKA"), Cell("40.0")]], "One seed."), [series])
+    assert (len(table.rows), table.note) == (1, "One seed. FedKA: seed 1 failed: client 2 returned NaN.")
 
 
 @pytest.mark.slow
