@@ -36,10 +36,10 @@ def panels(
         width: inches of a panel.
         height: likewise.
         sharey: which panels have one y axis: `row`, `all` or `none`.
-        sharex: whether all panels have one x axis, named below the lowest.
+        sharex: whether the panels of a column have one x axis, named below the lowest.
     """
     figure = figures.new_figure(max(width * len(columns) + 0.9, 4.2), height * len(rows) + 0.9)
-    axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=sharex, sharey=sharey)
+    axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex="col" if sharex else "none", sharey=sharey)
     for place, name in zip(axes[0], columns, strict=True):
         place.set_title(name, fontsize="medium")
     for place, name in zip(axes[:, 0], rows, strict=True):
