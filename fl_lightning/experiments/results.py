@@ -17,7 +17,7 @@ from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import Cell as TableCell
 from fl_lightning.reports.result_tables import Table, as_latex, as_markdown, latex
-from fl_lightning.reports.results import compare, known_metrics
+from fl_lightning.reports.results import Comparison, compare, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.text import printable
@@ -166,14 +166,15 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     logged = keys_in(runs)
     keys = [key for key in tables.metrics if key in logged] or known_metrics(groups)
     baseline = tables.baseline or series[0].method
-    compared = [
-        compare(of_case, key, baseline, tables.target, case, tables.at, tables.columns)
-        for case, of_case in by_case.items()
-        if of_case
-        for key in keys
-    ]
-    failed = [each for each in series if each.failed]
-    laid_out = [with_failed(table_of(each), [f for f in failed if f.case == each.case]) for each in compared]
+    compared, laid_out = list[Comparison](), list[Table]()
+    for case, of_case in by_case.items():
+        failed = [each for each in series if each.case == case and each.failed]
+        columns = (case, tables.at, tables.columns)
+        comparisons = [compare(of_case, key, baseline, tables.target, *columns) for key in keys if of_case]
+        compared += comparisons
+        laid_out += [with_failed(table_of(each), failed) for each in comparisons]
+        if failed and not of_case:
+            laid_out.append(with_failed(Table(case, ["method", "final"], []), failed))
     write_file(folder / "results.csv", as_csv(compared))
     write_file(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, laid_out)]))
     write_file(folder / "results.tex", "\n".join([*(f"{latex(note)}\n" for note in notes), *map(as_latex, laid_out)]))
@@ -197,7 +198,7 @@ def with_failed(table: Table, failed: Sequence[Series]) -> Table:
     dashes = [TableCell("–")] * (len(table.header) - 2)
     rows = [[TableCell(each.method), TableCell("; ".join(each.failures)), *dashes] for each in lacking]
     some = [f"{each.method}: {'; '.join(each.failures)}." for each in failed if each.group.runs]
-    return replace(table, rows=[*table.rows, *rows], note=" ".join([table.note, *some]))
+    return replace(table, rows=[*table.rows, *rows], note=" ".join(filter(None, [table.note, *some])))
 
 
 def groups_of(series: Sequence[Series], case: str) -> list[Group]:

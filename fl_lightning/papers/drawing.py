@@ -52,7 +52,7 @@ class Series(NamedTuple):
     @property
     def failures(self) -> list[str]:
         """Seeds that failed, each with what happened."""
-        return [f"seed {seed} failed: {happened(error)[:LONGEST]}" for seed, error in self.failed.items()]
+        return [f"seed {seed} failed: {happened(error)}" for seed, error in self.failed.items()]
 
     @property
     def run(self) -> SavedRun:
@@ -61,12 +61,13 @@ class Series(NamedTuple):
 
 
 def happened(error: str) -> str:
-    """Cut the rule before `, but` and the remedy behind a semicolon off the sentence of an error.
+    """Cut the rule before `, but` and the remedy behind a semicolon off the sentence of an error, and what is too long.
 
     >>> happened("every update must be finite, but client 2 returned NaN in round 24; lower the learning rate")
     'client 2 returned NaN in round 24'
     """
-    return error.partition(";")[0].rpartition(", but ")[2]
+    text = error.partition(";")[0].rpartition(", but ")[2] or error
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def rounds_of(run: SavedRun) -> int:

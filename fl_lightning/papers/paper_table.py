@@ -206,9 +206,17 @@ class Content:
                 values[run.seed] = value
         return values
 
-    def is_open(self, case: str, method: str, values: Mapping[str, float]) -> bool:
-        """True where the rest of the rounds may reach a target that some of the values do not."""
-        return not self.is_whole(case, method) and any(map(math.isinf, values.values()))
+    def is_open(self, name: str, case: str, method: str, values: Mapping[str, float]) -> bool:
+        """True where rounds that are left may reach a target that a run of these values has not reached."""
+        measure = self.measures[name]
+        late = [seed for seed, value in values.items() if measure.counts_rounds and math.isinf(value)]
+        names = (method, measure.until or method)
+        return any(not self.has_all_rounds(each, case, seed) for each in names for seed in late)
+
+    def has_all_rounds(self, method: str, case: str, seed: str) -> bool:
+        """False for a run that is not at its end."""
+        run, series = self.run_of(method, case, seed), self.series.get((case, method))
+        return not (run and series and series.all_rounds) or rounds_of(run) >= series.all_rounds
 
     def rounds(self, measure: Measure, case: str, run: SavedRun) -> float | None:
         """Count the rounds until the target, or relate them to those of another method with the same seed."""
@@ -256,9 +264,10 @@ class Content:
         ours = [self.values(name, case, method, statistic) for statistic in statistics]
         published, first = self.published(name, case, method), ours[0]
         title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
-        texts = [title, published or "–", *(spread(list(values.values()), decimal) for values in ours)]
-        if self.is_open(case, method, first):
+        texts = [spread(list(values.values()), decimal) for values in ours]
+        if self.is_open(name, case, method, first):
             texts = ["not yet" if text == "never" else text for text in texts]
+        texts = [title, published or "–", *texts]
         texts += ["–"] * (len(self.header()) - len(texts) - 2 - bool(self.table.baseline))
         comparable = published if self.is_final(name, case, method) and self.measures[name].until != method else ""
         texts.append(difference_text(self.to_paper(comparable, list(first.values())), decimal))
@@ -344,7 +353,7 @@ class Content:
             return None
         ours, theirs = (self.values(name, case, method, self.table.statistics[0]) for method in methods)
         seeds = [seed for seed in ours if seed in theirs]
-        if not seeds or self.is_open(case, methods[0], ours) or self.is_open(case, methods[1], theirs):
+        if not seeds or self.is_open(name, case, methods[0], ours) or self.is_open(name, case, methods[1], theirs):
             return None
         return math.fsum(ours[seed] for seed in seeds) / len(seeds), math.fsum(theirs[s] for s in seeds) / len(seeds)
 

@@ -585,6 +585,13 @@ def test_one_failing_cell_does_not_stop_the_others_and_is_tried_again(base, here
     assert here == ["Krum-seed0", "FedAvg-seed0", "Krum-seed0"]
 
 
+def test_a_case_in_which_all_failed_has_a_table_of_the_reasons(base, here):
+    say("compare -c base.yaml --methods FedAvg --seeds 0 --output out --set model.client.optimizer.lr=0.1,1e38")
+    written = Path("out/results.md").read_text(encoding="utf-8")
+    assert "**lr=1e38**\n\n| method | final |\n| --- | ---: |\n| FedAvg | seed 0 failed: client" in written
+    assert [row["case"] for row in rows("out/results.csv")] == ["lr=0.1"] * len(rows("out/results.csv"))
+
+
 def test_a_method_of_which_one_seed_failed_says_so_below_its_values(tmp_path):
     errors = {"1": "weights must be finite, but client 2 returned NaN; lower the learning rate"}
     series = Series("FedKA", "", Group("", [SavedRun(tmp_path, History(), {})]), errors)

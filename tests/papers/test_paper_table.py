@@ -7,6 +7,7 @@ from scipy import stats
 from fl_lightning.experiments.results import stored_keys
 from fl_lightning.functional.summary import welch_difference
 from fl_lightning.papers import Measure, PaperTable, Series
+from fl_lightning.papers.drawing import beginning
 from fl_lightning.papers.stored import read_stored, write_stored
 from fl_lightning.reports.saved import Group, read_run
 from tests.reports.saved_runs import settings, write_run
@@ -162,17 +163,33 @@ def test_the_first_rounds_of_a_run_settle_no_claim_and_no_never(series):
     keys["far"] = Measure("global/acc", targets={"s = 2": 90})
     keys["until"] = Measure("global/acc", until="FedAvg")
     paper = {name: {"FedAvg": [48], "FedNTD": [60]} for name in ("accuracy", "rounds")} | {"until": {"FedNTD": [3]}}
+    paper["far"] = {"FedAvg": ["never"]}
     for all_rounds, never, counted in ((4, "never", True), (9, "not yet", False)):
         begun = [each._replace(all_rounds=all_rounds) for each in series]
         rows, caption = table(begun, keys=keys, paper=paper, claims={"FedNTD": ["FedAvg"]})
         assert rows["rounds, s = 2, FedAvg"]["final"] == "4.0 (1 of 2)"
         assert (rows["rounds, s = 2, FedAvg"]["to paper"], rows["far, s = 2, FedAvg"]["final"]) == ("–", never)
+        assert rows["far, s = 2, FedAvg"]["paper"] == "never"
         assert ("ahead of FedAvg in accuracy" in caption, "ahead of FedAvg in rounds" in caption) == (counted,) * 2
     first = [each._replace(group=Group("", each.group.runs[:1])) for each in series[:2]]
     for all_rounds, difference in ((4, "+0.0"), (9, "–")):  # FedAvg's last value, the target, is not known yet
         ended = [first[0]._replace(all_rounds=all_rounds), first[1]]
         rows, _ = table(ended, keys=keys, paper={"until": {"FedNTD": [2]}})
         assert rows["until, s = 2, FedNTD"]["to paper"] == difference
+
+
+def test_a_run_at_its_end_never_reaches_a_target_whatever_rounds_another_seed_has_left(series):
+    avg = series[0].group.runs  # at most 50 and 60 %, where FedNTD ends at 80 and 50 %
+    begun = [series[0]._replace(all_rounds=4, group=Group("", [avg[0], beginning(avg[1], 2)])), series[1]]
+    keys = {"until": Measure("global/acc", until="FedNTD"), "far": Measure("global/acc", targets={"s = 2": 90})}
+    rows, _ = table(begun, keys=keys, paper={})
+    assert rows["until, s = 2, FedAvg"]["final"] == "never"  # by seed 0, the one with most rounds
+    assert rows["far, s = 2, FedAvg"]["final"] == "not yet"  # perhaps by seed 1
+    ntd = series[1]._replace(all_rounds=9)
+    rows, _ = table([series[0], ntd], keys=keys, paper={})
+    assert rows["until, s = 2, FedAvg"]["final"].startswith("4.0 (1 of 2)")
+    rows, _ = table([series[0]._replace(group=Group("", avg[:1])), ntd], keys=keys, paper={})
+    assert rows["until, s = 2, FedAvg"]["final"] == "not yet"  # the target may fall
 
 
 @pytest.mark.parametrize(
