@@ -427,10 +427,9 @@ class CellFiles:
 
     @property
     def rounds(self) -> int:
-        """Complete rounds of its run."""
-        if done := self.done:
-            return int(done["rounds"])
-        return 0 if self.run is None else max(RoundCSVLogger(self.run).rows_on_disk(), default=-1) + 1
+        """Complete rounds of its run, which may have been continued since it was done and stopped."""
+        on_disk = max(RoundCSVLogger(self.run).rows_on_disk(), default=-1) + 1 if self.run else 0
+        return max(on_disk, int((self.done or {"rounds": 0})["rounds"]))
 
     def is_complete(self) -> bool:
         """Return True where its run has what its limits ask for, or more rounds."""
@@ -438,8 +437,8 @@ class CellFiles:
         if done is not None and limits_of(done) == limits:
             return True
         most = most_rounds(limits)
-        least = most + (done is None)  # a run that stopped right there may lack its test
-        return most > 0 and least <= self.rounds
+        # a run that was stopped right there may lack its test
+        return most > 0 and ((done is not None and most <= int(done["rounds"])) or most < self.rounds)
 
     @contextmanager
     def claimed(self) -> Iterator[bool]:

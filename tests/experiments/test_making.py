@@ -112,6 +112,17 @@ def test_fewer_rounds_are_the_beginning_and_the_rest_continues_them(here):
     assert stored() == short
 
 
+def test_a_run_that_was_killed_when_it_was_continued_has_the_rounds_on_disk(here):
+    assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg").code == 0
+    del here[:]
+    for name in ("few", "many"):
+        done = cell_files("reproduced", f"FedAvg-{name}-seed0").run / "done.json"
+        done.write_text('{"max_epochs": 1, "rounds": 1}', encoding="utf-8")
+    assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --rounds 2").code == 0
+    assert {len(row["curve"].split()) for row in stored()} == {2}
+    assert not here
+
+
 def test_columns_that_are_the_beginning_of_each_other_share_a_run(here):
     text = TABLE.replace("data.participation: 0.3", "trainer.max_epochs: 3").replace(
         "data.participation: 0.6", "trainer.max_epochs: 2"
