@@ -260,7 +260,8 @@ class Content:
 
     def row(self, name: str, case: str, method: str) -> list[Cell]:
         """Write the cells of a row."""
-        statistics = self.table.statistics if self.measures[name].is_plain else self.table.statistics[:1]
+        measure = self.measures[name]
+        statistics = self.table.statistics if measure.is_plain else self.table.statistics[:1]
         ours = [self.values(name, case, method, statistic) for statistic in statistics]
         published, first = self.published(name, case, method), ours[0]
         title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
@@ -269,7 +270,8 @@ class Content:
             texts = ["not yet" if text == "never" else text for text in texts]
         texts = [title, published or "–", *texts]
         texts += ["–"] * (len(self.header()) - len(texts) - 2 - bool(self.table.baseline))
-        comparable = published if self.is_final(name, case, method) and self.measures[name].until != method else ""
+        is_own = method in (measure.until, measure.share_of)  # which sets the target
+        comparable = published if self.is_final(name, case, method) and not is_own else ""
         texts.append(difference_text(self.to_paper(comparable, list(first.values())), decimal))
         if self.table.baseline:
             base = self.at_baseline(name, case, method, self.table.baseline)
