@@ -37,11 +37,11 @@ fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.05' --methods FedAvg
 
 in `reproduced/feded/table1.md`; `python -m docs.add_results reproduced feded/table1` adds its finished runs to
 those here; a figure's cells need `--full`. The runs on a CPU had one thread each (`OMP_NUM_THREADS=1`): with one
-thread on such a machine a cell's values come out the same, with two they differ by tenths of a point. The last column
-has seeds × rounds, *18 of 100* where only the first ones were run, whose last value is not compared with the paper's.
-*final*: after the last round; *best over rounds* is known to no one before the end of a run. Hours of CPU time are
-those of the runs, also where they had more rounds than are shown. Cells that were not run are listed with what they
-would cost: hours of one core of the machines named here, estimated for nets that need a GPU.
+thread on such a machine a cell's values come out the same, with two those of this cell differ by up to 0.2 points. The
+last column has seeds × rounds, *18 of 100* where only the first ones were run, whose last value is not compared with
+the paper's. *final*: after the last round; *best over rounds* is known to no one before the end of a run. Hours of CPU
+time are those of the runs, also where they had more rounds than are shown. Cells that were not run are listed with what
+they would cost: hours of one core of the machines named here, estimated for nets that need a GPU.
 """
 
 
