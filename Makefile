@@ -114,7 +114,8 @@ bench: env  ## seconds per round against a bare PyTorch loop; writes bench/resul
 bench-gpu: env  ## bare loop, package, stacks and CUDA graphs on a GPU, ten minutes; writes bench/results/gpu.csv
 	@'$(RUN)' -m bench.gpu
 
-profile: env  ## where the time of a round goes, and profile.json for a trace viewer
+profile: env  ## where the time of a round of each workload goes, and profile.json for a trace viewer
+	@'$(RUN)' -m bench --parts
 	@'$(RUN)' -m bench.profile
 
 gpu: env  ## the tests that need a GPU

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
 
+import torch
+
 from bench import whole
 from bench.blocks import MODULES, NOISE, PEERS, USUAL, Block, Figures, figures, in_one_process, interleaved
 from bench.startup import startup
@@ -24,8 +26,8 @@ VARIANTS_OF: dict[str, list[str]] = {
 }
 """Variants that are measured where none is asked for; of other workloads `train`."""
 
-CANNOT = {"FedLab": ("resnet", "personal")}
-"""Workloads that a peer cannot run: it sends parameters only, and has no method with heads of the clients' own."""
+CANNOT = {"FedLab": ("resnet", "personal", "ditto")}
+"""Workloads that a peer cannot run: it sends parameters only, and has no method with what clients keep."""
 
 TOLERANCE = 0.01
 """The floor sums in float32 and the package in float64: a sample at the border may fall on the other side."""
@@ -94,12 +96,28 @@ def measure_startup(asked: Namespace, results: Path) -> None:
     table(results / "startup.csv", ("what", "seconds", "ratio"), startup(asked.repeats or 7, asked.seconds or 25))
 
 
+def measure_commands(asked: Namespace, results: Path) -> None:
+    """CPU seconds of whole commands."""
+    from bench import commands  # noqa: PLC0415
+
+    rows = commands.measure(asked.repeats or 3, asked.seconds or 60)
+    table(results / "commands.csv", commands.COLUMNS, rows)
+
+
 def measure_methods(asked: Namespace, results: Path) -> None:
     """The cost of a method's step."""
     from bench import methods  # noqa: PLC0415 - Lightning stays out of the floor's process
 
     columns = ("method", "s_per_step", "ratio_to_fedavg", "floor", "over_floor")
     table(results / "methods.csv", columns, methods.measure(asked.repeats or 3, asked.seconds or 100))
+
+
+def measure_kernels(asked: Namespace, results: Path) -> None:
+    """Layouts of convolutions and kernels of optimizers, which the package chooses by."""
+    from bench import kernels  # noqa: PLC0415
+
+    torch.set_num_threads(asked.threads or 1)
+    table(results / "kernels.csv", kernels.COLUMNS, kernels.measure(asked.repeats or 40, asked.seconds or 60))
 
 
 def measure_costs(asked: Namespace, results: Path) -> None:
@@ -147,15 +165,33 @@ def measure_stays(asked: Namespace, results: Path) -> None:
     table(results / "stays.csv", stays.COLUMNS, stays.measure(asked.repeats or 3, asked.seconds or 55))
 
 
+def measure_parts(asked: Namespace, results: Path) -> None:
+    """Where the time of a round goes."""
+    from bench import parts  # noqa: PLC0415
+
+    torch.set_num_threads(asked.threads or 1)
+    for name in asked.workload or WORKLOADS:
+        found = dict(parts.measure(name, asked.repeats or 3, asked.seconds or 60))
+        rows = [[name, variant, part, f"{ms:.2f}"] for variant, of in found.items() for part, ms in of.items()]
+        update(results / "parts.csv", parts.COLUMNS, rows, keys=3)
+        print(f"\n{name + ', ms a round':36}" + "".join(f"{variant:>14}" for variant in found))
+        for part in (part for part in parts.PARTS if any(of[part] for of in found.values())):
+            print(f"{part:36}" + "".join(f"{of[part]:14.2f}" for of in found.values()))
+        print(f"{'all':36}" + "".join(f"{sum(of.values()):14.2f}" for of in found.values()), flush=True)
+
+
 PARTS: dict[str, Callable[[Namespace, Path], None]] = {
     "startup": measure_startup,
+    "commands": measure_commands,
     "methods": measure_methods,
+    "kernels": measure_kernels,
     "costs": measure_costs,
     "monitors": measure_monitors,
     "parallel": measure_parallel,
     "scale": measure_scale,
     "stays": measure_stays,
     "peers": measure_peers,
+    "parts": measure_parts,
 }
 """What is measured besides `measure_speed`, by the option that asks for it alone."""
 

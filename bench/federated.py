@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
-from bench.workloads import Reading, Result, Workload, now, transformer
-from fl_lightning import FederatedDataModule, FederatedLoop
+from bench.workloads import LAM, Reading, Result, Workload, now, transformer
+from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import RoundProgressBar
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.engines.cohort import ignores_module
-from fl_lightning.methods import FedAvg, FedRep
+from fl_lightning.methods import Ditto, FedAvg, FedRep
 from fl_lightning.nets import Backbone, FedNTDCNN, Perceptron, ResNet
 from fl_lightning.nets.backbone import BodyAndHead
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
@@ -41,6 +41,7 @@ NETS: dict[str, Callable[..., Backbone]] = {
     "resnet": partial(ResNet, stem="cifar"),
     "text": Transformer,
     "personal": FedNTDCNN,
+    "ditto": FedNTDCNN,
     "adam": Perceptron,
 }
 
@@ -113,8 +114,12 @@ def federation(work: Workload, chunk: int = 1) -> tuple[FederatedLoop, Federated
         made.load_state_dict(dict(zip(names, bare.state_dict().values(), strict=True)))
         return made
 
-    method = partial(FedRep, head_epochs=work.local_epochs) if work.personal_head else FedAvg
-    client = method(net=net, optimizer=work.optimizer)
+    methods: dict[str, Callable[..., ClientModule]] = {
+        "FedAvg": FedAvg,
+        "FedRep": partial(FedRep, head_epochs=work.local_epochs),
+        "Ditto": partial(Ditto, lam=LAM, personal_epochs=work.local_epochs),
+    }
+    client = methods[work.method](net=net, optimizer=work.optimizer)
     loop = FederatedLoop(client, local_epochs=work.local_epochs, chunk=chunk)
     return loop, clients_data(work)
 

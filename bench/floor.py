@@ -1,13 +1,16 @@
-"""The floor: FedAvg, and FedRep, as one would write them without any framework."""
+"""The floor: FedAvg, FedRep and Ditto, as one would write them without any framework."""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
-from bench.workloads import Result, Samples, Workload, now
+from bench.workloads import LAM, Result, Samples, Workload, now
 
 HEAD = 2
 """Entries of the last layer, its weight and its bias."""
+Entries = list[Tensor]
 
 
 def floor(work: Workload) -> Result:
@@ -15,22 +18,19 @@ def floor(work: Workload) -> Result:
     model, local = work.first_net(), work.first_net()
     clock = [now()]
     accuracy = 0.0
-    kept = [entry.clone() for entry in model.state_dict().values()][-HEAD:]
-    heads: dict[int, list[Tensor]] = {}
+    first, kept = copied(model), dict[int, Entries]()
     for cohort in work.cohorts(work.rounds):
         if work.pause is not None:
             work.pause(accuracy)
-        start = [entry.clone() for entry in model.state_dict().values()]
+        start = copied(model)
         sums, total = [torch.zeros_like(entry) for entry in start], 0
         for client_id in cohort:
-            copy_into(local, [*start[:-HEAD], *heads.get(client_id, kept)] if work.personal_head else start)
             own = work.owned(client_id)
-            train_client(local, work, (train[0][own.start : own.stop], train[1][own.start : own.stop]))
+            samples = train[0][own.start : own.stop], train[1][own.start : own.stop]
+            kept[client_id] = CLIENTS[work.method](local, work, samples, start, kept.get(client_id, first))
             total += len(own)
             for entry, value in zip(sums, local.state_dict().values(), strict=True):
                 entry.add_(value, alpha=len(own))
-            if work.personal_head:
-                heads[client_id] = [entry.clone() for entry in local.state_dict().values()][-HEAD:]
         copy_into(model, [entry / total for entry in sums])
         accuracy = evaluate(model, test, work.eval_batch_size)
         clock.append(now())
@@ -39,29 +39,67 @@ def floor(work: Workload) -> Result:
     return clock, accuracy
 
 
+def copied(net: nn.Module) -> Entries:
+    return [entry.clone() for entry in net.state_dict().values()]
+
+
 @torch.no_grad()
-def copy_into(net: nn.Module, entries: list[Tensor]) -> None:
+def copy_into(net: nn.Module, entries: Sequence[Tensor]) -> None:
     for target, value in zip(net.state_dict().values(), entries, strict=True):
         target.copy_(value)
 
 
-def train_client(net: nn.Module, work: Workload, own: Samples) -> None:
-    net.train()
+def fedavg(net: nn.Module, work: Workload, own: Samples, start: Entries, kept: Entries) -> Entries:
+    """Train a client: afterwards the net holds what it sends; what it keeps is returned."""
+    copy_into(net, start)
+    train_parameters(net, work, own, list(net.parameters()))
+    return kept
+
+
+def fedrep(net: nn.Module, work: Workload, own: Samples, start: Entries, kept: Entries) -> Entries:
+    """Its own head first, then the body."""
+    copy_into(net, [*start[:-HEAD], *kept[-HEAD:]])
     parameters = list(net.parameters())
-    for trained in [parameters[-HEAD:], parameters[:-HEAD]] if work.personal_head else [parameters]:
-        for parameter in parameters if work.personal_head else ():
+    for trained in (parameters[-HEAD:], parameters[:-HEAD]):
+        for parameter in parameters:
             parameter.requires_grad_(any(parameter is one for one in trained))
         train_parameters(net, work, own, trained)
+    return [entry.clone() for entry in net.state_dict().values()][-HEAD:]
 
 
-def train_parameters(net: nn.Module, work: Workload, own: Samples, trained: list[nn.Parameter]) -> None:
+def ditto(net: nn.Module, work: Workload, own: Samples, start: Entries, kept: Entries) -> Entries:
+    """The global model, then one of its own that is pulled to the global one as it came."""
+    fedavg(net, work, own, start, kept)
+    sent = copied(net)
+    copy_into(net, kept)
+    train_parameters(net, work, own, list(net.parameters()), pulled_to=start)
+    kept = copied(net)
+    copy_into(net, sent)
+    return kept
+
+
+CLIENTS: dict[str, Callable[[nn.Module, Workload, Samples, Entries, Entries], Entries]] = {
+    "FedAvg": fedavg,
+    "FedRep": fedrep,
+    "Ditto": ditto,
+}
+
+
+def train_parameters(
+    net: nn.Module, work: Workload, own: Samples, trained: list[nn.Parameter], pulled_to: Entries | None = None
+) -> None:
+    net.train()
     optimizer = work.optimizer(trained)
     x, y = own
     for _ in range(work.local_epochs):
         for first in range(0, len(x), work.batch_size):
             batch = slice(first, first + work.batch_size)
             optimizer.zero_grad()
-            cross_entropy(net(x[batch]), y[batch]).backward()
+            loss = cross_entropy(net(x[batch]), y[batch])
+            if pulled_to is not None:
+                pairs = zip(trained, pulled_to, strict=True)
+                loss = loss + LAM / 2 * torch.stack([mse_loss(p, s, reduction="sum") for p, s in pairs]).sum()
+            loss.backward()
             optimizer.step()
 
 

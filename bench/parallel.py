@@ -1,58 +1,104 @@
 """A workload in one process of one thread, in two, and in one process of two threads.
 
-`python -m bench.parallel WORKLOAD DEVICES THREADS ROUNDS` prints the seconds of each round after the first.
+`python -m bench.parallel WORKLOAD DEVICES THREADS SPREAD ROUNDS [FOLDER]` prints the seconds of each round after the
+first, and writes where each process spends them into the folder.
 """
 
+import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import torch
 
 from bench.blocks import quartiles, turns
 from bench.workloads import WORKLOADS as ALL
 
-ROUNDS = {"cnn": 5, "resnet": 3}
-"""Of the workloads for which processes pay; the first round warms up."""
+if TYPE_CHECKING:  # the process that starts the others needs no Lightning
+    from fl_lightning import FederatedDataModule, FederatedLoop
+
+ROUNDS = {"cnn": 5, "resnet": 3, "unlike": 7}
+"""Of the workloads for which processes pay; the first round warms up. `unlike`: ten clients with equally
+many samples, every second with the net of `cnn`, the others with one that is six times as fast, by `Local`."""
 COLUMNS = ("processes", "s_per_round", "speedup", "low", "high")
+Way = tuple[int, int, str]
+"""Processes, threads of each, and by what the clients are spread."""
+BY_SAMPLES, BY_SECONDS = "samples", "seconds"
+WAYS: dict[str, list[Way]] = {"unlike": [(1, 1, BY_SAMPLES), (2, 1, BY_SAMPLES), (2, 1, BY_SECONDS)]}
+"""Ways of a workload; of others two processes and two threads beside one."""
+USUAL: list[Way] = [(1, 1, BY_SAMPLES), (2, 1, BY_SAMPLES), (1, 2, BY_SAMPLES)]
 
 
-def seconds_of_rounds(workload: str, devices: int, threads: int) -> list[float]:
+def seconds_of_rounds(workload: str, way: Way, *folder: str) -> list[float]:
     """Run it in processes of their own."""
-    arguments = (workload, str(devices), str(threads), str(ROUNDS[workload]))
-    command = [sys.executable, "-m", "bench.parallel", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "bench.parallel", workload, *map(str, way), str(ROUNDS[workload]), *folder]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(way[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return [*map(float, done.stdout.splitlines()[-1].split())]
 
 
 def measure(workload: str, repeats: int, seconds: float) -> list[tuple[str, *tuple[float, ...]]]:
     """Rows under `COLUMNS`: how many times faster than one process a round of the same number and turn is."""
-    taken: dict[tuple[int, int], list[float]] = {(1, 1): [], (2, 1): [], (1, 2): []}
+    ways = WAYS.get(workload, USUAL)
+    taken: dict[Way, list[float]] = {way: [] for way in ways}
     for _ in turns(repeats, seconds):
-        for devices, threads in taken:
-            taken[devices, threads] += seconds_of_rounds(workload, devices, threads)
+        for way in ways:
+            taken[way] += seconds_of_rounds(workload, way)
     rows = []
-    for (devices, threads), found in taken.items():
-        low, middle, high = quartiles([base / own for base, own in zip(taken[1, 1], found, strict=True)])
+    for way, found in taken.items():
+        devices, threads, spread = way
+        low, middle, high = quartiles([base / own for base, own in zip(taken[ways[0]], found, strict=True)])
         name = f"{workload}, {devices} x {threads} thread{'s' if threads > 1 else ''}"
-        rows.append((name, median(found), middle, low, high))
+        rows.append((f"{name}, by {spread}" if spread != BY_SAMPLES else name, median(found), middle, low, high))
     return rows
+
+
+def parts_of_ranks(workload: str) -> list[dict[str, float]]:
+    """Milliseconds of a round in each of two processes of one thread, by part."""
+    with TemporaryDirectory() as folder:
+        seconds_of_rounds(workload, (2, 1, BY_SAMPLES), folder)
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def made_for(workload: str, rounds: int) -> "tuple[FederatedLoop, FederatedDataModule]":
+    """Make the loop and the data of a workload."""
+    from bench.federated import clients_data, federation  # noqa: PLC0415
+    from fl_lightning import FederatedLoop  # noqa: PLC0415
+    from fl_lightning.methods import Local  # noqa: PLC0415
+    from fl_lightning.nets import FedNTDCNN, HeterogeneousNets, KnFuM1  # noqa: PLC0415
+
+    if workload in ALL:
+        return federation(replace(ALL[workload], rounds=rounds))
+    work = replace(ALL["cnn"], num_clients=10, rounds=rounds)
+    net = partial(HeterogeneousNets, nets=[FedNTDCNN, KnFuM1])
+    return FederatedLoop(Local(net=net, optimizer=work.optimizer, finetune_epochs=0)), clients_data(work)
 
 
 def main() -> None:
     from bench.blocks import quiet  # noqa: PLC0415 - the parent process needs no Lightning
-    from bench.federated import BARE, federation, fit  # noqa: PLC0415
+    from bench.federated import BARE, Pause, fit  # noqa: PLC0415
+    from bench.parts import Ticks  # noqa: PLC0415 - which starts this module, too
+    from fl_lightning.distributed import ClientParallelStrategy  # noqa: PLC0415
 
-    workload, (devices, threads, rounds) = sys.argv[1], map(int, sys.argv[2:5])
+    workload, spread, folders = sys.argv[1], sys.argv[4], sys.argv[6:]
+    devices, threads, rounds = (int(sys.argv[place]) for place in (2, 3, 5))
     torch.set_num_threads(threads)
-    loop, data = federation(replace(ALL[workload], rounds=rounds))
-    settings = BARE if devices == 1 else {**BARE, "strategy": "client_parallel", "devices": devices}
+    loop, data = made_for(workload, rounds)
+    settings = dict(BARE)
+    if devices > 1:
+        settings |= {"strategy": ClientParallelStrategy(by_seconds=spread == BY_SECONDS), "devices": devices}
+    ticks = Ticks(1, rounds)
     with quiet():
-        clock, trainer = fit(loop, data, rounds, **settings)
+        clock, trainer = fit(loop, data, rounds, *(Pause(ticks.pause) for _ in folders), **settings)
+    for folder in folders:
+        (Path(folder) / f"{trainer.global_rank}.json").write_text(json.dumps(ticks.milliseconds()))
     if trainer.is_global_zero:
         print(*(end[0] - begin[0] for begin, end in pairwise(clock[1:])))
 

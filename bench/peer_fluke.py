@@ -1,7 +1,7 @@
-"""fluke's FedAVG and FedRep on the floor's work, without its own evaluation.
+"""fluke's FedAVG, FedRep and Ditto on the floor's work, without its own evaluation.
 
-Clients of FedAVG are not persistent, which is what makes fluke fast here; those of FedRep must keep their heads, and
-begin their optimizers anew.
+Clients of FedAVG are not persistent, which is what makes fluke fast here; the others must keep what is theirs, and
+begin their optimizers anew. fluke steps Ditto's own models without momentum.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from fluke import DDict, FlukeENV
+from fluke.algorithms.ditto import Ditto, DittoClient
 from fluke.algorithms.fedavg import FedAVG
 from fluke.algorithms.fedrep import FedRep, FedRepClient, FedRepServer
 from fluke.client import Client
@@ -21,7 +22,7 @@ from fluke.server import Server
 from torch import nn
 
 from bench.floor import evaluate
-from bench.workloads import Result, Workload, now
+from bench.workloads import LAM, Result, Workload, now
 
 
 class Fixed:
@@ -42,12 +43,20 @@ class RepServer(Fixed, FedRepServer):  # type: ignore[misc]
     """FedRep's."""
 
 
-class RepClient(FedRepClient):  # type: ignore[misc]
-    """A client that begins its optimizers anew each round, as FedRep's paper does."""
+class Anew:
+    """A client that begins its optimizers anew each round, as the papers' do."""
 
-    def fit(self, override_local_epochs: int = 0) -> float:
+    def fit(self, override_local_epochs: int = 0) -> Any:
         self.optimizer = self.pers_optimizer = None
-        return float(super().fit(override_local_epochs))
+        return super().fit(override_local_epochs)  # type: ignore[misc]
+
+
+class RepClient(Anew, FedRepClient):  # type: ignore[misc]
+    """FedRep's."""
+
+
+class OwnClient(Anew, DittoClient):  # type: ignore[misc]
+    """Ditto's."""
 
 
 class Timed:
@@ -63,7 +72,7 @@ class Timed:
 
     def _compute_evaluation(self, round: int, eligible: Sequence[Any]) -> None:
         entries = list(self.server.model.state_dict().values())
-        if self.work.personal_head:  # the floor evaluates the mean of the heads
+        if self.work.method == "FedRep":  # the floor evaluates the mean of the heads
             heads = [list(client.model.get_local().state_dict().values()) for client in eligible]
             entries += [torch.stack(of).mean(0) for of in zip(*heads, strict=True)]
         self.net.load_state_dict(dict(zip(self.net.state_dict(), entries, strict=True)))
@@ -85,6 +94,10 @@ class TimedRep(Timed, FedRep):  # type: ignore[misc]
     """FedRep."""
 
 
+class TimedDitto(Timed, Ditto):  # type: ignore[misc]
+    """Ditto."""
+
+
 def clients_of(work: Workload, kind: Any) -> list[Any]:
     """Make the workload's clients."""
     (x, y), optimizer = work.samples()[0], work.optimizer
@@ -104,21 +117,25 @@ def clients_of(work: Workload, kind: Any) -> list[Any]:
 
 
 def run(work: Workload) -> Result:
-    """FedAvg, or FedRep, by fluke."""
+    """FedAvg, FedRep or Ditto, by fluke."""
     FlukeENV().set_device("cpu")
     net, epochs = work.first_net(), work.local_epochs
-    if work.personal_head:
+    clients: list[Any]
+    if work.method == "FedRep":
         assert isinstance(net, nn.Sequential)
         whole = EncoderHeadNet(net[:-1], net[-1])
-
-        def kind(*given: Any, **more: Any) -> RepClient:
-            return RepClient(*given, model=deepcopy(whole), local_epochs=epochs, tau=epochs, **more)
-
-        clients, algorithm = clients_of(work, kind), TimedRep
-        server = RepServer(whole.encoder, None, clients, weighted=True)
+        clients = clients_of(
+            work, lambda *a, **k: RepClient(*a, model=deepcopy(whole), local_epochs=epochs, tau=epochs, **k)
+        )
+        algorithm, server = TimedRep, RepServer(whole.encoder, None, clients, weighted=True)
+    elif work.method == "Ditto":
+        clients = clients_of(
+            work, lambda *a, **k: OwnClient(*a, model=deepcopy(net), local_epochs=epochs, tau=epochs, lam=LAM, **k)
+        )
+        algorithm, server = TimedDitto, AvgServer(net, None, clients, weighted=True)
     else:
-        clients, algorithm = clients_of(work, partial(Client, local_epochs=epochs, persistency=False)), TimedAvg
-        server = AvgServer(net, None, clients, weighted=True)
+        clients = clients_of(work, partial(Client, local_epochs=epochs, persistency=False))
+        algorithm, server = TimedAvg, AvgServer(net, None, clients, weighted=True)
     server.cohorts = work.cohorts(work.rounds)
     federation = algorithm(work.num_clients, None, None, clients=clients, server=server)
     federation.work = work

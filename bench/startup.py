@@ -11,6 +11,13 @@ from bench.blocks import turns
 BASE = "import pytorch_lightning"
 
 
+AFTER = {
+    "FederatedLoop after Lightning": ("pytorch_lightning", "from fl_lightning import FederatedLoop"),
+    "command after Lightning's": ("pytorch_lightning.cli", "import fl_lightning.cli.main"),
+}
+"""What is imported in a process that has imported another module."""
+
+
 def commands() -> dict[str, list[str]]:
     """Commands that are timed, each in a fresh process; the others are compared with the first one."""
     found = {
@@ -30,13 +37,22 @@ def seconds_of(command: list[str]) -> float:
     return perf_counter() - start
 
 
+def seconds_after(before: str, own: str) -> float:
+    """Time an import in a fresh process that has imported a module before."""
+    lines = [f"import {before}, time", "start = time.perf_counter()", own, "print(time.perf_counter() - start)"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
 def startup(repeats: int, seconds: float) -> list[tuple[str, float, float]]:
     """Rows (what, seconds, ratio to importing Lightning): medians over interleaved runs, in so many seconds."""
     runs = commands()
-    times: dict[str, list[float]] = {what: [] for what in runs}
+    times: dict[str, list[float]] = {what: [] for what in [*runs, *AFTER]}
     for _ in turns(repeats + 1, seconds):
         for what, command in runs.items():
             times[what].append(seconds_of(command))
+        for what, (before, own) in AFTER.items():
+            times[what].append(seconds_after(before, own))
     times = {what: taken[1:] or taken for what, taken in times.items()}  # the first turn fills the caches
     base = times[BASE]
     return [

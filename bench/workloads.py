@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from time import perf_counter, process_time
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ SEED = 11
 CLASSES = 10
 CHARACTERS, LENGTH = 80, 40
 """Of the text: different ones, and those that the net reads to tell the next."""
+LAM = 0.1
+"""λ of Ditto."""
 Samples = tuple[Tensor, Tensor]
 Reading = tuple[float, float]
 """Seconds on the wall clock, and seconds of CPU that this process has used in all its threads."""
@@ -50,7 +53,8 @@ class Workload:
             count; else every round is.
         pause: called at the start of every round with the accuracy so far, and after the last.
         adam: whether the local optimizer is Adam.
-        personal_head: whether every client keeps the last layer, which trains first (FedRep, one epoch each).
+        method: FedAvg; FedRep, whose clients keep the last layer, which trains first, as many epochs; or Ditto, whose
+            clients keep a model of their own, which trains as many epochs with the pull `LAM`.
         num_classes: C.
     """
 
@@ -74,7 +78,7 @@ class Workload:
     pause: Callable[[float], None] | None = None
     spread: int = 0
     adam: bool = False
-    personal_head: bool = False
+    method: Literal["FedAvg", "FedRep", "Ditto"] = "FedAvg"
     num_classes: int = CLASSES
 
     def first_net(self) -> nn.Module:
@@ -214,7 +218,8 @@ WORKLOADS = {
             CNN, name="text", net=transformer, samples=sentences, client_samples=50, batch_size=10, adam=True, lr=1e-3,
             num_classes=CHARACTERS,
         ),
-        replace(CNN, name="personal", personal_head=True),
+        replace(CNN, name="personal", method="FedRep"),
+        replace(CNN, name="ditto", method="Ditto"),
         replace(
             TINY, name="adam", samples=partial(digits, 3456), client_samples=5, spread=60, local_epochs=5,
             adam=True, lr=0.01, rounds=12, unmeasured=2,

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from bench import costs, gpu, profile, scale, stays, ways, whole
+from bench import commands, costs, federated, floor, gpu, kernels, parallel, parts, profile, scale, stays, ways, whole
 from bench.__main__ import COLUMNS, main
 from bench.blocks import quartiles, run_block, turns
 from bench.methods import METHODS, seconds_per_client
@@ -106,6 +106,66 @@ def test_a_trace_has_the_functions_of_a_round(tmp_path, capfd):
     assert first.calls == profile.TRACED
 
 
+def test_the_parts_of_a_round_are_told_by_the_calls_under_way():
+    """The net within an evaluation is part of that; what no file names is no part."""
+    assert parts.part_of("/x/torch/nn/modules/linear.py", "forward") == "forward passes and loss"
+    assert parts.part_of("/x/fl_lightning/engines/training.py", "_epoch") == "package: all else"
+    assert parts.part_of("/x/bench/floor.py", "copy_into") == "weights loaded, kept, summed"
+    assert parts.part_of("/x/bench/floor.py", "floor") is None
+    work = replace(WORKLOADS["tiny"], rounds=40)
+    found = {variant: parts.one_block(work, variant) for variant in ("floor", "train")}
+    expected = {"evaluation", "forward passes and loss", "backward passes", "optimizer"}
+    for variant, more in {"floor": set(), "train": {"package: all else", "Lightning: all else"}}.items():
+        assert {part for part, ms in found[variant].items() if ms} >= expected | more
+    assert not [part for part, ms in found["floor"].items() if ms and ("package" in part or "Lightning" in part)]
+
+
+@pytest.mark.slow
+def test_two_processes_tell_their_seconds_and_parts(monkeypatch):
+    monkeypatch.setitem(parallel.ROUNDS, "cnn", 2)
+    monkeypatch.setitem(parallel.ROUNDS, "unlike", 2)
+    assert all(of["backward passes"] > 0 and of[parts.OTHERS] > 0 for of in parallel.parts_of_ranks("cnn"))
+    assert len(parallel.seconds_of_rounds("unlike", (2, 1, parallel.BY_SECONDS))) == 1
+
+
+def test_both_ways_of_a_kernel_are_measured(monkeypatch):
+    monkeypatch.setattr(kernels, "NETS", {name: kernels.NETS[name] for name in ("KnFuM1, 32", "FedKATCNN, 32")})
+    rows = list(kernels.measure(repeats=1, seconds=0))
+    assert [row[0] for row in rows[:3]] == [
+        "step channels last: KnFuM1, 32",
+        "step channels last: FedKATCNN, 32",
+        "evaluation channels last: FedKATCNN, 125",
+    ]
+    assert len(rows) == 3 + len(kernels.OPTIMIZERS) * len(kernels.SIZES)
+    assert all(min(row[1:]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_whole_commands_are_measured_and_reports_have_their_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "GROUPS", 3)
+    monkeypatch.setattr(commands, "METHODS", ("FedAvg", "FedProx"))
+    rows = {what: values for what, *values in commands.measure(repeats=1, seconds=0)}
+    assert list(rows) == list(commands.commands())
+    assert all(cpu > 1 and wall > 1 for cpu, wall, _ in rows.values())
+    assert rows["report, 3 groups of 30"][2] > rows["report, 1 run of 30"][2] > 0
+
+
+@pytest.mark.parametrize("method", ["FedRep", "Ditto"])
+def test_clients_of_the_floor_keep_what_the_packages_keep(method):
+    """The accuracy of the global model says nothing of that."""
+    work = replace(WORKLOADS["tiny"], method=method, cohort_size=1, rounds=1, local_epochs=3)
+    ((client_id,),) = work.cohorts(1)
+    loop, data = federated.federation(work)
+    federated.fit(loop, data, 1, limit_val_batches=0, **federated.BARE)
+    memory, personal = loop.store.record(client_id)
+    own = memory["own_models"][-1] if method == "Ditto" else personal
+    net, places = work.first_net(), work.owned(client_id)
+    samples = tuple(of[places.start : places.stop] for of in work.samples()[0])
+    first = floor.copied(net)
+    kept = floor.CLIENTS[method](net, work, samples, first, first)
+    torch.testing.assert_close(kept, list(own.values()), rtol=1e-4, atol=1e-6)
+
+
 class Small(Plain):
     def training_step(self, batch, batch_idx):
         return self.net(batch[0].flatten(1)[:, :4]).square().mean()
@@ -171,7 +231,7 @@ def test_a_graph_takes_the_steps_that_it_was_made_of(precision):
 
 
 @pytest.mark.parametrize(
-    "name", ["adam", *(pytest.param(each, marks=pytest.mark.slow) for each in ("resnet", "text", "personal"))]
+    "name", ["adam", *(pytest.param(each, marks=pytest.mark.slow) for each in ("resnet", "text", "personal", "ditto"))]
 )
 def test_package_and_floor_reach_the_same_model(name):
     """Sums in float32 and in float64 may bring two of the samples over the border."""

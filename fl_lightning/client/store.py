@@ -33,6 +33,14 @@ class HeldRecord(NamedTuple):
     round_idx: int
 
 
+class MovedRecord(NamedTuple):
+    """A client's record that another process keeps from now on: in memory, or in a file that no checkpoint may need."""
+
+    held: HeldRecord | None
+    file: FileRecord | None
+    fresh: bool
+
+
 class ClientStore:
     """Keeps memory and personal entries of every client that has taken part.
 
@@ -118,6 +126,25 @@ class ClientStore:
         self._evict()
         delete(self.folder, replaced)
         self._fresh -= replaced
+
+    def release(self, client_id: int) -> MovedRecord:
+        """Let go of a client's record, which another process takes."""
+        held, file = self._records.pop(client_id, None), self._files.pop(client_id, None)
+        self.clients.discard(client_id)
+        self._bytes -= held.size if held is not None else 0
+        fresh = file is not None and file.name in self._fresh
+        self._fresh -= {file.name} if file is not None else set()
+        return MovedRecord(held if file is None else None, file, fresh)
+
+    def take(self, client_id: int, record: MovedRecord) -> None:
+        """Keep a client's record that another process has let go of."""
+        self.clients.add(client_id)
+        if record.file is not None:
+            self._files[client_id] = record.file
+            self._fresh |= {record.file.name} if record.fresh else set()
+        elif record.held is not None:
+            self._records[client_id] = record.held
+            self._bytes += record.held.size
 
     def _record(self, client_id: int) -> dict[str, Any]:
         """The client's record, which becomes the one used last.

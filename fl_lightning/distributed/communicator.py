@@ -79,17 +79,17 @@ class Communicator:
         work: Callable[[int], int],
         owners: Mapping[int, int],
         seconds: Callable[[int], float] | None = None,
-    ) -> list[int]:
-        """Choose this rank's clients: those it owns, and of the others the longest first, to the least loaded rank.
+    ) -> dict[int, int]:
+        """Choose the rank of each client: those that own it, and of the others the longest first, to the least loaded.
 
         Args:
             cohort: client ids of the round.
             work: samples that a client trains on.
             owners: rank that keeps a client's memory, by client id.
-            seconds: that a client is expected to take, which are asked for where they make the slowest rank faster by
-                a tenth; None: not known.
+            seconds: that a client is expected to take, by which all are spread, their memories too, where that makes
+                the slowest rank faster by a tenth; None: not known.
         """
-        return list(cohort)
+        return dict.fromkeys(cohort, 0)
 
 
 class ProcessCommunicator(Communicator):
@@ -181,13 +181,13 @@ class ProcessCommunicator(Communicator):
         work: Callable[[int], int],
         owners: Mapping[int, int],
         seconds: Callable[[int], float] | None = None,
-    ) -> list[int]:
+    ) -> dict[int, int]:
         ranks = self._spread(cohort, lambda client_id: max(1, work(client_id)), owners)
         if seconds is not None:
-            by_seconds = self._spread(cohort, seconds, owners)
+            by_seconds = self._spread(cohort, seconds, {})
             if self._longest(by_seconds, seconds) < WORTHWHILE * self._longest(ranks, seconds):
-                ranks = by_seconds
-        return sorted(client_id for client_id, rank in ranks.items() if rank == self.rank)
+                return by_seconds
+        return ranks
 
     def _spread(self, cohort: Sequence[int], cost: Callable[[int], float], owners: Mapping[int, int]) -> dict[int, int]:
         """Choose each client's rank, the same in all processes."""

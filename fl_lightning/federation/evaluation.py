@@ -241,7 +241,8 @@ class Evaluation:
     def _deployed_jobs(self, round_idx: int) -> Iterator[ClientJob]:
         """Make the job of every client of this process that has test samples."""
         start, clients = self.weights.snapshot(self.weights.shared), range(self.data.num_clients)
-        for client_id in self.communicator.assign_clients(clients, self.data.size, self.parts.store.owners):
+        ranks = self.communicator.assign_clients(clients, self.data.size, self.parts.store.owners)
+        for client_id in (client_id for client_id in clients if ranks[client_id] == self.communicator.rank):
             local = self.data.view(client_id, round_idx)
             if local.size("test"):
                 broadcast = Broadcast(round_idx, "deployed", None)

@@ -116,7 +116,9 @@ class Round:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, asked)
             seconds = None if self._setup.pace is None else self._setup.pace.estimate()
-            mine = self.communicator.assign_clients(asked, self.server.size, self.server.store.owners, seconds)
+            ranks = self.communicator.assign_clients(asked, self.server.size, self.server.store.owners, seconds)
+            self.records.move(ranks)
+            mine = sorted(client_id for client_id, rank in ranks.items() if rank == self.communicator.rank)
             for exchange in self.parts.client.exchanges:
                 if not outcome.is_over:
                     self._exchange(exchange, mine, outcome)

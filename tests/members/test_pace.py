@@ -21,9 +21,9 @@ class Rank(ProcessCommunicator):
 
 def deal(seconds=None, owners=None):
     cohort = list(SIZES)
-    parts = [Rank(rank).assign_clients(cohort, SIZES.get, owners or {}, seconds) for rank in (0, 1)]
-    assert sorted(parts[0] + parts[1]) == cohort
-    return parts
+    ranks, other = (Rank(rank).assign_clients(cohort, SIZES.get, owners or {}, seconds) for rank in (0, 1))
+    assert ranks == other
+    return [[client_id for client_id in cohort if ranks[client_id] == rank] for rank in (0, 1)]
 
 
 def measured(monkeypatch, took, exchanges=1):
@@ -73,8 +73,10 @@ def test_noise_leaves_clients_where_their_samples_put_them():
     assert deal(noisy.get) == deal()
 
 
-def test_who_has_a_memory_stays_with_its_rank():
-    slow = {0: 9.0, 1: 9.0, 2: 9.0, 3: 1.0, 4: 1.0}
+def test_who_has_a_memory_stays_with_its_rank_but_where_its_seconds_say_otherwise():
     owners = {0: 1, 2: 1}
     assert deal(owners=owners) == [[3, 4], [0, 1, 2]]
-    assert deal(slow.get, owners) == [[1, 3, 4], [0, 2]]
+    balanced = {0: 9.0, 1: 9.0, 2: 9.0, 3: 1.0, 4: 1.0}
+    assert deal(balanced.get, {0: 1, 2: 1, 1: 0, 3: 0, 4: 0}) == [[1, 3, 4], [0, 2]]  # no tenth would be gained
+    slow = {0: 9.0, 1: 1.0, 2: 9.0, 3: 1.0, 4: 1.0}
+    assert deal(slow.get, owners) == deal(slow.get)

@@ -21,6 +21,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, GatheringAggregator, NormClip, TopK, UpdateTransform
+from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional import state as S
 from fl_lightning.members import pace
@@ -289,7 +290,12 @@ class Unlike(FedAvg):
 
     clock = 0.0
 
+    remembers = False
+
     def receive(self, broadcast, local):
+        if self.remembers:
+            self.memory["rounds"] = [*self.memory.get("rounds", []), broadcast.round_idx]
+            self.log("rounds", float(len(self.memory["rounds"])))
         if slow := local.client_id in (0, 6):
             self.met.append(broadcast.round_idx)
             both = self.met.count(broadcast.round_idx) > 1 and broadcast.round_idx > self.met[0]
@@ -299,10 +305,24 @@ class Unlike(FedAvg):
 
 def unlike():
     """Clients of which two are far slower by the sample."""
+    return unlike_federation()
+
+
+def unlike_records():
+    """The same, whose records move."""
+    return unlike_federation(memory_budget_mb=4096)
+
+
+def unlike_files():
+    """The same, whose records lie in files."""
+    return unlike_federation(memory_budget_mb=0)
+
+
+def unlike_federation(**store):
     pace.perf_counter = lambda: Unlike.clock
     client = Unlike(net=BatchNormNet, optimizer=sgd())
-    client.met = []
-    return FederatedLoop(client, seed=5, threads=1), toy_data(SIZES)
+    client.met, client.remembers = [], bool(store)
+    return FederatedLoop(client, seed=5, threads=1, store=ClientStore(**store)), toy_data(SIZES)
 
 
 LIST = (
@@ -331,6 +351,8 @@ LIST = (
     restless,
     restless_clients,
     unlike,
+    unlike_records,
+    unlike_files,
 )
 CASES = {case.__name__: case for case in LIST}
 RESTLESS = ("restless", "restless_clients")
@@ -394,7 +416,7 @@ def run_case(name, folder, devices):
     """Four rounds; a checkpoint after two, from which other numbers of processes go on."""
     loop, data = CASES[name]()
     rounds = 3 if name == "few" else 4
-    rows, settings = Rows(folder / f"{name}-{devices}.ckpt"), {"by_seconds": name == "unlike"}
+    rows, settings = Rows(folder / f"{name}-{devices}.ckpt"), {"by_seconds": name.startswith("unlike")}
     files = folder / f"{name}-{devices}"
     run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices, **settings))
     run.fit(loop, datamodule=data)
