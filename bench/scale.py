@@ -1,7 +1,7 @@
 """Rounds of ten clients out of many: what a round, a start and a checkpoint cost by the number of clients.
 
-`python -m bench.scale CLIENTS METHOD ROUNDS` prints seconds to the first round, seconds of CPU per round, megabytes
-beyond the data, and megabytes of the last checkpoint.
+`python -m bench.scale CLIENTS METHOD ROUNDS` prints seconds of CPU per round out of 100 clients, and out of so many
+seconds to the first round, seconds of CPU per round, megabytes beyond the data, and megabytes of the last checkpoint.
 """
 
 import subprocess
@@ -29,28 +29,21 @@ MB = 2**20
 def measure(
     clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS, repeats: int = 1
 ) -> Iterator[tuple[str, *tuple[float, ...]]]:
-    """Rows under `COLUMNS`: medians of `repeats` runs.
-
-    The ratio is to the smallest federation: run before each one where there are several repeats, else once a method.
-    """
+    """Rows under `COLUMNS`: medians of `repeats` runs; the ratio is to the smallest federation, run just before."""
     for method in METHODS:
-        base = 0.0
         for num_clients in clients:
             found = []
             for _ in range(repeats):
-                if repeats > 1 and num_clients != clients[0]:
-                    base = measured(clients[0], method, rounds)[1]
-                start, seconds, *sizes = measured(num_clients, method, rounds)
-                base = seconds if num_clients == clients[0] else base
+                base, start, seconds, *sizes = measured(num_clients, method, rounds)
                 found.append((start, seconds, seconds / base, *sizes))
             yield f"{method}, {num_clients}", *map(median, zip(*found, strict=True))
 
 
 def measured(num_clients: int, method: str, rounds: int) -> list[float]:
-    """Figures of `run`, in a process of its own."""
+    """Seconds a round of the smallest federation, and figures of `run`, in a process of its own."""
     command = [sys.executable, "-m", "bench.scale", str(num_clients), method, str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [*map(float, done.stdout.split()[-4:])]
+    return [*map(float, done.stdout.split()[-5:])]
 
 
 def run(num_clients: int, method: str, rounds: int) -> tuple[float, ...]:
@@ -84,4 +77,5 @@ def run(num_clients: int, method: str, rounds: int) -> tuple[float, ...]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(*run(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
+    asked, fitted, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    print(run(CLIENTS[0], fitted, number)[1], *run(asked, fitted, number))
