@@ -138,13 +138,15 @@ class ClientStore:
 
     def take(self, client_id: int, record: MovedRecord) -> None:
         """Keep a client's record that another process has let go of."""
-        self.clients.add(client_id)
         if record.file is not None:
             self._files[client_id] = record.file
             self._fresh |= {record.file.name} if record.fresh else set()
         elif record.held is not None:
             self._records[client_id] = record.held
             self._bytes += record.held.size
+        else:
+            return  # its record was empty
+        self.clients.add(client_id)
 
     def _record(self, client_id: int) -> dict[str, Any]:
         """The client's record, which becomes the one used last.
