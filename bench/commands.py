@@ -43,6 +43,7 @@ def prepare(folder: Path) -> None:
     run(commands()["fit, 30 rounds"], first)
     (fitted,) = (path.parent for path in first.rglob("config.yaml"))
     config = (fitted / "config.yaml").read_text(encoding="utf-8")
+    assert "lr: 0.05\n" in config
     for group in range(GROUPS):
         saved = folder / "saved" / str(group)
         shutil.copytree(fitted, saved, ignore=shutil.ignore_patterns("checkpoints", "*.png", "events.*"))

@@ -23,7 +23,7 @@ EVALUATION, OTHERS, REST = "evaluation", "merge with other processes, waiting", 
 PARTS: dict[str, tuple[str, ...]] = {
     OTHERS: ("fl_lightning/distributed/", "torch/distributed/"),
     EVALUATION: ("bench/floor.py evaluate", "pytorch_lightning/loops/evaluation_loop.py"),
-    "forward passes and loss": ("torch/nn/", "torch/_functorch/", "torch/func/"),
+    "forward passes and loss": ("torch/nn/", "torch/_functorch/"),
     "backward passes": ("torch/autograd/graph.py", "torch/autograd/__init__.py", "torch/_tensor.py backward"),
     "optimizer": (
         "torch/optim/",
@@ -61,7 +61,9 @@ VARIANTS = {"tiny": ["floor", "train", "train-cohort", "all"], "adam": ["floor",
 
 @cache
 def part_of(path: str, function: str) -> str | None:
-    """Name the part of a function."""
+    """Name the part of a function; of a Module's own only the call counts, not what looks at its entries."""
+    if path.endswith("torch/nn/modules/module.py") and "_call_impl" not in function:
+        return None
     call = f"{path} {function}"
     return next((part for part, names in PARTS.items() for name in names if f"/{name}" in call), None)
 

@@ -34,7 +34,10 @@ class HeldRecord(NamedTuple):
 
 
 class MovedRecord(NamedTuple):
-    """A client's record that another process keeps from now on: in memory, or in a file that no checkpoint may need."""
+    """A client's record on its way to another process: itself, or its file where it has one.
+
+    `fresh`: no checkpoint has named the file yet.
+    """
 
     held: HeldRecord | None
     file: FileRecord | None
@@ -127,26 +130,30 @@ class ClientStore:
         delete(self.folder, replaced)
         self._fresh -= replaced
 
-    def release(self, client_id: int) -> MovedRecord:
-        """Let go of a client's record, which another process takes."""
-        held, file = self._records.pop(client_id, None), self._files.pop(client_id, None)
+    def leaving(self, client_id: int) -> MovedRecord:
+        """The record of one of `clients` as another process takes it; here it stays until `release`."""
+        file = self._files.get(client_id)
+        return MovedRecord(None if file else self._records[client_id], file, bool(file) and file.name in self._fresh)
+
+    def release(self, client_id: int) -> None:
+        """Let go of a client's record, which another process has taken."""
+        record, file = self._records.pop(client_id, None), self._files.pop(client_id, None)
         self.clients.discard(client_id)
-        self._bytes -= held.size if held is not None else 0
-        fresh = file is not None and file.name in self._fresh
-        self._fresh -= {file.name} if file is not None else set()
-        return MovedRecord(held if file is None else None, file, fresh)
+        if record is not None:
+            self._bytes -= record.size
+        if file is not None:
+            self._fresh.discard(file.name)
 
     def take(self, client_id: int, record: MovedRecord) -> None:
-        """Keep a client's record that another process has let go of."""
-        if record.file is not None:
-            self._files[client_id] = record.file
-            self._fresh |= {record.file.name} if record.fresh else set()
-        elif record.held is not None:
+        """Keep a client's record of another process."""
+        self.clients.add(client_id)
+        if record.held is not None:
             self._records[client_id] = record.held
             self._bytes += record.held.size
-        else:
-            return  # its record was empty
-        self.clients.add(client_id)
+        if record.file is not None:
+            self._files[client_id] = record.file
+        if record.file is not None and record.fresh:
+            self._fresh.add(record.file.name)
 
     def _record(self, client_id: int) -> dict[str, Any]:
         """The client's record, which becomes the one used last.

@@ -80,14 +80,14 @@ class Communicator:
         owners: Mapping[int, int],
         seconds: Callable[[int], float] | None = None,
     ) -> dict[int, int]:
-        """Choose the rank of each client: those that own it, and of the others the longest first, to the least loaded.
+        """Choose each client's rank: its owner, and for the others, the longest first, the least loaded.
 
         Args:
             cohort: client ids of the round.
             work: samples that a client trains on.
             owners: rank that keeps a client's memory, by client id.
-            seconds: that a client is expected to take, by which all are spread, their memories too, where that makes
-                the slowest rank faster by a tenth; None: not known.
+            seconds: that a client is expected to take, by which those without an owner are spread where that makes the
+                slowest rank faster by a tenth, and all where that makes it so by a further one; None: not known.
         """
         return dict.fromkeys(cohort, 0)
 
@@ -183,10 +183,10 @@ class ProcessCommunicator(Communicator):
         seconds: Callable[[int], float] | None = None,
     ) -> dict[int, int]:
         ranks = self._spread(cohort, lambda client_id: max(1, work(client_id)), owners)
-        if seconds is not None:
-            by_seconds = self._spread(cohort, seconds, {})
+        for fixed in () if seconds is None else (owners, {}):
+            by_seconds = self._spread(cohort, seconds, fixed)
             if self._longest(by_seconds, seconds) < WORTHWHILE * self._longest(ranks, seconds):
-                return by_seconds
+                ranks = by_seconds
         return ranks
 
     def _spread(self, cohort: Sequence[int], cost: Callable[[int], float], owners: Mapping[int, int]) -> dict[int, int]:

@@ -94,17 +94,18 @@ class ClientRecords(Member):
 
     def move(self, ranks: Mapping[int, int]) -> None:
         """Hand the records of clients over to the ranks that train them, by client id."""
-        owners = self._store.owners
-        moved = {client_id: rank for client_id, rank in ranks.items() if owners.get(client_id, rank) != rank}
+        store, here = self._store, self._communicator.rank
+        moved = {client_id: rank for client_id, rank in ranks.items() if store.owners.get(client_id, rank) != rank}
         if not moved:
             return
-        here = self._communicator.rank
-        mine = {client_id: self._store.release(client_id) for client_id in moved if owners[client_id] == here}
-        for part in self._communicator.gather(mine):
+        leaving = {client_id: store.leaving(client_id) for client_id in store.clients & moved.keys()}
+        for part in self._communicator.gather(leaving):
             for client_id, record in part.items():
                 if moved[client_id] == here:
-                    self._store.take(client_id, record)
-        self._store.own(moved)
+                    store.take(client_id, record)
+        for client_id in leaving:
+            store.release(client_id)
+        store.own(moved)
 
     def mark(self) -> bool:
         """Record that a round is under way: no record is stored before it is over."""

@@ -118,7 +118,7 @@ class Round:
             seconds = None if self._setup.pace is None else self._setup.pace.estimate()
             ranks = self.communicator.assign_clients(asked, self.server.size, self.server.store.owners, seconds)
             self.records.move(ranks)
-            mine = sorted(client_id for client_id, rank in ranks.items() if rank == self.communicator.rank)
+            mine = [client_id for client_id in asked if ranks[client_id] == self.communicator.rank]
             for exchange in self.parts.client.exchanges:
                 if not outcome.is_over:
                     self._exchange(exchange, mine, outcome)
