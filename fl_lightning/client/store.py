@@ -133,7 +133,9 @@ class ClientStore:
     def leaving(self, client_id: int) -> MovedRecord:
         """The record of one of `clients` as another process takes it; here it stays until `release`."""
         file = self._files.get(client_id)
-        return MovedRecord(None if file else self._records[client_id], file, bool(file) and file.name in self._fresh)
+        if file is not None:
+            return MovedRecord(None, file, file.name in self._fresh)
+        return MovedRecord(self._records[client_id], None, False)
 
     def release(self, client_id: int) -> None:
         """Let go of a client's record, which another process has taken."""

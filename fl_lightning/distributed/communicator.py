@@ -183,7 +183,9 @@ class ProcessCommunicator(Communicator):
         seconds: Callable[[int], float] | None = None,
     ) -> dict[int, int]:
         ranks = self._spread(cohort, lambda client_id: max(1, work(client_id)), owners)
-        for fixed in () if seconds is None else (owners, {}):
+        if seconds is None:
+            return ranks
+        for fixed in (owners, {}):
             by_seconds = self._spread(cohort, seconds, fixed)
             if self._longest(by_seconds, seconds) < WORTHWHILE * self._longest(ranks, seconds):
                 ranks = by_seconds
