@@ -131,7 +131,10 @@ class ClientStore:
         self._fresh -= replaced
 
     def leaving(self, client_id: int) -> MovedRecord:
-        """The record of one of `clients` as another process takes it; here it stays until `release`."""
+        """The record of one of `clients` as another process takes it.
+
+        It stays here until `release`.
+        """
         file = self._files.get(client_id)
         if file is not None:
             return MovedRecord(None, file, file.name in self._fresh)
