@@ -18,6 +18,7 @@ from fl_lightning.papers import Curves, PaperTable
 from fl_lightning.papers.drawing import Series, rounds_of, unique
 from fl_lightning.papers.stored import read_stored, rows_of
 from fl_lightning.reports.result_tables import Table, as_markdown
+from fl_lightning.reports.saved import Group
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -82,7 +83,7 @@ def section(name: str, experiment: Experiment, drawn: Mapping[str, PaperTable]) 
             rows = [row for row in content.rows if row[-1].text != "not run"] if isinstance(content, Table) else []
             if rows and isinstance(content, Table):
                 parts.append(as_markdown(replace(content, title=of if len(drawn) > 1 else "", rows=rows, note=caption)))
-        parts += [made(path), f"![Each method's values over the rounds that all of its runs have]({image_of(name)})\n"]
+        parts += [made(path), f"![Each method's values over the rounds that all of its runs have, and all those of longer runs]({image_of(name)})\n"]
         if (remarks := path.with_suffix(".md")).is_file():
             parts.append(remarks.read_text(encoding="utf-8"))
     return [*parts, *left(experiment, {(each.case, each.method): each for each in series})]
@@ -97,9 +98,20 @@ def draw_curves(name: str, drawn: Mapping[str, PaperTable]) -> None:
     """Draw the values of stored runs over the rounds, a panel for each column and log key of the table."""
     keys = unique(key for table in drawn.values() for key in table.log_keys())
     curves = Curves({key: key for key in keys}, value=f"{keys[0]} (%)" if len(keys) == 1 else "%", width=3)
-    content = curves.draw(read_stored(ROOT / "results" / f"{name}.csv")).content
+    series = read_stored(ROOT / "results" / f"{name}.csv")
+    content = curves.draw([*series, *filter(None, map(longest, series))]).content
     assert not isinstance(content, Table)
     write_picture(content, PAGE.parent / image_of(name))
+
+
+def longest(series: Series) -> Series | None:
+    """Take those runs as a column of their own that have more rounds than others, where none has failed."""
+    rounds = [rounds_of(run) for run in series.group.runs]
+    if series.failed or len(set(rounds)) < 2:
+        return None
+    runs = [run for run, own in zip(series.group.runs, rounds, strict=True) if own == max(rounds)]
+    seeds = ", ".join(str(run.settings["seed_everything"]) for run in runs)
+    return series._replace(case=f"{series.case}, seed {seeds}", group=Group("", runs))
 
 
 def write(names: Container[str]) -> None:

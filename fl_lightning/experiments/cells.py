@@ -224,6 +224,28 @@ class Cells:
         start = experiment.start
         self.start = start and replace(start, cases=start.cases or {"": {}})
         self.check_settings()
+        self.check_data()
+
+    def check_data(self) -> None:
+        """Refuse a file that puts other data into a case than those that its own files name.
+
+        Raises:
+            ValueError: naming the file, the case and both.
+        """
+        for row in self.experiment.runs if self.request.configs else ():
+            for name, case in self.experiment.cases_of(row).items():
+                files = [], self.configs_of(case, asked=False), self.configs_of(case)
+                shared, named, put = (self._source(row, configs) for configs in files)
+                if named not in (shared, put):
+                    raise ValueError(
+                        f"-c must leave a case its data: {', '.join(self.request.configs)} puts {put} into {name!r}, "
+                        f"whose own file has {named}; leave that case out by --cases, or the source out of the file"
+                    )
+
+    def _source(self, row: Runs, configs: Sequence[str]) -> str:
+        """Give the class of the data that the first method of a row has with files over the base."""
+        config = self.composer.compose(row.methods[0], as_settings(row.settings), configs)
+        return str((config["data"]["source"] or {}).get("class_path"))
 
     def check_settings(self) -> None:
         """Refuse a setting of a case, of all runs or of tuning that no method knows, or that is not to be set.

@@ -156,6 +156,17 @@ def test_rows_and_columns_are_chosen_by_patterns(here):
     assert "must leave a row with a column, and leave FedAvg; FedNTD, weak none" in empty
 
 
+def test_a_file_over_an_experiment_puts_no_other_data_into_a_column(here):
+    """FedCL's official settings are those of CIFAR-10, and a column is MNIST."""
+    Path("own/mnist.yaml").write_text("data: {source: {class_path: fl_lightning.data.MNIST}}\n")
+    table = Path("own/table.yaml").read_text()
+    Path("own/table.yaml").write_text(table.replace("  few: {", "  few: {config: own/mnist.yaml, "))
+    Path("over.yaml").write_text("data: {source: {class_path: fl_lightning.data.CIFAR10}}\n")
+    told = refusal("reproduce own/table.yaml --plan --seeds 0 -c over.yaml", 1)
+    assert "over.yaml puts fl_lightning.data.CIFAR10 into 'few', whose own file has fl_lightning.data.MNIST" in told
+    assert say("reproduce own/table.yaml --plan --seeds 0 --cases many -c over.yaml").code == 0
+
+
 def test_of_several_experiments_those_are_made_that_have_the_rows(here):
     Path("own/other.yaml").write_text(Path("own/table.yaml").read_text().replace("FedAvg", "FedProx"))
     said = say("reproduce own/table.yaml own/other.yaml --seeds 0 --methods FedAvg --cases few")
