@@ -83,10 +83,8 @@ def section(name: str, experiment: Experiment, drawn: Mapping[str, PaperTable]) 
             rows = [row for row in content.rows if row[-1].text != "not run"] if isinstance(content, Table) else []
             if rows and isinstance(content, Table):
                 parts.append(as_markdown(replace(content, title=of if len(drawn) > 1 else "", rows=rows, note=caption)))
-        parts += [
-            made(path),
-            f"![Each method's values over the rounds that all of its runs have, and all those of longer runs]({image_of(name)})\n",
-        ]
+        seen = "Each method's values over the rounds that all of its runs have, and over those of longer ones"
+        parts += [made(path), f"![{seen}]({image_of(name)})\n"]
         if (remarks := path.with_suffix(".md")).is_file():
             parts.append(remarks.read_text(encoding="utf-8"))
     return [*parts, *left(experiment, {(each.case, each.method): each for each in series})]
