@@ -234,7 +234,7 @@ class Cells:
         """
         for row in self.experiment.runs if self.request.configs else ():
             for name, case in self.experiment.cases_of(row).items():
-                files = [], self.configs_of(case, asked=False), self.configs_of(case)
+                files = list[str](), self.configs_of(case, asked=False), self.configs_of(case)
                 shared, named, put = (self._source(row, configs) for configs in files)
                 if named not in (shared, put):
                     raise ValueError(
