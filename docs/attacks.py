@@ -1,12 +1,17 @@
-"""Prints the table of `docs/attacks.md`: accuracy on digits with two malicious clients of ten, by rule and partition.
+"""Makes the table of `docs/attacks.md`: accuracy on digits with two malicious clients of ten, by rule and partition.
 
-python docs/attacks.py
+python -m docs.attacks
+
+prints it, and writes a line for each run to `docs/attacks.csv`.
 """
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import product
+from pathlib import Path
 from statistics import mean, stdev
 
 import pytorch_lightning as pl
@@ -24,6 +29,7 @@ from fl_lightning.attacks import label_flip, noise, sign_flip
 from fl_lightning.data import Digits, DirichletPartition, IIDPartition
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
+from fl_lightning.utils.files import write_table
 
 RULES: dict[str, Callable[[], Aggregator]] = {
     "mean": Aggregator,
@@ -37,6 +43,8 @@ RULES: dict[str, Callable[[], Aggregator]] = {
 PARTITIONS = {"IID": IIDPartition(), "α = 1": DirichletPartition(alpha=1.0), "α = 0.1": DirichletPartition(alpha=0.1)}
 ATTACKS = {"none": None, "sign flip × 10": sign_flip, "noise, std 1": noise, "label flip": label_flip}
 SEEDS, ROUNDS = (0, 1, 2), 20
+COLUMNS = ("partition", "rule", "attack", "seed", "accuracy")
+FILE = Path(__file__).with_suffix(".csv")
 
 
 def accuracy(rule: str, partition: str, attack: str, seed: int) -> float:
@@ -65,20 +73,30 @@ def accuracy(rule: str, partition: str, attack: str, seed: int) -> float:
     return loop.round_metrics["global/acc"]
 
 
+def table(rows: Iterable[Mapping[str, str]]) -> str:
+    """Write the runs of `docs/attacks.csv` as the table of the page, a line for each partition and rule."""
+    runs = defaultdict[tuple[str, str, str], list[float]](list)
+    for row in rows:
+        runs[row["partition"], row["rule"], row["attack"]].append(float(row["accuracy"]))
+    lines = [f"| partition | rule | {' | '.join(ATTACKS)} |", "|---|---|" + "---|" * len(ATTACKS)]
+    for partition, rule in product(PARTITIONS, RULES):
+        values = [runs[partition, rule, attack] for attack in ATTACKS]
+        cells = (f"{mean(seeds):.1f} ± {stdev(seeds):.1f}" for seeds in values)
+        lines.append(f"| {partition} | {rule} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Print the table, a line for each partition and rule."""
+    """Make all runs."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    print("| partition | rule |", " | ".join(ATTACKS), "|")
-    print("|---|---|" + "---|" * len(ATTACKS))
-    for partition in PARTITIONS:
-        for rule in RULES:
-            cells = []
-            for attack in ATTACKS:
-                found = [100 * accuracy(rule, partition, attack, seed) for seed in SEEDS]
-                cells.append(f"{mean(found):.1f} ± {stdev(found):.1f}")
-            print(f"| {partition} | {rule} |", " | ".join(cells), "|", flush=True)
+    rows = []
+    for partition, rule, attack, seed in product(PARTITIONS, RULES, ATTACKS, SEEDS):
+        value = f"{100 * accuracy(rule, partition, attack, seed):.2f}"
+        rows.append(dict(zip(COLUMNS, (partition, rule, attack, str(seed), value), strict=True)))
+    write_table(FILE, [COLUMNS, *(row.values() for row in rows)])
+    print(table(rows))
 
 
 if __name__ == "__main__":

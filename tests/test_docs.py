@@ -1,5 +1,6 @@
 """The documents: every public name has a docstring, every link leads somewhere, the site builds without a warning."""
 
+import csv
 import inspect
 import os
 import re
@@ -14,7 +15,7 @@ import yaml
 from pytorch_lightning import LightningModule
 
 import fl_lightning
-from docs import draw_methods
+from docs import attacks, draw_methods
 from fl_lightning import methods
 from tests.commands import CONFIGS
 
@@ -98,6 +99,27 @@ def test_a_method_is_drawn_beside_the_same_without_it(file, beside):
     assert "torch.optim.SGD" in text
     assert ("sign_flip" in text) == (file == "norm_clip")
     assert not re.search("SAM|NormClip|personal|KnFu", text)
+
+
+def test_the_table_of_malicious_clients_is_that_of_its_runs():
+    with attacks.FILE.open(newline="", encoding="utf-8") as file:
+        assert attacks.table(csv.DictReader(file)) in (ROOT / "docs/attacks.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_stragglers_is_that_of_its_runs():
+    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    with (ROOT / "docs/stragglers.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 15
+    for momentum, work in dict.fromkeys((row["momentum"], row["local_work"]) for row in rows):
+        cells = [
+            f"{float(row['mean']):.1f} ± {float(row['std']):.1f}"
+            for row in rows
+            if (row["momentum"], row["local_work"]) == (momentum, work)
+        ]
+        named = f"SGD, momentum {momentum}" if work == "1.0" else ""
+        line = f"| {named} | {work.replace(',', ', ')} | {' | '.join(cells)} |"
+        assert line.replace("|  |", "| |") in page
 
 
 def test_the_citation_is_of_this_version():
