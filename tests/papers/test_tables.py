@@ -247,3 +247,15 @@ def test_every_cell_runs_two_rounds_at_tiny_scale(name, tmp_path, monkeypatch):
         (tmp_path / str(i)).mkdir()
         monkeypatch.chdir(tmp_path / str(i))
         assert keys <= set(two_rounds(cell)), cell.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in files.names() if name not in NAMES])
+def test_a_figure_composes_at_the_papers_size(name):
+    experiment = whole(name)
+    cells = Cells(experiment, Request()).all()
+    methods = [(runs.label or method, runs) for runs in experiment.runs for method in runs.methods]
+    assert {(cell.method, cell.case) for cell in cells} == {
+        (label, case) for label, runs in methods for case in experiment.cases_of(runs)
+    }
+    assert all(cell.all_rounds > 0 for cell in cells)
