@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -473,6 +474,12 @@ class CellFiles:
         except BlockingIOError:
             yield False
             return
+        if descriptor is None:
+            warnings.warn(
+                f"files in {self.log.parent} cannot be locked, so that a second process would run the same cells; start "
+                f"one only, or take a folder on a disk that knows flock",
+                stacklevel=2,
+            )
         try:
             yield True
         finally:

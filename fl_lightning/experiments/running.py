@@ -54,6 +54,10 @@ class Watch:
         self.done[files.name] = done
         self.progress.update(self.tasks[files.name], completed=done, visible=True)
         self.progress.update(self.task, completed=sum(self.done.values()))
+        self.tick()
+
+    def tick(self) -> None:
+        """Print a line, where there is no terminal, a minute after the one before."""
         if not self.console.is_terminal and time.monotonic() - self.printed > MINUTE:
             self.printed = time.monotonic()
             self.print(self.line())
@@ -161,4 +165,5 @@ def free_again(elsewhere: Sequence[CellFiles], watch: Watch) -> list[CellFiles]:
                 if free:
                     return list(elsewhere)
         time.sleep(POLL)
+        watch.tick()
     return []

@@ -345,11 +345,21 @@ def test_a_run_that_another_process_is_at_is_waited_for(here, monkeypatch):
             claim.__exit__(None, None, None)
 
     monkeypatch.setattr("fl_lightning.experiments.running.time.sleep", sleep)
+    monkeypatch.setattr("fl_lightning.experiments.running.MINUTE", -1.0)
     said = say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*'")
     assert said.code == 0, said
+    assert said.out.count("0 of 1 runs, 0 of ") == 2  # a line a minute while it waits
     assert "other processes are at 1 runs in reproduced; waiting for their end" in said.out
     assert len(slept) == 2
     assert len(stored()) == 1
+
+
+def test_where_nothing_can_be_locked_it_is_said(here, monkeypatch):
+    assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few").code == 0
+    monkeypatch.setattr("fl_lightning.experiments.cells.lock_path", lambda path: None)
+    with pytest.warns(UserWarning, match="cannot be locked, so that a second process would run the same cells"):
+        with cell_files("reproduced", "FedAvg-few-seed0").claimed() as free:
+            assert free
 
 
 def test_without_a_terminal_a_line_a_minute_tells_how_far_it_is(here, monkeypatch):
