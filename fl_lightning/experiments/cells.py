@@ -476,8 +476,8 @@ class CellFiles:
             return
         if descriptor is None:
             warnings.warn(
-                f"files in {self.log.parent} cannot be locked, so that a second process would run the same cells; start "
-                f"one only, or take a folder on a disk that knows flock",
+                f"files in {self.log.parent} cannot be locked, so that a second process would run the same cells; "
+                f"start one only, or take a folder on a disk that knows flock",
                 stacklevel=2,
             )
         try:

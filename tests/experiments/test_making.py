@@ -357,9 +357,9 @@ def test_a_run_that_another_process_is_at_is_waited_for(here, monkeypatch):
 def test_where_nothing_can_be_locked_it_is_said(here, monkeypatch):
     assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few").code == 0
     monkeypatch.setattr("fl_lightning.experiments.cells.lock_path", lambda path: None)
-    with pytest.warns(UserWarning, match="cannot be locked, so that a second process would run the same cells"):
-        with cell_files("reproduced", "FedAvg-few-seed0").claimed() as free:
-            assert free
+    said = pytest.warns(UserWarning, match="cannot be locked, so that a second process would run the same cells")
+    with said, cell_files("reproduced", "FedAvg-few-seed0").claimed() as free:
+        assert free
 
 
 def test_without_a_terminal_a_line_a_minute_tells_how_far_it_is(here, monkeypatch):
