@@ -242,7 +242,8 @@ class Evaluation:
         """Make the job of every client of this process that has test samples."""
         start, clients = self.weights.snapshot(self.weights.shared), range(self.data.num_clients)
         ranks = self.communicator.assign_clients(clients, self.data.size, self.parts.store.owners)
-        for client_id in (client_id for client_id in clients if ranks[client_id] == self.communicator.rank):
+        mine = [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
+        for client_id in mine:
             local = self.data.view(client_id, round_idx)
             if local.size("test"):
                 broadcast = Broadcast(round_idx, "deployed", None)
