@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bench import whole
+from bench import parallel, whole
 from bench.blocks import MODULES, NOISE, PEERS, USUAL, Block, Figures, figures, in_one_process, interleaved
 from bench.startup import startup
 from bench.workloads import WORKLOADS, Workload
@@ -142,8 +142,6 @@ def measure_monitors(asked: Namespace, results: Path) -> None:
 
 def measure_parallel(asked: Namespace, results: Path) -> None:
     """One process against two."""
-    from bench import parallel  # noqa: PLC0415
-
     workloads = asked.workload or list(parallel.ROUNDS)
     for name in workloads:
         seconds = (asked.seconds or 150) / len(workloads)
@@ -206,7 +204,8 @@ def table(path: Path, columns: Sequence[str], rows: Iterable[tuple[str, *tuple[f
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(prog="python -m bench", description="Seconds per round against a bare PyTorch loop.")
-    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: all")
+    workloads = [*WORKLOADS, *(name for name in parallel.ROUNDS if name not in WORKLOADS)]
+    parser.add_argument("--workload", action="append", choices=workloads, help="default: all")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
     for name, part in PARTS.items():
         parser.add_argument(f"--{name}", action="store_true", help=f"only: {part.__doc__}")
@@ -215,7 +214,11 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--seconds", type=float, help="in which turns are begun, at least one; not of costs")
     parser.add_argument("--threads", type=int, help="of each process; default: as many as torch takes")
     parser.add_argument("--quick", action="store_true", help="one short block each, in this process: no measurement")
-    return parser.parse_args(arguments)
+    asked = parser.parse_args(arguments)
+    measured = parallel.ROUNDS if asked.parallel else WORKLOADS
+    if others := [name for name in asked.workload or [] if name not in measured]:
+        parser.error(f"--workload must be one of {', '.join(measured)} here, got {', '.join(others)}")
+    return asked
 
 
 def asked_size(work: Workload, asked: Namespace) -> Workload:

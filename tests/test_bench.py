@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench import commands, costs, federated, floor, gpu, kernels, parallel, parts, profile, scale, stays, ways, whole
-from bench.__main__ import COLUMNS, main
+from bench.__main__ import COLUMNS, main, parse
 from bench.blocks import quartiles, run_block, turns
 from bench.methods import METHODS, seconds_per_client
 from bench.monitors import MONITORS, seconds
@@ -199,6 +199,19 @@ def test_a_stacked_step_is_that_of_the_bare_loop():
         sgd.step()
     own = [value[1] for value in step.params.values()]
     torch.testing.assert_close(own, [value.detach() for value in net.parameters()])
+
+
+@pytest.mark.parametrize("part", whole.SHARES)
+def test_the_arguments_of_every_part_are_taken(part):
+    arguments, seconds = whole.SHARES[part]
+    assert parse([*arguments, "--seconds", str(seconds)]).seconds == seconds
+
+
+@pytest.mark.parametrize("arguments", [["--workload", "unlike"], ["--parallel", "--workload", "tiny"]])
+def test_workloads_that_a_part_does_not_have_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert f"--workload must be one of {'cnn' if '--parallel' in arguments else 'tiny'}, " in capsys.readouterr().err
 
 
 @pytest.mark.slow
