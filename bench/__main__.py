@@ -170,12 +170,16 @@ def measure_parts(asked: Namespace, results: Path) -> None:
     torch.set_num_threads(asked.threads or 1)
     for name in asked.workload or WORKLOADS:
         found = dict(parts.measure(name, asked.repeats or 3, asked.seconds or 60))
+        if asked.threads not in (None, 1):
+            found = {
+                f"{variant}, {asked.threads} threads": of for variant, of in found.items() if "rank" not in variant
+            }
         rows = [[name, variant, part, f"{ms:.2f}"] for variant, of in found.items() for part, ms in of.items()]
         update(results / "parts.csv", parts.COLUMNS, rows, keys=3)
-        print(f"\n{name + ', ms a round':36}" + "".join(f"{variant:>14}" for variant in found))
+        print(f"\n{name + ', ms a round':36}" + "".join(f"{variant:>18}" for variant in found))
         for part in (part for part in parts.PARTS if any(of[part] for of in found.values())):
-            print(f"{part:36}" + "".join(f"{of[part]:14.2f}" for of in found.values()))
-        print(f"{'all':36}" + "".join(f"{sum(of.values()):14.2f}" for of in found.values()), flush=True)
+            print(f"{part:36}" + "".join(f"{of[part]:18.2f}" for of in found.values()))
+        print(f"{'all':36}" + "".join(f"{sum(of.values()):18.2f}" for of in found.values()), flush=True)
 
 
 PARTS: dict[str, Callable[[Namespace, Path], None]] = {
@@ -204,8 +208,7 @@ def table(path: Path, columns: Sequence[str], rows: Iterable[tuple[str, *tuple[f
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(prog="python -m bench", description="Seconds per round against a bare PyTorch loop.")
-    workloads = [*WORKLOADS, *(name for name in parallel.ROUNDS if name not in WORKLOADS)]
-    parser.add_argument("--workload", action="append", choices=workloads, help="default: all")
+    parser.add_argument("--workload", action="append", help=f"one of {', '.join(WORKLOADS)}; default: all")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
     for name, part in PARTS.items():
         parser.add_argument(f"--{name}", action="store_true", help=f"only: {part.__doc__}")
@@ -215,10 +218,24 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--threads", type=int, help="of each process; default: as many as torch takes")
     parser.add_argument("--quick", action="store_true", help="one short block each, in this process: no measurement")
     asked = parser.parse_args(arguments)
-    measured = parallel.ROUNDS if asked.parallel else WORKLOADS
-    if others := [name for name in asked.workload or [] if name not in measured]:
-        parser.error(f"--workload must be one of {', '.join(measured)} here, got {', '.join(others)}")
+    known = measured_by_all(asked)
+    if others := [name for name in asked.workload or [] if name not in known]:
+        parser.error(f"--workload must be one of {', '.join(known)} here, got {', '.join(others)}")
     return asked
+
+
+def measured_by_all(asked: Namespace) -> list[str]:
+    """Name the workloads that everything asked for can run."""
+    chosen = [name for name in PARTS if getattr(asked, name)]
+    of: list[Iterable[str]] = [] if chosen and not (asked.quick or asked.variant) else [WORKLOADS]
+    for name in chosen:
+        if name == "costs":
+            from bench import costs  # noqa: PLC0415 - Lightning stays out of the floor's process
+
+            of.append(costs.SIZES)
+        else:
+            of.append(parallel.ROUNDS if name == "parallel" else WORKLOADS)
+    return [name for name in dict.fromkeys([*WORKLOADS, *parallel.ROUNDS]) if all(name in names for names in of)]
 
 
 def asked_size(work: Workload, asked: Namespace) -> Workload:

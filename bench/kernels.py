@@ -3,6 +3,7 @@
 CPU seconds of steps and forward passes on one thread, in turn in one process.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import process_time
@@ -33,6 +34,11 @@ NETS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...], int]] = {
     "ResNet-18, 4": (partial(nets.ResNet, stem="cifar"), COLOUR, 4),
 }
 """Nets, a sample's shape, and samples in a batch."""
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "MaxPool2d(2), 50 x 32 x 32 x 32": (nn.MaxPool2d(2), (50, 32, 32, 32)),
+    "Conv2d(32, 64, 5), 50 x 32 x 16 x 16": (nn.Conv2d(32, 64, 5, padding=2), (50, 32, 16, 16)),
+}
+"""Layers of FedNTDCNN, and what they are given in a step."""
 EVALUATED = 125
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD, momentum": partial(SGD, lr=0.01, momentum=0.9),
@@ -57,6 +63,16 @@ def trained(name: str, channels_last: bool) -> Run:
         sgd.step()
 
     return step
+
+
+def passed(name: str, channels_last: bool) -> Run:
+    """A layer's forward and backward pass."""
+    layer, shape = LAYERS[name]
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    layer, x = copy.deepcopy(layer).to(memory_format=layout), torch.randn(shape).contiguous(memory_format=layout)
+    given = torch.ones_like(layer(x))
+    x.requires_grad_()
+    return lambda: layer(x).backward(given)
 
 
 def made(make: Callable[..., nn.Module], shape: tuple[int, ...]) -> nn.Module:
@@ -94,6 +110,8 @@ def pairs() -> Iterator[tuple[str, Run, Run]]:
     for name in (name for name, (_, shape, _) in NETS.items() if shape == COLOUR and not name.endswith(", 4")):
         what = f"evaluation channels last: {name.split(',')[0]}, {EVALUATED}"
         yield what, evaluated(name, False), evaluated(name, True)
+    for name in LAYERS:
+        yield f"layer channels last: {name}", passed(name, False), passed(name, True)
     for optimizer in OPTIMIZERS:
         for size in SIZES:
             yield f"fused: {optimizer}, {size}", stepped(optimizer, size, False), stepped(optimizer, size, True)

@@ -55,7 +55,10 @@ PARTS: dict[str, tuple[str, ...]] = {
 }
 """Files, or folders, of a part, some with the name of a function; the first part counts that has a file's name. A tick
 belongs to the part of the innermost call that has one; within an evaluation to that, but for exchanges of processes."""
-VARIANTS = {"tiny": ["floor", "train", "train-cohort", "all"], "adam": ["floor", "train", "train-cohort"]}
+VARIANTS = {
+    "tiny": ["floor", "train", "train-cohort", "all", "all-cohort"],
+    "adam": ["floor", "train", "train-cohort"],
+}
 """Of a workload; of others the floor and `train`."""
 
 

@@ -136,7 +136,7 @@ def test_both_ways_of_a_kernel_are_measured(monkeypatch):
         "step channels last: FedKATCNN, 32",
         "evaluation channels last: FedKATCNN, 125",
     ]
-    assert len(rows) == 3 + len(kernels.OPTIMIZERS) * len(kernels.SIZES)
+    assert len(rows) == 3 + len(kernels.LAYERS) + len(kernels.OPTIMIZERS) * len(kernels.SIZES)
     assert all(min(row[1:]) > 0 for row in rows)
 
 
@@ -207,11 +207,20 @@ def test_the_arguments_of_every_part_are_taken(part):
     assert parse([*arguments, "--seconds", str(seconds)]).seconds == seconds
 
 
-@pytest.mark.parametrize("arguments", [["--workload", "unlike"], ["--parallel", "--workload", "tiny"]])
-def test_workloads_that_a_part_does_not_have_are_refused(arguments, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [
+        (["--workload", "unlike"], "tiny, cnn, resnet, text, personal, ditto, adam"),
+        (["--parallel", "--workload", "tiny"], "cnn, resnet, unlike"),
+        (["--parallel", "--quick", "--workload", "unlike"], "cnn, resnet"),
+        (["--parts", "--parallel", "--workload", "unlike"], "cnn, resnet"),
+        (["--costs", "--workload", "resnet"], "tiny, cnn"),
+    ],
+)
+def test_workloads_that_something_asked_for_cannot_run_are_refused(arguments, known, capsys):
     with pytest.raises(SystemExit):
         main(arguments)
-    assert f"--workload must be one of {'cnn' if '--parallel' in arguments else 'tiny'}, " in capsys.readouterr().err
+    assert f"--workload must be one of {known} here, got {arguments[-1]}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
