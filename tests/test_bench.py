@@ -258,8 +258,8 @@ def test_a_graph_takes_the_steps_that_it_was_made_of(precision):
 def test_package_and_floor_reach_the_same_model(name):
     """Sums in float32 and in float64 may bring two of the samples over the border."""
     work = replace(WORKLOADS[name], cohort_size=2, rounds=2, unmeasured=1)
-    accuracies = [run_block(work, variant).accuracy for variant in ("floor", "train")]
-    assert accuracies[0] == pytest.approx(accuracies[1], abs=2.5 / 250)
+    hits = [round(250 * run_block(work, variant).accuracy) for variant in ("floor", "train")]
+    assert abs(hits[0] - hits[1]) <= 2
 
 
 @pytest.mark.skipif(bool(find_spec("fedlab") or find_spec("fluke")), reason="one of them is installed")
