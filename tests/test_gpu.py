@@ -9,7 +9,7 @@ from bench.gpu import Syncs
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.__main__ import main
 from fl_lightning.data import FixedPartition, TensorSource
-from fl_lightning.federation.round import Round
+from fl_lightning.federation.rounds import Rounds
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedNTD, FedProx
 from fl_lightning.nets import FedNTDCNN, Perceptron
 from tests.federation.test_host_syncs import READS_OF
@@ -97,14 +97,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(method, chunk, tmp_path):
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in READS_OF])
 def test_the_host_waits_for_no_value_in_an_exchange(name, chunk, monkeypatch):
-    seen, exchange = [], Round._exchange
+    seen, exchange = [], Rounds._exchange
 
     def watched(self, *args):
         with Syncs(torch.device("cuda")) as counted:
             exchange(self, *args)
         seen.append(counted.places)
 
-    monkeypatch.setattr(Round, "_exchange", watched)
+    monkeypatch.setattr(Rounds, "_exchange", watched)
     loop = FederatedLoop(
         **settings_of(name, net=Net, optimizer=sgd()), local_epochs=2, seed=3, **folded({"chunk": chunk})
     )

@@ -32,23 +32,25 @@ from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.keyed import keyed_seed
 
 EpochHook = Callable[[int, int], None]
-"""`(client_id, epoch)`, at the end of each of a client's epochs."""
+"""Called with `(client_id, epoch)` at the end of each local epoch."""
 
 LOCAL_HOOKS = ("on_train_epoch_start", "on_train_epoch_end", *STEP_HOOKS)
-"""Hooks of the client's modules that are called in local training."""
+"""Hooks of the client's modules that local training calls."""
 
 
 class LocalTrainer:
-    """Runs the phases of a client's training in the one client module.
+    """Trains one client at a time, phase by phase, in the one client module.
 
     Args:
-        client: the module that every client is trained in.
-        settings: of local training.
-        services: attached to the client; told of every client, phase, epoch and batch.
-        transfer: puts batches where they belong.
-        device: that the client is trained on.
-        precision: the Trainer's precision plugin.
-        batch_hooks: of callbacks, by name, called before the client's of the same name.
+        client: The module in which every client is trained.
+        settings: Settings of local training.
+        services: The services attached to the client. They are told of every client, phase,
+            epoch and batch.
+        transfer: Moves and converts batches.
+        device: The device on which the client is trained.
+        precision: The Trainer's precision plugin.
+        batch_hooks: Hooks of callbacks by name. Each is called before the client's hook of the
+            same name.
     """
 
     def __init__(
@@ -61,94 +63,125 @@ class LocalTrainer:
         precision: Precision,
         batch_hooks: Mapping[str, Sequence[Callable[..., None]]],
     ) -> None:
-        self.client, self.settings, self.services = client, settings, services
-        self.transfer, self.device, self.precision = transfer, device, precision
+        self.client = client
+        self.settings = settings
+        self.services = services
+        self.transfer = transfer
+        self.device = device
+        self.precision = precision
         self.modules: list[LightningModule] = client.lightning_modules()
-        self._training_step: Callable[..., Any] = client.training_step
-        self._modes = [(module, module.training) for module in client.modules()]
         self.batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self.lr_factors: Sequence[Sequence[float]] = ()
         self.batch_hooks = {
             name: callables for name, callables in batch_hooks.items() if callables and name in LOCAL_HOOKS
         }
-        self._hooks = {name: [*self.batch_hooks.get(name, ()), *hooks(self.modules, name)] for name in LOCAL_HOOKS}
-        inner, clip_gradients = self.modules[-1], services.clip_gradients if settings.clip_norm else None
-        names = "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"
-        self._optimizer_step, own_zero_grad, own_clip = (own_hook(inner, name) for name in names)
-        self._zero_grad = own_zero_grad or (lambda *args: zero_grad(args[-1]))
-        self._clip = own_clip or clip_gradients
-        given = self._hooks["on_before_zero_grad"], self._hooks["on_before_optimizer_step"]
-        hands_out = any((*given, self._optimizer_step, own_zero_grad, own_clip))
-        self.builder = OptimizerBuilder(client, settings.accumulate_grad_batches, device, precision, hands_out)
+        self._training_step: Callable[..., Any] = client.training_step
+        self._modes = [(module, module.training) for module in client.modules()]
+        self._hooks: dict[str, list[Callable[..., Any]]] = {}
+        for name in LOCAL_HOOKS:
+            self._hooks[name] = [*self.batch_hooks.get(name, ()), *hooks(self.modules, name)]
+        inner = self.modules[-1]
+        own_optimizer_step = own_hook(inner, "optimizer_step")
+        own_zero_grad = own_hook(inner, "optimizer_zero_grad")
+        own_clipping = own_hook(inner, "configure_gradient_clipping")
+        self._optimizer_step = own_optimizer_step
+        self._zero_grad = own_zero_grad or default_zero_grad
+        self._clip = own_clipping
+        if own_clipping is None and settings.clip_norm:
+            self._clip = services.clip_gradients
+        sees_optimizers = [
+            self._hooks["on_before_zero_grad"],
+            self._hooks["on_before_optimizer_step"],
+            own_optimizer_step,
+            own_zero_grad,
+            own_clipping,
+        ]
+        self.builder = OptimizerBuilder(
+            client=client,
+            accumulated=settings.accumulate_grad_batches,
+            device=device,
+            precision=precision,
+            hands_out=any(sees_optimizers),
+        )
         self._deadline = inf
         self._round_idx = 0
 
     def scale_lr(self, factors: Sequence[Sequence[float]]) -> None:
-        """Multiply the learning rates of clients to come, by optimizer and parameter group.
+        """Set the factors of the learning rates of all clients to come.
 
-        Empty: leave them.
+        Args:
+            factors: One factor for each optimizer and parameter group. Empty means 1 for all.
         """
         self.lr_factors = factors
 
     # --- rules of every engine ---
 
     def passes(self, data: ClientData, phase: Phase) -> Passes:
-        """Cut a client's samples into the batches of a phase.
+        """Divide a client's samples into the batches of a phase.
 
         Raises:
-            ValueError: batches of one sample for a net with BatchNorm, which leaves out a last batch of one.
+            ValueError: The net has BatchNorm and `batch_size` is 1.
         """
-        size, batch_size = data.size(phase.split), data.samples_per_batch(phase.split, phase.batch_size)
-        epochs = self.settings.epochs_of(data.client_id) if phase.epochs is None else phase.epochs
+        size = data.size(phase.split)
+        batch_size = data.samples_per_batch(phase.split, phase.batch_size)
+        epochs = phase.epochs
+        if epochs is None:
+            epochs = self.settings.epochs_of(data.client_id)
         normalizes = size > 1 and bool(self._batch_norms_of(data.client_id))
         if normalizes and batch_size == 1:
             setting = "data.batch_size" if phase.batch_size is None else "the phase's batch_size"
             raise ValueError(f"batch_size must be at least 2 for a net with BatchNorm, got 1; raise {setting}")
-        return Passes.over(size, batch_size, epochs, normalizes, data.drop_last)
+        return Passes.over(size, batch_size, epochs, drops_single=normalizes, drops_tail=data.drop_last)
 
     def _batch_norms_of(self, client_id: int) -> list[nn.Module]:
         """List the BatchNorm modules of a client's net."""
         return [part for name, part in self.batch_norms if self.client.has(client_id, name)]
 
     def step_limit(self, phase: Phase) -> int | None:
-        """Give the most steps of an exchange at whose number a phase ends.
-
-        None: none.
-        """
+        """Return the number of steps of an exchange at which the phase ends, or None without a limit."""
         return self.settings.max_local_steps if phase.counts else None
 
     def batch_limit(self, data: ClientData, phase: Phase, passes: Passes, num_steps: int) -> int | None:
-        """Give the most batches of a phase, which a straggler has fewer of.
-
-        None: as many as there are.
+        """Return the largest number of batches of a phase, or None without a limit.
 
         Args:
-            data: of the client, which tells the share of its work that it makes.
-            phase: that begins.
-            passes: of the phase.
-            num_steps: of the exchange so far.
+            data: The client's data. Their `local_work` is the share of the batches that a
+                straggler trains on.
+            phase: The phase that begins.
+            passes: The batches of the phase.
+            num_steps: Steps of the exchange so far.
         """
-        most, whole = self.settings.max_batches if phase.counts else None, passes.epochs * passes.steps
-        left = None if most is None else most - num_steps * self.settings.accumulate_grad_batches
+        left: int | None = None
+        if phase.counts and self.settings.max_batches is not None:
+            left = self.settings.max_batches - num_steps * self.settings.accumulate_grad_batches
         if data.local_work == 1:
             return left
-        return ceil(data.local_work * (whole if left is None else min(whole, left)) - 1e-9)
+        batches = passes.epochs * passes.steps
+        if left is not None:
+            batches = min(batches, left)
+        return ceil(data.local_work * batches - 1e-9)
 
     def repeats_samples(self, data: ClientData, phase: Phase, passes: Passes) -> bool:
-        """Return True where all samples come back unchanged in each epoch, so that a teacher's logits can be kept."""
-        changes = phase.with_index or self.transfer.hooked or data.augments(phase.split) or data.drop_last
-        return not changes and passes.num_samples == data.size(phase.split)
+        """Return True if every epoch has the same unchanged samples, so that a teacher's logits can be kept."""
+        if phase.with_index or data.drop_last:
+            return False
+        if self.transfer.hooked or data.augments(phase.split):
+            return False
+        return passes.num_samples == data.size(phase.split)
 
     # --- one client ---
 
     def restore_modes(self) -> None:
-        """Put every module back in the mode (train or eval) in which the user left it."""
+        """Set every module to the mode (train or eval) that the user gave it."""
         for module, mode in self._modes:
             if module.training != mode:
                 module.training = mode
 
     def seed(self, purpose: str, data: ClientData) -> None:
-        """Key the global generators (dropout, what a module draws by itself) by the client and round of `data`."""
+        """Seed the global generators for one purpose, client and round.
+
+        Dropout and the user's own code draw from them.
+        """
         seed = keyed_seed(self.settings.seed, purpose, data.round_idx, data.client_id)
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
@@ -157,14 +190,23 @@ class LocalTrainer:
             torch.cuda.manual_seed(seed)
 
     def train(
-        self, data: ClientData, exchange: str, fedavg_equivalent: bool = False, on_epoch_end: Sequence[EpochHook] = ()
+        self,
+        data: ClientData,
+        exchange: str,
+        fedavg_equivalent: bool = False,
+        on_epoch_end: Sequence[EpochHook] = (),
     ) -> None:
-        """Run all phases of one exchange on the client's data.
+        """Train the module in place on a client's data, through all phases of one exchange.
 
-        The module is trained in place.
+        Args:
+            data: The client's data.
+            exchange: Name of the exchange.
+            fedavg_equivalent: Whether the method has no effect with its settings, so that the
+                plain local loss is enough.
+            on_epoch_end: Callables for the end of each epoch.
 
         Raises:
-            TimeoutError: it took longer than `client_timeout`.
+            TimeoutError: The training took longer than `client_timeout`.
         """
         self._deadline = monotonic() + (self.settings.client_timeout or inf)
         self._round_idx = data.round_idx
@@ -173,32 +215,44 @@ class LocalTrainer:
         passed = Counter[str]()
         for phase in self.client.phases(exchange):
             self.restore_modes()
-            samples = data if phase.indices is None else data.restricted(phase.split, phase.indices)
-            if samples.size(phase.split):
-                with nullcontext() if phase.trains is None else only(self.client, phase.trains):
-                    self._phase(phase, samples, passed if phase.counts else Counter(), on_epoch_end)
+            samples = data
+            if phase.indices is not None:
+                samples = data.restricted(phase.split, phase.indices)
+            if samples.size(phase.split) == 0:
+                continue
+            with nullcontext() if phase.trains is None else only(self.client, phase.trains):
+                self._phase(phase, samples, passed if phase.counts else Counter(), on_epoch_end)
         if monotonic() > self._deadline:
             self._stop()
 
     def _phase(self, phase: Phase, data: ClientData, passed: Counter[str], on_epoch_end: Sequence[EpochHook]) -> None:
-        """Run the passes over the phase's split, after those that have `passed`."""
-        client, size, passes = self.client, data.size(phase.split), self.passes(data, phase)
+        """Run the epochs of one phase.
+
+        Args:
+            phase: The phase.
+            data: The client's data, restricted to the phase's samples.
+            passed: Passes so far over each split. The phase adds its own.
+            on_epoch_end: Callables for the end of each epoch.
+        """
+        client = self.client
+        size = data.size(phase.split)
+        passes = self.passes(data, phase)
         progress = client.context.progress if phase.counts else LocalProgress()
-        optimizers = self.builder.of(phase)
-        optimizers.begin(progress, phase.lr, self.settings.lr_factor(data.round_idx), self.lr_factors)
-        for optimizer in optimizers.raw if not client.automatic_optimization else ():
-            zero_grad(optimizer)  # of a client that accumulated and did not step at its end
-        repeats = passes.epochs > 1 and client.distils and self.repeats_samples(data, phase, passes)
-        if repeats or client.context.logit_cache is not None:  # of the phase before
-            client.context.keep_logits(LogitCache(size) if repeats else None)
-        works = None if data.local_work == 1 else self.batch_limit(data, phase, passes, progress.num_steps)
+        optimizers = self._begin_optimizers(phase, data.round_idx, progress)
+        self._begin_logit_cache(phase, data, passes)
+        batch_limit: int | None = None
+        if data.local_work != 1:
+            batch_limit = self.batch_limit(data, phase, passes, progress.num_steps)
+        step_limit = self.step_limit(phase) or inf
         for epoch in range(passes.epochs):
-            now = passes if works is None else passes.of_epoch(epoch, works)
-            if progress.num_steps >= (self.step_limit(phase) or inf) or not (now.steps or works is None):
+            batches = passes
+            if batch_limit is not None:
+                batches = passes.of_epoch(epoch, batch_limit)
+            if progress.num_steps >= step_limit or (batch_limit is not None and batches.steps == 0):
                 break
             self.services.begin_epoch(optimizers, size)
             self._call("on_train_epoch_start")
-            self._epoch(phase, data, now, passed[phase.split] + epoch, optimizers)
+            self._epoch(phase, data, batches, passed[phase.split] + epoch, optimizers)
             self.services.begin_samples(size)
             self._call("on_train_epoch_end")
             if optimizers.schedulers and client.automatic_optimization:
@@ -209,42 +263,74 @@ class LocalTrainer:
         if not phase.counts:
             client.context.progress.uncounted_steps += progress.num_steps
 
+    def _begin_optimizers(self, phase: Phase, round_idx: int, progress: LocalProgress) -> LocalOptimizers:
+        """Prepare the optimizers of a phase, as if they were built anew."""
+        optimizers = self.builder.of(phase)
+        optimizers.begin(
+            progress,
+            lr=phase.lr,
+            factor=self.settings.lr_factor(round_idx),
+            factors=self.lr_factors,
+        )
+        if not self.client.automatic_optimization:
+            # The client before may have accumulated gradients without a step at its end.
+            for optimizer in optimizers.raw:
+                zero_grad(optimizer)
+        return optimizers
+
+    def _begin_logit_cache(self, phase: Phase, data: ClientData, passes: Passes) -> None:
+        """Keep a teacher's logits over the epochs of a phase, where every epoch needs the same ones."""
+        context = self.client.context
+        if passes.epochs > 1 and self.client.distils and self.repeats_samples(data, phase, passes):
+            context.keep_logits(LogitCache(data.size(phase.split)))
+        elif context.logit_cache is not None:  # It belongs to the phase before.
+            context.keep_logits(None)
+
     def _epoch(self, phase: Phase, data: ClientData, passes: Passes, epoch: int, optimizers: LocalOptimizers) -> None:
-        """Run one pass, to its end or to the most steps of the exchange."""
-        client, cache, progress = self.client, self.client.context.logit_cache, self.client.context.progress
-        limit, num_batches = self.step_limit(phase) or inf, passes.steps
-        if data.size(phase.split) == 1:  # which has no statistics of a batch
+        """Run one epoch, up to its end or to the step limit of the exchange."""
+        client = self.client
+        cache = client.context.logit_cache
+        progress = client.context.progress
+        step_limit = self.step_limit(phase) or inf
+        if data.size(phase.split) == 1:  # One sample has no batch statistics.
             for module in self._batch_norms_of(data.client_id):
                 module.eval()
         with_index = phase.with_index or cache is not None
-        for index, item in enumerate(data.batches(phase.split, epoch, passes.batch_size, with_index=with_index)):
-            if index == num_batches or progress.num_steps >= limit:
+        items = data.batches(phase.split, epoch, passes.batch_size, with_index=with_index)
+        for index, item in enumerate(items):
+            if index == passes.steps or progress.num_steps >= step_limit:
                 return
             if monotonic() > self._deadline:
                 self._stop()
             batch = self._indexed(cache, *item) if with_index else self.transfer(item)
             self.services.begin_batch(batch)
-            if -1 in [hook(batch, index) for hook in self._hooks["on_train_batch_start"]]:
-                return  # the client ends this epoch
+            answers = [hook(batch, index) for hook in self._hooks["on_train_batch_start"]]
+            if -1 in answers:  # Lightning's sign that the epoch ends here.
+                return
             if client.automatic_optimization and optimizers.wrapped:
-                loss = self._optimize(batch, index, data.ended or index + 1 == num_batches, optimizers)
+                is_last = data.ended or index + 1 == passes.steps
+                loss = self._optimize(batch, index, is_last, optimizers)
             else:
                 loss = self._training_step(batch, index)
             for hook in self._hooks["on_train_batch_end"]:
-                hook({} if loss is None else {"loss": loss.detach(), **client.outputs}, batch, index)
+                outputs = {} if loss is None else {"loss": loss.detach(), **client.outputs}
+                hook(outputs, batch, index)
         if cache is not None:
             cache.finish_epoch()
 
     def _indexed(self, cache: LogitCache | None, item: Batch, positions: Tensor) -> Batch:
-        """Make the batch of a phase `with_index`, or tell the cache of teachers' logits of one that is not."""
-        batch = self.transfer(item)  # the user's hooks see it as it is, without the positions
+        """Return the batch for `training_step`, and tell the logit cache the positions of its samples.
+
+        Without a cache the phase is one `with_index`, whose batch is a pair of samples and positions.
+        """
+        batch = self.transfer(item)  # The user's transfer hooks see the samples without positions.
         if cache is None:
             return batch, to_device(positions, self.device)
         cache.begin_batch(batch[0], positions)
         return batch
 
     def _call(self, name: str, *args: Any) -> None:
-        """Call the hooks of this name."""
+        """Call all hooks of one name."""
         for hook in self._hooks[name]:
             hook(*args)
 
@@ -255,13 +341,21 @@ class LocalTrainer:
         )
 
     def _optimize(self, batch: Batch, index: int, last: bool, optimizers: LocalOptimizers) -> Tensor | None:
-        """Run forward, backward and, at the end of `accumulate_grad_batches`, a step.
+        """Run forward and backward, and a step after every `accumulate_grad_batches` batches.
 
-        Returns the loss.
+        Args:
+            batch: The batch.
+            index: Its index in the epoch.
+            last: Whether it is the last batch of the epoch, which always ends with a step.
+            optimizers: The optimizers of the phase, of which automatic optimization has one.
+
+        Returns:
+            The loss, or None if `training_step` skipped the batch.
         """
-        every, optimizer = self.settings.accumulate_grad_batches, optimizers.wrapped[0]
-        boundary = last or (index + 1) % every == 0
-        if boundary and every > 1:
+        every = self.settings.accumulate_grad_batches
+        optimizer = optimizers.wrapped[0]
+        steps = last or (index + 1) % every == 0
+        if steps and every > 1:
             optimizers.accumulated_lr.progress.accumulated((index % every + 1) / every)
         loss: Tensor | None = None
 
@@ -276,7 +370,7 @@ class LocalTrainer:
             self._call("on_before_backward", loss)
             optimizers.backward(loss if every == 1 else loss / every)
             self._call("on_after_backward")
-            if boundary:
+            if steps:
                 if optimizer.scaler is not None:
                     optimizer.unscale()
                 self._call("on_before_optimizer_step", optimizer)
@@ -284,21 +378,30 @@ class LocalTrainer:
                     self._clip(optimizer, self.settings.clip_norm, "norm")
             return loss
 
-        if not boundary:
+        if not steps:
             closure()
-        elif self._optimizer_step is not None:
+            return loss
+        if self._optimizer_step is not None:
             self._optimizer_step(self._round_idx, index, optimizer, closure)
         elif optimizer.takes_closure:
             optimizer.step(closure)
         elif closure() is not None:
             optimizer.step()
-        if boundary and optimizers.schedulers:
+        if optimizers.schedulers:
             self.builder.schedule(optimizers.schedulers, "step", optimizers.accumulated_lr.steps)
         return loss
 
 
+def default_zero_grad(epoch: int, batch_idx: int, optimizer: Optimizer) -> None:  # noqa: ARG001
+    """Do what Lightning's hook `optimizer_zero_grad` does by default, with fewer calls."""
+    zero_grad(optimizer)
+
+
 def zero_grad(optimizer: Optimizer) -> None:
-    """Set the gradients to None, without the bookkeeping of `Optimizer.zero_grad` unless it is overridden."""
+    """Set the gradients to None.
+
+    `Optimizer.zero_grad` is only called if a subclass overrides it, since its bookkeeping takes time.
+    """
     if type(optimizer).zero_grad is not Optimizer.zero_grad:
         optimizer.zero_grad()
         return
@@ -308,42 +411,40 @@ def zero_grad(optimizer: Optimizer) -> None:
 
 
 def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:
-    """Choose the names that one of the `fnmatch` patterns matches."""
+    """Return the names that match at least one `fnmatch` pattern."""
     return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 @contextmanager
 def only(client: ClientModule, patterns: tuple[str, ...]) -> Iterator[None]:
-    """Context in which only the parameters that match the patterns are trained.
+    """Train only the parameters that match a pattern.
 
-    Steps that train none shared count as `idle_steps`.
+    Steps count as `idle_steps` if no shared parameter matches.
 
     Raises:
-        ValueError: if the patterns name none.
+        ValueError: No trainable parameter matches.
     """
     progress = client.context.progress
-    since = replace(progress)
+    before = replace(progress)
     with frozen(left_out(client, patterns)):
         yield
     if not matching(client.params(), patterns):
-        progress.was_idle(since)
+        progress.was_idle(before)
 
 
 def left_out(client: ClientModule, patterns: tuple[str, ...]) -> list[Tensor]:
-    """List the trainable parameters that no pattern names.
-
-    They lose their gradients.
+    """List the trainable parameters that match no pattern, and clear their gradients.
 
     Raises:
-        ValueError: if the patterns name none.
+        ValueError: No trainable parameter matches.
     """
     params = client.trained()
     trained = matching(params, patterns)
-    left = [parameter for name, parameter in params.items() if name not in trained]
     if not trained:
         raise ValueError(
             f"Phase(trains=...) must name trainable parameters, got {patterns}, which match none of {list(params)[:8]}"
         )
+    left = [parameter for name, parameter in params.items() if name not in trained]
     for parameter in left:
         parameter.grad = None
     return left

@@ -16,7 +16,7 @@ from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.engines.deployed import laid_out
 from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.inspection import Inspection
-from fl_lightning.federation.setup import FederatedRun
+from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.members.structure import HeldEntries
@@ -33,19 +33,19 @@ class Evaluation:
     """Evaluates the global model, one pass over a split at a time.
 
     Args:
-        setup: has engines, data and all else of the run of a Trainer.
+        run: has engines, data and all else of the run of a Trainer.
 
     Attributes:
         before: all entries while a pass is under way, else None.
         inspection: evaluates clients in the middle of a round, for monitors.
     """
 
-    def __init__(self, setup: FederatedRun) -> None:
-        self.parts, self.data, self.communicator = setup.parts, setup.data, setup.communicator
-        self.services, self.metrics = setup.parts.evaluation_services, setup.parts.metrics
-        engine, self.clients, self.records = setup.engine, setup.clients_engine, setup.records
+    def __init__(self, run: FederatedRun) -> None:
+        self.parts, self.data, self.communicator = run.parts, run.data, run.communicator
+        self.services, self.metrics = run.parts.evaluation_services, run.parts.metrics
+        engine, self.clients, self.records = run.engine, run.clients_engine, run.records
         self.client, self.weights, self.modules = engine.client, engine.weights, engine.modules
-        self.transfer, self.inspection = engine.local.transfer, Inspection(engine, setup.data)
+        self.transfer, self.inspection = engine.local.transfer, Inspection(engine, run.data)
         elsewhere = self.weights.personal and getattr(self.clients, "is_remote", False)
         self._has_global = bool(self.weights.shared) and not elsewhere
         """True where there is a model to evaluate: with personal entries it needs the clients' own."""

@@ -26,9 +26,10 @@ from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
-from fl_lightning.federation.round import Round
+from fl_lightning.federation.resume import catch_up
+from fl_lightning.federation.rounds import Rounds
+from fl_lightning.federation.run import FederatedRun
 from fl_lightning.federation.server import Server, ServerOptimizer
-from fl_lightning.federation.setup import FederatedRun, catch_up
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import PROMISED
@@ -85,7 +86,7 @@ class FederatedLoop(Forwarding):
     _server_step: ServerOptimizer | None = None
     engine_factory: Callable[[SequentialEngine], Engine] | None = None
     _run: FederatedRun | None = None
-    _round: Round | None = None
+    _rounds: Rounds | None = None
     _evaluation: Evaluation | None = None
     _handed_over = False
     """Whether a process that was started for a run has ended it, of which only the state dict comes back."""
@@ -168,7 +169,7 @@ class FederatedLoop(Forwarding):
 
         None outside of rounds.
         """
-        return None if self._round is None else self._round.under_way
+        return None if self._rounds is None else self._rounds.under_way
 
     @property
     def weights(self) -> GlobalWeights:
@@ -231,7 +232,7 @@ class FederatedLoop(Forwarding):
     def setup(self, stage: str) -> None:
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
-        self._run, self._round, self._evaluation, self._handed_over = None, None, None, False
+        self._run, self._rounds, self._evaluation, self._handed_over = None, None, None, False
         self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
         self.forward_hook("setup", stage)
 
@@ -259,20 +260,25 @@ class FederatedLoop(Forwarding):
             logger.log_hyperparams(self.parts.hyperparameters())
         self.parts.plateau.start(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.weights)
-        self._round = Round(built(self._run), built(self._server_step))
+        self._rounds = Rounds(built(self._run), built(self._server_step))
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:
         plateau = self.parts.plateau
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         if self.trainer.ckpt_path is None:
-            plateau.check_monitors(lambda: self.parts.marked(dict.fromkeys(built(self._round).keys_of_a_client(), 0.0)))
+            plateau.check_monitors(self._keys_of_a_client)
         self.engine.local.scale_lr(plateau.factors)
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
         self.forward_hook("on_train_start")
         self.recorder.logged.absorb(self.parts.services.logged)  # what the client has logged before its first round
         self._stop_if_spent()
+
+    def _keys_of_a_client(self) -> dict[str, float]:
+        """Return the keys that a client logs, as its run marks them."""
+        keys = built(self._rounds).keys_of_a_client()
+        return self.parts.marked(dict.fromkeys(keys, 0.0))
 
     def on_train_end(self) -> None:
         if (value := self.round_metrics.get(self.final_key)) is not None:
@@ -303,7 +309,7 @@ class FederatedLoop(Forwarding):
         casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         with torch.autocast(kind, enabled=False) if casts else nullcontext(), torch.enable_grad():
             cohort = self.data.cohort(round_idx)
-            values = cast(Round, self._round).run(round_idx, cohort, optimizer.step, scaler)
+            values = cast(Rounds, self._rounds).run(round_idx, cohort, optimizer.step, scaler)
         metrics = self.parts.marked(values) if self.parts.is_private else values
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]

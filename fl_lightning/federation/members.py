@@ -1,4 +1,4 @@
-"""The one list of a round's members, and those of them that other rooms have the parts of."""
+"""The list of a round's members, and the members that only this list uses."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,36 +44,44 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Check, ClientResult, Member, Members, RoundOutcome, State
 
 LEAST = 5e-324
-"""The smallest number above 0."""
+"""The smallest float above 0."""
 
 
 class ClientRecords(Member):
-    """Memory and personal entries of the round's clients, which the store keeps once the round is over.
+    """Holds the memory and personal entries of the round's clients, and stores them once the round is over.
 
     Args:
-        store: of all clients'.
-        communicator: joins the processes of the run.
-        weights: know which entries are personal.
-        initial: personal entries before any training, by name.
+        store: Stores the records of all clients.
+        communicator: Joins the processes of the run.
+        weights: Tells which entries are personal.
+        initial: Personal entries before any training, by name.
     """
 
     name = "store"
 
     def __init__(self, store: ClientStore, communicator: Communicator, weights: GlobalWeights, initial: State) -> None:
-        self._store, self._communicator, self._weights, self._initial = store, communicator, weights, initial
+        self._store = store
+        self._communicator = communicator
+        self._weights = weights
+        self._initial = initial
         self._records: dict[int, tuple[dict[str, Any], State | None]] = {}
 
     def of(self, client_id: int) -> tuple[dict[str, Any], State | None]:
-        """Look up memory and personal entries, as the exchange before or the round before has left them."""
-        memory, personal = self._records.get(client_id, ({}, None))
-        if client_id in self._store.clients and client_id not in self._records:
+        """Return a client's memory and personal entries, as its last exchange has left them."""
+        memory: dict[str, Any] = {}
+        personal: State | None = None
+        if client_id in self._records:
+            memory, personal = self._records[client_id]
+        elif client_id in self._store.clients:
             memory, personal = self._store.record(client_id)
         if personal is None and self._weights.personal:
             personal = {name: self._initial[name] for name in self._weights.personal_of(client_id)}
         return memory, personal
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        client_id, memory, personal = result.update.client_id, result.job.memory, result.personal
+        client_id = result.update.client_id
+        memory = result.job.memory
+        personal = result.personal
         if memory or personal is not None or client_id in self._store.clients:
             self._records[client_id] = memory, personal
         return result
@@ -82,33 +90,39 @@ class ClientRecords(Member):
         return list(self._records)
 
     def end(self, outcome: RoundOutcome, shared: Sequence[list[int]]) -> Mapping[str, float]:
-        """Store the records, and learn which process has whose."""
+        """Store the records, and note which process holds which client's."""
         if self._communicator.world > 1:
             for rank, clients in enumerate(shared):
                 self._store.own(dict.fromkeys(clients, rank))
-        records = {c: record for c, record in self._records.items() if c not in outcome.failed and not outcome.aborted}
+        records: dict[int, tuple[dict[str, Any], State | None]] = {}
+        if not outcome.aborted:
+            records = {c: record for c, record in self._records.items() if c not in outcome.failed}
         if records:
             self._store.put(records, outcome.round_idx)
         self._records = {}
         return {}
 
     def move(self, ranks: Mapping[int, int]) -> None:
-        """Hand the records of clients over to the ranks that train them, by client id."""
-        store, here = self._store, self._communicator.rank
+        """Move the records of clients to the processes that train them.
+
+        Args:
+            ranks: The rank of each client's process, by client id.
+        """
+        store = self._store
         moved = {client_id: rank for client_id, rank in ranks.items() if store.owners.get(client_id, rank) != rank}
         if not moved:
             return
         leaving = {client_id: store.leaving(client_id) for client_id in store.clients & moved.keys()}
-        for part in self._communicator.gather(leaving):
-            for client_id, record in part.items():
-                if moved[client_id] == here:
+        for records in self._communicator.gather(leaving):
+            for client_id, record in records.items():
+                if moved[client_id] == self._communicator.rank:
                     store.take(client_id, record)
         for client_id in leaving:
             store.release(client_id)
         store.own(moved)
 
     def mark(self) -> bool:
-        """Record that a round is under way: no record is stored before it is over."""
+        """Return True: a round is under way, and nothing of it is stored before its end."""
         return True
 
     def undo(self, mark: bool) -> None:
@@ -118,9 +132,10 @@ class ClientRecords(Member):
         """Gather the records of all processes on the root process.
 
         Raises:
-            RuntimeError: inside a round of several processes, which are not at the same client.
+            RuntimeError: Several processes are inside a round, each at another client.
         """
-        store, communicator = self._store, self._communicator
+        store = self._store
+        communicator = self._communicator
         if communicator.world == 1 or not store.owners:
             return store.state_dict()
         if mark is not None:
@@ -128,9 +143,13 @@ class ClientRecords(Member):
                 f"a checkpoint cannot be saved inside a round of {communicator.world} processes, which are at "
                 f"different clients; save it in on_train_batch_end or later"
             )
-        parts = communicator.gather_to_root(to_device(store.state_dict(), torch.device("cpu")))
-        records = {client_id: content for part in parts for client_id, content in part["records"].items()}
-        files = torch.cat([part["files"] for part in parts]) if parts else torch.empty(0, 5, dtype=torch.int64)
+        states = communicator.gather_to_root(to_device(store.state_dict(), torch.device("cpu")))
+        records: dict[int, Any] = {}
+        for state in states:
+            records.update(state["records"])
+        files = torch.empty(0, 5, dtype=torch.int64)
+        if states:
+            files = torch.cat([state["files"] for state in states])
         return {"records": dict(sorted(records.items())), "files": files[files[:, 0].argsort()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,10 +157,10 @@ class ClientRecords(Member):
 
 
 class Transforms(Member):
-    """Base of the transforms of updates, on either side.
+    """Base of the members that transform updates.
 
     Args:
-        transforms: in order.
+        transforms: The transforms, in the order in which they are applied.
     """
 
     def __init__(self, transforms: Iterable[UpdateTransform]) -> None:
@@ -156,14 +175,14 @@ class Transforms(Member):
 
     def undo(self, mark: Sequence[dict[str, Any]]) -> None:
         for transform, state in zip(self._transforms, mark, strict=True):
-            transform.load_state_dict(copy.deepcopy(state))  # which may be needed again
+            transform.load_state_dict(copy.deepcopy(state))  # The mark may be needed again.
 
 
 class ClientTransforms(Transforms):
-    """Transforms of an update before it leaves the client.
+    """Transforms an update before it leaves the client.
 
     Args:
-        transforms: in order.
+        transforms: The transforms. Those without an `on_client` are left out.
     """
 
     at_client = True
@@ -172,17 +191,18 @@ class ClientTransforms(Transforms):
         super().__init__(t for t in transforms if overridden(t, "on_client", UpdateTransform))
 
     def on_client(self, result: ClientResult) -> ClientResult:
-        update, trained = result.update, result.update.weights if result.trained is None else result.trained
+        update = result.update
+        trained = update.weights if result.trained is None else result.trained
         for transform in self._transforms:
             update = transform.on_client(update, result.job.broadcast)
         return result._replace(update=update, trained=trained)
 
 
 class Transmitted(Member):
-    """Replaces what leaves the client, where the client's class does so: an attack's place.
+    """Lets the client's class replace what leaves the client. Attacks use it.
 
     Args:
-        client: the module.
+        client: The client module.
     """
 
     at_client = True
@@ -198,26 +218,29 @@ class Transmitted(Member):
 class Arrivals(Member):
     """Checks an update when it arrives.
 
-    One that transforms of the server read is checked again behind them.
+    `ServerTransforms` checks an update that a transform changes again.
 
     Args:
-        server: knows the shared entries.
-        transforms: of updates.
+        server: Tells which entries are shared.
+        transforms: The transforms of the server.
     """
 
     def __init__(self, server: Server, transforms: Sequence[UpdateTransform]) -> None:
-        self._server, self._transforms = server, transforms
+        self._server = server
+        self._transforms = transforms
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Refuse a number of samples that the client cannot have, and entries that are not the shared ones.
+        """Refuse a wrong number of samples, or entries other than the shared ones.
 
         Raises:
-            ValueError: naming entry or number.
-            TypeError: something of another type.
+            ValueError: Names the entry or the number.
+            TypeError: A value has a wrong type.
         """
-        update, shared, known = result.update, self._server.transmitted_entries, result.job.data.num_samples
-        if type(update.num_samples) is not int or not 0 <= update.num_samples <= known:
-            check_num_samples(update, known)
+        update = result.update
+        shared = self._server.transmitted_entries
+        known_samples = result.job.data.num_samples
+        if type(update.num_samples) is not int or not 0 <= update.num_samples <= known_samples:
+            check_num_samples(update, known_samples)
         if self._transforms:
             check_tensors(update)
         elif update.weights is not None and not has_layout(update.weights, shared):
@@ -226,40 +249,42 @@ class Arrivals(Member):
 
 
 class ServerTransforms(Transforms):
-    """Transforms of an update at the server, behind the guard.
-
-    What they make is checked.
+    """Transforms an update at the server, after the guard, and checks the result.
 
     Args:
-        transforms: in order.
-        server: knows the shared entries.
-        guard: judges what lies on the device.
+        transforms: The transforms, in the order in which they are applied.
+        server: Tells which entries are shared.
+        guard: Checks values on the device.
     """
 
     name = "transforms"
 
     def __init__(self, transforms: Sequence[UpdateTransform], server: Server, guard: NonFiniteGuard) -> None:
         super().__init__(transforms)
-        self._server, self._guard = server, guard
+        self._server = server
+        self._guard = guard
         self.keeps_clients = any(overridden(transform, "state_dict", UpdateTransform) for transform in transforms)
 
     def incoming(self, result: ClientResult) -> ClientResult:
         """Transform an update.
 
         Raises:
-            ValueError: what they make is not the update of a client.
-            TransformError: transforms that do not go together.
+            ValueError: The result is not a valid update of the client.
+            TransformError: The transforms cannot be combined.
         """
-        update, known, shared = result.update, result.job.data.num_samples, self._server.transmitted_entries
+        update = result.update
+        shared = self._server.transmitted_entries
+        known_samples = result.job.data.num_samples
         altered = result.trained is not None and not has_layout(update.weights, shared)
         if update.weights is not None:
-            update = replace(update, weights=dict(update.weights))  # what the guard has laid out may change now
+            # A transform may edit the dict, but not the one whose layout the guard has checked.
+            update = replace(update, weights=dict(update.weights))
         for transform in self._transforms:
             update = transform.on_server(update, result.job.broadcast)
-        check_num_samples(update, known)
+        check_num_samples(update, known_samples)
         check_update(update, shared)
         if isinstance(update.num_samples, Tensor):
-            update = self._guard.counted(update, known)
+            update = self._guard.counted(update, known_samples)
         if altered:
             check_measured(self._transforms, self._guard.max_norm)
         return result._replace(update=update)
@@ -268,10 +293,10 @@ class ServerTransforms(Transforms):
         return self.mark() if mark is None else mark
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
-        """Take the states.
+        """Load the states of the transforms.
 
         Raises:
-            ValueError: of another number of transforms.
+            ValueError: The state is of another number of transforms.
         """
         if len(state) != len(self._transforms):
             raise ValueError(
@@ -282,42 +307,49 @@ class ServerTransforms(Transforms):
 
 
 class PersonalEntries(Member):
-    """Personal entries before any training, and the means of the participants', with which the model is evaluated.
+    """Keeps the initial personal entries, and the participants' mean with which the model is evaluated.
 
     Args:
-        weights: know which entries are personal.
-        initial: those before any training, by name.
-        averages: whether means are taken; under privacy they are not: nothing hides a client in them.
+        weights: Tells which entries are personal.
+        initial: Personal entries before any training, by name.
+        averages: Whether means are taken. Private runs take none, because a mean hides no client.
     """
 
     name = "initial_personal"
 
     def __init__(self, weights: GlobalWeights, initial: State, averages: bool = True) -> None:
-        self._weights, self._initial, self._partial = weights, initial, PartialAggregate()
-        self._mean, self._averages = State(), averages
+        self._weights = weights
+        self._initial = initial
+        self._averages = averages
+        self._partial = PartialAggregate()
+        self._mean = State()
 
     @property
     def is_used(self) -> bool:
         return bool(self._averages and self._weights.personal and self._weights.shared)
 
+    @property
+    def partial(self) -> PartialAggregate:
+        return self._partial
+
     def begin(self, round_idx: int, cohort: list[int]) -> None:
         self._mean = State()
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        update, personal = result.update, result.personal
+        update = result.update
+        personal = result.personal
         if personal is not None:
             if isinstance(update.included, Tensor):
                 personal = choose(update.included, personal, self._initial)
-            self._partial.sums.setdefault("entries", StateSum()).add(personal, update.num_samples)
+            entries = self._partial.sums.setdefault("entries", StateSum())
+            entries.add(personal, update.num_samples)
         return result
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        self._mean = self._partial.mean("entries", lambda: self._weights.before) or self._mean
+        mean = self._partial.mean("entries", lambda: self._weights.before)
+        if mean:
+            self._mean = mean
         return state
-
-    @property
-    def partial(self) -> PartialAggregate:
-        return self._partial
 
     def end_exchange(self) -> None:
         self._partial = PartialAggregate()
@@ -337,17 +369,20 @@ class PersonalEntries(Member):
         self._initial.update(to_device(state, self._weights.client.device))
 
 
-class PartOfServer(Member):
-    """Base of rule and server module as members.
+class ServerPartMember(Member):
+    """Base of the members that represent the rule and the server module.
+
+    They are members of their own because `nn.Module.state_dict` and `Member.state_dict` differ.
 
     Args:
-        part: of the server.
-        name: that it has in the loop.
+        part: The rule or the server module.
+        name: The attribute of the loop that holds `part`.
     """
 
     def __init__(self, part: ServerPart, name: str) -> None:
-        self._part, self.name = part, name
+        self.name = name
         self.keeps_cohort = overridden(part, "begin_round", ServerPart)
+        self._part = part
 
     @property
     def partial(self) -> PartialAggregate:
@@ -364,51 +399,60 @@ class PartOfServer(Member):
 
     def undo(self, mark: Mapping[str, Any]) -> None:
         self._part.load_state_dict(mark)
-        if self.partial.sums or self.partial.rows:  # of an exchange that was broken off
+        if self.partial.sums or self.partial.rows:  # An exchange was interrupted.
             self._part.end_exchange()
 
     def entries_at(self, mark: Mapping[str, Any]) -> Mapping[str, Any]:
         return {f"{self.name}.{key}": value for key, value in mark.items()}
 
 
-class Rule(PartOfServer):
-    """The rule that makes one set of weights of the clients'.
+class AggregatorMember(ServerPartMember):
+    """Represents the rule that makes the new weights from those of the clients.
 
     Args:
-        rule: the rule.
-        communicator: joins the processes of the run.
+        rule: The rule.
+        communicator: Joins the processes of the run.
     """
 
     def __init__(self, rule: Aggregator, communicator: Communicator) -> None:
         super().__init__(rule, "aggregator")
-        self._rule, self._communicator = rule, communicator
-        self.gathers, self.keeps_clients = isinstance(rule, GatheringAggregator), type(rule) is not Aggregator
+        self.gathers = isinstance(rule, GatheringAggregator)
+        self.keeps_clients = type(rule) is not Aggregator
+        self._rule = rule
+        self._communicator = communicator
         self._checks: list[Check] = []
         self._total: float | Tensor = 0
-        """Σ of the weights over all clients and exchanges; 0: the shared entries stay as they are."""
+        """Sum of the weights of all clients and exchanges. At 0 the shared entries stay as they are."""
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Add an update, as every member before has left it."""
-        update, rule = result.update, self._rule
-        if statistics := rule.client_statistics(update):
+        """Add an update to the rule, as the members before have left it."""
+        update = result.update
+        statistics = self._rule.client_statistics(update)
+        if statistics:
             update = replace(update, extras={**update.extras, **statistics})
             result = result._replace(update=update)
-        rule.add(update)
-        weights = [torch.as_tensor(weight).detach() for weight in rule.take_unchecked()]
-        self._checks += [Check(update.client_id, "weight", weight, 0.0) for weight in weights]
+        self._rule.add(update)
+        for weight in self._rule.take_unchecked():
+            value = torch.as_tensor(weight).detach()
+            self._checks.append(Check(update.client_id, "weight", value, least=0.0))
         return result
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
-        checks, self._checks = self._checks, []
-        if outcome is not None:
-            total, self._total = self._total, 0
-            checks += [Check(-1, "total", total, LEAST)] if isinstance(total, Tensor) else []
+        checks = self._checks
+        self._checks = []
+        if outcome is None:
+            return checks
+        if isinstance(self._total, Tensor):
+            checks.append(Check(-1, "total", self._total, least=LEAST))
+        self._total = 0
         return checks
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        rule = self._rule
-        new = self._communicator.from_root(rule.finish, rule.buffers) if self.gathers else rule.finish()
-        self._total = self._total + rule.total_weight("weights")
+        if self.gathers:
+            new = self._communicator.from_root(self._rule.finish, self._rule.buffers)
+        else:
+            new = self._rule.finish()
+        self._total = self._total + self._rule.total_weight("weights")
         return new
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
@@ -416,20 +460,22 @@ class Rule(PartOfServer):
 
     def undo(self, mark: Mapping[str, Any]) -> None:
         super().undo(mark)
-        self._checks, self._total = [], 0
+        self._checks = []
+        self._total = 0
         self._rule.take_unchecked()
 
 
-class MethodAtServer(PartOfServer):
-    """The method's server side, which takes in updates behind the rule.
+class ServerModuleMember(ServerPartMember):
+    """Represents the method's server side, which receives updates after the rule.
 
     Args:
-        module: the server side.
+        module: The server module.
     """
 
     def __init__(self, module: ServerModule) -> None:
         super().__init__(module, "server_module")
-        self._module, self.keeps_clients = module, True
+        self.keeps_clients = True
+        self._module = module
 
     def incoming(self, result: ClientResult) -> ClientResult:
         self._module.add(result.update)
@@ -440,10 +486,10 @@ class MethodAtServer(PartOfServer):
 
 
 class ClientEnds(Member):
-    """Tells callbacks of every client that was taken in.
+    """Tells callbacks about every client that was taken in.
 
     Args:
-        hooks: what is told of clients, by name.
+        hooks: The callables of the callbacks' client hooks, by name.
     """
 
     def __init__(self, hooks: Mapping[str, Sequence[Callable[..., None]]]) -> None:
@@ -461,24 +507,29 @@ class ClientEnds(Member):
 
 
 def members_at_client(parts: FederationParts, weights: GlobalWeights) -> list[Member]:
-    """List what goes with an engine, wherever it is: what a client is sent and keeps, and what leaves it.
+    """List the members that act where the client is trained.
 
     Args:
-        parts: of the federation.
-        weights: in the client's module.
+        parts: What the user chose for the federation.
+        weights: The global model's entries in the client's module.
     """
-    client, transforms = parts.client, parts.transforms
-    two_sided = next((i for i, transform in enumerate(transforms) if encodes(transform)), len(transforms))
-    # somebody's own code that runs while a client is trained may change its modules
-    foreign = runs_foreign_code(client) or need_module(chain(*parts.hooks.values(), *parts.batch_hooks.values()))
-    return [
-        *([Structure(client, weights)] if foreign else []),
-        *weights.features,
-        ClientTransforms(transforms[:two_sided]),
-        *([Transmitted(client)] if overridden(client, "transmitted", ClientModule) else []),
-        ClientTransforms(transforms[two_sided:]),
-        *([Encoder(Coding(parts.codec, weights), weights, client.changes)] if parts.codec else []),
-    ]
+    client = parts.client
+    # A transform that encodes is undone at the server, so an attack comes before it.
+    encoding = [index for index, transform in enumerate(parts.transforms) if encodes(transform)]
+    first_encoding = encoding[0] if encoding else len(parts.transforms)
+
+    members: list[Member] = []
+    callbacks = chain(*parts.hooks.values(), *parts.batch_hooks.values())
+    if runs_foreign_code(client) or need_module(callbacks):
+        members.append(Structure(client, weights))
+    members.extend(weights.features)
+    members.append(ClientTransforms(parts.transforms[:first_encoding]))
+    if overridden(client, "transmitted", ClientModule):
+        members.append(Transmitted(client))
+    members.append(ClientTransforms(parts.transforms[first_encoding:]))
+    if parts.codec:
+        members.append(Encoder(Coding(parts.codec, weights), weights, client.changes))
+    return members
 
 
 def members_of(
@@ -489,39 +540,45 @@ def members_of(
     entries: UserEntries,
     pace: Pace | None,
 ) -> Members:
-    """List all that takes part in a round or keeps state over it, in the order of a message's way.
+    """List all members of a round, in the order in which a message passes them.
 
     Args:
-        parts: of the federation.
-        server: of the federation.
-        communicator: joins the processes of the run.
-        records: of the round's clients.
-        entries: of the user's modules in a checkpoint.
-        pace: measures clients, or None.
+        parts: What the user chose for the federation.
+        server: The server.
+        communicator: Joins the processes of the run.
+        records: Holds the records of the round's clients.
+        entries: Holds what the user's modules add to a checkpoint.
+        pace: Measures the clients' seconds. None if they are not needed.
     """
-    weights, transforms, guard, codec = server.global_weights, parts.transforms, parts.guard, parts.codec
-    coded_down = [CodedBroadcast(DownCoding(codec, weights), server, server.send)] if codec and codec.down else []
-    return Members(
-        [
-            *([Traces(parts.client)] if parts.faults.on_error == "skip" else []),
-            *members_at_client(parts, weights),
-            *coded_down,
-            parts.recorder.traffic,
-            parts.skipped,
-            *([Decoder(Coding(codec, weights))] if codec else []),
-            # what the server takes in
-            Arrivals(server, transforms),
-            guard,
-            ServerTransforms(transforms, server, guard),
-            PersonalEntries(weights, parts.initial_personal, averages=not parts.is_private),
-            Rule(parts.aggregator, communicator),
-            *([] if type(parts.server_module) is ServerModule else [MethodAtServer(parts.server_module)]),
-            weights,
-            records,
-            ClientEnds(parts.hooks),
-            *([] if pace is None else [pace]),
-            parts.recorder,
-            parts.plateau,
-            entries,
-        ]
-    )
+    weights = server.global_weights
+    codec = parts.codec
+    members: list[Member] = []
+
+    # What the client is sent, keeps and sends
+    if parts.faults.on_error == "skip":
+        members.append(Traces(parts.client))
+    members.extend(members_at_client(parts, weights))
+    if codec and codec.down:
+        members.append(CodedBroadcast(DownCoding(codec, weights), server, server.send))
+    members.append(parts.recorder.traffic)
+    members.append(parts.skipped)
+    if codec:
+        members.append(Decoder(Coding(codec, weights)))
+
+    # What the server takes in
+    members.append(Arrivals(server, parts.transforms))
+    members.append(parts.guard)
+    members.append(ServerTransforms(parts.transforms, server, parts.guard))
+    members.append(PersonalEntries(weights, parts.initial_personal, averages=not parts.is_private))
+    members.append(AggregatorMember(parts.aggregator, communicator))
+    if type(parts.server_module) is not ServerModule:
+        members.append(ServerModuleMember(parts.server_module))
+    members.append(weights)
+    members.append(records)
+    members.append(ClientEnds(parts.hooks))
+    if pace is not None:
+        members.append(pace)
+    members.append(parts.recorder)
+    members.append(parts.plateau)
+    members.append(entries)
+    return Members(members)

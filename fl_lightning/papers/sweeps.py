@@ -1,44 +1,56 @@
-"""Values at the end of the runs against what is swept, and rounds until a value reaches a target."""
+"""Drawings of values at the end of runs, over the cases of an experiment, and of the rounds to a target."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, unique
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
-from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.result_tables import Cell, Mark, Table
 from fl_lightning.reports.results import LAST, rounds_until
 from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.text import drawable
 
 
 def ends(runs: Series, key: str, last: int = LAST) -> Numbers:
-    """Compute the mean of the last values of each run, (S,), NaN where there are none."""
+    """Return the mean of the last values of each run, shape (S,). It is NaN if there are no values."""
     _, values = runs.group.curves(key)
-    return values[:, -last:].mean(1) if values.size else np.array([np.nan])
+    if not values.size:
+        return np.array([np.nan])
+    means: Numbers = values[:, -last:].mean(1)
+    return means
 
 
-def end_of(series: Sequence[Series], keys: Iterable[str], last: int) -> str:
-    """Describe what `ends` takes of runs, which may have fewer values."""
-    most = max((runs.group.curves(key)[1].shape[-1] for runs in series for key in keys), default=last)
-    return f"mean of the last {min(most, last)} values" if min(most, last) > 1 else "last value"
+def end_of(series: Sequence[Series], keys: Collection[str], last: int) -> str:
+    """Describe the mean that `ends` takes of runs, which may have fewer than `last` values."""
+    lengths = []
+    for runs in series:
+        for key in keys:
+            _, values = runs.group.curves(key)
+            lengths.append(values.shape[-1])
+    count = min(max(lengths, default=last), last)
+    return f"mean of the last {count} values" if count > 1 else "last value"
 
 
 @dataclass
 class Sweep(Drawing):
-    """Draws a value at the end over the cases, which are the values of one setting, in a line for each method.
+    """Draws values at the end of runs against one setting, as a line for each method.
+
+    Every value of the setting is a case of the experiment.
 
     Args:
-        keys: log keys by the names of their panels.
-        xlabel: name of what is swept.
-        value: name and unit of the value.
-        scale: that it is multiplied by.
-        last: rounds at the end that are averaged.
-        levels: methods without the setting, drawn as level lines: the case by group.
-        groups: panels by name, each with its cases and their names on the x axis; none: one panel with all cases.
+        keys: Log keys by the names of their panels.
+        xlabel: Name of the setting.
+        value: Name and unit of the values.
+        scale: Factor of the values. 100 gives percent.
+        last: Number of rounds at the end that are averaged.
+        levels: Methods without the setting, drawn as horizontal lines. Each has its case by group.
+        groups: Panels by name. Each has its cases with their names on the x axis. None makes one
+            panel with all cases.
     """
 
     keys: Mapping[str, str]
@@ -53,45 +65,88 @@ class Sweep(Drawing):
         return list(self.keys.values())
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        levels = self.levels or {}
-        swept = unique(runs.case for runs in series if runs.method not in levels)
-        groups = self.groups or {"": {case: case for case in swept}}
-        methods = unique(runs.method for runs in series)
-        left = ["\n".join(filter(None, (name, self.value))) if len(self.keys) > 1 else self.value for name in self.keys]
-        figure, axes = panels(left, list(groups), width=3.2, sharex=False)  # each group has its own names
-        ends_by_title: dict[str, dict[str, float]] = {}
+        groups = self.groups
+        if not groups:
+            levels = self.levels or {}
+            swept = unique(runs.case for runs in series if runs.method not in levels)
+            groups = {"": {case: case for case in swept}}
+        row_names = [self.value]
+        if len(self.keys) > 1:
+            row_names = ["\n".join(filter(None, (name, self.value))) for name in self.keys]
+        figure, axes = panels(
+            row_names,
+            columns=list(groups),
+            width=3.2,
+            sharex=False,  # The names on the x axis differ between groups.
+        )
+        sentences = []
         for row, (key_name, key) in zip(axes, self.keys.items(), strict=True):
             for place, (group, cases) in zip(row, groups.items(), strict=True):
-                for i, method in enumerate(methods):
-                    of_method = [runs for runs in series if runs.method == method]
-                    known = {runs.case: self.scale * ends(runs, key, self.last) for runs in of_method}
-                    shown = [levels.get(method, {}).get(group, case) for case in cases]
-                    points = {k: known[case] for k, case in enumerate(shown) if case in known}
-                    mean = np.array([value.mean() for value in points.values()])
-                    several = all(len(value) > 1 for value in points.values())
-                    std = np.array([value.std(ddof=1) for value in points.values()]) if several else None
-                    draw_line(place, i, list(points), mean, std, method, every=1)
+                lines = self._draw_panel(place, series, key=key, group=group, cases=cases)
+                for method, values in lines.items():
                     title = ": ".join(filter(None, (group, key_name, method)))
-                    names = list(cases.values())
-                    ends_by_title[title] = {names[k]: float(m) for k, m in zip(points, mean, strict=True)}
-                    if method in levels and len(mean):
-                        ends_by_title[title] = {"": float(mean[0])}
-                place.set_xticks(range(len(cases)), list(map(drawable, cases.values())))
+                    sentences.append(f"{title}: {by_name(values, '{:.3g}')}")
         finish(figure, axes, self.xlabel)
-        text = "; ".join(f"{title}: {by_name(values, '{:.3g}')}" for title, values in ends_by_title.items())
+        value = self.value[:1].upper() + self.value[1:]
         when = end_of(series, self.keys.values(), self.last)
-        return Drawn(figure, f"{self.value[:1].upper()}{self.value[1:]}, {when}. {text}.")
+        return Drawn(figure, f"{value}, {when}. {'; '.join(sentences)}.")
+
+    def _draw_panel(
+        self,
+        place: Any,
+        series: Sequence[Series],
+        key: str,
+        group: str,
+        cases: Mapping[str, str],
+    ) -> dict[str, dict[str, float]]:
+        """Draw one panel with a line for each method.
+
+        Args:
+            place: The axes of the panel.
+            series: The runs of the experiment.
+            key: Log key of the values.
+            group: Name of the panel's group.
+            cases: The cases with their names on the x axis.
+
+        Returns:
+            By method, the values by their names on the x axis. A horizontal line has one value
+            without a name.
+        """
+        levels = self.levels or {}
+        names = list(cases.values())
+        lines: dict[str, dict[str, float]] = {}
+        for number, method in enumerate(unique(runs.method for runs in series)):
+            level_case = levels.get(method, {}).get(group)
+            ends_by_case = {
+                runs.case: self.scale * ends(runs, key, self.last) for runs in series if runs.method == method
+            }
+            points: dict[int, Numbers] = {}
+            for index, case in enumerate(cases):
+                drawn_case = case if level_case is None else level_case
+                if drawn_case in ends_by_case:
+                    points[index] = ends_by_case[drawn_case]
+            means = np.array([values.mean() for values in points.values()])
+            stds: Numbers | None = None
+            if all(len(values) > 1 for values in points.values()):
+                stds = np.array([values.std(ddof=1) for values in points.values()])
+            draw_line(place, number, list(points), means, stds, label=method, every=1)
+            if method in levels and len(means):
+                lines[method] = {"": float(means[0])}
+            else:
+                lines[method] = {names[index]: float(mean) for index, mean in zip(points, means, strict=True)}
+        place.set_xticks(range(len(names)), [drawable(name) for name in names])
+        return lines
 
 
 @dataclass
 class EndTable(Drawing):
-    """Values at the end as a table: a row for each method and case.
+    """Lists values at the end of runs in a table, with a row for each method and case.
 
     Args:
-        keys: log keys by the names of their columns.
-        scale: that they are multiplied by; 100 for percent.
-        last: rounds at the end that are averaged.
-        cases_as_columns: a row for each method, and for each case the columns.
+        keys: Log keys by the names of their columns.
+        scale: Factor of the values. 100 gives percent.
+        last: Number of rounds at the end that are averaged.
+        cases_as_columns: Whether there is a row for each method, and a group of columns for each case.
     """
 
     keys: Mapping[str, str]
@@ -103,85 +158,143 @@ class EndTable(Drawing):
         return list(self.keys.values())
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        table: dict[str, dict[tuple[str, str], Numbers]] = {}
+        values_by_row: dict[str, dict[tuple[str, str], Numbers]] = {}
+        columns: dict[tuple[str, str], None] = {}
         for runs in series:
-            row, case = (runs.method, runs.case) if self.cases_as_columns else (runs.name, "")
+            row = runs.method if self.cases_as_columns else runs.name
+            case = runs.case if self.cases_as_columns else ""
             for name, key in self.keys.items():
-                table.setdefault(row, {})[case, name] = self.scale * ends(runs, key, self.last)
-        columns = list(dict.fromkeys(column for row in table.values() for column in row))
-        cells = {row: [Cell(row)] for row in table}
+                values_by_row.setdefault(row, {})[case, name] = self.scale * ends(runs, key, self.last)
+        for values in values_by_row.values():
+            columns |= dict.fromkeys(values)
+        cells = {row: [Cell(row)] for row in values_by_row}
         for column in columns:
-            known = {row: values[column] for row, values in table.items() if column in values}
-            means = [mean for values in known.values() if not np.isnan(mean := values.mean())]
-            best = (min if is_lower_better(self.keys[column[1]]) else max)(means, default=np.nan)
-            for row in table:
-                values = known.get(row, np.array([np.nan]))
-                cells[row].append(Cell(text_of(values), "bold" if values.mean() == best else ""))
-        header = ["", *(", ".join(filter(None, column)) for column in columns)]
-        rounds = end_of(series, self.keys.values(), self.last)
+            for row, cell in self._column(values_by_row, column).items():
+                cells[row].append(cell)
+        header = [""]
+        for column in columns:
+            header.append(", ".join(filter(None, column)))
+        caption = f"In %: {end_of(series, self.keys.values(), self.last)}"
         seeds = max(len(runs.group.runs) for runs in series)
-        over = f", mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else ""
-        return Drawn(Table("", header, list(cells.values())), f"In %: {rounds}{over}.")
+        if seeds > 1:
+            caption += f", mean ± sample standard deviation over {seeds} seeds"
+        return Drawn(Table("", header, list(cells.values())), f"{caption}.")
+
+    def _column(
+        self, values_by_row: Mapping[str, Mapping[tuple[str, str], Numbers]], column: tuple[str, str]
+    ) -> dict[str, Cell]:
+        """Write the cells of one column, the best one in bold."""
+        missing = np.array([np.nan])
+        values = {row: of_row.get(column, missing) for row, of_row in values_by_row.items()}
+        means = {row: of_row.mean() for row, of_row in values.items()}
+        known = [mean for mean in means.values() if not np.isnan(mean)]
+        best = np.nan
+        if known:
+            _, name = column
+            best = min(known) if is_lower_better(self.keys[name]) else max(known)
+        cells = {}
+        for row, mean in means.items():
+            mark: Mark = "bold" if mean == best else ""
+            cells[row] = Cell(text_of(values[row]), mark)
+        return cells
 
 
 def text_of(values: Numbers) -> str:
-    """Write the mean with the sample standard deviation, where it is not 0."""
-    mean, std = values.mean(), values.std(ddof=1) if len(values) > 1 else 0
-    return "–" if np.isnan(mean) else f"{mean:.1f} ± {std:.1f}" if std else f"{mean:.1f}"
+    """Write the mean, with the sample standard deviation unless it is 0."""
+    mean = values.mean()
+    if np.isnan(mean):
+        return "–"
+    std = values.std(ddof=1) if len(values) > 1 else 0
+    return f"{mean:.1f} ± {std:.1f}" if std else f"{mean:.1f}"
 
 
 class RoundsToTarget(Drawing):
-    """Draws bars of the rounds until a value reaches a target, mean over the seeds, none where a method never does.
+    """Draws the number of rounds until a value reaches a target, as a bar for each method.
+
+    A bar is the mean over the seeds. A method that misses the target with a seed has no bar.
 
     Source: Yao and Sun 2020, arXiv:2005.12657, Fig. 2.
 
     Args:
-        targets: in percent, by case; under an empty name that of all other cases.
-        key: log key of the value.
-        baseline: method whose rounds are 100 %.
+        targets: Targets in percent, by case. The empty name holds the target of all other cases.
+        key: Log key of the value.
+        baseline: The method whose number of rounds counts as 100 %.
     """
 
     def __init__(self, targets: Mapping[str, float], key: str = "global/acc", baseline: str = "FedAvg") -> None:
-        self.targets, self.key, self.baseline = targets, key, baseline
+        self.targets = targets
+        self.key = key
+        self.baseline = baseline
 
     def log_keys(self) -> list[str]:
         return [self.key]
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        cases, methods = unique(runs.case for runs in series), unique(runs.method for runs in series)
+        cases = unique(runs.case for runs in series)
+        methods = unique(runs.method for runs in series)
         titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]
         figure, axes = panels(["rounds to the target"], titles, width=3.4, height=2.6)
-        sentences, room = [], max(8, 60 // len(methods))  # letters below a bar
+        sentences = []
         for place, case in zip(axes[0], cases, strict=True):
-            of_case = [runs for runs in series if runs.case == case]
-            reached = {runs.method: self.rounds(runs) for runs in of_case}
-            lacking = [runs for runs in of_case if reached[runs.method] is None]
-            late = {runs.method: "never" if runs.is_whole else "not yet" for runs in lacking}
-            for i, method in enumerate(methods):
-                if (rounds := reached.get(method)) is not None:
-                    place.bar(i, rounds, color=COLOURS[i % len(COLOURS)])
-                    place.text(i, rounds, f"{rounds:.0f}", ha="center", va="bottom", fontsize=8)
+            by_method = {runs.method: runs for runs in series if runs.case == case}
+            reached: dict[str, float] = {}
+            missed: dict[str, str] = {}
+            for method, runs in by_method.items():
+                rounds = self.rounds(runs)
+                if rounds is not None:
+                    reached[method] = rounds
                 else:
-                    place.text(i, 0, late.get(method, ""), ha="center", va="bottom", fontsize=8)
-            place.set_xticks(range(len(methods)), [fill(drawable(m), room) for m in methods], fontsize=8)
-            place.set_xlim(-0.6, len(methods) - 0.4)  # also where no method has a bar
-            base = reached.get(self.baseline)
-            counts = {method: rounds for method, rounds in reached.items() if rounds is not None}
-            shares = {m: 100 * r / base for m, r in counts.items() if base and m != self.baseline}
-            by_word = {word: ", ".join(m for m in late if late[m] == word) for word in unique(late.values())}
-            others = (f"{word}: {names}" for word, names in by_word.items())
-            parts = by_name(counts, "{:.0f}"), by_name(shares, "{:.0f} %"), *others
+                    missed[method] = "never" if runs.is_whole else "not yet"
+            draw_bars(place, methods, reached, missed)
             name = ", ".join(filter(None, (case, f"{self.target(case):g} %")))
-            sentences.append(f"{name}: {'; '.join(filter(None, parts))}")
+            sentences.append(f"{name}: {self._sentence(reached, missed)}")
         finish(figure, axes, "method")
         return Drawn(figure, f"Rounds to the target, and as a share of {self.baseline}'s. {'. '.join(sentences)}.")
 
+    def _sentence(self, reached: Mapping[str, float], missed: Mapping[str, str]) -> str:
+        """List the rounds of one case, their shares of the baseline's, and who missed the target."""
+        parts = [by_name(reached, "{:.0f}")]
+        base = reached.get(self.baseline)
+        if base:
+            shares = {m: 100 * rounds / base for m, rounds in reached.items() if m != self.baseline}
+            parts.append(by_name(shares, "{:.0f} %"))
+        for word in unique(missed.values()):
+            parts.append(f"{word}: {', '.join(method for method in missed if missed[method] == word)}")
+        return "; ".join(filter(None, parts))
+
     def target(self, case: str) -> float:
-        """Target of a case, in percent."""
+        """Return the target of a case, in percent."""
         return self.targets.get(case, self.targets.get("", 100.0))
 
     def rounds(self, runs: Series) -> float | None:
-        """Count the rounds of a series, from 1, mean over its runs, None where one of them never gets there."""
-        rounds = [rounds_until(run, self.key, self.target(runs.case) / 100) for run in runs.group.runs]
-        known = [value for value in rounds if value is not None]
-        return float(np.mean(known)) if len(known) == len(rounds) else None
+        """Return the mean number of rounds to the target, or None if a run misses it."""
+        target = self.target(runs.case) / 100
+        total = 0.0
+        for run in runs.group.runs:
+            rounds = rounds_until(run, self.key, target)
+            if rounds is None:
+                return None
+            total += rounds
+        return total / len(runs.group.runs)
+
+
+def draw_bars(place: Any, methods: Sequence[str], reached: Mapping[str, float], missed: Mapping[str, str]) -> None:
+    """Draw the number of rounds of each method as a bar, or a word instead of one.
+
+    Args:
+        place: The axes to draw in.
+        methods: The methods on the x axis.
+        reached: Rounds of the methods that reached the target.
+        missed: Words for the methods that did not.
+    """
+    for index, method in enumerate(methods):
+        height = reached.get(method)
+        text = missed.get(method, "")
+        if height is not None:
+            place.bar(index, height, color=COLOURS[index % len(COLOURS)])
+            text = f"{height:.0f}"
+        place.text(index, height or 0, text, ha="center", va="bottom", fontsize=8)
+    characters = max(8, 60 // len(methods))
+    names = [fill(drawable(method), characters) for method in methods]
+    place.set_xticks(range(len(methods)), names, fontsize=8)
+    place.set_xlim(-0.6, len(methods) - 0.4)  # The same limits where no method has a bar.

@@ -1,10 +1,11 @@
-"""The report of one run or several: what it says and shows, from what their folders hold."""
+"""The report of one or several runs: tables and figures from the files in their folders."""
 
 import math
 import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,25 +23,27 @@ from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.files import write_file
 
 MOST_CURVES = 24
-"""Values over the rounds that are drawn, one figure each."""
+"""Largest number of values that are drawn over the rounds, one figure each."""
 
 MOST_GROUPS = 24
-"""Groups that figures show: more can be told apart neither by their colours nor in a legend."""
+"""Largest number of groups in a figure. More cannot be told apart by colour."""
 
 MOST_PARTITIONS = 6
+"""Largest number of partitions that are drawn."""
+
 LONGEST_STEM = 100
-"""Characters of a key that stand in the name of its figure's file."""
+"""Largest number of characters of a key in the name of its figure's file."""
 
 MEGABYTE = 1e6
 PAIRS = (("before", "after"), ("initial", "personalised"))
-"""Words by which two values are one pair, before and after local training."""
+"""Words in the names of two values that belong together: before and after local training."""
 
 HIDDEN = {
     EPSILON: ("each client", "aggregator"),
     EPSILON_SAMPLES: ("each sample", "client"),
     EPSILON_LOCAL: ("each client from the server", "client"),
 }
-"""Neighbours that a guarantee hides, by its log key, with the part of the model that has its settings."""
+"""What a privacy guarantee hides, and the part of the model with its settings, by log key."""
 
 NAMES = {
     "global/acc": "accuracy, test split (%)",
@@ -51,7 +54,7 @@ NAMES = {
     EPSILON: "ε of all rounds so far",
     "local/alma": "ALMA, mean of the clients' own accuracies (%)",
 }
-"""Label of a value's axis, by log key; of any other it is the key."""
+"""Labels of axes by log key. Any other key is its own label."""
 
 
 def write_report(
@@ -61,59 +64,79 @@ def write_report(
     tables: Sequence[Table] | None = None,
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write `report.html`, and each figure on its own.
+    """Write `report.html` and, on request, each figure as a file.
 
     Args:
-        groups: of runs.
-        folder: of the report, made where there is none.
-        forms: of the figures' files in `figures`: svg, png, pdf; none: they are in the report only.
-        tables: of results; None: those of all known metrics.
-        notes: sentences above them.
+        groups: Groups of runs.
+        folder: Folder of the report. It is made if it does not exist.
+        forms: Formats of the files in `figures`: `svg`, `png` or `pdf`. Empty writes no files.
+        tables: Tables of results. None makes one for every known metric.
+        notes: Sentences above the tables.
 
     Returns:
         The path of the page.
     """
-    chosen = best_of(groups)
-    left_out = f"Figures show the {len(chosen)} of {len(groups)} groups that are best at the end; tables have all."
+    shown = best_of(groups)
+    over_rounds: list[Picture | Table | str] = []
+    if len(shown) < len(groups):
+        over_rounds.append(
+            f"Figures show the {len(shown)} of {len(groups)} groups that are best at the end; tables have all."
+        )
+    over_rounds.extend(curves_of(shown))
     sections = [
         Section("Results", results_of(groups, tables, notes)),
         Section("Privacy", privacy_of(groups)),
-        Section("Over the rounds", [*[left_out] * (len(chosen) < len(groups)), *curves_of(chosen)]),
-        Section("Classes", [*scores_of(groups), *classes_of(chosen)]),
-        Section("Before and after local training", before_after_of(chosen)),
-        Section("Communication", communication_of(groups, chosen)),
+        Section("Over the rounds", over_rounds),
+        Section("Classes", [*scores_of(groups), *classes_of(shown)]),
+        Section("Before and after local training", before_after_of(shown)),
+        Section("Communication", communication_of(groups, shown)),
         Section("Partition", partitions_of(groups)),
         Section("Settings", settings_of(groups)),
     ]
-    pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
+    sections = [section for section in sections if section.parts]
     for form in forms:
-        for picture in pictures:
-            write_file(folder / "figures" / f"{picture.name}.{form}", drawn(picture.figure, form))
-    labels = [group.label for group in groups]  # those with several settings have commas of their own
-    title = ("; " if any("," in label for label in labels) else ", ").join(labels)
-    write_page(folder / "report.html", title, [section for section in sections if section.parts])
-    return folder / "report.html"
+        for section in sections:
+            write_figures(section, folder / "figures", form)
+    page = folder / "report.html"
+    write_page(page, title_of(groups), sections)
+    return page
+
+
+def write_figures(section: Section, folder: Path, form: str) -> None:
+    """Write the figures of a section as files of one format."""
+    for part in section.parts:
+        if isinstance(part, Picture):
+            write_file(folder / f"{part.name}.{form}", drawn(part.figure, form))
+
+
+def title_of(groups: Sequence[Group]) -> str:
+    """Join the labels of the groups, by semicolons if a label contains a comma."""
+    labels = [group.label for group in groups]
+    has_comma = any("," in label for label in labels)
+    return ("; " if has_comma else ", ").join(labels)
 
 
 def best_of(groups: Sequence[Group]) -> Sequence[Group]:
-    """Choose the groups that figures show: all, or of many the best by the first known metric, in their order."""
+    """Return the groups that figures show: the best ones by the first known metric, in their order."""
     key = next(iter(known_metrics(groups)), "")
     sign = 1 if is_lower_better(key) else -1
 
     def rank(group: Group) -> float:
         values = [sign * statistics_of(run, key).get("final", math.nan) for run in group.runs]
-        return math.inf if math.isnan(mean := sum(values) / len(values)) else mean
+        mean = sum(values) / len(values)
+        return math.inf if math.isnan(mean) else mean
 
     best = sorted(groups, key=rank)[:MOST_GROUPS]
     return [group for group in groups if group in best]
 
 
-# --- tables ---------------------------------------------------------------------------------------
+# --- tables ---
 
 
 def results_of(groups: Sequence[Group], tables: Sequence[Table] | None, notes: Sequence[str]) -> list[Table | str]:
-    """Collect notes and tables, which compare the groups by each known metric where their data are the same."""
-    if differences := data_differences(groups):
+    """Return the tables of results, or a warning if the groups have different data."""
+    differences = data_differences(groups)
+    if differences:
         names = ", ".join(f"{setting.name} ({setting.was}, {setting.now})" for setting in differences)
         warning = f"these runs differ in their data or cohorts, so their values do not make one table: {names}."
         return [WARNING + warning, *notes, *(tables or [])]
@@ -123,32 +146,44 @@ def results_of(groups: Sequence[Group], tables: Sequence[Table] | None, notes: S
 
 
 def settings_of(groups: Sequence[Group]) -> list[Table | str]:
-    """List the settings that differ between the groups, with their seeds and folders."""
+    """Return the table of the settings that differ, with seeds and rounds, and the folders of the runs."""
     header = ["setting", *(group.label for group in groups)]
-    rows = [
-        [Cell(name), *(Cell(value or "–") for value in values)]
-        for name, values in differing([group.runs[0].settings for group in groups]).items()
-    ]
-    rows.append([Cell("seeds"), *(Cell(", ".join(run.seed or "?" for run in group.runs)) for group in groups)])
-    rounds = (" or ".join(map(str, sorted({len(run.history) for run in group.runs}))) for group in groups)
-    rows.append([Cell("rounds"), *map(Cell, rounds)])
-    title = "Settings that differ" if len(groups) > 1 else "The run" if len(groups[0].runs) == 1 else "The runs"
-    folders = [f"{group.label}: {', '.join(str(run.folder) for run in group.runs)}" for group in groups]
+    rows = []
+    different = differing([group.runs[0].settings for group in groups])
+    for name, values in different.items():
+        rows.append(cells([name, *(value or "–" for value in values)]))
+    seeds = [", ".join(run.seed or "?" for run in group.runs) for group in groups]
+    rows.append(cells(["seeds", *seeds]))
+    rounds = []
+    for group in groups:
+        counts = sorted({len(run.history) for run in group.runs})
+        rounds.append(" or ".join(str(count) for count in counts))
+    rows.append(cells(["rounds", *rounds]))
+    if len(groups) > 1:
+        title = "Settings that differ"
+    elif len(groups[0].runs) > 1:
+        title = "The runs"
+    else:
+        title = "The run"
+    folders = []
+    for group in groups:
+        folders.append(f"{group.label}: {', '.join(str(run.folder) for run in group.runs)}")
     return [Table(title, header, rows), "Folders. " + "; ".join(folders)]
 
 
 def privacy_of(groups: Sequence[Group]) -> list[Table | str]:
-    """List what the guarantees of private runs have cost, and tell what they do not cover."""
+    """Return the table of the guarantees of private runs, and what they do not cover."""
     rows = []
     for group in groups:
         settings = group.runs[0].settings
-        drawn = "a secret one" if settings.get("data.secret_seed") else "in config.yaml: simulated"
-        for key, (whom, owner) in HIDDEN.items():
-            rounds, values = group.curves(key)
+        seed = "a secret one" if settings.get("data.secret_seed") else "in config.yaml: simulated"
+        for key, (hidden, owner) in HIDDEN.items():
+            rounds, epsilons = group.curves(key)
             if rounds:
-                delta = next((v for name, v in settings.items() if name == f"model.{owner}.delta"), "?")
-                cells = (group.label, whom, f"{values.max():.4g}", f"{delta}", str(rounds[-1] + 1), drawn)
-                rows.append([*map(Cell, cells)])
+                delta = settings.get(f"model.{owner}.delta", "?")
+                rows.append(
+                    cells([group.label, hidden, f"{epsilons.max():.4g}", f"{delta}", f"{rounds[-1] + 1}", seed])
+                )
     if not rows:
         return []
     note = (
@@ -159,8 +194,13 @@ def privacy_of(groups: Sequence[Group]) -> list[Table | str]:
     return [Table("Differential privacy", header, rows, note)]
 
 
+def cells(texts: Iterable[str]) -> list[Cell]:
+    """Make a row of a table."""
+    return [Cell(text) for text in texts]
+
+
 def file_stem(key: str) -> str:
-    """Name the file of a key: no two keys have one name, and a plain key can be read in it.
+    """Return the name of a key's file. A plain key stays readable, and no two keys share a name.
 
     >>> file_stem("global/acc"), file_stem("global-acc")
     ('global-acc', 'global-acc~51f1cd78')
@@ -168,142 +208,229 @@ def file_stem(key: str) -> str:
     readable = re.sub(r"[^\w.]+", "-", key, flags=re.ASCII)[:LONGEST_STEM]
     if re.fullmatch(r"[\w.]+(/[\w.]+)*", key, re.ASCII) and len(key) <= LONGEST_STEM:
         return readable
-    return f"{readable}~{sha256(key.encode(errors='backslashreplace')).hexdigest()[:8]}"
+    digest = sha256(key.encode(errors="backslashreplace")).hexdigest()
+    return f"{readable}~{digest[:8]}"
 
 
-# --- figures --------------------------------------------------------------------------------------
+# --- figures ---
+
+
+def percent_scale(key: str) -> float:
+    """Return the factor that a value is multiplied by when it is shown: 100 for a fraction."""
+    return 100.0 if in_percent(key) else 1.0
 
 
 def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
-    """Draw each value over the rounds, but for class-wise ones and bytes."""
-    keys = dict.fromkeys(name for group in groups for run in group.runs for name in run.history.names)
-    shown = [k for k in keys if BY_CLASS not in k and not k.removeprefix(UNPROTECTED).startswith("comm/")]
-    shown.sort(key=lambda key: ([*NAMES, key].index(key), key))
+    """Draw each value over the rounds, except values of single classes and bytes."""
+    shown = drawn_keys(groups)
     parts: list[Picture | str] = []
     for key in shown[:MOST_CURVES]:
-        scale = 100.0 if in_percent(key) else 1.0
-        curves = ((group.label, *group.curves(key)) for group in groups)
-        bands = {label: Band(rounds, scale * values) for label, rounds, values in curves}
-        if any(band.x for band in bands.values()):
-            last = "; ".join(f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band.x)
-            caption = f"{scope_of(key)} after each round{bands_text(groups)}. Last: {last}{' (%)' * (scale == 100)}."
-            figure = plot_bands(bands, NAMES.get(key, key + " (%)" * (scale == 100)))
+        scale = percent_scale(key)
+        percent = " (%)" if scale == 100 else ""
+        bands: dict[str, Band] = {}
+        for group in groups:
+            rounds, values = group.curves(key)
+            bands[group.label] = Band(rounds, scale * values)
+        last = [f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band.x]
+        if last:
+            caption = f"{scope_of(key)} after each round{bands_text(groups)}. Last: {'; '.join(last)}{percent}."
+            figure = plot_bands(bands, NAMES.get(key, key + percent))
             parts.append(Picture("curve-" + file_stem(key), figure, caption))
     if len(shown) > MOST_CURVES:
         parts.append(f"Not drawn, but in metrics.csv: {', '.join(shown[MOST_CURVES:])}.")
     return parts
 
 
+def drawn_keys(groups: Sequence[Group]) -> list[str]:
+    """Return the keys that are drawn over the rounds, the known ones first."""
+    keys: dict[str, None] = {}
+    for group in groups:
+        for run in group.runs:
+            keys |= dict.fromkeys(run.history.names)
+    shown = []
+    for key in keys:
+        counts_bytes = key.removeprefix(UNPROTECTED).startswith("comm/")
+        if BY_CLASS not in key and not counts_bytes:
+            shown.append(key)
+    return sorted(shown, key=lambda key: ([*NAMES, key].index(key), key))
+
+
 def bands_text(groups: Sequence[Group]) -> str:
-    """Describe line and band, where a group has several runs."""
+    """Describe the line and the band of a figure, if a group has several runs."""
     most = max(len(group.runs) for group in groups)
     return ", mean and one standard deviation over the seeds" if most > 1 else ""
 
 
 def scores_of(groups: Sequence[Group]) -> list[Table]:
-    """Lay out precision, recall and F1 of the last global models, mean over the runs, where these have them."""
-    rows, header = [], ["method"]
+    """Return the table of precision, recall and F1 of the last global models, mean over the runs."""
+    rows = []
+    header = ["method"]
     for group in groups:
-        tables = [read_columns(run.folder / CLASSIFICATION, ["class"]) for run in group.runs if run.is_whole]
-        tables = [table for table in tables if {*AVERAGES} <= {*table.get("class", ())}]
-        if tables:
-            names = [name for name in tables[0] if name not in ("class", "samples")]
-            header = ["method", *(f"{average} {name}" for average in AVERAGES for name in names)]
-            places = [(average, name) for average in AVERAGES for name in names]
-            values = [spread([float(t[n][t["class"] == a][0]) for t in tables], writer("acc")) for a, n in places]
-            rows.append([Cell(group.label), *map(Cell, values)])
+        tables = scores_of_runs(group)
+        if not tables:
+            continue
+        names = [name for name in tables[0] if name not in ("class", "samples")]
+        header = ["method"]
+        row = [group.label]
+        for average in AVERAGES:
+            for name in names:
+                header.append(f"{average} {name}")
+                values = [float(table[name][table["class"] == average][0]) for table in tables]
+                row.append(spread(values, writer("acc")))
+        rows.append(cells(row))
     if not rows:
         return []
     note = "Of the global model after the last round, on the split that is evaluated in every round."
     return [Table("Precision, recall and F1 over the classes, %", header, rows, note)]
 
 
+def scores_of_runs(group: Group) -> list[dict[str, Any]]:
+    """Read the classification files of the whole runs that have the averages over the classes."""
+    tables = []
+    for run in group.runs:
+        if run.is_whole:
+            table = read_columns(run.folder / CLASSIFICATION, ["class"])
+            if set(AVERAGES) <= set(table.get("class", ())):
+                tables.append(table)
+    return tables
+
+
 def classes_of(groups: Sequence[Group]) -> list[Picture]:
-    """Draw the class × round accuracies of each group, and what each class forgot."""
-    maps, forgotten, names = [], {}, list[str]()
-    for i, group in enumerate(groups):
-        rounds, class_names, table = group.columns(BY_CLASS)
+    """Draw the accuracy of each class in each round, and what each class has forgotten."""
+    maps: list[Picture] = []
+    forgotten: dict[str, Numbers] = {}
+    names: list[str] = []
+    for number, group in enumerate(groups):
+        rounds, class_names, accuracies = group.columns(BY_CLASS)
         if not rounds:
             continue
         names = class_names
-        worst = int(np.nanargmin(table[-1])) if not np.isnan(table[-1]).all() else 0
-        over = f", mean over {len(group.runs)} seeds" if len(group.runs) > 1 else ""
-        caption = (
-            f"Accuracy of the global model on each class after each round: {group.label}{over}. "
-            f"Lowest at the end: class {names[worst]}, {100 * table[-1, worst]:.1f} %."
-        )
-        title = f"{group.label}: accuracy by class"
-        maps.append(Picture(f"classes-{i}", plot_classwise(table, names, rounds, title), caption, wide=True))
-        columns = (run.history.columns(BY_CLASS) for run in group.runs)
-        forgotten[group.label] = np.stack([forgetting_per_class(c[2]).numpy() for c in columns if c[1] == names])
+        caption = caption_of_classes(group, names, accuracies)
+        figure = plot_classwise(accuracies, names, rounds, f"{group.label}: accuracy by class")
+        maps.append(Picture(f"classes-{number}", figure, caption, wide=True))
+        forgotten[group.label] = forgetting_of(group, names)
     if not forgotten:
         return []
-    alike = {label: values for label, values in forgotten.items() if values.shape[1] == len(names)}
-    most = "; ".join(
-        f"{label} {names[int(np.nanargmax(v.mean(0)))]}" for label, v in alike.items() if not np.isnan(v).all()
+    comparable = {label: values for label, values in forgotten.items() if values.shape[1] == len(names)}
+    worst = []
+    for label, values in comparable.items():
+        if not np.isnan(values).all():
+            worst.append(f"{label} {names[int(np.nanargmax(values.mean(0)))]}")
+    caption = (
+        "Best accuracy over the rounds minus the last, of each class. "
+        f"The class that is forgotten most: {'; '.join(worst)}."
     )
-    caption = f"Best accuracy over the rounds minus the last, of each class. The class that is forgotten most: {most}."
-    return [Picture("forgetting-classes", plot_forgetting(alike, names), caption), *maps]
+    return [Picture("forgetting-classes", plot_forgetting(comparable, names), caption), *maps]
+
+
+def caption_of_classes(group: Group, names: Sequence[str], accuracies: Numbers) -> str:
+    """Describe the map of accuracies (T, C), and name the class that is lowest at the end."""
+    last = accuracies[-1]
+    lowest = 0 if np.isnan(last).all() else int(np.nanargmin(last))
+    over = f", mean over {len(group.runs)} seeds" if len(group.runs) > 1 else ""
+    return (
+        f"Accuracy of the global model on each class after each round: {group.label}{over}. "
+        f"Lowest at the end: class {names[lowest]}, {100 * last[lowest]:.1f} %."
+    )
+
+
+def forgetting_of(group: Group, names: Sequence[str]) -> Numbers:
+    """Return the forgetting of each class, shape (S, C), of the runs with these classes."""
+    values = []
+    for run in group.runs:
+        _, run_names, accuracies = run.history.columns(BY_CLASS)
+        if run_names == names:
+            values.append(forgetting_per_class(accuracies).numpy())
+    return np.stack(values)
 
 
 def before_after_of(groups: Sequence[Group]) -> list[Picture]:
-    """Draw each pair of values before and after local training that all groups know, in the last round with it."""
+    """Draw each pair of values before and after local training, in the last round that has them."""
+    known: dict[str, None] = {}
+    for group in groups:
+        for run in group.runs:
+            known |= dict.fromkeys((*run.history.names, *run.clients))
     pictures = []
     for first, second in PAIRS:
-        known = dict.fromkeys(n for group in groups for run in group.runs for n in (*run.history.names, *run.clients))
         for name in known:
-            others = (name.replace(first, second), name.replace(f"_{first}", ""))  # loss_after; acc_own
-            other = next((other for other in others if other in known and other != name), None)
-            if other is None:
-                continue
-            label = name.replace(first, "").strip("/_ ") or name
-            scale = 100.0 if in_percent(name) or label.startswith("acc_") else 1.0
-            values = ((group.label, scale * last(group, name), scale * last(group, other)) for group in groups)
-            pairs = {group: (was, now) for group, was, now in values if 0 < len(was) == len(now)}
-            if not pairs:
-                continue
-            change = "; ".join(f"{group} {now.mean() - was.mean():+.3g}" for group, (was, now) in pairs.items())
-            caption = f"{name} and {other}, mean over the clients of the last round that has them. Change: {change}."
-            figure = plot_before_after(pairs, label + " (%)" * (scale == 100), (first, second))
-            pictures.append(Picture("pair-" + file_stem(name), figure, caption))
+            candidates = [name.replace(first, second), name.replace(f"_{first}", "")]  # loss_after; acc_own
+            partners = [other for other in candidates if other in known and other != name]
+            if partners:
+                pictures.extend(pair_of(groups, name, partners[0], words=(first, second)))
     return pictures
 
 
+def pair_of(groups: Sequence[Group], before: str, after: str, words: tuple[str, str]) -> list[Picture]:
+    """Draw one pair of values, if a group has both.
+
+    Args:
+        groups: Groups of runs.
+        before: Name of the value before local training.
+        after: Name of the value after it.
+        words: The two words for before and after.
+    """
+    label = before.replace(words[0], "").strip("/_ ") or before
+    scale = 100.0 if label.startswith("acc_") else percent_scale(before)
+    pairs: dict[str, tuple[Numbers, Numbers]] = {}
+    for group in groups:
+        was = scale * last(group, before)
+        now = scale * last(group, after)
+        if 0 < len(was) == len(now):
+            pairs[group.label] = (was, now)
+    if not pairs:
+        return []
+    changes = [f"{group} {now.mean() - was.mean():+.3g}" for group, (was, now) in pairs.items()]
+    caption = (
+        f"{before} and {after}, mean over the clients of the last round that has them. Change: {'; '.join(changes)}."
+    )
+    figure = plot_before_after(pairs, label + (" (%)" if scale == 100 else ""), words)
+    return [Picture("pair-" + file_stem(before), figure, caption)]
+
+
 def last(group: Group, name: str) -> Numbers:
-    """Last known value of each run: of its metrics, else the mean over the clients of the last round, (S,)."""
+    """Return the last known value of each run, shape (S,).
+
+    A value that only the clients have is the mean over the clients of its last round.
+    """
     values = []
     for run in group.runs:
-        if curve := run.history.curve(name):
+        curve = run.history.curve(name)
+        if curve:
             values.append(curve[max(curve)])
         elif name in run.clients and "round" in run.clients:
-            rounds, column = run.clients["round"], run.clients[name]
+            rounds = run.clients["round"]
+            column = run.clients[name]
             known = ~np.isnan(column)
             if known.any():
-                values.append(float(column[known & (rounds == rounds[known].max())].mean()))
+                of_last_round = known & (rounds == rounds[known].max())
+                values.append(float(column[of_last_round].mean()))
     return np.array(values)
 
 
-def communication_of(groups: Sequence[Group], chosen: Sequence[Group]) -> list[Picture | Table]:
-    """List what a round moves, and draw the accuracy of the chosen groups over the bytes that were moved."""
-    rows, key = [], next(iter(known_metrics(groups)), "")
-    bands = {group.label: Band([], np.zeros((0, 0))) for group in chosen}
+def communication_of(groups: Sequence[Group], shown: Sequence[Group]) -> list[Picture | Table]:
+    """Return the table of the bytes of a round, and the accuracy of the shown groups over the bytes."""
+    key = next(iter(known_metrics(groups)), "")
+    rows = []
+    bands = {group.label: Band([], np.zeros((0, 0))) for group in shown}
     for group in groups:
         rounds, down = group.curves("comm/bytes_down")
         up_rounds, up = group.curves("comm/bytes_up")
         if not rounds or rounds != up_rounds:
             continue
-        values = [down.mean(), up.mean(), (down + up).sum(1).mean()]
-        rows.append([Cell(group.label), *(Cell(f"{value / MEGABYTE:.4g}") for value in values)])
+        both = down + up
+        megabytes = [value / MEGABYTE for value in (down.mean(), up.mean(), both.sum(1).mean())]
+        rows.append(cells([group.label, *(f"{value:.4g}" for value in megabytes)]))
         evaluated, scores = group.curves(key)
-        if group in chosen and evaluated and len(scores) == len(down) and set(evaluated) <= set(rounds):
-            places = [rounds.index(r) for r in evaluated]
-            moved = (down + up).cumsum(1).mean(0)[places] / MEGABYTE
-            bands[group.label] = Band([float(x) for x in moved], (100.0 if in_percent(key) else 1.0) * scores)
+        same_runs = len(scores) == len(down)
+        if group in shown and evaluated and same_runs and set(evaluated) <= set(rounds):
+            places = [rounds.index(round_idx) for round_idx in evaluated]
+            moved = both.cumsum(1).mean(0)[places] / MEGABYTE
+            bands[group.label] = Band([float(x) for x in moved], percent_scale(key) * scores)
     if not rows:
         return []
     header = ["method", "to clients, a round", "to the server, a round", "in all"]
     note = "Values of the messages as they are sent; mean over the rounds and seeds."
-    if any(f"{UNPROTECTED}comm/bytes_down" in run.history.names for group in groups for run in group.runs):
+    if any(counts_unprotected(group) for group in groups):
         note += " Of private runs they are unprotected: they tell how many clients took part."
     parts: list[Picture | Table] = [Table("Communication, MB", header, rows, note)]
     if any(band.x for band in bands.values()):
@@ -313,23 +440,42 @@ def communication_of(groups: Sequence[Group], chosen: Sequence[Group]) -> list[P
     return parts
 
 
+def counts_unprotected(group: Group) -> bool:
+    """Return True if private runs log bytes, which no guarantee covers."""
+    return any(f"{UNPROTECTED}comm/bytes_down" in run.history.names for run in group.runs)
+
+
 def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
-    """Draw the different partitions, the first of them."""
-    tables: dict[tuple[object, ...], tuple[Counts, list[str]]] = {}
+    """Draw the first few different partitions."""
+    partitions: dict[tuple[object, ...], Counts] = {}
+    users: dict[tuple[object, ...], list[str]] = {}
     for group in groups:
         for run in group.runs:
-            if run.partition is not None:
-                users = tables.setdefault((run.partition.table.tobytes(), *run.partition.names), (run.partition, []))[1]
-                users.append(group.label + f", seed {run.seed}" * (len(group.runs) > 1))
+            if run.partition is None:
+                continue
+            identity: tuple[object, ...] = (run.partition.table.tobytes(), *run.partition.names)
+            partitions.setdefault(identity, run.partition)
+            user = group.label if len(group.runs) == 1 else f"{group.label}, seed {run.seed}"
+            users.setdefault(identity, []).append(user)
     parts: list[Picture | str] = []
-    for i, ((table, names), users) in enumerate(list(tables.values())[:MOST_PARTITIONS]):
-        held = (table > 0).sum(1)
-        who = "; ".join(users[:3]) + f" and {len(users) - 3} more" * (len(users) > 3)
-        caption = (
-            f"Training samples of each class at each client: {who}. A client has {held.min()} to {held.max()} of the "
-            f"{len(names)} classes and {table.sum(1).min():.0f} to {table.sum(1).max():.0f} samples."
-        )
-        parts.append(Picture(f"partition-{i}", plot_partition(table, names), caption, wide=True))
-    if len(tables) > MOST_PARTITIONS:
-        parts.append(f"{len(tables) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
+    for number, identity in enumerate(list(partitions)[:MOST_PARTITIONS]):
+        table, names = partitions[identity]
+        caption = caption_of_partition(table, names, users[identity])
+        parts.append(Picture(f"partition-{number}", plot_partition(table, names), caption, wide=True))
+    if len(partitions) > MOST_PARTITIONS:
+        parts.append(f"{len(partitions) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
     return parts
+
+
+def caption_of_partition(table: Numbers, names: Sequence[str], users: Sequence[str]) -> str:
+    """Describe a partition (N, C) and the runs that use it."""
+    who = "; ".join(users[:3])
+    if len(users) > 3:
+        who += f" and {len(users) - 3} more"
+    classes = (table > 0).sum(1)
+    samples = table.sum(1)
+    return (
+        f"Training samples of each class at each client: {who}. "
+        f"A client has {classes.min()} to {classes.max()} of the {len(names)} classes "
+        f"and {samples.min():.0f} to {samples.max():.0f} samples."
+    )

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from fl_lightning import FederatedLoop
 from fl_lightning.client.store import ClientStore
-from fl_lightning.federation.round import Round
+from fl_lightning.federation.rounds import Rounds
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
 from tests.test_contract import NAMES, TRAITS, data_of, settings_of
@@ -56,7 +56,7 @@ def tensors_in(nest):
 
 @pytest.fixture
 def reads(monkeypatch):
-    mode, run, read = DeviceReads(), Round._exchange, ClientStore.record
+    mode, run, read = DeviceReads(), Rounds._exchange, ClientStore.record
 
     def watched(self, *args):
         data = self.parts.client.trainer.datamodule
@@ -76,7 +76,7 @@ def reads(monkeypatch):
         mode.place(*tensors_in((memory, personal)))
         return memory, personal
 
-    monkeypatch.setattr(Round, "_exchange", watched)
+    monkeypatch.setattr(Rounds, "_exchange", watched)
     monkeypatch.setattr(ClientStore, "record", placed)
     return mode.found
 

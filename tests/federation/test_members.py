@@ -7,7 +7,7 @@ import torch
 from pytorch_lightning import Callback
 
 from fl_lightning import FaultPolicy, FederatedLoop
-from fl_lightning.federation import setup
+from fl_lightning.federation import run as federated_run
 from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
@@ -50,13 +50,13 @@ class Counts(Member):
 @pytest.fixture
 def with_counts(monkeypatch):
     """One member more, by one line where the list is made."""
-    made, members_of = [], setup.members_of
+    made, members_of = [], federated_run.members_of
 
-    def one_more(*args):
+    def one_more(**parts):
         made.append(Counts())
-        return Members([*members_of(*args).all, made[-1]])
+        return Members([*members_of(**parts).all, made[-1]])
 
-    monkeypatch.setattr(setup, "members_of", one_more)
+    monkeypatch.setattr(federated_run, "members_of", one_more)
     return made
 
 

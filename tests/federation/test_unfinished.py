@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning import FederatedDataModule, FederatedLoop
-from fl_lightning.federation import setup
+from fl_lightning.federation import resume
 from fl_lightning.methods import FedAvg
 from tests.test_resume import Count, Remembering, Rows, SaveIn
 from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
@@ -124,7 +124,7 @@ def test_a_new_run_of_the_same_loop_completes_nothing(monkeypatch, tmp_path):
     loop, data, _ = half()
     with pytest.raises(OSError, match="disk full"):
         trainer(1, callbacks=[Broken()]).fit(loop, datamodule=data)
-    monkeypatch.setattr(setup, "validate", None)
+    monkeypatch.setattr(resume, "validate", None)
     rows = Rows()
     trainer(2, tmp_path, logger=rows).fit(loop, datamodule=data)
     assert list(rows.rows) == [0, 1]

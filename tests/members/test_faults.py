@@ -138,7 +138,7 @@ class Another(SequentialEngine):
 
 @pytest.mark.parametrize("how", ["shape", "n"])
 def test_an_update_is_checked_also_where_there_are_no_transforms(how, monkeypatch):
-    monkeypatch.setattr("fl_lightning.federation.setup.SequentialEngine", type("Elsewhere", (Another,), {"how": how}))
+    monkeypatch.setattr("fl_lightning.federation.run.SequentialEngine", type("Elsewhere", (Another,), {"how": how}))
     with pytest.raises(ValueError, match=r"of an update must (have shape|lie in).*client 2 in round 1"):
         fit(None, 3, loop=faulty("", "error"))
     loop = fit(None, 3, loop=faulty("", "skip"))

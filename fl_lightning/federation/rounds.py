@@ -1,0 +1,423 @@
+"""The communication rounds of one fit. Each is kept as a whole, or leaves the federation as it was."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.federation.run import FederatedRun
+from fl_lightning.federation.server import ServerOptimizer
+from fl_lightning.functional.state import to_host
+from fl_lightning.members.faults import (
+    ClientError,
+    NonFiniteUpdateError,
+    TransformError,
+    as_raised,
+    client_error,
+    judge,
+)
+from fl_lightning.types import Check, ClientJob, ClientResult, Member, RoundOutcome, State, Undo, does
+
+Ending = list[tuple[Member, list[Any]]]
+"""The members that end a round, each with what its `share` gave in every process."""
+
+
+class Rounds:
+    """Runs the rounds of one fit.
+
+    To make one opens the clients' store and limits the threads of this process.
+
+    Args:
+        run: The objects of the Trainer's run.
+        server_step: Steps the global model.
+
+    Attributes:
+        under_way: Undoes the current round. None between rounds.
+
+    Raises:
+        ValueError: A transform does not work with several processes.
+        Exception: The store could not be opened, on this or another process.
+    """
+
+    def __init__(self, run: FederatedRun, server_step: ServerOptimizer) -> None:
+        self.parts = run.parts
+        self.server = run.server
+        self.members = run.members
+        self.communicator = run.communicator
+        self.records = run.records
+        self.engine = run.clients_engine
+        self.under_way: Undo | None = None
+        self._run = run
+        self._server_step = server_step
+        run.begin_fit()
+        self._view = run.data.views()
+
+    def run(self, round_idx: int, cohort: list[int], step: Callable[[], Any], scaler: Any | None) -> dict[str, float]:
+        """Run one round, with one step of the server optimizer.
+
+        Args:
+            round_idx: Index of the round, from 0.
+            cohort: Ids of the clients that are asked.
+            step: Steps the server optimizer.
+            scaler: The Trainer's gradient scaler, or None.
+
+        Returns:
+            The values of the round by log key.
+
+        Raises:
+            FaultError: A client or the server failed. The federation is as it was before the round.
+        """
+        with self.undone_on_error() as undo:
+            outcome = RoundOutcome(round_idx, cohort, before=self.server.global_weights.before)
+            try:
+                ending = self._attempt(outcome)
+                while outcome.repeats:
+                    outcome = self._undo_attempt(outcome, undo)
+                    ending = self._attempt(outcome)
+            except StopIteration as stop:  # Lightning would take it for the end of the epoch.
+                raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
+            stepped = self._server_step.step(
+                start=self.server.global_weights.start,
+                new=self.server.refined(outcome.weights),
+                run=step,
+                scaler=scaler,
+            )
+            if stepped is None:
+                outcome.abort(self._overflow(round_idx))
+            outcome.take_entries(outcome.before | (stepped or {}))
+            values: dict[str, float] = {}
+            for member, shared in ending:
+                new_values = member.end(outcome, shared)
+                values = {**new_values, **values}  # The member that comes first in the order wins.
+            if outcome.aborted:
+                undo.undo()
+        return values
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[Undo]:
+        """Context of a round. An error in it undoes the round."""
+        self.members.prepare()
+        self.under_way = self.members.undoing()
+        try:
+            with self.under_way as undo:
+                yield undo
+        except BaseException:
+            self.parts.recorder.discard_round()
+            raise
+        finally:
+            self.under_way = None
+            self.server.end_round()
+
+    def _undo_attempt(self, outcome: RoundOutcome, undo: Undo) -> RoundOutcome:
+        """Undo a round that is to be repeated, and return the outcome of its repetition.
+
+        The repetition excludes the clients that have failed. All other draws stay the same.
+        """
+        undo.undo()
+        for hook in self.parts.hooks["on_round_repeat"]:
+            hook()
+        return RoundOutcome(
+            outcome.round_idx,
+            outcome.cohort,
+            before=self.server.global_weights.before,
+            failed=outcome.failed,
+        )
+
+    def _attempt(self, outcome: RoundOutcome) -> Ending:
+        """Run all exchanges with the clients that have not failed, and judge the result."""
+        clients = outcome.asked
+        self.server.begin_round(outcome.round_idx)
+        if len(clients) < self.parts.min_clients:
+            self._abort_if_small(outcome)
+        else:
+            for member in self.members.of("begin"):
+                member.begin(outcome.round_idx, clients)
+            mine = self._assign(clients)
+            for exchange in self.parts.client.exchanges:
+                if not outcome.is_over:
+                    self._exchange(exchange, mine, outcome)
+        if outcome.repeats:
+            return []
+        return self._close(outcome)
+
+    def _assign(self, clients: Sequence[int]) -> list[int]:
+        """Assign clients to processes, move their records there, and return the clients of this process."""
+        pace = self._run.pace
+        ranks = self.communicator.assign_clients(
+            clients,
+            work=self.server.size,
+            owners=self.server.store.owners,
+            seconds=None if pace is None else pace.estimate(),
+        )
+        self.records.move(ranks)
+        return [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
+
+    def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
+        """Train the clients of one exchange, and make the weights that the next one sends."""
+        is_last = exchange == self.parts.client.exchanges[-1]
+        error: Exception | None = None
+        if self.parts.faults.on_error == "skip":
+            self._train_tolerantly(exchange, mine, outcome)
+        else:
+            error = self._train(exchange, mine, taken=set())
+        if self.parts.faults.nonfinite == "skip" and not is_last and not outcome.is_over:
+            self._judge_before_next(error, outcome)
+        goes_on = not outcome.is_over
+        if goes_on:
+            self.communicator.merge(self.members.of("partial"), error)
+            self._aggregate(exchange, outcome)
+        for member in self.members.of("end_exchange"):
+            member.end_exchange()
+        if goes_on:
+            for hook in self.parts.hooks["on_exchange_end"]:
+                hook(exchange)
+
+    def _aggregate(self, exchange: str, outcome: RoundOutcome) -> None:
+        """Make the new shared entries from the updates of an exchange."""
+        new: State | None = None
+        try:
+            for member in self.members.of("aggregated"):
+                new = member.aggregated(exchange, new)
+        except Exception as problem:
+            if self.parts.faults.nonfinite != "skip":
+                raise
+            # A client that will be left out may be the cause, so the violations are judged first.
+            outcome.fail(problem)
+            return
+        if new is not None:
+            outcome.take(self.server.advance(new))
+
+    # --- the clients of an exchange ---
+
+    def _train_tolerantly(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> None:
+        """Train clients and leave out those that fail, in agreement with all other processes.
+
+        Raises:
+            Exception: The error is not a client's, or it is one of another process.
+        """
+        taken = set[int]()
+        left = [client_id for client_id in mine if client_id not in outcome.failed]
+        error = self._train(exchange, left, taken)
+        while isinstance(error, ClientError):
+            self._leave_out(error, exchange, outcome)
+            left = [client_id for client_id in left if client_id not in taken]
+            left = [client_id for client_id in left if client_id != error.client_id]
+            error = self._train(exchange, left, taken)
+        everywhere = self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error)
+        for failed, repeats in everywhere:
+            outcome.leave_out(failed)
+            outcome.repeat(repeats)
+        self._abort_if_small(outcome)
+
+    def _leave_out(self, error: ClientError, exchange: str, outcome: RoundOutcome) -> None:
+        """Leave out a client that has failed, and repeat the round if the client has left traces."""
+        is_first = exchange == self.parts.client.exchanges[0]
+        keeps_cohort = any(member.keeps_cohort for member in self.members.all)
+        outcome.leave_out({error.client_id: error.reason})
+        # A metric object that the client has updated is reset with the round.
+        outcome.repeat(not is_first or error.taken_in or keeps_cohort or self.parts.recorder.has_metrics)
+        self.parts.recorder.logged.clear()
+
+    def _abort_if_small(self, outcome: RoundOutcome) -> None:
+        """Abort a round that has fewer clients than it needs.
+
+        The reason names the fault of the client that failed last.
+        """
+        remaining = len(outcome.asked)
+        required = self.parts.min_clients
+        if remaining >= required:
+            return
+        reason = f"{remaining} clients took part, fewer than model.faults.min_clients={required}"
+        if outcome.failed:
+            last_fault = list(outcome.failed.values())[-1]
+            reason = f"{reason}; {last_fault}"
+        outcome.abort(reason)
+
+    def _train(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
+        """Train clients up to the first one that fails, and return its error.
+
+        Args:
+            exchange: Name of the exchange.
+            clients: Ids of the clients.
+            taken: Receives the ids of the clients whose results were taken in.
+        """
+        try:
+            with closing(self.engine.run(exchange, self._jobs(exchange, clients))) as results:
+                for result in results:
+                    self._take(result)
+                    taken.add(result.update.client_id)
+        except Exception as problem:
+            if self.parts.faults.on_error == "skip":
+                return problem
+            return as_raised(problem)
+        return None
+
+    def _jobs(self, exchange: str, clients: Sequence[int]) -> Iterator[ClientJob]:
+        """Make the job of every client, at the moment the engine draws it."""
+        for client_id in clients:
+            broadcast = self.parts.server_module.broadcast(exchange, client_id)
+            for member in self.members.of("outgoing"):
+                broadcast = member.outgoing(broadcast, client_id)
+            start: State | None = None
+            if broadcast.weights is not self.server.weights:
+                start = start_from(broadcast.weights, self.server.weights)
+            memory, personal = self.records.of(client_id)
+            yield ClientJob(
+                client_id=client_id,
+                broadcast=broadcast,
+                data=self._view(client_id, self.server.round_idx),
+                memory=memory,
+                personal=personal,
+                start=start,
+            )
+
+    def _take(self, result: ClientResult) -> None:
+        """Pass the result of one client through all members."""
+        client_id = result.update.client_id
+        try:
+            for member in self.members.of("incoming"):
+                result = member.incoming(result)
+        except TransformError:
+            raise
+        except Exception as problem:
+            raise client_error(client_id, self.server.round_idx, problem, taken_in=True) from problem
+
+    def keys_of_a_client(self) -> set[str]:
+        """Return the keys that a client logs, by training one client for one step and undoing it."""
+        exchange = self.parts.client.exchanges[0]
+        engine = self._run.make_engine(probes=True)
+        client_id = max(range(self.server.num_clients), key=self.server.size)
+        keys = set[str]()
+        with torch.enable_grad(), self.undone_on_error() as undo:
+            self.server.begin_round(0)
+            for member in self.members.of("begin"):
+                member.begin(-1, [client_id])
+            with closing(engine.run(exchange, self._jobs(exchange, [client_id]))) as results:
+                for result in results:
+                    keys |= set(result.logged.names)
+            undo.undo()
+        return keys
+
+    # --- judging ---
+
+    def _close(self, outcome: RoundOutcome) -> Ending:
+        """Check that all values are finite, with the one transfer of the round to the host.
+
+        Raises:
+            NonFiniteUpdateError: Names the round and the client or rule at fault.
+        """
+        recorder = self.parts.recorder
+        violations = self._violations(outcome, recorder.read)
+        shares = {member.name: member.share() for member in self.members.of("share")}
+        everywhere = self.communicator.gather((violations, shares))
+        all_violations = list(chain.from_iterable(violations for violations, _ in everywhere))
+        if all_violations:
+            counted = any(shared[recorder.name][1] for _, shared in everywhere)
+            self._judge(all_violations, outcome, counted)
+        if outcome.problem and not outcome.aborted and not outcome.repeats:
+            raise outcome.problem
+        if outcome.aborted:
+            # Without any client even members that took no part have to end the round.
+            members = [member for member in self.members.all if does(member, "end")]
+        else:
+            members = self.members.of("end")
+        ending: Ending = []
+        for member in members:
+            shared_by_process: list[Any] = []
+            if member.name in shares:
+                shared_by_process = [shared[member.name] for _, shared in everywhere]
+            ending.append((member, shared_by_process))
+        return ending
+
+    def _violations(self, outcome: RoundOutcome | None, read: Callable[[list[Tensor]], list[float]]) -> list[Check]:
+        """Return the checks that fail.
+
+        Args:
+            outcome: The outcome of the round, or None before its last exchange has ended.
+            read: Reads values on the device as numbers.
+        """
+        checks = list(chain.from_iterable(member.take_checks(outcome) for member in self.members.of("take_checks")))
+        values = read([check.value for check in checks])
+        failed = []
+        for check, value in zip(checks, values, strict=True):
+            if not check.least <= value <= check.most:  # NaN fails as well.
+                failed.append(check._replace(value=value))
+        return failed
+
+    def _judge_before_next(self, error: Exception | None, outcome: RoundOutcome) -> None:
+        """Leave out the clients at fault, before their values make others fail in the next exchange."""
+        violations = self._violations(None, to_host)
+        everywhere = self.communicator.all_gather_or_raise(violations, error)
+        self._judge(list(chain.from_iterable(everywhere)), outcome, counted=True)
+
+    def _judge(self, violations: Sequence[Check], outcome: RoundOutcome, counted: bool) -> None:
+        """Leave out the clients, or abort the round, at fault for values that must not become the model.
+
+        Args:
+            violations: The failed checks of all processes.
+            outcome: The outcome of the round.
+            counted: Whether metric objects have counted clients.
+
+        Raises:
+            NonFiniteUpdateError: Names the round and the client or rule at fault. With
+                `model.faults.nonfinite=skip` it is not raised.
+        """
+        if any(violation.kind == "total" for violation in violations):
+            # The weights of all clients sum to 0, so the model stays as it is.
+            outcome.take(None)
+            violations = [violation for violation in violations if violation.client_id >= 0]
+        if not violations:
+            return
+        broken, misweighed, aggregate = judge(
+            violations,
+            round_idx=outcome.round_idx,
+            names=(type(self.parts.aggregator).__name__, type(self.parts.server_module).__name__),
+            max_norm=self.parts.faults.max_update_norm,
+        )
+        if self.parts.faults.nonfinite != "skip":
+            if misweighed or not broken:
+                raise NonFiniteUpdateError(misweighed or aggregate)
+            client_id = min(broken)
+            raise NonFiniteUpdateError(
+                f"every client update must be finite and within its bounds, but client {client_id} "
+                f"{broken[client_id]}; {self.parts.client.nonfinite_hint()}"
+            )
+        outcome.leave_out(broken)
+        # A client that was taken in may leave more than its part of the weighted mean.
+        several_exchanges = len(self.parts.client.exchanges) > 1
+        leaves_traces = several_exchanges or any(member.keeps_clients for member in self.members.all)
+        self._abort_if_small(outcome)
+        if broken and (counted or leaves_traces or outcome.problem):
+            outcome.repeat()
+        elif misweighed or aggregate:
+            outcome.abort(misweighed or aggregate)
+
+    def _overflow(self, round_idx: int) -> str:
+        """Return the sentence about a server step whose result is not finite.
+
+        Raises:
+            NonFiniteUpdateError: The run must not skip such a round.
+        """
+        kind = type(self._server_step.optimizer).__name__
+        sentence = f"the server_optimizer {kind} made NaN or infinite values of a finite aggregate in round {round_idx}"
+        if not self._server_step.undoes:
+            raise NonFiniteUpdateError(f"{sentence}; lower its learning rate, or set model.faults.nonfinite to skip")
+        return sentence
+
+
+def start_from(sent: State | None, shared: State) -> State | None:
+    """Return the shared entries that a client starts from, or None if it was sent all of them.
+
+    Args:
+        sent: The entries in the message, or None.
+        shared: The global entries.
+    """
+    if sent is not None and len(sent) == len(shared):
+        return None
+    sent = sent or {}
+    if all(shared.get(name) is value for name, value in sent.items()):
+        return shared  # The same object for all such clients.
+    return {**shared, **sent}

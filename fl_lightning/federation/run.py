@@ -1,0 +1,156 @@
+"""The objects of one run of a Trainer: communicator, members and engines."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import BaseFinetuning, LambdaCallback, ModelPruning
+
+from fl_lightning.client.checks import are_foreign
+from fl_lightning.client.services import ClientServices
+from fl_lightning.distributed import current_communicator
+from fl_lightning.engines.cohort import IGNORES, CohortEngine
+from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.federation import checks
+from fl_lightning.federation.members import ClientRecords, members_of
+from fl_lightning.federation.parts import FederationParts
+from fl_lightning.federation.server import Server
+from fl_lightning.members.pace import Pace
+from fl_lightning.members.user_entries import Forward, UserEntries
+from fl_lightning.types import Engine
+
+CHANGING = (LambdaCallback, BaseFinetuning, ModelPruning)
+"""Callbacks of Lightning that call the user's functions, or change modules."""
+
+
+class FederatedRun:
+    """Holds the objects of one run of a Trainer.
+
+    Args:
+        parts: What the user chose for the federation.
+        server: The server.
+        trainer: The Trainer of the run. It is not kept, so that a loop can be copied.
+        forward: Calls a hook of the client's modules.
+        engine_factory: Makes the engine that trains and tests the clients, given the engine of this
+            process. None means the engine of this process.
+
+    Attributes:
+        data: The data module.
+        communicator: Joins the processes of the run.
+        records: The member that holds the clients' memory and personal entries.
+        pace: The member that measures the clients' seconds, or None if they are not needed.
+        members: All members of a round, in order.
+    """
+
+    def __init__(
+        self,
+        parts: FederationParts,
+        server: Server,
+        trainer: Trainer,
+        forward: Forward,
+        engine_factory: Callable[[SequentialEngine], Engine] | None,
+    ) -> None:
+        self.parts = parts
+        self.server = server
+        self.data = trainer.datamodule  # type: ignore[attr-defined]
+        self.communicator = current_communicator(trainer.strategy.root_device)
+        self.records = ClientRecords(
+            store=parts.store,
+            communicator=self.communicator,
+            weights=server.global_weights,
+            initial=parts.initial_personal,
+        )
+        self.pace: Pace | None = None
+        by_seconds = checks.spreads_by_seconds(trainer.strategy, parts.execution.chunk)
+        if by_seconds and self.communicator.world > 1:
+            self.pace = Pace(server.size)
+        self.members = members_of(
+            parts=parts,
+            server=server,
+            communicator=self.communicator,
+            records=self.records,
+            entries=UserEntries(parts.client.lightning_modules(), forward),
+            pace=self.pace,
+        )
+        self._engine_factory = engine_factory
+
+    @cached_property
+    def engine(self) -> SequentialEngine:
+        """The engine of this process."""
+        return self.make_engine()
+
+    @cached_property
+    def clients_engine(self) -> Engine:
+        """The engine that trains and tests the clients, here or elsewhere."""
+        if self._engine_factory is None:
+            return self.engine
+        return self._engine_factory(self.engine)
+
+    def make_engine(self, probes: bool = False) -> SequentialEngine:
+        """Make an engine of this process.
+
+        Args:
+            probes: Whether its clients take one step only, without hooks and logging.
+        """
+        parts = self.parts
+        trainer = parts.client.trainer
+        settings = parts.local_settings(trainer.max_epochs)
+        if probes:
+            settings = replace(settings, max_local_steps=1)
+        make: Callable[..., SequentialEngine] = SequentialEngine
+        if parts.execution.chunk != 1:
+            make = partial(CohortEngine, chunk=parts.execution.chunk, watches=self._is_watched())
+        return make(
+            client=parts.client,
+            settings=settings,
+            weights=self.server.global_weights,
+            services=ClientServices() if probes else parts.services,
+            device=parts.client.device,
+            precision=trainer.precision_plugin,
+            datamodule=getattr(self.data.source, "datamodule", None),
+            hooks={} if probes else parts.hooks,
+            batch_hooks=parts.batch_hooks,
+            members=self.members,
+            tolerant=parts.faults.on_error == "skip",
+        )
+
+    def _is_watched(self) -> bool:
+        """Return True if the user's own code can change the client module between two rounds."""
+        trainer = self.parts.client.trainer
+        callbacks = [callback for callback in trainer.callbacks if IGNORES not in vars(type(callback))]
+        if any(isinstance(callback, CHANGING) for callback in callbacks):
+            return True
+        return are_foreign(
+            (
+                trainer.lightning_module,
+                *callbacks,
+                self.parts.aggregator,
+                self.parts.server_module,
+                *self.parts.transforms,
+            )
+        )
+
+    def begin_fit(self) -> None:
+        """Open the store and limit the threads.
+
+        Raises:
+            ValueError: A transform does not work with several processes.
+            Exception: The store could not be opened, on this or another process.
+        """
+        if not torch.cuda.is_available():
+            # Every step of Adam asks for CUDA: 80 µs in the way that Lightning chose, 2 µs otherwise.
+            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+        parts = self.parts
+        parts.execution.limit_threads()
+        checks.check_transforms(parts.transforms, self.communicator.world)
+        error: Exception | None = None
+        try:
+            parts.store.start(parts.client.trainer, parts.client.device)
+        except Exception as problem:
+            error = problem
+        self.communicator.all_gather_or_raise(None, error)
+        exchanges = () if self.data.pooled else parts.client.exchanges
+        parts.recorder.traffic.start(exchanges)
