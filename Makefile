@@ -127,7 +127,7 @@ docs: env  ## the site in site/: quick start, methods, recipes, API
 	@echo 'site/index.html'
 
 notebooks: env  ## run the notebooks and keep their outputs in them
-	@PYTHONPATH='$(CURDIR)' '$(RUN)' docs/refresh_notebooks.py
+	@PYTHONPATH='$(CURDIR)' '$(RUN)' tools/refresh_notebooks.py
 
 dist: env  ## wheel and sdist in dist/
 	@'$(RUN)' -m build --no-isolation .

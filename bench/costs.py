@@ -15,10 +15,10 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from bench.federated import BARE, NETS, clients_data, fit
 from bench.workloads import CLASSES, WORKLOADS, Workload
-from docs.measure_methods import Entry, entries
-from docs.measurement_runs import LOCAL_SGD, silent
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import TensorSource
+from tools.measure_methods import Entry, entries
+from tools.measurement_runs import LOCAL_SGD, silent
 
 COLUMNS = ("method", "s_per_round", "ratio_to_fedavg", "ratio_low", "ratio_high", "mb_down", "mb_up", "peak_mb")
 Row = tuple[str, *tuple[float, ...]]

@@ -19,7 +19,6 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from bench.federated import BARE, federation, fit
 from bench.workloads import WORKLOADS
-from docs.measurement_runs import silent
 from fl_lightning.callbacks import ClasswiseReport
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.monitors import (
@@ -31,6 +30,7 @@ from fl_lightning.monitors import (
     NeuronActivations,
     PersonalisedAccuracy,
 )
+from tools.measurement_runs import silent
 
 COHORT = 3
 ROUNDS, UNMEASURED = 3, 1

@@ -24,7 +24,7 @@ def trace_round(monkeypatch):
     """The script of the figures, as a module."""
     monkeypatch.setattr(sys, "argv", ["trace_round.py"])
     monkeypatch.syspath_prepend(str(ROOT))  # so that what the script adds is taken back
-    spec = spec_from_file_location("trace_round", ROOT / "docs/trace_round.py")
+    spec = spec_from_file_location("trace_round", ROOT / "tools/trace_round.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -45,7 +45,7 @@ def test_numbered_files_are_those_that_a_round_enters_in_that_order(trace_round)
             files = FILE.findall(line[found.end() :])
             numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
             named += files
-    assert named == entered, "redraw docs/architecture.md: python docs/trace_round.py prints the order"
+    assert named == entered, "redraw docs/architecture.md: python tools/trace_round.py prints the order"
     assert numbers == list(range(1, len(named) + 1))
 
 

@@ -10,6 +10,7 @@ import yaml
 
 import fl_lightning.methods
 from fl_lightning import ClientModule
+from fl_lightning.cli.configs import small_experiment
 from fl_lightning.cli.main import FederatedCLI
 from tests.commands import CONFIGS
 
@@ -132,17 +133,15 @@ def test_all_orders_of_five_files_mean_the_same(parse):
 def test_every_method_has_its_files(name):
     path = f"fl_lightning.methods.{name}"
     kind = getattr(fl_lightning.methods, name)
-    wanted = ["method/{}.yaml", "experiment/digits_{}.yaml"]
     if issubclass(kind, ClientModule):
-        for form in wanted:
-            file = CONFIGS / form.format(name.lower())
+        for part in {f"method/{name.lower()}", small_experiment(name.lower())[-1]}:
+            file = CONFIGS / f"{part}.yaml"
             assert file.is_file(), f"{name} needs {file.relative_to(CONFIGS.parent)}"
             assert client_of(file) == path
         return
-    for folder in ("method", "experiment"):
-        assert any(path in leaves(load(file)).values() for file in (CONFIGS / folder).glob("*.yaml")), (
-            f"{name} needs a file in configs/{folder} that sets it"
-        )
+    assert any(path in leaves(load(file)).values() for file in KINDS["method"]), (
+        f"{name} needs a file in configs/method that sets it"
+    )
 
 
 def classes_in(given):

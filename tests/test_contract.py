@@ -25,8 +25,6 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning.cli.main
-from docs.measure_methods import Entry, entries
-from docs.measurement_runs import Federation
 from fl_lightning import Aggregator, ClientModule, FederatedDataModule, FederatedLoop, methods
 from fl_lightning.__main__ import main
 from fl_lightning.aggregation import (
@@ -36,12 +34,15 @@ from fl_lightning.aggregation import (
     ServerModule,
     TrimmedMeanAggregator,
 )
+from fl_lightning.cli.configs import small_experiment
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.functional.state import clone
 from fl_lightning.metrics.history import UNPROTECTED
 from tests.toys import BatchNormNet, EdgePartition, equal, fit, samples, sgd, toy_data, trainer, weights_of
 from tests.user_data import Dicts
 from tests.user_modules import DictNet
+from tools.measure_methods import Entry, entries
+from tools.measurement_runs import Federation
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -126,7 +127,7 @@ def some(names: Iterable[str]) -> list[Any]:
 def configs_of(name: str) -> list[Path]:
     """The shipped files of a method, as a user would give them."""
     if name in CLIENTS or issubclass(PARTS[name], ServerModule):
-        return [CONFIGS / "experiment" / f"digits_{name.lower()}.yaml"]
+        return [CONFIGS / f"{part}.yaml" for part in small_experiment(name.lower())]
     return [CONFIGS / "experiment" / "digits_fedavg.yaml", CONFIGS / "method" / f"{name.lower()}.yaml"]
 
 

@@ -15,14 +15,13 @@ import yaml
 from pytorch_lightning import LightningModule
 
 import fl_lightning
-from docs import attacks, draw_methods
 from fl_lightning import methods
-from tests.commands import CONFIGS
+from tools import attacks, draw_methods
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench/README.md"]
 
-spec = spec_from_file_location("site_pages", ROOT / "docs/site_pages.py")
+spec = spec_from_file_location("site_pages", ROOT / "tools/site_pages.py")
 site = module_from_spec(spec)
 spec.loader.exec_module(site)
 
@@ -82,17 +81,16 @@ def test_every_document_is_in_the_navigation():
 
 def test_every_method_has_its_steps_and_its_picture():
     names = {record["method"] for record in site.records()}
-    assert set(draw_methods.counted()) == names == set(draw_methods.files()), "python -m docs.draw_methods METHOD"
+    assert set(draw_methods.counted()) == names == set(draw_methods.files()), "python -m tools.draw_methods METHOD"
     pictures = {path.name for path in draw_methods.PICTURES.iterdir()}
-    stems = [path.stem.removeprefix("digits_") for path in draw_methods.files().values()]
-    assert pictures == {f"{stem}.png" for stem in stems}
+    assert pictures == {f"{stem}.png" for stem in draw_methods.files().values()}
 
 
 @pytest.mark.parametrize(
     ("file", "beside"), [("sam", "FedAvg"), ("norm_clip", "FedAvg"), ("fedper", "FedAvg"), ("knfu", "Local")]
 )
 def test_a_method_is_drawn_beside_the_same_without_it(file, beside):
-    name, plain = draw_methods.without(yaml.safe_load((CONFIGS / f"experiment/digits_{file}.yaml").read_text()))
+    name, plain = draw_methods.without(draw_methods.config_of(file))
     assert name == beside
     text = yaml.safe_dump(plain)
     assert f"methods.{beside}\n" in text

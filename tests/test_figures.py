@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs import add_captions
-from docs.add_captions import main, text_of
-from docs.add_results import rows_of
 from fl_lightning.cli.configs import locate
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.reports.result_tables import Cell, Table
 from tests.reports.saved_runs import write_run
+from tools import add_captions
+from tools.add_captions import main, text_of
+from tools.add_results import rows_of
 
-TEXT = Path(add_captions.__file__).with_name("figures.md").read_text(encoding="utf-8").partition("## What they show")[2]
+TEXT = (Path(__file__).parents[1] / "docs/figures.md").read_text(encoding="utf-8").partition("## What they show")[2]
 PARTS = [part.partition("\n### ")[0] for part in re.split(r"\n\*\*(?=Fig|Table)", TEXT)[1:]]
 NUMBER = r"(?<![\w.])[-−+]?\d+(?:\.\d+)?"
 NO_VALUES = r"`[^`]*`|!\[[^\]]*\]\([^)]*\)|(?:class|client)(?:es|s)? \d+\b(?!\.\d)(?:, \d+)*(?: and \d+)?"
@@ -48,7 +48,7 @@ def lacking(part):
     names = re.findall(r"`(\w+/\w+)`", part)
     texts = [row["caption"] for row in rows_of(add_captions.CAPTIONS) if row["figure"] in names]
     assert {row["figure"] for row in rows_of(add_captions.CAPTIONS)} >= set(names), (
-        f"python -m docs.add_captions reproduced {names[0]}"
+        f"python -m tools.add_captions reproduced {names[0]}"
     )
     known = numbers(*texts) + [setting for name in names for setting in settings_of(name)]
     values = [numbers(re.sub(SETTING, "", text)) for text in texts]

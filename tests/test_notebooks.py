@@ -16,7 +16,7 @@ NUMBER = re.compile(r"-?\d+\.\d+")
 LARGEST = 200_000
 """Bytes of a notebook with its outputs."""
 
-spec = spec_from_file_location("refresh_notebooks", ROOT / "docs/refresh_notebooks.py")
+spec = spec_from_file_location("refresh_notebooks", ROOT / "tools/refresh_notebooks.py")
 refresh = module_from_spec(spec)
 spec.loader.exec_module(refresh)
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs import write_results
-from docs.add_results import add, main, rows_of
-from docs.write_results import PAGE, tables, text
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.results import stored_keys
 from fl_lightning.papers.stored import COLUMNS, read_stored
 from fl_lightning.utils.files import write_table
+from tools import write_results
+from tools.add_results import add, main, rows_of
+from tools.write_results import PAGE, tables, text
 
 STORED = sorted((Path(__file__).resolve().parents[1] / "results").glob("*/*.csv"))
 
 
 def test_the_page_is_written_of_the_stored_results():
-    assert PAGE.read_text(encoding="utf-8") == text(), "run python -m docs.write_results"
+    assert PAGE.read_text(encoding="utf-8") == text(), "run python -m tools.write_results"
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -20,6 +20,16 @@ def names() -> list[str]:
     return sorted(path.relative_to(HOME).with_suffix("").as_posix() for path in HOME.rglob("*.yaml"))
 
 
+def small_experiment(stem: str) -> list[str]:
+    """Name the files of a method's small experiment: its own where there is one, else FedAvg's with the method's.
+
+    >>> small_experiment("knfu"), small_experiment("moon")
+    (['experiment/digits_knfu'], ['experiment/digits_fedavg', 'method/moon'])
+    """
+    own = f"experiment/digits_{stem}"
+    return [own] if own in names() else ["experiment/digits_fedavg", f"method/{stem}"]
+
+
 def locate(asked: str) -> Path:
     """Find a configuration file: the user's own, else the package's of that name, where `.yaml` may be left out.
 

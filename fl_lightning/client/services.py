@@ -130,11 +130,6 @@ class MetricAccumulator:
         self._rows = {n: (kind, pairs[: sizes[n]]) for n, (kind, pairs) in self._rows.items() if n in sizes}
         self._reset_metrics()
 
-    @property
-    def names(self) -> set[str]:
-        """Names of the values since they were read."""
-        return {*self._rows, *self.metrics}
-
     def metric_paths(self, root: nn.Module) -> dict[str, str]:
         """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
         where = {id(module): path for path, module in root.named_modules()} if self.metrics else {}

@@ -33,17 +33,6 @@ class HeldRecord(NamedTuple):
     round_idx: int
 
 
-class MovedRecord(NamedTuple):
-    """A client's record on its way to another process: itself, or its file where it has one.
-
-    `fresh`: no checkpoint has named the file yet.
-    """
-
-    held: HeldRecord | None
-    file: FileRecord | None
-    fresh: bool
-
-
 class ClientStore:
     """Keeps memory and personal entries of every client that has taken part.
 
@@ -129,36 +118,6 @@ class ClientStore:
         self._evict()
         delete(self.folder, replaced)
         self._fresh -= replaced
-
-    def leaving(self, client_id: int) -> MovedRecord:
-        """The record of one of `clients` as another process takes it.
-
-        It stays here until `release`.
-        """
-        file = self._files.get(client_id)
-        if file is not None:
-            return MovedRecord(None, file, file.name in self._fresh)
-        return MovedRecord(self._records[client_id], None, False)
-
-    def release(self, client_id: int) -> None:
-        """Let go of a client's record, which another process has taken."""
-        record, file = self._records.pop(client_id, None), self._files.pop(client_id, None)
-        self.clients.discard(client_id)
-        if record is not None:
-            self._bytes -= record.size
-        if file is not None:
-            self._fresh.discard(file.name)
-
-    def take(self, client_id: int, record: MovedRecord) -> None:
-        """Keep a client's record of another process."""
-        self.clients.add(client_id)
-        if record.held is not None:
-            self._records[client_id] = record.held
-            self._bytes += record.held.size
-        if record.file is not None:
-            self._files[client_id] = record.file
-        if record.file is not None and record.fresh:
-            self._fresh.add(record.file.name)
 
     def _record(self, client_id: int) -> dict[str, Any]:
         """The client's record, which becomes the one used last.

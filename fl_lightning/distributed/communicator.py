@@ -15,9 +15,6 @@ from fl_lightning.functional.state import StateSum
 from fl_lightning.types import ClientUpdate, Member, State
 from fl_lightning.utils.life import LIFE
 
-WORTHWHILE = 0.9
-"""Clients of like speed stay where their samples put them, whatever noise is in what they took."""
-
 
 class Communicator:
     """Exchanges values between the processes of a run, at no cost with one process, as here.
@@ -74,20 +71,14 @@ class Communicator:
         return [value]
 
     def assign_clients(
-        self,
-        cohort: Sequence[int],
-        work: Callable[[int], int],
-        owners: Mapping[int, int],
-        seconds: Callable[[int], float] | None = None,
+        self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]
     ) -> dict[int, int]:
         """Choose each client's rank: its owner, and for the others, the longest first, the least loaded.
 
         Args:
             cohort: client ids of the round.
-            work: samples that a client trains on.
+            work: of a client: its samples, by what one costs in its net.
             owners: rank that keeps a client's memory, by client id.
-            seconds: that a client is expected to take, by which those without an owner are spread where that makes the
-                slowest rank faster by a tenth, and all where that makes it so by a further one; None: not known.
         """
         return dict.fromkeys(cohort, 0)
 
@@ -176,35 +167,16 @@ class ProcessCommunicator(Communicator):
         return out or []
 
     def assign_clients(
-        self,
-        cohort: Sequence[int],
-        work: Callable[[int], int],
-        owners: Mapping[int, int],
-        seconds: Callable[[int], float] | None = None,
+        self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]
     ) -> dict[int, int]:
-        ranks = self._spread(cohort, lambda client_id: max(1, work(client_id)), owners)
-        if seconds is None:
-            return ranks
-        for fixed in (owners, {}):
-            by_seconds = self._spread(cohort, seconds, fixed)
-            if self._longest(by_seconds, seconds) < WORTHWHILE * self._longest(ranks, seconds):
-                ranks = by_seconds
-        return ranks
-
-    def _spread(self, cohort: Sequence[int], cost: Callable[[int], float], owners: Mapping[int, int]) -> dict[int, int]:
-        """Choose each client's rank, the same in all processes."""
         ranks = {client_id: owners[client_id] for client_id in cohort if client_id in owners}
-        load = [0.0] * self.world
+        load = [0] * self.world
         for client_id, rank in ranks.items():
-            load[rank] += cost(client_id)
-        for client_id in sorted(set(cohort) - ranks.keys(), key=lambda c: (-cost(c), c)):
+            load[rank] += max(1, work(client_id))
+        for client_id in sorted(set(cohort) - ranks.keys(), key=lambda c: (-work(c), c)):
             rank = ranks[client_id] = load.index(min(load))
-            load[rank] += cost(client_id)
+            load[rank] += max(1, work(client_id))
         return ranks
-
-    def _longest(self, ranks: Mapping[int, int], cost: Callable[[int], float]) -> float:
-        """Add up what the clients of each rank cost, and give the most."""
-        return max(sum(cost(c) for c, rank in ranks.items() if rank == each) for each in range(self.world))
 
 
 def current_communicator(device: torch.device | None = None) -> Communicator:

@@ -42,9 +42,6 @@ class ClientParallelStrategy(DDPStrategy):
         process_timeout: seconds between two signs of life (a client, a batch) of a process for which others wait;
             longer ends the run.
         timeout: of one collective.
-        by_seconds: whether clients that are trained one by one on CPUs are spread by the seconds they took, where that
-            makes the slowest process faster by a tenth, in place of their samples. Another run may spread them
-            otherwise, so that the last bits of sums over clients may differ between two runs of one command.
         kwargs: of Lightning's DDPStrategy.
     """
 
@@ -52,12 +49,11 @@ class ClientParallelStrategy(DDPStrategy):
         self,
         process_timeout: float = 600.0,
         timeout: timedelta | None = WHOLE_ROUND,
-        by_seconds: bool = False,
         **kwargs: Any,
     ) -> None:
         check_above(0, process_timeout=process_timeout)
         super().__init__(timeout=timeout, **kwargs)
-        self.process_timeout, self.by_seconds = process_timeout, by_seconds
+        self.process_timeout = process_timeout
         self.watch: Watch | None = None
         self._mail: Path | None = None
         """Folder in which an error that ends the run is left for the process that has started this one."""

@@ -86,31 +86,6 @@ def check_strategy(trainer: Trainer) -> None:
         )
 
 
-def spreads_by_seconds(strategy: object, chunk: int | str) -> bool:
-    """Return True where clients are to be spread over processes by the seconds they took.
-
-    Args:
-        strategy: the Trainer's.
-        chunk: clients trained at once.
-
-    Raises:
-        ValueError: if a client's seconds cannot be measured.
-    """
-    if not isinstance(strategy, ClientParallelStrategy) or not strategy.by_seconds:
-        return False
-    if chunk != 1:
-        raise ValueError(
-            f"clients that are trained at once take no seconds of their own, by which by_seconds of "
-            f"ClientParallelStrategy spreads them, got model.chunk={chunk}; set model.chunk=1 or leave by_seconds unset"
-        )
-    if strategy.root_device.type != "cpu":
-        raise ValueError(
-            f"a process goes on while its device computes, so that by_seconds of ClientParallelStrategy cannot measure "
-            f"clients on {strategy.root_device.type}; set trainer.accelerator=cpu or leave by_seconds unset"
-        )
-    return True
-
-
 def check_trainer(trainer: Trainer) -> None:
     """Refuse settings of the Trainer that would change the meaning of a round.
 

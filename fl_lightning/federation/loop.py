@@ -264,21 +264,13 @@ class FederatedLoop(Forwarding):
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:
-        plateau = self.parts.plateau
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
-        if self.trainer.ckpt_path is None:
-            plateau.check_monitors(self._keys_of_a_client)
-        self.engine.local.scale_lr(plateau.factors)
+        self.engine.local.scale_lr(self.parts.plateau.factors)
         self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
         catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
         self.forward_hook("on_train_start")
         self.recorder.logged.absorb(self.parts.services.logged)  # what the client has logged before its first round
         self._stop_if_spent()
-
-    def _keys_of_a_client(self) -> dict[str, float]:
-        """Return the keys that a client logs, as its run marks them."""
-        keys = built(self._rounds).keys_of_a_client()
-        return self.parts.marked(dict.fromkeys(keys, 0.0))
 
     def on_train_end(self) -> None:
         if (value := self.round_metrics.get(self.final_key)) is not None:
@@ -358,7 +350,8 @@ class FederatedLoop(Forwarding):
             return
         for logger in self.loggers:
             logger.log_metrics(self.round_metrics, step=round_idx)
-        self.parts.plateau.step(round_idx, self.round_metrics)
+        is_complete = self.recorder.evaluated_rounds > round_idx or not self.trainer.enable_validation
+        self.parts.plateau.step(round_idx, self.round_metrics, is_complete)
         self.engine.local.scale_lr(self.parts.plateau.factors)
 
     # --- evaluation --------------------------------------------------------------------------------------------
@@ -383,7 +376,6 @@ class FederatedLoop(Forwarding):
         self.forward_hook(hook)
         values = self.evaluation.end(prefix, hook.replace("_epoch_end", "_end"))
         if self.trainer.sanity_checking:
-            self.parts.plateau.saw(values)
             return
         if self.trainer.state.fn != "fit":
             if self.weights.own_models and not self.data.pooled:

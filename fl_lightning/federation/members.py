@@ -36,7 +36,6 @@ from fl_lightning.members.faults import (
     encodes,
     has_layout,
 )
-from fl_lightning.members.pace import Pace
 from fl_lightning.members.structure import Structure
 from fl_lightning.members.traces import Traces
 from fl_lightning.members.user_entries import UserEntries
@@ -101,25 +100,6 @@ class ClientRecords(Member):
             self._store.put(records, outcome.round_idx)
         self._records = {}
         return {}
-
-    def move(self, ranks: Mapping[int, int]) -> None:
-        """Move the records of clients to the processes that train them.
-
-        Args:
-            ranks: The rank of each client's process, by client id.
-        """
-        store = self._store
-        moved = {client_id: rank for client_id, rank in ranks.items() if store.owners.get(client_id, rank) != rank}
-        if not moved:
-            return
-        leaving = {client_id: store.leaving(client_id) for client_id in store.clients & moved.keys()}
-        for records in self._communicator.gather(leaving):
-            for client_id, record in records.items():
-                if moved[client_id] == self._communicator.rank:
-                    store.take(client_id, record)
-        for client_id in leaving:
-            store.release(client_id)
-        store.own(moved)
 
     def mark(self) -> bool:
         """Return True: a round is under way, and nothing of it is stored before its end."""
@@ -538,7 +518,6 @@ def members_of(
     communicator: Communicator,
     records: ClientRecords,
     entries: UserEntries,
-    pace: Pace | None,
 ) -> Members:
     """List all members of a round, in the order in which a message passes them.
 
@@ -548,7 +527,6 @@ def members_of(
         communicator: Joins the processes of the run.
         records: Holds the records of the round's clients.
         entries: Holds what the user's modules add to a checkpoint.
-        pace: Measures the clients' seconds. None if they are not needed.
     """
     weights = server.global_weights
     codec = parts.codec
@@ -576,8 +554,6 @@ def members_of(
     members.append(weights)
     members.append(records)
     members.append(ClientEnds(parts.hooks))
-    if pace is not None:
-        members.append(pace)
     members.append(parts.recorder)
     members.append(parts.plateau)
     members.append(entries)

@@ -5,7 +5,6 @@ from contextlib import closing, contextmanager
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.federation.run import FederatedRun
@@ -135,25 +134,14 @@ class Rounds:
         else:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, clients)
-            mine = self._assign(clients)
+            ranks = self.communicator.assign_clients(clients, work=self._run.work, owners=self.server.store.owners)
+            mine = [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
             for exchange in self.parts.client.exchanges:
                 if not outcome.is_over:
                     self._exchange(exchange, mine, outcome)
         if outcome.repeats:
             return []
         return self._close(outcome)
-
-    def _assign(self, clients: Sequence[int]) -> list[int]:
-        """Assign clients to processes, move their records there, and return the clients of this process."""
-        pace = self._run.pace
-        ranks = self.communicator.assign_clients(
-            clients,
-            work=self.server.size,
-            owners=self.server.store.owners,
-            seconds=None if pace is None else pace.estimate(),
-        )
-        self.records.move(ranks)
-        return [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
 
     def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
         """Train the clients of one exchange, and make the weights that the next one sends."""
@@ -284,22 +272,6 @@ class Rounds:
             raise
         except Exception as problem:
             raise client_error(client_id, self.server.round_idx, problem, taken_in=True) from problem
-
-    def keys_of_a_client(self) -> set[str]:
-        """Return the keys that a client logs, by training one client for one step and undoing it."""
-        exchange = self.parts.client.exchanges[0]
-        engine = self._run.make_engine(probes=True)
-        client_id = max(range(self.server.num_clients), key=self.server.size)
-        keys = set[str]()
-        with torch.enable_grad(), self.undone_on_error() as undo:
-            self.server.begin_round(0)
-            for member in self.members.of("begin"):
-                member.begin(-1, [client_id])
-            with closing(engine.run(exchange, self._jobs(exchange, [client_id]))) as results:
-                for result in results:
-                    keys |= set(result.logged.names)
-            undo.undo()
-        return keys
 
     # --- judging ---
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -10,7 +9,6 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import BaseFinetuning, LambdaCallback, ModelPruning
 
 from fl_lightning.client.checks import are_foreign
-from fl_lightning.client.services import ClientServices
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import IGNORES, CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
@@ -18,8 +16,8 @@ from fl_lightning.federation import checks
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.server import Server
-from fl_lightning.members.pace import Pace
 from fl_lightning.members.user_entries import Forward, UserEntries
+from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Engine
 
 CHANGING = (LambdaCallback, BaseFinetuning, ModelPruning)
@@ -41,7 +39,6 @@ class FederatedRun:
         data: The data module.
         communicator: Joins the processes of the run.
         records: The member that holds the clients' memory and personal entries.
-        pace: The member that measures the clients' seconds, or None if they are not needed.
         members: All members of a round, in order.
     """
 
@@ -63,17 +60,12 @@ class FederatedRun:
             weights=server.global_weights,
             initial=parts.initial_personal,
         )
-        self.pace: Pace | None = None
-        by_seconds = checks.spreads_by_seconds(trainer.strategy, parts.execution.chunk)
-        if by_seconds and self.communicator.world > 1:
-            self.pace = Pace(server.size)
         self.members = members_of(
             parts=parts,
             server=server,
             communicator=self.communicator,
             records=self.records,
             entries=UserEntries(parts.client.lightning_modules(), forward),
-            pace=self.pace,
         )
         self._engine_factory = engine_factory
 
@@ -89,29 +81,32 @@ class FederatedRun:
             return self.engine
         return self._engine_factory(self.engine)
 
-    def make_engine(self, probes: bool = False) -> SequentialEngine:
-        """Make an engine of this process.
+    @cached_property
+    def work(self) -> Callable[[int], int]:
+        """The cost of a client: its samples, times the operations of one sample if the nets differ."""
+        net = self.parts.client.net
+        size = self.server.size
+        if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
+            return size
+        costs = [net.cost(index) for index in range(len(net.nets))]
+        return lambda client_id: size(client_id) * costs[client_id % len(costs)]
 
-        Args:
-            probes: Whether its clients take one step only, without hooks and logging.
-        """
+    def make_engine(self) -> SequentialEngine:
+        """Make the engine of this process."""
         parts = self.parts
         trainer = parts.client.trainer
-        settings = parts.local_settings(trainer.max_epochs)
-        if probes:
-            settings = replace(settings, max_local_steps=1)
         make: Callable[..., SequentialEngine] = SequentialEngine
         if parts.execution.chunk != 1:
             make = partial(CohortEngine, chunk=parts.execution.chunk, watches=self._is_watched())
         return make(
             client=parts.client,
-            settings=settings,
+            settings=parts.local_settings(trainer.max_epochs),
             weights=self.server.global_weights,
-            services=ClientServices() if probes else parts.services,
+            services=parts.services,
             device=parts.client.device,
             precision=trainer.precision_plugin,
             datamodule=getattr(self.data.source, "datamodule", None),
-            hooks={} if probes else parts.hooks,
+            hooks=parts.hooks,
             batch_hooks=parts.batch_hooks,
             members=self.members,
             tolerant=parts.faults.on_error == "skip",

@@ -1,5 +1,6 @@
 """Quadratic programmes over the probability simplex."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -7,64 +8,34 @@ TOLERANCE = 1e-12
 
 
 def simplex_minimum(matrix: Tensor) -> Tensor | None:
-    """Minimise αᵀ A α over α ≥ 0, Σα = 1, exactly: an active-set method that ends after finitely many steps.
+    """Minimise αᵀ A α over α ≥ 0, Σα = 1, by scipy's non-negative least squares.
+
+    With A = LᵀL the least squares of [L; 1ᵀ] x = (0, …, 0, 1) over x = s α ≥ 0 are q / (1 + q) at the best s, for
+    q = αᵀ A α, which grows with q: the minimum is the same.
 
     Args:
         matrix: A, symmetric and positive semi-definite, (m, m).
 
     Returns:
-        α, (m,) float64; None where rounding keeps the method from an end, or an entry is not finite.
-
-    Source:
-        Wolfe 1976, Mathematical Programming 11, "Finding the nearest point in a polytope".
+        α, (m,) float64; None where the method finds no end, or an entry is not finite.
 
     >>> simplex_minimum(torch.tensor([[1.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 1e9]]).double())[:2]
     tensor([0.7500, 0.2500], dtype=torch.float64)
     """
+    from scipy.optimize import nnls  # noqa: PLC0415 - slow to import
+
     if not bool(matrix.isfinite().all()):
         return None
-    m, diagonal = len(matrix), matrix.diagonal().double()
-    scaled = matrix.double() / diagonal.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
-    active = [int(diagonal.argmin())]
-    point = torch.zeros(m, dtype=torch.float64, device=matrix.device)
-    point[active] = 1
-    for _ in range(10 * m):
-        slope = scaled @ point
-        entering = int(slope.argmin())
-        if entering in active or slope[entering] >= point @ slope - TOLERANCE:
-            return point
-        active.append(entering)
-        while True:
-            target = affine_minimum(scaled[active][:, active])
-            if target is None:
-                return None
-            leaving = target <= TOLERANCE
-            now = point[active]
-            if not leaving.any():
-                point = torch.zeros_like(point)
-                point[active] = target
-                break
-            way = (now[leaving] / (now - target)[leaving]).min()
-            now = now + way * (target - now)
-            now[now <= TOLERANCE] = 0
-            point = torch.zeros_like(point)
-            point[active] = now
-            active = [k for k in active if point[k] > 0]
-            if not active:
-                return None
-            point = point / point.sum()
-    return None
-
-
-def affine_minimum(matrix: Tensor) -> Tensor | None:
-    """Minimise αᵀ A α over Σα = 1: (m, m) float64 -> (m,), or None where it is not unique."""
-    m = len(matrix)
-    system = torch.ones(m + 1, m + 1, dtype=matrix.dtype, device=matrix.device)
-    system[:m, :m], system[m, m] = matrix, 0
-    right = torch.zeros(m + 1, dtype=matrix.dtype, device=matrix.device)
-    right[m] = 1
-    solution, info = torch.linalg.solve_ex(system, right)
-    return None if bool(info) or not bool(solution.isfinite().all()) else solution[:m]
+    largest = matrix.diagonal().double().abs().max().clamp(min=torch.finfo(torch.float64).tiny)
+    values, vectors = torch.linalg.eigh(matrix.double() / largest)
+    root = (vectors * values.clamp(min=0).sqrt()).T
+    system = torch.cat([root, torch.ones_like(root[:1])]).cpu().numpy()
+    try:
+        solution, _ = nnls(system, np.eye(len(system))[-1])
+    except RuntimeError:  # no end within its iterations
+        return None
+    weights = torch.from_numpy(solution).to(matrix.device)
+    return weights / weights.sum()
 
 
 def semidefinite(matrix: Tensor, least: float) -> Tensor:

@@ -1,6 +1,6 @@
 """ReduceLROnPlateau of the clients: stepped by the server, once a round, with a value that no client can know."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -37,20 +37,17 @@ class Plateau(Member):
         self._optimizers: list[Optimizer] = []
         self._base: Factors = []
         self._saved: dict[str, Any] | None = None
-        self._seen: set[str] = set()
         self._owner: Any = None
         """The module with the schedulers, once there are some."""
 
     def start(self, client: ClientModule, trainer: Trainer) -> None:
         """Begin a fit.
 
-        Where something is watched the keys of an evaluation are then to be told (`saw`) and checked.
-
         Raises:
             ValueError: the client's optimizers would not train it.
         """
         owner: Any = client.lightning_modules()[-1]
-        self._entries, self._optimizers, self.factors, self._seen = [], [], [], set()
+        self._entries, self._optimizers, self.factors = [], [], []
         if not overridden(owner, "configure_optimizers", ClientModule):
             return
         name = type(owner).__name__
@@ -78,39 +75,25 @@ class Plateau(Member):
             self._restore(self._saved)
             self._saved = None
         self.factors = self._relative()
-        if not trainer.num_sanity_val_steps:
-            trainer.num_sanity_val_steps = 1  # a batch of the evaluation tells what it logs
 
-    def saw(self, keys: Iterable[str]) -> None:
-        """Record keys that are logged."""
-        self._seen.update(keys)
-
-    def check_monitors(self, trained: Callable[[], Iterable[str]]) -> None:
-        """Refuse a monitor that nobody logs.
+    def step(self, round_idx: int, values: Mapping[str, float], is_complete: bool) -> None:
+        """Step at the end of a round, with its logged values. A scheduler whose value is not among them waits.
 
         Args:
-            trained: gives the keys that a client logs in training; called only where the others are not enough.
+            round_idx: of the round.
+            values: that it has logged.
+            is_complete: whether all that is ever logged is among them (the round was evaluated).
 
         Raises:
-            ValueError: naming it.
-        """
-        watched = [str(entry.monitor) for entry in self._entries if entry.strict]
-        if any(key not in self._seen for key in watched):
-            self.saw(trained())
-        for key in watched:
-            if key not in self._seen:
-                raise ValueError(
-                    f"ReduceLROnPlateau must watch a logged value, got monitor={key!r}; watch one of "
-                    f"{sorted(self._seen)}, or set strict=False to wait for it"
-                )
-
-    def step(self, round_idx: int, values: Mapping[str, float]) -> None:
-        """Step at the end of a round, with its logged values.
-
-        A scheduler whose value is not among them waits.
+            ValueError: naming a monitor that nobody logs.
         """
         for entry in self._entries:
             value = values.get(str(entry.monitor))
+            if value is None and entry.strict and is_complete:
+                raise ValueError(
+                    f"ReduceLROnPlateau must watch a logged value, got monitor={entry.monitor!r}; watch one of "
+                    f"{sorted(values)}, or set strict=False to wait for it"
+                )
             if value is not None and (round_idx + 1) % entry.frequency == 0:
                 self._owner.lr_scheduler_step(entry.scheduler, value)
         now = self._relative()

@@ -1,9 +1,12 @@
 """Nets of different architectures for different clients, for methods that share no weights."""
 
+import copy
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.nets.backbone import Backbone
 
@@ -31,7 +34,7 @@ class HeterogeneousNets(Backbone):
         if not nets:
             raise ValueError("HeterogeneousNets needs at least one net, got none; list them under nets")
         self.nets = nn.ModuleList(net(num_classes, input_shape) for net in nets)
-        self.client_id = 0
+        self.client_id, self._input_shape = 0, input_shape
 
     @property
     def chosen(self) -> Backbone:
@@ -46,6 +49,14 @@ class HeterogeneousNets(Backbone):
         """Tell whether the entry (or module) `name` of this net's state dict is the client's."""
         place = name.split(".")
         return place[0] != "nets" or len(place) == 1 or place[1] == str(client_id % len(self.nets))
+
+    @torch.no_grad()
+    def cost(self, client_id: int) -> int:
+        """Count the operations of one sample in the net of a client, at least 1."""
+        net = copy.deepcopy(self.nets[client_id % len(self.nets)]).eval().cpu()
+        with FlopCounterMode(display=False) as counter:
+            net(torch.zeros(1, *self._input_shape))
+        return max(1, counter.get_total_flops())
 
     def features(self, x: Tensor) -> Tensor:
         return self.chosen.features(x)

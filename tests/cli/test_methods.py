@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from docs import measure_methods as measured
-from docs.measurement_runs import CLASSES, CLIENTS, PER_CLIENT, Federation, ToyNet, measurement_run, silent
 from fl_lightning import methods
 from fl_lightning.cli import methods as table
 from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import FedAvg
 from tests.commands import CONFIGS, refusal, say
+from tools import measure_methods as measured
+from tools.measurement_runs import CLASSES, CLIENTS, PER_CLIENT, Federation, ToyNet, measurement_run, silent
 
 ROOT = CONFIGS.parent
 PAGE = (ROOT / "docs/methods/index.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def by_name(records):
 
 @pytest.mark.slow  # hundreds of federations
 def test_the_table_that_ships_is_what_is_measured(records):
-    assert json.loads(table.as_json(measured.records())) == records, "python -m docs.measure_methods writes it anew"
+    assert json.loads(table.as_json(measured.records())) == records, "python -m tools.measure_methods writes it anew"
 
 
 def test_the_table_that_ships_has_a_row_for_every_method_and_no_other(records):

@@ -307,25 +307,6 @@ def test_a_record_goes_to_the_rank_that_owns_it(tmp_path):
     assert other.memory(3)["x"][0] == 3
 
 
-@pytest.mark.parametrize("budget", [0, None])
-def test_a_record_moves_to_another_rank_with_the_right_to_delete_its_file(tmp_path, budget):
-    store, other = (ClientStore(memory_budget_mb=budget, folder=tmp_path) for _ in range(2))
-    store.put({c: record(c) for c in range(3)}, 0)
-    store.put({2: ({}, None)}, 1)
-    assert 2 not in store.clients
-    other.take(1, store.leaving(1))
-    store.release(1)
-    assert (store.clients, other.clients) == ({0}, {1})
-    assert store._bytes == sum(held.size for held in store._records.values())
-    assert other.memory(1)["x"][0] == 1
-    assert store.memory(1) == {}
-    other.put({1: record(5.0)}, 1)
-    assert len(names(tmp_path)) == (2 if budget == 0 else 0)  # no checkpoint has named the one before
-    assert {c: content["memory"]["x"][0] for c, content in other.state_dict()["records"].items()} == (
-        {} if budget == 0 else {1: 5}
-    )
-
-
 class FakeTrainer:
     """One of several nodes, as the store sees a Trainer."""
 

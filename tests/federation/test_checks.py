@@ -8,8 +8,6 @@ from pytorch_lightning.plugins.precision import MixedPrecision
 
 from fl_lightning import Aggregator, FederatedLoop
 from fl_lightning.aggregation import ServerModule
-from fl_lightning.distributed import ClientParallelStrategy
-from fl_lightning.federation.checks import spreads_by_seconds
 from fl_lightning.methods import FedAvg, FedEXPAggregator, KnFu, Local
 from tests.hooks.toy import Median, Quadratic
 from tests.methods.own_models import transfer_data
@@ -116,26 +114,3 @@ def test_the_server_side_of_another_method_is_refused():
     assert FederatedLoop(Client(), server_module=Further())
     assert isinstance(FederatedLoop(Client()).server_module, Side)
     assert type(FederatedLoop(Quadratic()).server_module) is ServerModule
-
-
-@pytest.mark.parametrize(
-    ("settings", "chunk", "device", "expected"),
-    [
-        ({}, 1, "cpu", False),
-        ({}, 4, "cuda", False),
-        ({"by_seconds": True}, 1, "cpu", True),
-        ({"by_seconds": True}, 4, "cpu", "got model.chunk=4; set model.chunk=1"),
-        ({"by_seconds": True}, "auto", "cpu", "got model.chunk=auto; set model.chunk=1"),
-        ({"by_seconds": True}, 1, "cuda", "cannot measure clients on cuda; set trainer.accelerator=cpu"),
-    ],
-)
-def test_clients_are_spread_by_seconds_only_where_it_is_asked_for_and_can_be_measured(
-    settings, chunk, device, expected, monkeypatch
-):
-    monkeypatch.setattr(ClientParallelStrategy, "root_device", torch.device(device))
-    strategy = ClientParallelStrategy(**settings)
-    if isinstance(expected, bool):
-        assert spreads_by_seconds(strategy, chunk) is expected
-    else:
-        with pytest.raises(ValueError, match=expected):
-            spreads_by_seconds(strategy, chunk)

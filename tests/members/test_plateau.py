@@ -104,26 +104,18 @@ def test_a_method_around_the_module_and_a_second_scheduler():
     torch.testing.assert_close(taken, torch.tensor([[0.05, 0.2], [0.005, 0.02]] * 2))
 
 
-def test_a_metric_that_nobody_logs_is_refused_before_a_client_trains():
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_metric_that_nobody_logs_is_named_once_a_round_was_evaluated(every):
+    rounds = []
+
     class Rounds(pl.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
-            raise AssertionError("a round began")
+            rounds.append(trainer.current_epoch)
 
-    with pytest.raises(ValueError, match=r"got monitor='val_los'; watch one of \['loss', 'train_loss', 'val_loss'\]"):
-        fit(Unknown, callbacks=[Rounds()])
-
-
-def test_the_probe_for_keys_leaves_no_trace():
-    """`train_loss` is found by a step of a client that is undone."""
-
-    class Plain(Watching):
-        def configure_optimizers(self):
-            return super().configure_optimizers()["optimizer"]
-
-    plain = fit(Plain, 1)
-    watched = fit(Watching, 1)
-    assert equal(weights_of(plain), weights_of(watched))
-    assert plain.round_metrics == watched.round_metrics
+    run = trainer(4, callbacks=[Rounds()], check_val_every_n_epoch=every)
+    with pytest.raises(ValueError, match=r"got monitor='val_los'; watch one of \[.*'train_loss', 'val_loss'\]"):
+        run.fit(FederatedLoop(Unknown(), seed=1), datamodule=toy_data((8, 8), batch_size=8))
+    assert rounds == [*range(every)]
 
 
 @pytest.mark.parametrize("at_validation", [False, True])

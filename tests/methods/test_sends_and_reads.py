@@ -4,13 +4,13 @@ from typing import get_args
 
 import pytest
 
-from docs.measure_methods import declared, entries
-from docs.measurement_runs import measurement_run, silent
 from fl_lightning.data.clients import ClientView
 from fl_lightning.federation.members import PersonalEntries
 from fl_lightning.methods import SCAFFOLD
 from fl_lightning.types import Read, Sent
 from tests.toys import BatchNormNet, fit, sgd
+from tools.measure_methods import declared, entries
+from tools.measurement_runs import measurement_run, silent
 
 KINDS = {  # of what is sent, by its name in the messages
     "weights": "weights",

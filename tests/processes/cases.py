@@ -21,10 +21,8 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, GatheringAggregator, NormClip, TopK, UpdateTransform
-from fl_lightning.client.store import ClientStore
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional import state as S
-from fl_lightning.members import pace
 from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD, dp_sgd
 from fl_lightning.monitors import (
     ClientTable,
@@ -282,49 +280,6 @@ def hidden_samples():
     return FederatedLoop(client, seed=5, threads=1), toy_data(SIZES, participation=0.6)
 
 
-class Unlike(FedAvg):
-    """Clients 0 and 6 take a second by the clock that is read here, others a hundredth of it.
-
-    By their samples one rank of two has both; after the first round of a fit each has one.
-    """
-
-    clock = 0.0
-
-    remembers = False
-
-    def receive(self, broadcast, local):
-        if self.remembers:
-            self.memory["rounds"] = self.memory.get("rounds", torch.zeros(8)) + 1
-            self.log("rounds", self.memory["rounds"].sum())
-        if slow := local.client_id in (0, 6):
-            self.met.append(broadcast.round_idx)
-            both = self.met.count(broadcast.round_idx) > 1 and broadcast.round_idx > self.met[0]
-            assert not (both and torch.distributed.is_initialized())
-        Unlike.clock += 1.0 if slow else 0.01
-
-
-def unlike():
-    """Clients of which two are far slower by the sample."""
-    return unlike_federation()
-
-
-def unlike_records():
-    """The same, whose records move."""
-    return unlike_federation(memory_budget_mb=4096)
-
-
-def unlike_files():
-    """The same, whose records lie in files."""
-    return unlike_federation(memory_budget_mb=0)
-
-
-def unlike_federation(**store):
-    pace.perf_counter = lambda: Unlike.clock
-    client = Unlike(net=BatchNormNet, optimizer=sgd())
-    client.met, client.remembers = [], bool(store)
-    return FederatedLoop(client, seed=5, threads=1, store=ClientStore(**store)), toy_data(SIZES)
-
-
 LIST = (
     fedavg,
     few,
@@ -350,9 +305,6 @@ LIST = (
     preprocessed,
     restless,
     restless_clients,
-    unlike,
-    unlike_records,
-    unlike_files,
 )
 CASES = {case.__name__: case for case in LIST}
 RESTLESS = ("restless", "restless_clients")
@@ -403,8 +355,8 @@ def trouble(how, folder, devices):
     run.fit(loop, datamodule=data)
 
 
-def parallel(devices, **settings):
-    return {} if devices == 1 else {"strategy": ClientParallelStrategy(**settings), "devices": devices}
+def parallel(devices):
+    return {} if devices == 1 else {"strategy": ClientParallelStrategy(), "devices": devices}
 
 
 def digest(loop):
@@ -416,17 +368,16 @@ def run_case(name, folder, devices):
     """Four rounds; a checkpoint after two, from which other numbers of processes go on."""
     loop, data = CASES[name]()
     rounds = 3 if name == "few" else 4
-    rows, settings = Rows(folder / f"{name}-{devices}.ckpt"), {"by_seconds": name.startswith("unlike")}
+    rows = Rows(folder / f"{name}-{devices}.ckpt")
     files = folder / f"{name}-{devices}"
-    run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices, **settings))
+    run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices))
     run.fit(loop, datamodule=data)
     found = {"hash": digest(loop), "rows": rows.rows}
-    assert (name == "unlike_files") == bool(loop.store._files)
     other = folder / f"{name}-1.ckpt"
     if devices > 1 and other.is_file():
         loop, data = CASES[name]()
         rows, files = Rows(None), folder / f"{name}-{devices}-resumed"
-        run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices, **settings))
+        run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices))
         run.fit(loop, datamodule=data, ckpt_path=other)
         found |= {"resumed": digest(loop), "resumed_rows": rows.rows}
     if run.is_global_zero:

@@ -12,17 +12,26 @@ import time
 import traceback
 from pathlib import Path
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "configs" / "experiment"
+HERE = Path(__file__).resolve().parents[2]
 
 
-def smoke(config: Path) -> str | None:
+def experiments() -> dict[str, list[str]]:
+    """The files of every method's small experiment, and of those that are of no method."""
+    from fl_lightning.cli.configs import names, small_experiment
+
+    own = {name.partition("digits_")[2]: [name] for name in names() if name.startswith("experiment/digits_")}
+    methods = (name.partition("/")[2] for name in names() if name.startswith("method/"))
+    return own | {stem: small_experiment(stem) for stem in methods}
+
+
+def smoke(configs: list[str]) -> str | None:
     """Run two rounds; what was printed if that failed, else None."""
     from fl_lightning.__main__ import main
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            main(["fit", "-c", str(config), "--trainer.max_epochs", "2"])
+            main(["fit", *(word for config in configs for word in ("-c", config)), "--trainer.max_epochs", "2"])
         except SystemExit as stop:
             if not stop.code:
                 return None
@@ -36,24 +45,24 @@ def smoke(config: Path) -> str | None:
 
 def main() -> int:
     part = sys.argv[1] if len(sys.argv) > 1 else ""
-    configs = sorted(path for path in EXPERIMENTS.glob("digits_*.yaml") if part in path.name)
+    configs = {stem: files for stem, files in sorted(experiments().items()) if part in stem}
     if not configs:
-        print(f"no experiment digits_*{part}*.yaml in {EXPERIMENTS}", file=sys.stderr)
+        print(f"no experiment of *{part}*", file=sys.stderr)
         return 1
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # the run folders go there
-        for config in configs:
+        for stem, files in configs.items():
             start = time.perf_counter()
-            problem = smoke(config)
+            problem = smoke(files)
             failed += problem is not None
             print(
-                f"{config.stem:40} {'FAILED' if problem else 'ok':6} {time.perf_counter() - start:5.1f} s",
+                f"{stem:40} {'FAILED' if problem else 'ok':6} {time.perf_counter() - start:5.1f} s",
                 flush=True,
             )
             if problem:
                 print(problem)
-        os.chdir(EXPERIMENTS)
+        os.chdir(HERE)
     print(f"smoke: {len(configs) - failed} passed, {failed} failed")
     return int(failed > 0)
 

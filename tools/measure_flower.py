@@ -1,4 +1,4 @@
-"""Measure what a federation on Flower costs beside the simulation: `python docs/measure_flower.py`, some minutes.
+"""Measure what a federation on Flower costs beside the simulation: `python tools/measure_flower.py`, some minutes.
 
 CPU seconds of an exchange over a grid in this process, so serialisation only, and bytes on the wire beside the
 recorder's; with `--superlink` the clock of a round and the CPU seconds of a message, with two SuperNodes here.

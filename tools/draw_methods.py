@@ -1,4 +1,4 @@
-"""Draws methods' accuracy beside FedAvg's and counts their local steps: `python -m docs.draw_methods [METHOD …]`.
+"""Draws methods' accuracy beside FedAvg's and counts their local steps: `python -m tools.draw_methods [METHOD …]`.
 
 Each method runs as its shipped `experiment/digits_*`, beside the same file without the method. It writes
 docs/images/methods/ and docs/steps.csv; all methods take ten minutes of a core.
@@ -20,7 +20,7 @@ import yaml
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fl_lightning.cli.configs import HOME
+from fl_lightning.cli.configs import HOME, small_experiment
 from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.cli.methods import records
 from fl_lightning.members.faults import NonFiniteUpdateError
@@ -28,10 +28,12 @@ from fl_lightning.metrics.history import UNPROTECTED
 from fl_lightning.monitors import CostMonitor
 from fl_lightning.reports.figures import draw_curves, new_figure
 from fl_lightning.reports.saved import SavedRun, find_runs, read_run
+from fl_lightning.utils.text import folded
 
 Settings = dict[str, Any]
-STEPS = Path(__file__).with_name("steps.csv")
-PICTURES = Path(__file__).with_name("images") / "methods"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+STEPS = DOCS / "steps.csv"
+PICTURES = DOCS / "images" / "methods"
 COLUMNS = ("method", "beside", "steps")
 """A method, what the rest of its experiment is without it, and the ratio of their local steps in a round."""
 
@@ -46,12 +48,26 @@ SIZE, DPI, PALETTE = (4.2, 2.6), 110, 64
 """Of a panel in inches, pixels per inch, colours."""
 
 
-def files() -> dict[str, Path]:
-    """Return the experiment of each method by its name in the table of methods."""
-    shipped = {path.stem.removeprefix("digits_"): path for path in sorted(HOME.glob("experiment/digits_*.yaml"))}
-    plain = {name.replace("_", ""): path for name, path in shipped.items()}
-    stems = {r["method"]: r["method"].lower().replace("-", "") for r in records()}
-    return {name: plain[stem] for name, stem in stems.items() if stem in plain}
+def files() -> dict[str, str]:
+    """Return the stem of each method's file by its name in the table of methods."""
+    files = [path for part in ("method", "experiment") for path in HOME.glob(f"{part}/*.yaml")]
+    stems = [path.stem.removeprefix("digits_") for path in files]
+    plain = {folded(stem): stem for stem in stems}
+    return {r["method"]: plain[folded(r["method"])] for r in records() if folded(r["method"]) in plain}
+
+
+def config_of(stem: str) -> Settings:
+    """Merge the files of a method's small experiment."""
+    merged: Settings = {}
+    for name in small_experiment(stem):
+        merged = over(merged, yaml.safe_load((HOME / f"{name}.yaml").read_text(encoding="utf-8")))
+    return merged
+
+
+def over(below: Settings, above: Settings) -> Settings:
+    """Lay settings over others."""
+    nested = {n: over(below[n], v) for n, v in above.items() if isinstance(v, dict) and isinstance(below.get(n), dict)}
+    return below | above | nested
 
 
 def without(config: Settings) -> tuple[str, Settings]:
@@ -115,14 +131,14 @@ def write_picture(figure: Figure, path: Path) -> None:
     Image.open(buffer).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-def drawn(name: str, path: Path) -> dict[str, str]:
+def drawn(name: str, stem: str) -> dict[str, str]:
     """Run one method, count its steps, and draw it."""
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config = config_of(stem)
     beside, plain = without(config)
     runs = {named: run(yaml.safe_dump(settings)) for named, settings in ((name, config), (beside, plain))}
     ours, theirs = (steps_of(runs[named]) for named in (name, beside))
     ratio = median(ours[k] / theirs[k] for k in ours if k in theirs)  # cohorts are the same
-    write_picture(draw(runs), PICTURES / f"{path.stem.removeprefix('digits_')}.png")
+    write_picture(draw(runs), PICTURES / f"{stem}.png")
     return dict(zip(COLUMNS, (name, beside, f"{ratio:.2f}"), strict=True))
 
 

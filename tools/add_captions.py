@@ -1,7 +1,7 @@
 """Stores the captions of small figures in results/figures.csv; docs/figures.md has their numbers.
 
     fl-lightning reproduce fedntd/2 fedntd/6
-    python -m docs.add_captions reproduced fedntd/2 fedntd/6
+    python -m tools.add_captions reproduced fedntd/2 fedntd/6
 
 Without names: the figures whose runs the folder has. A figure's captions take the place of its older ones.
 """
@@ -10,8 +10,6 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.add_results import Row, made_by_reproduce
-from docs.write_results import ROOT
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import CellFiles, Cells, Request
 from fl_lightning.experiments.results import draw, series_of
@@ -19,6 +17,8 @@ from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import made, rows_of
 from fl_lightning.reports.result_tables import Table
 from fl_lightning.utils.files import write_table
+from tools.add_results import Row, made_by_reproduce
+from tools.write_results import ROOT
 
 CAPTIONS = ROOT / "results" / "figures.csv"
 SOURCE = ("commit", "machine")
@@ -60,7 +60,7 @@ def text_of(content: object, caption: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Store the captions of the figures that the command line names."""
-    parser = ArgumentParser(prog="python -m docs.add_captions", description="Stores the captions of small figures.")
+    parser = ArgumentParser(prog="python -m tools.add_captions", description="Stores the captions of small figures.")
     parser.add_argument("folder", type=made_by_reproduce, help="of `reproduce`")
     parser.add_argument("names", nargs="*", help="of figures; none: those whose runs the folder has")
     asked, known = parser.parse_args(arguments), figures()

@@ -1,4 +1,4 @@
-"""Measures the times in docs/decisions.md: `python docs/measure.py`, about a minute."""
+"""Measures the times in docs/decisions.md: `python tools/measure.py`, about a minute."""
 
 import logging
 import time

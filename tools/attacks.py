@@ -1,6 +1,6 @@
 """Makes the table of `docs/attacks.md`: accuracy on digits with two malicious clients of ten, by rule and partition.
 
-python -m docs.attacks
+python -m tools.attacks
 
 prints it, and writes a line for each run to `docs/attacks.csv`.
 """
@@ -44,7 +44,7 @@ PARTITIONS = {"IID": IIDPartition(), "α = 1": DirichletPartition(alpha=1.0), "�
 ATTACKS = {"none": None, "sign flip × 10": sign_flip, "noise, std 1": noise, "label flip": label_flip}
 SEEDS, ROUNDS = (0, 1, 2), 20
 COLUMNS = ("partition", "rule", "attack", "seed", "accuracy")
-FILE = Path(__file__).with_suffix(".csv")
+FILE = Path(__file__).resolve().parents[1] / "docs" / "attacks.csv"
 
 
 def accuracy(rule: str, partition: str, attack: str, seed: int) -> float:

@@ -1,4 +1,4 @@
-"""Measures the tables of docs/compression.md: `python -m docs.compression`, about five minutes of CPU time.
+"""Measures the tables of docs/compression.md: `python -m tools.compression`, about five minutes of CPU time.
 
 Every run is a line of docs/compression.csv, and one that is there is not run again. Digits, 10 clients, all in every
 round, α = 0.3, 20 rounds of two local epochs; test accuracy after the last round. Nothing is tuned.
@@ -46,7 +46,7 @@ class UnscaledRandomK(RandomK):
         return {"values": vector[self.places(len(vector), draws, vector.device)]}
 
 
-FILE = Path(__file__).with_suffix(".csv")
+FILE = Path(__file__).resolve().parents[1] / "docs" / "compression.csv"
 COLUMNS = ("method", "codec", "rule", "attack", "seed", "accuracy", "bytes_up", "bytes_down")
 SEEDS, ROUNDS = (0, 1, 2), 20
 

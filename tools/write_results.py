@@ -1,4 +1,4 @@
-"""Write docs/results.md and its pictures of the stored results: `python -m docs.write_results`.
+"""Write docs/results.md and its pictures of the stored results: `python -m tools.write_results`.
 
 Results of an experiment, such as feded/table1, stand in results/feded/table1.csv as `fl-lightning reproduce` leaves
 them; sentences on them, if there are any, in results/feded/table1.md, and what they say of the papers' claims in
@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from docs.draw_methods import write_picture
 from fl_lightning.cli.configs import title
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.experiment import HOURS, Experiment
@@ -19,6 +18,7 @@ from fl_lightning.papers.drawing import Series, rounds_of, unique
 from fl_lightning.papers.stored import read_stored, rows_of
 from fl_lightning.reports.result_tables import Table, as_markdown
 from fl_lightning.reports.saved import Group
+from tools.draw_methods import write_picture
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -28,7 +28,7 @@ CLAIMS = ROOT / "results" / "claims.md"
 """What the results say of the papers' claims."""
 HEAD = """# Results
 
-The tables of the five papers beside what this package reached, written by `python -m docs.write_results` of
+The tables of the five papers beside what this package reached, written by `python -m tools.write_results` of
 `results/PAPER/TABLE.csv`, in which each run has its whole curve, seconds, commit and machine. A table, or one
 cell of it, is made by
 
@@ -36,7 +36,7 @@ cell of it, is made by
 fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.05' --methods FedAvg
 ```
 
-in `reproduced/feded/table1.md`; `python -m docs.add_results reproduced feded/table1` adds its finished runs to
+in `reproduced/feded/table1.md`; `python -m tools.add_results reproduced feded/table1` adds its finished runs to
 those here; a figure's cells need `--full`. The runs on a CPU had one thread each (`OMP_NUM_THREADS=1`): with one
 thread on such a machine a cell's values come out the same, with two those of this cell differ by up to 0.2 points. The
 last column has seeds × rounds, *18 of 100* where only the first ones were run, whose last value is not compared with

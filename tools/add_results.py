@@ -1,7 +1,7 @@
 """Adds the finished runs of a folder to the stored results, and writes docs/results.md anew.
 
     fl-lightning reproduce feded/table1 --cases 'MNIST, β = 0.1' --seeds 1 2
-    python -m docs.add_results reproduced feded/table1
+    python -m tools.add_results reproduced feded/table1
 
 A run counts where it has all rounds of its cell, or with `--rounds` so many. It is found by its configuration, as in
 `reproduce`, whatever name an older version gave it. A cell's seed that is stored already stays as it is, with its
@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from docs.write_results import ROOT, tables, write
 from fl_lightning.experiments.cells import Cells, Request, identity_in, name_of
 from fl_lightning.experiments.experiment import Experiment
 from fl_lightning.experiments.results import series_of, stored_keys
@@ -25,6 +24,7 @@ from fl_lightning.papers import PaperTable, Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import COLUMNS, rows_of, write_stored
 from fl_lightning.utils.files import write_table
+from tools.write_results import ROOT, tables, write
 
 Row = dict[str, str]
 Key = tuple[str, str, str]
@@ -94,7 +94,7 @@ def made_by_reproduce(text: str) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Add the finished runs that the command line names."""
-    parser = ArgumentParser(prog="python -m docs.add_results", description="Adds finished runs to the stored results.")
+    parser = ArgumentParser(prog="python -m tools.add_results", description="Adds finished runs to the stored results.")
     parser.add_argument("folder", type=made_by_reproduce, help="of `reproduce`")
     parser.add_argument("names", nargs="*", help="of tables; none: all that are stored")
     parser.add_argument("--rounds", type=float, help="of a run that counts, as given to `reproduce`; none: all")

@@ -1,4 +1,4 @@
-"""Measures the table of `fl-lightning methods` and writes it: `python -m docs.measure_methods`, about a minute.
+"""Measures the table of `fl-lightning methods` and writes it: `python -m tools.measure_methods`, about a minute.
 
 Two rounds of each method on toy data show what it sends and keeps, one round what it runs with.
 """
@@ -16,7 +16,12 @@ from torch import nn
 from torch.optim import SGD
 
 import fl_lightning
-from docs.measurement_runs import (
+from fl_lightning import aggregation, methods
+from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
+from fl_lightning.cli.methods import TABLE, Record, as_json
+from fl_lightning.client import ClientModule
+from fl_lightning.client.optimizers import needs_closure
+from tools.measurement_runs import (
     CLASSES,
     INPUTS,
     LOCAL_SGD,
@@ -26,11 +31,6 @@ from docs.measurement_runs import (
     num_floats,
     silent,
 )
-from fl_lightning import aggregation, methods
-from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
-from fl_lightning.cli.methods import TABLE, Record, as_json
-from fl_lightning.client import ClientModule
-from fl_lightning.client.optimizers import needs_closure
 
 PACKAGE = Path(fl_lightning.__file__).parent
 SERVER_SGD = partial(SGD, lr=1.0)

@@ -1,4 +1,4 @@
-"""`python -m docs.measure_tasks`: docs/tasks.md, what a newcomer does in a fresh clone with an empty home folder."""
+"""`python -m tools.measure_tasks`: docs/tasks.md, what a newcomer does in a fresh clone with an empty home folder."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ HEAD = """# Tasks
 
 Twenty-five things that a newcomer does, in this order, in one empty folder: the commands, the seconds of CPU of all of
 them, and what they print: the line with the accuracy, else the last one; of a list or a help text the number of
-lines, and one of them. Done by `python -m docs.measure_tasks` in a
+lines, and one of them. Done by `python -m tools.measure_tasks` in a
 fresh clone with an empty home folder; {machine}, {day}. Each command that trains or evaluates loads torch, Lightning
 and the options anew, which is {load:.0f} s of its time.
 

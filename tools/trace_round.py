@@ -1,4 +1,4 @@
-"""Counts what a reader meets in one round: `python docs/trace_round.py [FOLDER of another checkout]`.
+"""Counts what a reader meets in one round: `python tools/trace_round.py [FOLDER of another checkout]`.
 
 One round of FedAvg with one client and one batch. Counted are Python frames entered in files of `fl_lightning` between
 the start and the end of `FederatedLoop.training_step`; a hop is a call that follows one in another file; code lines are

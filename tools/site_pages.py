@@ -14,10 +14,10 @@ from typing import Any
 
 import fl_lightning.aggregation
 import fl_lightning.methods
-from docs.draw_methods import PICTURES, counted
-from docs.measure_methods import name_of
-from fl_lightning.cli.configs import HOME, title
+from fl_lightning.cli.configs import HOME, small_experiment, title
 from fl_lightning.cli.methods import Record, number, records
+from tools.draw_methods import PICTURES, counted
+from tools.measure_methods import name_of
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {
@@ -184,7 +184,7 @@ def settings(file: str) -> list[str]:
     """Show how a method is run, and its YAML."""
     text = (HOME / f"method/{file}.yaml").read_text(encoding="utf-8")
     return [
-        f"```sh\nfl-lightning fit -c experiment/digits_{file}\n```",
+        f"```sh\nfl-lightning fit -c {' -c '.join(small_experiment(file))}\n```",
         f"`-c method/{file}` gives an experiment of your own this method:",
         f"```yaml\n{text}```",
     ]
@@ -208,7 +208,7 @@ def cost_lines(record: Record, file: str) -> list[str]:
         table(["in a round", name, "FedAvg"], rows),
         "Amounts are in sizes of the model: bytes of a message, and floats that are kept, measured on toy data "
         "([the columns](index.md#the-columns)). Steps are counted in "
-        f"`experiment/digits_{file}`, beside the same experiment without the method. Times are medians and quartiles "
+        f"`{small_experiment(file)[0]}`, beside the same without the method. Times are medians and quartiles "
         "of the ratio to a round of FedAvg in the benchmark's workloads `tiny` and `cnn` "
         "([how they are measured](../bench.md#the-committed-results)); FedAvg beside itself gives 0.9 to 1.05.",
     ]
@@ -238,7 +238,7 @@ def figures(name: str, file: str) -> list[str]:
     text = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
     found = re.findall(rf"!\[([^]]*)\]\(images/(figures/{slug(name)}-[^)]*)\)", text)
     heading = re.search(rf"^### ({name}\b.*)$", text, re.MULTILINE)
-    shown = [(f"`experiment/digits_{file}` after each round, one seed", f"methods/{file}.png")]
+    shown = [(f"`{small_experiment(file)[0]}` after each round, one seed", f"methods/{file}.png")]
     shown = [(said, path) for said, path in [*shown, *found[:DRAWINGS]] if (PICTURES.parent / path).is_file()]
     lines = [
         f"[![{said}](../images/{path}){{ loading=lazy }}](../images/{path})\n/// caption\n{said}\n///"
