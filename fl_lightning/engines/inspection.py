@@ -13,10 +13,10 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import to_float32
-from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.user_metrics import computed
 from fl_lightning.types import Batch

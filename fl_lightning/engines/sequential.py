@@ -18,11 +18,12 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services, world_size
 from fl_lightning.engines.deployed import score
+from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.local_metrics import local_metrics
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import EpochHook, LocalTrainer
 from fl_lightning.members.faults import client_error
-from fl_lightning.members.structure import HeldEntries, Structure
+from fl_lightning.members.structure import Structure
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import ClientJob, ClientResult, ClientScore, ClientUpdate, Members, State
 from fl_lightning.utils.life import LIFE

@@ -15,11 +15,11 @@ from fl_lightning.client.services import attach_services
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.engines.deployed import laid_out
 from fl_lightning.engines.execution import evaluates_channels_last
+from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.inspection import Inspection
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_float32, to_host
-from fl_lightning.members.structure import HeldEntries
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.user_metrics import alone, computed, update, values_of
 from fl_lightning.types import Broadcast, ClientJob

@@ -24,11 +24,10 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.settings import LocalSettings, decay_of
-from fl_lightning.federation import checks
+from fl_lightning.federation import checks, private
 from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
-from fl_lightning.members import private
 from fl_lightning.members.codec import check_codec
 from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
 from fl_lightning.members.plateau import Plateau

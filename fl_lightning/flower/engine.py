@@ -13,12 +13,12 @@ from fl_lightning.client.store import hash_of
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.federation.identity import hash_of_value
 from fl_lightning.federation.parts import FederationParts
+from fl_lightning.flower.layouts import Answer, Layouts, layout_of
 from fl_lightning.flower.nodes import Answers, Nodes
 from fl_lightning.flower.wire import Content, demand, part_of, read_score, read_update, shown
 from fl_lightning.functional.state import StateLike
 from fl_lightning.functional.traffic import message_of
 from fl_lightning.members.faults import ClientError
-from fl_lightning.members.layouts import Answer, Layouts, layout_of
 from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
 
 Reader = Callable[[ClientJob, Content], Answer]

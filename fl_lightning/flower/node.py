@@ -20,10 +20,10 @@ from fl_lightning.federation.identity import hash_of_value, shared_settings
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.members import members_at_client
 from fl_lightning.federation.server import Server
+from fl_lightning.flower.layouts import layout_of
 from fl_lightning.flower.wire import Content, demand, from_records, part_of, parts_of_update, shown, to_records
 from fl_lightning.members.codec import DownCoding
 from fl_lightning.members.faults import ClientError, client_error
-from fl_lightning.members.layouts import layout_of
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.user_metrics import alone
 from fl_lightning.types import Broadcast, ClientJob, Member, State

@@ -9,7 +9,6 @@ from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 from fl_lightning.client.checks import check_optimized
-from fl_lightning.client.clock import WatchedTrainer, tell_clock
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import parse_optimizers
@@ -51,13 +50,13 @@ class Plateau(Member):
         if not overridden(owner, "configure_optimizers", ClientModule):
             return
         name = type(owner).__name__
-        owner.trainer = watched = WatchedTrainer(trainer)
-        try:
-            configured = client.configure_optimizers()
-        finally:
-            owner.trainer = trainer
-        tell_clock(owner, watched.asked)
-        optimizers, schedulers = parse_optimizers(configured, name)
+        optimizers, schedulers = parse_optimizers(client.configure_optimizers(), name)
+        if schedulers:
+            rank_zero_info(
+                f"the schedulers of {name} start anew for every client and round; give them the number of a client's "
+                f"local steps, because the Trainer's numbers (max_epochs, estimated_stepping_batches) count rounds "
+                f"(docs/your-module.md, 'Optimizers and schedulers')"
+            )
         check_optimized(owner, optimizers, client.parameters())
         if not client.automatic_optimization:
             return  # the module steps its schedulers itself

@@ -16,10 +16,10 @@ from fl_lightning.client.deriving import with_part
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.services import attach_services, batch_length
 from fl_lightning.data.poisson import PoissonSamples
+from fl_lightning.federation import private
 from fl_lightning.functional.importance import GRADIENT_FLOATS, as_function
 from fl_lightning.functional.privacy import check_delta, clipped_sum, counted, epsilon, gaussian_noise
 from fl_lightning.functional.state import State, to_float32
-from fl_lightning.members import private
 from fl_lightning.metrics.history import EPSILON_SAMPLES
 from fl_lightning.types import Batch, Broadcast, ClientData
 from fl_lightning.utils.settings import check_above, check_numbers
