@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 Stacked = tuple[Any, Any]
 """A pytree whose tensors are (K, ...), and its dims beside it: 0, or None where all rows share a value."""
@@ -15,8 +14,10 @@ class StackingError(RuntimeError):
     """Raised by a client whose step cannot be taken for several clients at once."""
 
 
-def stack_pytrees(trees: Sequence[Any]) -> Stacked:
-    """Stack pytrees of one structure, each tensor to (K, ...), with the dims that `vmap` wants beside it.
+def stack_pytrees(trees: Sequence[Any]) -> tuple[Any, Any]:
+    """Stack pytrees of one structure: each tensor becomes (K, ...).
+
+    Returns dims beside it, as `vmap` wants them.
 
     What is the same object, or an equal plain value, in all of them stays one.
 
@@ -26,24 +27,27 @@ def stack_pytrees(trees: Sequence[Any]) -> Stacked:
     >>> stack_pytrees([{"a": torch.tensor(1.0), "n": 3}, {"a": torch.tensor(2.0), "n": 3}])
     ({'a': tensor([1., 2.]), 'n': 3}, {'a': 0, 'n': None})
     """
-    rows, structures = zip(*map(tree_flatten, trees), strict=True)
-    if any(structure != structures[0] for structure in structures):
-        raise StackingError("its clients have values of different names, numbers or types")
-    pairs = [stack_leaf(leaves) for leaves in zip(*rows, strict=True)]
-    values, dims = ([pair[i] for pair in pairs] for i in (0, 1))
-    return tree_unflatten(values, structures[0]), tree_unflatten(dims, structures[0])
-
-
-def stack_leaf(leaves: Sequence[Any]) -> Stacked:
-    """Stack what all clients have at one place."""
-    first = leaves[0]
-    if all(leaf is first for leaf in leaves):
-        return first, None
+    first = trees[0]
     if isinstance(first, Tensor):
-        if any(not isinstance(leaf, Tensor) or leaf.shape != first.shape for leaf in leaves):
+        if all(tree is first for tree in trees):
+            return first, None
+        if any(not isinstance(tree, Tensor) or tree.shape != first.shape for tree in trees):
             raise StackingError("its clients have tensors of different shapes")
-        return torch.stack(list(leaves)), 0
-    if any(type(leaf) is not type(first) or leaf != first for leaf in leaves):
+        return torch.stack(list(trees)), 0
+    if any(type(tree) is not type(first) for tree in trees):
+        raise StackingError("its clients have values of different types")
+    if isinstance(first, dict):
+        if any(tree.keys() != first.keys() for tree in trees):
+            raise StackingError("its clients have values of different names")
+        pairs = {name: stack_pytrees([tree[name] for tree in trees]) for name in first}
+        return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+    if type(first) in (list, tuple):
+        if any(len(tree) != len(first) for tree in trees):
+            raise StackingError("its clients have lists of different lengths")
+        items = [stack_pytrees(column) for column in zip(*trees, strict=True)]
+        kind = type(first)
+        return kind(item for item, _ in items), kind(dims for _, dims in items)
+    if any(tree != first for tree in trees):
         raise StackingError(f"its clients have different values of {type(first).__name__}")
     return first, None
 
@@ -54,7 +58,11 @@ def rows_of(tree: Any, dims: Any, rows: slice | int) -> Any:
     >>> rows_of({"a": torch.tensor([1.0, 2.0, 3.0]), "n": 3}, {"a": 0, "n": None}, slice(1, 3))
     {'a': tensor([2., 3.]), 'n': 3}
     """
-    return tree_map(lambda leaf, dim: leaf if dim is None else leaf[rows], tree, dims)
+    if isinstance(tree, dict):
+        return {name: rows_of(value, dims[name], rows) for name, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(rows_of(value, dim, rows) for value, dim in zip(tree, dims, strict=True))
+    return tree if dims is None else tree[rows]
 
 
 def stacked_leaves(tree: Any, dims: Any) -> list[Tensor]:
@@ -63,8 +71,11 @@ def stacked_leaves(tree: Any, dims: Any) -> list[Tensor]:
     >>> stacked_leaves(({"a": torch.tensor([1.0, 2.0])}, 3), ({"a": 0}, None))
     [tensor([1., 2.])]
     """
-    pairs = zip(tree_leaves(tree), tree_leaves(dims), strict=True)
-    return [leaf for leaf, dim in pairs if dim is not None]
+    if isinstance(tree, dict):
+        return [leaf for name, value in tree.items() for leaf in stacked_leaves(value, dims[name])]
+    if type(tree) in (list, tuple):
+        return [leaf for value, dim in zip(tree, dims, strict=True) for leaf in stacked_leaves(value, dim)]
+    return [] if dims is None else [tree]
 
 
 def with_leaves(tree: Any, dims: Any, leaves: Iterator[Tensor]) -> Any:
@@ -73,4 +84,8 @@ def with_leaves(tree: Any, dims: Any, leaves: Iterator[Tensor]) -> Any:
     >>> with_leaves(({"a": torch.tensor([1.0, 2.0])}, 3), ({"a": 0}, None), iter([torch.tensor(5.0)]))
     ({'a': tensor(5.)}, 3)
     """
-    return tree_map(lambda leaf, dim: leaf if dim is None else next(leaves), tree, dims)
+    if isinstance(tree, dict):
+        return {name: with_leaves(value, dims[name], leaves) for name, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)([with_leaves(value, dim, leaves) for value, dim in zip(tree, dims, strict=True)])
+    return tree if dims is None else next(leaves)
