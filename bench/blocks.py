@@ -57,7 +57,8 @@ def run_block(work: Workload, variant: str, terminal: str = os.devnull) -> Block
         before = machine()
         readings, accuracy = run(work)
         after = machine()
-    first, last = readings[work.unmeasured], readings[-1]
+    first = readings[work.unmeasured]
+    last = readings[-1]
     rounds = len(readings) - 1 - work.unmeasured
     seconds, cpu = ((end - begin) / rounds for begin, end in zip(first, last, strict=True))
     return replace(block_between(before, after, accuracy), seconds=seconds, cpu=cpu)
@@ -173,7 +174,8 @@ def interleaved(work: Workload, variants: list[str], threads: int | None) -> dic
 
     The first block of each, or its first rounds where rounds are measured, warm it up and do not count.
     """
-    names, begin = ["floor", *variants], time.perf_counter()
+    names = ["floor", *variants]
+    begin = time.perf_counter()
     with ExitStack() as stack:
         run = {name: stack.enter_context(worker(work, name, threads)) for name in names}
         for block in list(run.values()) * (1 if work.short else work.unmeasured):

@@ -69,7 +69,8 @@ def measure(repeats: int, seconds: float) -> Iterator[tuple[str, float, float, f
 
 def run(arguments: list[str], folder: Path) -> tuple[float, float]:
     """Run a command on one thread: its CPU seconds, and seconds."""
-    begin, before = perf_counter(), getrusage(RUSAGE_CHILDREN)
+    begin = perf_counter()
+    before = getrusage(RUSAGE_CHILDREN)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder / "matplotlib")}
     quiet = subprocess.DEVNULL
     command = [sys.executable, *arguments]

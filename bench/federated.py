@@ -32,7 +32,8 @@ class Transformer(BodyAndHead):
     def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         *body, head = transformer()
-        self.body, self.head = nn.Sequential(*body), head
+        self.body = nn.Sequential(*body)
+        self.head = head
 
 
 NETS: dict[str, Callable[..., Backbone]] = {

@@ -15,15 +15,18 @@ Entries = list[Tensor]
 
 def floor(work: Workload) -> Result:
     train, test = work.samples()
-    model, local = work.first_net(), work.first_net()
+    model = work.first_net()
+    local = work.first_net()
     clock = [now()]
     accuracy = 0.0
-    first, kept = copied(model), dict[int, Entries]()
+    first = copied(model)
+    kept = dict[int, Entries]()
     for cohort in work.cohorts(work.rounds):
         if work.pause is not None:
             work.pause(accuracy)
         start = copied(model)
-        sums, total = [torch.zeros_like(entry) for entry in start], 0
+        sums = [torch.zeros_like(entry) for entry in start]
+        total = 0
         for client_id in cohort:
             own = work.owned(client_id)
             samples = train[0][own.start : own.stop], train[1][own.start : own.stop]

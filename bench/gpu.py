@@ -50,7 +50,9 @@ class Rounds(Callback):
     """Times the rounds of a fit after the first ones, and counts synchronisations in the last."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.seconds, self.syncs = case, list[float](), 0.0
+        self.case = case
+        self.seconds = list[float]()
+        self.syncs = 0.0
         self._seen: Any = nullcontext()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -152,7 +154,8 @@ def launches_of(run: Round, device: torch.device) -> float:
 
 def flop_of_step(case: Case) -> float:
     """Floating-point operations of a client's step, forward and backward."""
-    net, size = case.work.first_net(), case.work.batch_size
+    net = case.work.first_net()
+    size = case.work.batch_size
     (x, y), _ = case.work.samples()
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(net(x[:size]), y[:size]).backward()
@@ -198,7 +201,10 @@ def rows(device: torch.device, size: str, seconds: float, clients: Sequence[int]
         for precision in PRECISIONS:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
             case = Case(replace(SIZES[size], cohort_size=number), device, precision)
-            steps, flop, most, base = number * case.steps, flop_of_step(case), limit(case), float("nan")
+            steps = number * case.steps
+            flop = flop_of_step(case)
+            most = limit(case)
+            base = float("nan")
             for variant, measure in variants(case):
                 if time.monotonic() > deadline:
                     return

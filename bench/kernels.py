@@ -18,7 +18,8 @@ from bench.workloads import CLASSES, two_convolutions, two_layers
 from fl_lightning import nets
 
 COLUMNS = ("what", "ms", "ratio", "low", "high")
-COLOUR, GREY = (3, 32, 32), (1, 28, 28)
+COLOUR = (3, 32, 32)
+GREY = (1, 28, 28)
 NETS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...], int]] = {
     "FedNTDCNN, 50": (nets.FedNTDCNN, COLOUR, 50),
     "FedNTDCNN, 10, grey": (nets.FedNTDCNN, GREY, 10),
@@ -52,10 +53,12 @@ Run = Callable[[], object]
 def trained(name: str, channels_last: bool) -> Run:
     """A local step: forward and backward pass, SGD with momentum."""
     make, shape, size = NETS[name]
-    net, x = made(make, shape), torch.randn(size, *shape)
+    net = made(make, shape)
+    x = torch.randn(size, *shape)
     if channels_last:
         net = net.to(memory_format=torch.channels_last)
-    y, sgd = torch.arange(size) % CLASSES, SGD(net.parameters(), lr=0.01, momentum=0.9)
+    y = torch.arange(size) % CLASSES
+    sgd = SGD(net.parameters(), lr=0.01, momentum=0.9)
 
     def step() -> None:
         sgd.zero_grad()
@@ -69,7 +72,8 @@ def passed(name: str, channels_last: bool) -> Run:
     """A layer's forward and backward pass."""
     layer, shape = LAYERS[name]
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    layer, x = copy.deepcopy(layer).to(memory_format=layout), torch.randn(shape).contiguous(memory_format=layout)
+    layer = copy.deepcopy(layer).to(memory_format=layout)
+    x = torch.randn(shape).contiguous(memory_format=layout)
     given = torch.ones_like(layer(x))
     x.requires_grad_()
     return lambda: layer(x).backward(given)
@@ -83,9 +87,11 @@ def made(make: Callable[..., nn.Module], shape: tuple[int, ...]) -> nn.Module:
 def evaluated(name: str, channels_last: bool) -> Run:
     """A forward pass, of images and weights in one layout."""
     make, shape, _ = NETS[name]
-    net, x = made(make, shape).eval(), torch.randn(EVALUATED, *shape)
+    net = made(make, shape).eval()
+    x = torch.randn(EVALUATED, *shape)
     if channels_last:
-        net, x = net.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+        net = net.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
 
     @torch.no_grad()
     def run() -> Tensor:
@@ -133,7 +139,8 @@ def measure(repeats: int, seconds: float) -> Iterator[tuple[str, float, float, f
 
 def cpu(run: Run, least: float = 0.02) -> float:
     """CPU seconds of a call, over as many calls as take `least`."""
-    begin, calls = process_time(), 0
+    begin = process_time()
+    calls = 0
     while (spent := process_time() - begin) < least or not calls:
         run()
         calls += 1

@@ -25,7 +25,8 @@ from fl_lightning.data import TensorSource
 from fl_lightning.methods import SAM, Ditto, FedAvg, FedCL, FedED, FedKA, FedNTD, FedProx
 from fl_lightning.types import ClientUpdate
 
-COHORT, EPOCHS = 3, 5
+COHORT = 3
+EPOCHS = 5
 ANCHOR = 10
 """Rows of FedKA's anchor batch at most: one per class."""
 METHODS: dict[str, Callable[..., ClientModule]] = {
@@ -96,7 +97,8 @@ def floors(work: Workload, repeats: int = 15) -> dict[str, float]:
     """Bare steps that do each method's arithmetic, relative to a plain step: medians, measured in turn."""
     net = work.first_net()
     (x, y), _ = work.samples()
-    x, y = x[: work.batch_size], y[: work.batch_size]
+    x = x[: work.batch_size]
+    y = y[: work.batch_size]
     sgd = work.optimizer(net.parameters())
     start = [p.detach().clone() for p in net.parameters()]
     kept = net(x[:ANCHOR]).detach()

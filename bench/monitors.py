@@ -33,7 +33,8 @@ from fl_lightning.monitors import (
 from tools.measurement_runs import silent
 
 COHORT = 3
-ROUNDS, UNMEASURED = 3, 1
+ROUNDS = 3
+UNMEASURED = 1
 """Rounds of a fit, and those of them that only warm up."""
 HOOKS = (
     *("on_train_start", "on_train_epoch_start", "on_client_start", "on_client_epoch_end", "on_client_end"),
@@ -59,7 +60,8 @@ class Stopwatch(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch == UNMEASURED:
-            self.inside, self.whole = 0.0, -time.process_time()
+            self.inside = 0.0
+            self.whole = -time.process_time()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.whole += time.process_time()
@@ -79,7 +81,8 @@ def seconds(name: str, workload: str) -> tuple[float, float]:
     """CPU seconds a round that a monitor takes, and those of the round without it."""
     work = replace(WORKLOADS[workload], cohort_size=COHORT, rounds=ROUNDS)
     loop, data = federation(work)
-    watch, counted = Stopwatch(), ClassifierScores.update
+    watch = Stopwatch()
+    counted = ClassifierScores.update
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):  # the report prints a table
         monitor = MONITORS[name](**({} if name == "PersonalisedAccuracy" else {"dirpath": folder}))
         for hook in HOOKS:

@@ -30,7 +30,8 @@ many samples, every second with the net of `cnn`, the others with one that is si
 COLUMNS = ("processes", "s_per_round", "speedup", "low", "high")
 Way = tuple[int, int, str]
 """Processes, threads of each, and by what the clients are spread."""
-BY_SAMPLES, BY_SECONDS = "samples", "seconds"
+BY_SAMPLES = "samples"
+BY_SECONDS = "seconds"
 WAYS: dict[str, list[Way]] = {"unlike": [(1, 1, BY_SAMPLES), (2, 1, BY_SAMPLES), (2, 1, BY_SECONDS)]}
 """Ways of a workload; of others two processes and two threads beside one."""
 USUAL: list[Way] = [(1, 1, BY_SAMPLES), (2, 1, BY_SAMPLES), (1, 2, BY_SAMPLES)]
@@ -87,7 +88,9 @@ def main() -> None:
     from bench.parts import Ticks  # noqa: PLC0415 - which starts this module, too
     from fl_lightning.distributed import ClientParallelStrategy  # noqa: PLC0415
 
-    workload, spread, folders = sys.argv[1], sys.argv[4], sys.argv[6:]
+    workload = sys.argv[1]
+    spread = sys.argv[4]
+    folders = sys.argv[6:]
     devices, threads, rounds = (int(sys.argv[place]) for place in (2, 3, 5))
     torch.set_num_threads(threads)
     loop, data = made_for(workload, rounds)

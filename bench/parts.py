@@ -19,7 +19,9 @@ from bench.workloads import WORKLOADS, Workload
 
 COLUMNS = ("workload", "variant", "part", "ms_per_round")
 INTERVAL = 1e-3
-EVALUATION, OTHERS, REST = "evaluation", "merge with other processes, waiting", "rest"
+EVALUATION = "evaluation"
+OTHERS = "merge with other processes, waiting"
+REST = "rest"
 PARTS: dict[str, tuple[str, ...]] = {
     OTHERS: ("fl_lightning/distributed/", "torch/distributed/"),
     EVALUATION: ("bench/floor.py evaluate", "pytorch_lightning/loops/evaluation_loop.py"),
@@ -92,7 +94,8 @@ class Ticks:
     """
 
     def __init__(self, unmeasured: int, rounds: int) -> None:
-        self.unmeasured, self.rounds = unmeasured, rounds
+        self.unmeasured = unmeasured
+        self.rounds = rounds
         self.begun = 0
         self.seconds: defaultdict[str, float] = defaultdict(float)
 

@@ -60,7 +60,8 @@ class Pipeline(StandalonePipeline):  # type: ignore[misc]
     work: Workload
 
     def begin(self) -> None:
-        self.clock, self.accuracy = [now()], 0.0
+        self.clock = [now()]
+        self.accuracy = 0.0
         if self.work.pause is not None:
             self.work.pause(self.accuracy)
 
@@ -79,7 +80,9 @@ def run(work: Workload) -> Result:
     trainer.setup_optim(work.local_epochs, work.batch_size, work.lr)
     server = Server(work.first_net(), work.rounds, work.cohort_size / work.num_clients)
     pipeline = Pipeline(server, trainer)
-    trainer.work, server.cohorts, pipeline.work = work, work.cohorts(work.rounds), work
+    trainer.work = work
+    server.cohorts = work.cohorts(work.rounds)
+    pipeline.work = work
     pipeline.begin()
     pipeline.main()
     return pipeline.clock, pipeline.accuracy

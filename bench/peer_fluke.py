@@ -119,7 +119,8 @@ def clients_of(work: Workload, kind: Any) -> list[Any]:
 def run(work: Workload) -> Result:
     """FedAvg, FedRep or Ditto, by fluke."""
     FlukeENV().set_device("cpu")
-    net, epochs = work.first_net(), work.local_epochs
+    net = work.first_net()
+    epochs = work.local_epochs
     clients: list[Any]
     if work.method == "FedRep":
         assert isinstance(net, nn.Sequential)
@@ -127,15 +128,18 @@ def run(work: Workload) -> Result:
         clients = clients_of(
             work, lambda *a, **k: RepClient(*a, model=deepcopy(whole), local_epochs=epochs, tau=epochs, **k)
         )
-        algorithm, server = TimedRep, RepServer(whole.encoder, None, clients, weighted=True)
+        algorithm = TimedRep
+        server = RepServer(whole.encoder, None, clients, weighted=True)
     elif work.method == "Ditto":
         clients = clients_of(
             work, lambda *a, **k: OwnClient(*a, model=deepcopy(net), local_epochs=epochs, tau=epochs, lam=LAM, **k)
         )
-        algorithm, server = TimedDitto, AvgServer(net, None, clients, weighted=True)
+        algorithm = TimedDitto
+        server = AvgServer(net, None, clients, weighted=True)
     else:
         clients = clients_of(work, partial(Client, local_epochs=epochs, persistency=False))
-        algorithm, server = TimedAvg, AvgServer(net, None, clients, weighted=True)
+        algorithm = TimedAvg
+        server = AvgServer(net, None, clients, weighted=True)
     server.cohorts = work.cohorts(work.rounds)
     federation = algorithm(work.num_clients, None, None, clients=clients, server=server)
     federation.work = work

@@ -20,7 +20,8 @@ from bench.blocks import quiet
 from bench.federated import BARE, federation, fit
 from bench.workloads import WORKLOADS, Workload
 
-WARM_UP, TRACED = 5, 3
+WARM_UP = 5
+TRACED = 3
 """Rounds before the trace begins, and rounds in it."""
 SHOWN = 25
 
@@ -34,7 +35,8 @@ class Trace(Callback):
 
     def __init__(self, path: Path) -> None:
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        self.profiler, self.path = profile(activities=kinds, with_stack=True), path
+        self.profiler = profile(activities=kinds, with_stack=True)
+        self.path = path
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch == WARM_UP:

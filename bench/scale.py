@@ -21,7 +21,8 @@ from bench.workloads import CLASSES, WORKLOADS
 CLIENTS = (100, 1_000, 10_000, 100_000)
 METHODS = ("FedAvg", "SCAFFOLD")
 """One without and one with a state of the net's size for each client."""
-ROUNDS, UNMEASURED = 60, 10
+ROUNDS = 60
+UNMEASURED = 10
 COLUMNS = ("method and clients", "start_s", "cpu_s_per_round", "ratio_to_100", "mb_beyond_data", "checkpoint_mb")
 MB = 2**20
 
@@ -62,7 +63,8 @@ def run(num_clients: int, method: str, rounds: int) -> tuple[float, ...]:
     samples = torch.rand(num_clients * work.client_samples, 64, generator=g).half().float()
     labels = torch.randint(CLASSES, (len(samples),), generator=g)
     sgd = partial(torch.optim.SGD, lr=work.lr)
-    begin, before = now()[0], resident(reset=True)
+    begin = now()[0]
+    before = resident(reset=True)
     source = TensorSource((samples, labels), (samples[:100], labels[:100]), num_classes=CLASSES)
     share = work.cohort_size / num_clients
     data = FederatedDataModule(source, num_clients, IIDPartition(), participation=share, batch_size=work.batch_size)
@@ -77,5 +79,7 @@ def run(num_clients: int, method: str, rounds: int) -> tuple[float, ...]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    asked, fitted, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    asked = int(sys.argv[1])
+    fitted = sys.argv[2]
+    number = int(sys.argv[3])
     print(run(CLIENTS[0], fitted, number)[1], *run(asked, fitted, number))

@@ -21,7 +21,9 @@ from fl_lightning.data import FixedPartition
 
 COLUMNS = ("steps a client", "cpu_s_per_step", "plain", "ratio")
 STEPS = (1, 2, 5)
-CLIENTS, BATCH, ROUNDS = 4, 32, 4
+CLIENTS = 4
+BATCH = 32
+ROUNDS = 4
 
 
 def resnet() -> LightningModule:

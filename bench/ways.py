@@ -60,7 +60,8 @@ class Case:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of all clients of a round, (K, B, ...) and (K, B), on the device."""
-        clients, size = self.work.cohort_size, self.work.client_samples
+        clients = self.work.cohort_size
+        size = self.work.client_samples
         (x, y), _ = self.work.samples()
         x, y = (of[: clients * size].unflatten(0, (clients, size)).to(self.device) for of in (x, y))
         for _ in range(self.work.local_epochs):
@@ -71,8 +72,10 @@ class StackedStep:
     """Trains a round's clients at once; all that it changes stays where it is, so that a graph may be made of it."""
 
     def __init__(self, case: Case) -> None:
-        net, work = case.work.first_net().to(case.device), case.work
-        self.case, self.net = case, net
+        net = case.work.first_net().to(case.device)
+        work = case.work
+        self.case = case
+        self.net = net
         self.start = {name: value.detach() for name, value in net.named_parameters()}
         self.params = {n: value.expand(work.cohort_size, *value.shape).clone() for n, value in self.start.items()}
         self.momentum = {name: torch.zeros_like(value) for name, value in self.params.items()}
@@ -101,7 +104,8 @@ class Graph:
     """A step as a CUDA graph, on batches that are copied to where it reads them."""
 
     def __init__(self, step: Callable[[Tensor, Tensor], None], x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x.clone(), y.clone()
+        self.x = x.clone()
+        self.y = y.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -123,7 +127,8 @@ Round = Callable[[], Any]
 
 def stacked(case: Case, graph: bool = False) -> Round:
     """A round of all clients at once."""
-    own, batches = StackedStep(case), list(case.batches())
+    own = StackedStep(case)
+    batches = list(case.batches())
     step: Callable[[Tensor, Tensor], None] = Graph(own, *batches[0]) if graph else own
 
     def run() -> None:
@@ -151,7 +156,9 @@ def graphed(case: Case) -> Round:
 
 def bare(case: Case) -> Round:
     """A round of one client after the other, as one would write it."""
-    work, net, batches = case.work, case.work.first_net().to(case.device), list(case.batches())
+    work = case.work
+    net = case.work.first_net().to(case.device)
+    batches = list(case.batches())
     start = [value.detach().clone() for value in net.parameters()]
 
     def run() -> None:

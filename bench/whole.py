@@ -50,7 +50,9 @@ def run_all(
     Returns:
         A sentence for each that failed or was not done in its time.
     """
-    begin, left, undone = time.monotonic(), dict(SHARES if parts is None else parts), []
+    begin = time.monotonic()
+    left = dict(SHARES if parts is None else parts)
+    undone = []
     ends = begin + seconds
     for name in list(left):
         arguments, usual = left.pop(name)

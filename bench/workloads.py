@@ -12,7 +12,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 SEED = 11
 CLASSES = 10
-CHARACTERS, LENGTH = 80, 40
+CHARACTERS = 80
+LENGTH = 40
 """Of the text: different ones, and those that the net reads to tell the next."""
 LAM = 0.1
 """λ of Ditto."""
@@ -115,7 +116,8 @@ def digits(drawn: int = 100 * 15) -> tuple[Samples, Samples]:
     pixels, labels = load_digits(return_X_y=True)
     g = torch.Generator().manual_seed(SEED)
     order = torch.randperm(len(labels), generator=g)
-    x, y = torch.tensor(pixels / 16, dtype=torch.float32)[order], torch.tensor(labels)[order]
+    x = torch.tensor(pixels / 16, dtype=torch.float32)[order]
+    y = torch.tensor(labels)[order]
     places = torch.randint(1500, (drawn,), generator=g)
     return (x[places], y[places]), (x[1500:], y[1500:])
 
@@ -170,7 +172,8 @@ def resnet() -> nn.Module:
     from torchvision.models import resnet18  # noqa: PLC0415 - others do without torchvision
 
     net = resnet18(num_classes=CLASSES)
-    net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    net.maxpool = nn.Identity()
     return net
 
 
@@ -179,7 +182,8 @@ class Characters(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.character, self.place = nn.Embedding(CHARACTERS, width), nn.Parameter(torch.zeros(LENGTH, width))
+        self.character = nn.Embedding(CHARACTERS, width)
+        self.place = nn.Parameter(torch.zeros(LENGTH, width))
 
     def forward(self, x: Tensor) -> Tensor:
         embedded: Tensor = self.character(x) + self.place

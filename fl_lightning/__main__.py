@@ -147,10 +147,12 @@ def fitted(text: str) -> str:
     Args:
         text: with two spaces or more before the second column.
     """
-    columns, lines = shutil.get_terminal_size().columns, list[str]()
+    columns = shutil.get_terminal_size().columns
+    lines = list[str]()
     for line in text.splitlines():
         first, second = SECOND_COLUMN.split(line, 1) if SECOND_COLUMN.search(line) else (line, "")
-        margin, place = " " * (len(first) - len(first.lstrip())), len(line) - len(second)
+        margin = " " * (len(first) - len(first.lstrip()))
+        place = len(line) - len(second)
         if len(line) <= columns:
             lines.append(line)
         elif second and columns - place >= LEAST_COLUMN:

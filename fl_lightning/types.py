@@ -446,7 +446,8 @@ class RoundOutcome:
         """Leave the federation as it was, for the first such reason."""
         self.aborted = self.aborted or reason
         if self.aborted:
-            self.repeats, self.weights = False, None
+            self.repeats = False
+            self.weights = None
 
     def take(self, weights: State | None) -> None:
         """Take the shared entries after an exchange, or after all, or with None those before the round."""
@@ -591,7 +592,8 @@ class Members:
         """Prepare a round, and choose who takes part in it."""
         changes = [member.prepare() for member in self.all if does(member, "prepare")]
         if any(changes) or not self.used:
-            self.used, self._by_verb = [member for member in self.all if member.is_used], {}
+            self.used = [member for member in self.all if member.is_used]
+            self._by_verb = {}
 
     def of(self, verb: str) -> list[Member]:
         """List those who take part and do something at a verb."""

@@ -62,7 +62,8 @@ class Said(NamedTuple):
 
 def say(line: str) -> Said:
     """Run `fl-lightning line`."""
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

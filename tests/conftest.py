@@ -42,7 +42,8 @@ def parsers_are_made_once() -> Iterator[None]:
     from fl_lightning.cli.main import FederatedCLI
 
     made: dict[str, tuple[object, list[str]]] = {}
-    make, options = FederatedCLI._prepare_subcommand_parser, FederatedCLI.add_arguments_to_parser
+    make = FederatedCLI._prepare_subcommand_parser
+    options = FederatedCLI.add_arguments_to_parser
 
     def kept(cli, trainer, command, **settings):
         if type(cli).add_arguments_to_parser is not options:
@@ -87,7 +88,8 @@ def shipped_experiments_are_read_once() -> Iterator[None]:
     """Several tests read all of them, which takes seconds."""
     from fl_lightning.experiments import experiment
 
-    made, read = {}, experiment.read
+    made = {}
+    read = experiment.read
 
     def kept(path: Path) -> experiment.Experiment:
         if not path.is_relative_to(experiment.HOME):

@@ -73,7 +73,8 @@ class RestlessNet(Backbone):
             self.count += 0.1
             self.passing += 0.2
         if "assign" in self.habits:
-            self.count, self.passing = self.count + 0.1, self.passing + 0.2
+            self.count = self.count + 0.1
+            self.passing = self.passing + 0.2
         if "grow" in self.habits and evaluates:
             self.cache = torch.cat([self.cache, torch.ones(1)])
         if "draw" in self.habits:

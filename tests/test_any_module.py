@@ -93,7 +93,8 @@ def test_the_order_of_clients_does_not_matter_and_resume_is_exact(module, tmp_pa
         data = toy_data((12, 7, 11), batch_size=3, schedule=[order, order])
         return fit(module, 2, data, **more)
 
-    one, other = run([0, 1, 2], callbacks=[Save()]), run([2, 1, 0])
+    one = run([0, 1, 2], callbacks=[Save()])
+    other = run([2, 1, 0])
     assert equal(weights_of(one), weights_of(other))
     rows = [{n: v for n, v in loop.round_metrics.items() if "/" not in n} for loop in (one, other)]
     assert rows[0] == rows[1]
@@ -252,8 +253,10 @@ def test_whole_numbers_that_are_no_classes():
             self.log("val", self.training_step(batch, batch_idx))
 
     def data(**settings):
-        x, y = torch.randn(30, 4), torch.randint(2, (30,)) * 2 - 1
-        train, test = TensorDataset(x[:20], y[:20]), TensorDataset(x[20:], y[20:])
+        x = torch.randn(30, 4)
+        y = torch.randint(2, (30,)) * 2 - 1
+        train = TensorDataset(x[:20], y[:20])
+        test = TensorDataset(x[20:], y[20:])
         return FederatedDataModule.from_datasets(train, test, num_clients=3, **settings)
 
     assert fit(Signs, data=data()).round_metrics["val"] > 0

@@ -39,7 +39,8 @@ def test_the_figures_of_a_round_are_printed(trace_round, capsys):
 
 def test_numbered_files_are_those_that_a_round_enters_in_that_order(trace_round):
     entered = list(dict.fromkeys(file for file, _ in trace_round.trace()))
-    numbers, named = [], []
+    numbers = []
+    named = []
     for line in drawing():
         if found := re.search(r" (\d+)(?:-(\d+))?  (?=\w+[/.])", line):
             files = FILE.findall(line[found.end() :])

@@ -52,7 +52,8 @@ def test_the_round_of_a_method_is_timed_and_what_it_sends_is_counted():
 
 
 def test_a_row_of_costs_has_the_ratios_round_by_round():
-    base, own = costs.Cost([1.0, 2.0, 1.0], 1, 1, 1), costs.Cost([2.0, 2.0, 4.0], 3, 1, 5)
+    base = costs.Cost([1.0, 2.0, 1.0], 1, 1, 1)
+    own = costs.Cost([2.0, 2.0, 4.0], 3, 1, 5)
     assert costs.row("SCAFFOLD", [(base, own)]) == ("SCAFFOLD", 2.0, 2.0, 1.5, 3.0, 3, 1, 5)
     assert costs.row("SCAFFOLD", [(base, own), (own, own)])[1:5] == (2.0, 1.0, 1.0, 1.75)
 
@@ -159,7 +160,8 @@ def test_clients_of_the_floor_keep_what_the_packages_keep(method):
     federated.fit(loop, data, 1, limit_val_batches=0, **federated.BARE)
     memory, personal = loop.store.record(client_id)
     own = memory["own_models"][-1] if method == "Ditto" else personal
-    net, places = work.first_net(), work.owned(client_id)
+    net = work.first_net()
+    places = work.owned(client_id)
     samples = tuple(of[places.start : places.stop] for of in work.samples()[0])
     first = floor.copied(net)
     kept = floor.CLIENTS[method](net, work, samples, first, first)
@@ -188,7 +190,8 @@ def test_the_variants_for_a_gpu_train_the_same_on_a_cpu(tmp_path):
 
 def test_a_stacked_step_is_that_of_the_bare_loop():
     case = ways.Case(replace(ways.SIZES["small"], cohort_size=3), torch.device("cpu"), "fp32")
-    step, batches = ways.StackedStep(case), list(case.batches())
+    step = ways.StackedStep(case)
+    batches = list(case.batches())
     for x, y in batches:
         step(x, y)
     net = case.work.first_net()
@@ -242,7 +245,9 @@ def test_the_whole_ends_in_its_time_and_says_what_was_not_done(capfd):
 @pytest.mark.parametrize("precision", list(gpu.PRECISIONS))
 def test_a_graph_takes_the_steps_that_it_was_made_of(precision):
     case = ways.Case(replace(ways.SIZES["small"], cohort_size=3), torch.device("cuda"), precision)
-    plain, graphed, batches = ways.StackedStep(case), ways.StackedStep(case), list(case.batches())
+    plain = ways.StackedStep(case)
+    graphed = ways.StackedStep(case)
+    batches = list(case.batches())
     graph = ways.Graph(graphed, *batches[0])
     plain.begin()
     graphed.begin()

@@ -86,7 +86,8 @@ def test_an_experiment_sets_what_it_says(parse, path):
 def compositions():
     """Each file of each kind at least once, in changing orders, with two others; all kinds are together below."""
     clients = [path for path in KINDS["method"] if client_of(path)]
-    others, order = [cycle(KINDS[kind]) for kind in KINDS if kind != "method"], random.Random(0)
+    others = [cycle(KINDS[kind]) for kind in KINDS if kind != "method"]
+    order = random.Random(0)
     for number, client in enumerate(clients):
         shuffled = [client, next(others[0]), next(others[1]), next(others[2 + number % (len(others) - 2)])]
         order.shuffle(shuffled)

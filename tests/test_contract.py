@@ -249,7 +249,8 @@ def test_a_run_in_bf16_mixed_follows_float32(name, two_rounds, tmp_path):
 @pytest.fixture(scope="module")
 def one_and_two_processes(tmp_path_factory) -> list[dict[str, Any]]:
     """What `tests/processes/methods.py` sees of all methods, by one script each."""
-    folder, script = tmp_path_factory.mktemp("processes"), ROOT / "tests/processes/methods.py"
+    folder = tmp_path_factory.mktemp("processes")
+    script = ROOT / "tests/processes/methods.py"
     for devices in ("1", "2"):
         command = [sys.executable, str(script), str(folder / devices), devices]
         settings = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True}
@@ -272,7 +273,8 @@ class Line(pl.LightningModule):
     def __init__(self, optimizer):
         super().__init__()
         self.net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-        self.optimizer, self.steps = optimizer, 0
+        self.optimizer = optimizer
+        self.steps = 0
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -471,7 +473,8 @@ def test_two_rounds_with_awkward_clients_are_finite_and_count_their_bytes(name):
 
     cohorts = cohorts_of(name, schedule=EDGES["data"]["schedule"])
     own = {"partition": EdgePartition(), "batch_size": 8, **cohorts}
-    watch, net = Rows(), partial(BatchNormNet, dropout=0.2)
+    watch = Rows()
+    net = partial(BatchNormNet, dropout=0.2)
     settings = settings_of(name, net=net, optimizer=sgd(0.05))
     loop = trained(data_of(sizes=EdgePartition.SIZES, **own), callbacks=[watch], evaluate_clients_every=1, **settings)
     check_rounds(list(watch.rows), loop.state_dict())

@@ -46,7 +46,8 @@ def built(tmp_path_factory):
 @pytest.fixture(scope="module")
 def programs(built, tmp_path_factory):
     """Programs of a fresh environment that has the wheel; what it depends on is linked from this one."""
-    there, outer = tmp_path_factory.mktemp("fresh"), tmp_path_factory.mktemp("outer")
+    there = tmp_path_factory.mktemp("fresh")
+    outer = tmp_path_factory.mktemp("outer")
     venv.create(there, symlinks=True)
     site = Path(run(there / "bin/python", "-c", "import site; print(site.getsitepackages()[0])", cwd=there).strip())
     for path in map(Path, sys.path):

@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 Net = partial(BatchNormNet, dropout=0.0)
-CPU, GPU = {"accelerator": "cpu"}, {"accelerator": "gpu", "devices": 1}
+CPU = {"accelerator": "cpu"}
+GPU = {"accelerator": "gpu", "devices": 1}
 
 
 def run(loop, data, rounds=2, ckpt_path=None, **settings):
@@ -47,7 +48,8 @@ def test_every_method_gives_what_it_gives_on_a_cpu(name, chunk):
         loop = FederatedLoop(**settings_of(name, net=Net, optimizer=sgd()), seed=3, **more)
         return run(loop, data_of(batch_size=4), precision="64-true", **settings)
 
-    on_cpu, on_gpu = fit(**CPU), fit(**GPU)
+    on_cpu = fit(**CPU)
+    on_gpu = fit(**GPU)
     found = {name: value.cpu() for name, value in on_gpu.state_dict().items()}
     torch.testing.assert_close(found, on_cpu.state_dict(), rtol=1e-6, atol=1e-8)
     assert on_gpu.round_metrics == pytest.approx(on_cpu.round_metrics, rel=1e-5, abs=1e-6, nan_ok=True)
@@ -71,7 +73,8 @@ def test_convolutions_in_half_precision_lie_channels_last_and_are_near_to_float3
         loop = FederatedLoop(FedAvg(net=FedNTDCNN, optimizer=sgd(0.01)), seed=3, chunk=chunk)
         return run(loop, images(), 2, precision=precision, **GPU).state_dict()
 
-    half, full = fit("bf16-mixed"), fit("32-true")
+    half = fit("bf16-mixed")
+    full = fit("32-true")
     for name, value in full.items():
         assert (half[name] - value).norm() < 0.05 * value.norm(), name
 
@@ -97,7 +100,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(method, chunk, tmp_path):
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in READS_OF])
 def test_the_host_waits_for_no_value_in_an_exchange(name, chunk, monkeypatch):
-    seen, exchange = [], Rounds._exchange
+    seen = []
+    exchange = Rounds._exchange
 
     def watched(self, *args):
         with Syncs(torch.device("cuda")) as counted:

@@ -121,7 +121,8 @@ class GAN(pl.LightningModule):
         pass
 
     def configure_optimizers(self):
-        lr, b1 = self.hparams.lr, self.hparams.b1
+        lr = self.hparams.lr
+        b1 = self.hparams.b1
         opt_g = torch.optim.Adam(self.generator.parameters(), lr=lr, betas=(b1, 0.999))
         opt_d = torch.optim.Adam(self.discriminator.parameters(), lr=lr, betas=(b1, 0.999))
         return [opt_g, opt_d], []

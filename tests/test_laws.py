@@ -25,7 +25,9 @@ class Watch(pl.Callback):
     """Copies of what each client returned, of the global model after each round, and of each round's values."""
 
     def __init__(self):
-        self.updates, self.after, self.rows = [], [], []
+        self.updates = []
+        self.after = []
+        self.rows = []
 
     def on_train_epoch_start(self, trainer, loop):
         self.updates.append({})
@@ -110,7 +112,8 @@ def test_a_cohort_without_any_sample_leaves_the_model(server_optimizer):
 @pytest.mark.parametrize("net", [Small, Plain])
 def test_one_client_is_centralised_training(net):
     """A round of one client is an epoch of SGD, its momentum begun anew and its lr decayed once a round."""
-    rounds, decay = 3, 0.8
+    rounds = 3
+    decay = 0.8
     optimizer = sgd(0.1, 0.9, weight_decay=1e-3)
     data = toy_data((23,), batch_size=5)
     loop = fit(FedAvg(net=net, optimizer=optimizer), rounds, data, lr_decay=decay)
@@ -268,7 +271,8 @@ def test_relabelled_classes_permute_class_wise_results(method, tmp_path):
         if relabel is not None:
             source = data.source
             source.train, source.test = ((x, relabel[y]) for x, y in (source.train, source.test))
-        watch, client = Watch(), method(net=Small, optimizer=sgd())
+        watch = Watch()
+        client = method(net=Small, optimizer=sgd())
         fit(client, 3, data, callbacks=[watch], initial_weights=tmp_path / "start.pt", precision="64-true")
         rows.append(watch.rows)
     for row, other in zip(*rows, strict=True):

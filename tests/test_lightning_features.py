@@ -58,7 +58,8 @@ def compiled(tmp_path):
             super().__init__()
             self.net.compile(backend="eager")
 
-    plain, prox = weights_of(go()), weights_of(go(wrap=lambda module: FedProx(module=module, mu=0.1)))
+    plain = weights_of(go())
+    prox = weights_of(go(wrap=lambda module: FedProx(module=module, mu=0.1)))
     assert equal(weights_of(go(wrap=lambda module: torch.compile(module, backend="eager"))), plain)
     assert equal(weights_of(go(Within)), plain)
     wrapped = go(wrap=lambda module: FedProx(module=torch.compile(module, backend="eager"), mu=0.1))

@@ -197,7 +197,8 @@ def test_fast_dev_run_of_several_batches_is_one_round_too():
 
 def test_a_second_fit_refuses_data_of_another_kind():
     loop = fit(FedAvg(), 1)
-    x, y = torch.zeros(20, 4), torch.arange(20) % 5
+    x = torch.zeros(20, 4)
+    y = torch.arange(20) % 5
     for source, sentence in (
         (
             TensorSource((x, y), (x, y), num_classes=5),

@@ -294,7 +294,8 @@ ROOMS = ("data", "metrics", "monitors", "nets")
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_gives_its_public_names_when_they_are_asked_for(room):
-    module, names = import_module(f"fl_lightning.{room}"), {}
+    module = import_module(f"fl_lightning.{room}")
+    names = {}
     exec(f"from fl_lightning.{room} import *", names)
     assert len(module.__all__) > 9
     for name in module.__all__:

@@ -49,12 +49,15 @@ def bank():
 
 def by_hand(rounds: int, keep: bool, data) -> dict[str, torch.Tensor]:
     """FedAvg on fresh copies of one module."""
-    module, queues = bank(), {}
+    module = bank()
+    queues = {}
     weights = {n: v.clone() for n, v in module.state_dict().items()}
     for round_idx in range(rounds):
-        total, sizes = {n: torch.zeros_like(v, dtype=torch.float64) for n, v in weights.items()}, 0
+        total = {n: torch.zeros_like(v, dtype=torch.float64) for n, v in weights.items()}
+        sizes = 0
         for client_id in range(data.num_clients):
-            client, view = copy.deepcopy(module), data.view(client_id, round_idx)
+            client = copy.deepcopy(module)
+            view = data.view(client_id, round_idx)
             client.load_state_dict(weights)
             if keep and client_id in queues:
                 client.queue.copy_(queues[client_id])
@@ -94,7 +97,8 @@ def test_resume_is_exact_whatever_the_module_was_built_with(tmp_path, keep):
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
 def test_the_global_model_has_them_as_they_were(precision):
-    module, start = bank(), bank().queue
+    module = bank()
+    start = bank().queue
     run = trainer(2, precision=precision)
     loop = FederatedLoop(module, seed=3)
     run.fit(loop, datamodule=toy_data(dtype=torch.float64 if precision == "64-true" else torch.float32))

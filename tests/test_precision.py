@@ -66,11 +66,13 @@ def test_losses_and_aggregates_stay_float32(precision):
 def test_fifty_local_steps_follow_float32(method, precision):
     """The loss falls as it does in float32 (an autocast region around all steps would keep stale weights)."""
     data = {"sizes": (20,), "batch_size": 20}
-    full, half = watched(method), watched(method)
+    full = watched(method)
+    half = watched(method)
     federate(full, rounds=1, local_epochs=50, data=toy_data(**data))
     federate(half, precision, rounds=1, local_epochs=50, data=toy_data(**data))
     assert (half.first - full.first).norm() <= 1e-2 * full.first.norm()
-    a, b = torch.stack(full.losses), torch.stack(half.losses)
+    a = torch.stack(full.losses)
+    b = torch.stack(half.losses)
     assert len(a) == 50
     assert a[-1] < 0.5 * a[0]
     torch.testing.assert_close(b, a, rtol=1e-2, atol=1e-2)
@@ -157,7 +159,8 @@ class CastsItself(Plain):
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_a_module_that_casts_by_itself_casts_the_weights_of_every_step(precision):
-    module, data = CastsItself(), toy_data((20,), shuffle=False)
+    module = CastsItself()
+    data = toy_data((20,), shuffle=False)
     alone = copy.deepcopy(module)
     trainer(1, precision=precision).fit(FederatedLoop(module, seed=1), datamodule=data)
     optimizer = alone.configure_optimizers()

@@ -136,12 +136,14 @@ def test_a_mean_lies_between_and_equal_states_are_their_mean(rows, data):
 @given(alike(min_size=5, max_size=9), st.data())
 def test_robust_rules_do_not_depend_on_the_order_and_resist_a_minority(rows, data):
     clean = torch.tensor(rows, dtype=torch.float64)
-    m, f = len(rows), (len(rows) - 3) // 2
+    m = len(rows)
+    f = (len(rows) - 3) // 2
     order = data.draw(st.permutations(range(m)))
     worst = data.draw(st.sampled_from([1e30, -1e30, 0.0]))
     attacked = clean.clone()
     attacked[:f] = worst
-    low, high = clean[f:].min(0).values, clean[f:].max(0).values
+    low = clean[f:].min(0).values
+    high = clean[f:].max(0).values
     for rule in (coordinate_median, partial(trimmed_mean, trim=f)):
         assert torch.allclose(rule(clean[list(order)]), rule(clean), rtol=1e-12, atol=0)
         center = rule(attacked)

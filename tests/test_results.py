@@ -51,7 +51,8 @@ def test_a_cell_that_failed_is_in_the_table_and_neither_run_nor_left(tmp_path, m
 
 def test_finished_runs_are_added_and_what_is_stored_stays(tmp_path, monkeypatch):
     """By their configuration: a run has the name of an older version here."""
-    case, path = "50 samples, α = 0.1", tmp_path / "results/knfu/table1.csv"
+    case = "50 samples, α = 0.1"
+    path = tmp_path / "results/knfu/table1.csv"
     experiment, drawn = next((deepcopy(file), drawn) for name, file, drawn in tables() if name == "knfu/table1")
     experiment.select(["KnFu", "FedMD"], [case])
     cells = [cell for cell in Cells(experiment, Request()).all() if cell.seed < 2]
@@ -81,7 +82,8 @@ def test_finished_runs_are_added_and_what_is_stored_stays(tmp_path, monkeypatch)
 
 
 def test_a_prefix_counts_where_it_is_asked_for_until_there_is_more(tmp_path):
-    case, path = "50 samples, α = 0.1", tmp_path / "results/knfu/table1.csv"
+    case = "50 samples, α = 0.1"
+    path = tmp_path / "results/knfu/table1.csv"
     experiment, drawn = next((deepcopy(file), drawn) for name, file, drawn in tables() if name == "knfu/table1")
     experiment.select(["KnFu"], [case])
     cell = Cells(experiment, Request()).all()[0]
@@ -98,10 +100,12 @@ def test_a_prefix_counts_where_it_is_asked_for_until_there_is_more(tmp_path):
 
 
 def test_a_failure_stands_beside_the_rounds_before_it_until_the_run_is_whole(tmp_path):
-    case, path = "50 samples, α = 0.1", tmp_path / "stored/knfu/table1.csv"
+    case = "50 samples, α = 0.1"
+    path = tmp_path / "stored/knfu/table1.csv"
     experiment, drawn = next((deepcopy(file), drawn) for name, file, drawn in tables() if name == "knfu/table1")
     experiment.select(["KnFu"], [case])
-    cell, made = Cells(experiment, Request()).all()[0], tmp_path / "made"
+    cell = Cells(experiment, Request()).all()[0]
+    made = tmp_path / "made"
     write_table(made / "knfu/table1.csv", [COLUMNS, [case, "KnFu", 0, *[""] * 10, "NaN in round 6", ""]])
     (made / "cells").mkdir()
     (made / "cells" / f"{cell.name}.yaml").write_text(yaml.safe_dump(dict(cell.config)))
@@ -121,7 +125,8 @@ def test_a_failure_stands_beside_the_rounds_before_it_until_the_run_is_whole(tmp
 
 
 def test_a_stored_run_that_lacks_a_log_key_is_stored_again(tmp_path):
-    case, path = "50 samples, α = 0.1", tmp_path / "results/knfu/table1.csv"
+    case = "50 samples, α = 0.1"
+    path = tmp_path / "results/knfu/table1.csv"
     experiment, drawn = next((deepcopy(file), drawn) for name, file, drawn in tables() if name == "knfu/table1")
     experiment.select(["KnFu"], [case])
     cell = Cells(experiment, Request()).all()[0]

@@ -93,7 +93,9 @@ class SaveIn(pl.Callback):
     """Saves a checkpoint in one hook of one round, the first time it is called there."""
 
     def __init__(self, hook: str, round_idx: int, path):
-        self.round_idx, self.path, self.done = round_idx, path, False
+        self.round_idx = round_idx
+        self.path = path
+        self.done = False
         setattr(self, hook, self.save)
 
     def save(self, trainer, *args, **kwargs):
@@ -186,7 +188,9 @@ class Interrupt(pl.Callback):
     """Ctrl-C within a round, after the second client."""
 
     def __init__(self, round_idx: int, error=KeyboardInterrupt):
-        self.round_idx, self.error, self.seen = round_idx, error, 0
+        self.round_idx = round_idx
+        self.error = error
+        self.seen = 0
 
     def on_client_end(self, trainer, loop, update):
         if trainer.current_epoch == self.round_idx:
@@ -199,7 +203,8 @@ class Interrupt(pl.Callback):
 
 
 def test_interrupt_inside_a_round_loses_nothing(uninterrupted, tmp_path):
-    loop, interrupt = make_loop(), Interrupt(2)
+    loop = make_loop()
+    interrupt = Interrupt(2)
     run = trainer(ROUNDS, callbacks=[interrupt])
     with pytest.raises(SystemExit):
         run.fit(loop, datamodule=make_data())
@@ -216,7 +221,9 @@ class Break(pl.Callback):
     """Ctrl-C, or an error, at the first call of a hook in a round; what `on_exception` saves is a whole state."""
 
     def __init__(self, hook: str, round_idx: int, error, path):
-        self.round_idx, self.error, self.path = round_idx, error, path
+        self.round_idx = round_idx
+        self.error = error
+        self.path = path
         setattr(self, hook, self.stop)
 
     def stop(self, trainer, *args, **kwargs):
@@ -259,7 +266,8 @@ class Rows(pl.loggers.logger.DummyLogger):
 
 def rows_of_a_cut_run(hook, path):
     """Rows by round of an uninterrupted run of 4 rounds, and of one continued from `hook` of round 1."""
-    whole, second = Rows(), Rows()
+    whole = Rows()
+    second = Rows()
     trainer(4, logger=whole).fit(make_loop(), datamodule=make_data())
     trainer(2, callbacks=[SaveIn(hook, 1, path)]).fit(make_loop(), datamodule=make_data())
     trainer(4, logger=second).fit(make_loop(), datamodule=make_data(), ckpt_path=path)
@@ -294,7 +302,8 @@ def test_every_server_optimizer_continues_exactly(tmp_path, server_optimizer):
         return loop
 
     run(2).trainer.save_checkpoint(tmp_path / "two.ckpt")
-    whole, resumed = run(4), run(4, tmp_path / "two.ckpt")
+    whole = run(4)
+    resumed = run(4, tmp_path / "two.ckpt")
     assert equal(weights_of(whole), weights_of(resumed))
     assert whole.lr_schedulers().state_dict() == resumed.lr_schedulers().state_dict()
 

@@ -94,7 +94,8 @@ def test_a_module_and_its_data_equal_those_of_pytorch_lightning(precision):
 
 
 def test_a_method_goes_around_it_in_a_federation_and_alone():
-    federated, alone = [], []
+    federated = []
+    alone = []
     for package in (pl, twin):
         loop, _ = run(FedProx(module=module_of(package)(), mu=0.1), data_of(package)())
         federated.append(weights_of(loop))
@@ -108,7 +109,8 @@ def test_a_method_goes_around_it_in_a_federation_and_alone():
 
 def test_callbacks_and_loggers_take_part(tmp_path):
     class Counts(twin.Callback):
-        rounds, clients = 0, 0
+        rounds = 0
+        clients = 0
 
         def on_train_epoch_end(self, trainer, pl_module):
             self.rounds += 1

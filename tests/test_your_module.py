@@ -124,7 +124,8 @@ def test_samples_to_predict_of_ones_own():
             return DataLoader(self.new, batch_size=2)
 
     loop, run, data = federate(Classifier, New, 1)
-    found, plain = run.predict(loop, datamodule=data), trainer(1).predict(loop.client.module, datamodule=New())
+    found = run.predict(loop, datamodule=data)
+    plain = trainer(1).predict(loop.client.module, datamodule=New())
     assert len(torch.cat(found)) == 7
     assert torch.equal(torch.cat(found), torch.cat(plain))
 
@@ -382,14 +383,17 @@ class Saves(Plain):
     def __init__(self, width=3):
         super().__init__()
         self.save_hyperparameters()
-        self.special, self.count, self.loaded = torch.nn.ReLU(), 0, None
+        self.special = torch.nn.ReLU()
+        self.count = 0
+        self.loaded = None
 
     def on_save_checkpoint(self, checkpoint):
         checkpoint["special"] = {"act": self.special, "count": self.count + 1}
         checkpoint["hyper_parameters"].update(act=self.special)
 
     def on_load_checkpoint(self, checkpoint):
-        self.special, self.count = checkpoint["special"]["act"], checkpoint["special"]["count"]
+        self.special = checkpoint["special"]["act"]
+        self.count = checkpoint["special"]["count"]
         self.loaded = checkpoint
 
 

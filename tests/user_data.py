@@ -81,7 +81,8 @@ class Sensor(IterableDataset):
     """Readings of one place as they come, labelled; `n` None: without end."""
 
     def __init__(self, place, n=None):
-        self.place, self.n = place, n
+        self.place = place
+        self.n = n
 
     def __iter__(self):
         draw = torch.Generator().manual_seed(self.place)

@@ -207,7 +207,8 @@ class Metrics(Plain):
     def __init__(self):
         super().__init__()
         both = MetricCollection({"acc": Accuracy("multiclass", num_classes=3), "mean": MeanMetric()})
-        self.train_metrics, self.val_metrics = both["acc"].clone(), both.clone(prefix="val/")
+        self.train_metrics = both["acc"].clone()
+        self.val_metrics = both.clone(prefix="val/")
         self.losses = []
 
     def training_step(self, batch, batch_idx):
@@ -355,7 +356,9 @@ class Adapted(pl.LightningModule):
     def __init__(self):
         super().__init__()
         torch.manual_seed(5)
-        self.body, self.norm, self.head = LowRank(4, 64), nn.BatchNorm1d(64), LowRank(64, 3)
+        self.body = LowRank(4, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.head = LowRank(64, 3)
 
     def forward(self, x):
         return self.head(self.norm(self.body(x)).relu())

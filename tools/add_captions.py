@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m tools.add_captions", description="Stores the captions of small figures.")
     parser.add_argument("folder", type=made_by_reproduce, help="of `reproduce`")
     parser.add_argument("names", nargs="*", help="of figures; none: those whose runs the folder has")
-    asked, known = parser.parse_args(arguments), figures()
+    asked = parser.parse_args(arguments)
+    known = figures()
     if unknown := [name for name in asked.names if name not in known]:
         parser.error(f"names must be of {', '.join(known)}, got {unknown[0]}")
     rows = rows_of(CAPTIONS)

@@ -32,7 +32,8 @@ Key = tuple[str, str, str]
 
 def finished(experiment: Experiment, folder: Path, rounds: float | None = None) -> list[Series]:
     """Read the runs of an experiment that have all their rounds, or so many, whatever their seeds."""
-    names, seeds = dict[str, str](), set[int]()
+    names = dict[str, str]()
+    seeds = set[int]()
     for path in sorted((folder / "cells").glob("*.yaml")):
         seed = int(identity_in(path.stem).partition("-")[0].removeprefix("seed"))
         seeds.add(seed)

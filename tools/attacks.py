@@ -42,7 +42,8 @@ RULES: dict[str, Callable[[], Aggregator]] = {
 }
 PARTITIONS = {"IID": IIDPartition(), "α = 1": DirichletPartition(alpha=1.0), "α = 0.1": DirichletPartition(alpha=0.1)}
 ATTACKS = {"none": None, "sign flip × 10": sign_flip, "noise, std 1": noise, "label flip": label_flip}
-SEEDS, ROUNDS = (0, 1, 2), 20
+SEEDS = (0, 1, 2)
+ROUNDS = 20
 COLUMNS = ("partition", "rule", "attack", "seed", "accuracy")
 FILE = Path(__file__).resolve().parents[1] / "docs" / "attacks.csv"
 

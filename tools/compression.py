@@ -48,7 +48,8 @@ class UnscaledRandomK(RandomK):
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "compression.csv"
 COLUMNS = ("method", "codec", "rule", "attack", "seed", "accuracy", "bytes_up", "bytes_down")
-SEEDS, ROUNDS = (0, 1, 2), 20
+SEEDS = (0, 1, 2)
+ROUNDS = 20
 
 CODECS: dict[str, Callable[[], Codec | None]] = {
     "dense": lambda: None,
@@ -163,7 +164,8 @@ def tables() -> None:
         up = [int(of("FedAvg", name)[0]["bytes_up"]) for name in ("dense", codec)]
         parts = [codec, f"{up[1]:,}", f"{up[0] / up[1]:.1f}"]
         for method in METHODS:
-            ours, dense = accuracies(of(method, codec)), accuracies(of(method, "dense"))
+            ours = accuracies(of(method, codec))
+            dense = accuracies(of(method, "dense"))
             change = "" if codec == "dense" else difference(ours, dense)
             parts += [shown(ours), change]
         print("|", " | ".join(parts), "|")

@@ -44,7 +44,9 @@ KEYS = {"global/acc": "global model", "local/alma": "clients' own models (ALMA)"
 """Accuracies that are drawn, and what has them."""
 
 STEPS_KEY = "cost/steps"
-SIZE, DPI, PALETTE = (4.2, 2.6), 110, 64
+SIZE = (4.2, 2.6)
+DPI = 110
+PALETTE = 64
 """Of a panel in inches, pixels per inch, colours."""
 
 

@@ -126,7 +126,8 @@ def grouping() -> str:
             total += w[i].to(total.dtype) * (n[i] / sum(n) if share else n[i])
         return total.float() if share else (total / sum(n)).float()
 
-    forth, back = list(range(10)), list(range(9, -1, -1))
+    forth = list(range(10))
+    back = list(range(9, -1, -1))
     exact, shares = (int((mean(forth, s) != mean(back, s)).sum()) for s in (False, True))
     return f"{exact} of 1,000,000 means of 10 clients depend on their order; summed as shares in float32, {shares:,}"
 

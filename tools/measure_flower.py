@@ -29,7 +29,8 @@ from tests.flower.deployed import EXAMPLE, Deployment
 from tests.flower.grid import federate
 from tests.toys import fit
 
-CLIENTS, ROUNDS = 5, 10
+CLIENTS = 5
+ROUNDS = 10
 ROUNDS_OVER_LINK = 6
 HIDDEN = {"5 k": [64], "2 M": [1370, 1370]}
 
@@ -80,7 +81,8 @@ def grid() -> None:
 def superlink() -> None:
     """A run of the example: rounds by the time that their rows were written."""
     with tempfile.TemporaryDirectory() as name, Deployment(Path(name)) as link:
-        folder, config = link.folder, EXAMPLE / "federation.yaml"
+        folder = link.folder
+        config = EXAMPLE / "federation.yaml"
         command = [sys.executable, "-m", "fl_lightning", "split", "-c", config, "--output", folder / "parties"]
         subprocess.run(list(map(str, command)), env=link.environment, cwd=folder, check=True)
         for i in range(2):

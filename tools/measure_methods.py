@@ -100,18 +100,24 @@ def entry_of(name: str, kind: type) -> Entry:
     made: Any = partial(kind, **ARGUMENTS.get(name, {}))
     stackable: bool | None = None
     if issubclass(kind, ClientModule):
-        part, federation = "client", Federation(client=kind)
+        part = "client"
+        federation = Federation(client=kind)
         stackable = bool(vars(kind).get("stackable", False))
     elif issubclass(kind, Aggregator):
-        part, federation = "rule", Federation(rule=made)
+        part = "rule"
+        federation = Federation(rule=made)
     elif issubclass(kind, ServerModule):
-        part, federation = "server module", Federation(server_module=made)
+        part = "server module"
+        federation = Federation(server_module=made)
     elif issubclass(kind, UpdateTransform):
-        part, federation = "transform", Federation(transform=made)
+        part = "transform"
+        federation = Federation(transform=made)
     elif needs_closure(made([nn.Parameter(torch.zeros(1))])):
-        part, federation = "local optimizer", Federation(optimizer=made)
+        part = "local optimizer"
+        federation = Federation(optimizer=made)
     else:
-        part, federation = "server optimizer", Federation(server_optimizer=made)
+        part = "server optimizer"
+        federation = Federation(server_optimizer=made)
     source = source_in(kind.__doc__) or source_in(inspect.getmodule(kind).__doc__)
     return Entry(name_of(name), part, source, file.relative_to(PACKAGE.parent).as_posix(), stackable, federation)
 

@@ -149,13 +149,15 @@ def cpu_seconds() -> float:
 def main() -> None:
     """Do every task, and write the page."""
     with tempfile.TemporaryDirectory() as name:
-        clone, folder = Path(name, "clone"), Path(name, "work")
+        clone = Path(name, "clone")
+        folder = Path(name, "work")
         subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
         folder.mkdir()
         Path(name, "home").mkdir()
         began = cpu_seconds()
         run("python -c 'import fl_lightning.cli.main'", folder, clone)
-        load, rows = cpu_seconds() - began, list[str]()
+        load = cpu_seconds() - began
+        rows = list[str]()
         for task in TASKS:
             if task.file is not None:
                 (folder / task.file[0]).write_text(task.file[1], encoding="utf-8")

@@ -27,7 +27,10 @@ from fl_lightning.nets import Backbone
 from fl_lightning.nets.backbone import Stages
 from fl_lightning.types import Broadcast, ClientUpdate
 
-CLIENTS, PER_CLIENT, CLASSES, INPUTS = 5, 8, 3, 64
+CLIENTS = 5
+PER_CLIENT = 8
+CLASSES = 3
+INPUTS = 64
 """Size of the toy: clients, all in every round; samples of each; classes; numbers in a sample."""
 
 
@@ -59,7 +62,8 @@ class ToyRegression(LightningModule):
 
     def __init__(self, optimizer: Callable[[Iterable[Any]], Optimizer]) -> None:
         super().__init__()
-        self.net, self.optimizer_factory = ToyNet(1, (INPUTS,)), optimizer
+        self.net = ToyNet(1, (INPUTS,))
+        self.optimizer_factory = optimizer
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -80,8 +84,10 @@ class ToyData(FederatedDataModule):
     """
 
     def __init__(self, regression: bool = False) -> None:
-        n, generator = CLIENTS * PER_CLIENT, torch.Generator().manual_seed(0)
-        x, y = torch.randn(n, INPUTS, generator=generator), torch.arange(n) % CLASSES
+        n = CLIENTS * PER_CLIENT
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(n, INPUTS, generator=generator)
+        y = torch.arange(n) % CLASSES
         samples = (x, x[:, :1].clone() if regression else y)
         source = TensorSource(samples, samples, None if regression else CLASSES)
         extra: dict[str, Any] = dict.fromkeys(("proxy", "transfer", "shared"), source)
@@ -110,7 +116,9 @@ class Contents(UpdateTransform):
 
     def on_client(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
         if self.round_idx != self.server.round_idx:
-            self.down, self.up, self.round_idx = {}, {}, self.server.round_idx
+            self.down = {}
+            self.up = {}
+            self.round_idx = self.server.round_idx
         self.down.update(names_in(broadcast))
         return update
 
@@ -128,7 +136,8 @@ class Started(Callback):
     """
 
     def __init__(self, contents: Contents) -> None:
-        self.started, self._contents = False, contents
+        self.started = False
+        self._contents = contents
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.started = True
@@ -214,7 +223,8 @@ def measurement_run(federation: Federation, around_module: bool = False, rounds:
     Raises:
         ValueError: after the start; before it, it is a refusal.
     """
-    contents, data = Contents(), ToyData(regression=around_module)
+    contents = Contents()
+    data = ToyData(regression=around_module)
     first = Started(contents)
     try:
         build = federation.around_module if around_module else federation.around_net

@@ -63,7 +63,8 @@ ROOMS = {
 METHODS = "methods/index.md"
 """The page with the table of the methods."""
 
-DRAWINGS, LONGEST = 3, 36
+DRAWINGS = 3
+LONGEST = 36
 """Drawings of a paper on its method's page; characters of a text that has room in `picture`."""
 
 LOG = logging.getLogger("mkdocs.site_pages")
@@ -262,7 +263,8 @@ def listed(names: list[str] | None, otherwise: str) -> str:
 
 def picture(record: Record) -> str:
     """Draw what travels between server and client, and what each keeps."""
-    down, up = models(record["down"], record["down_contents"]), models(record["up"], record["up_contents"])
+    down = models(record["down"], record["down_contents"])
+    up = models(record["up"], record["up_contents"])
     parts = [
         f'<rect x="{x}" y="10" width="128" height="70" rx="6" fill="none" stroke="currentColor"/>'
         f'<text x="{x + 64}" y="40" text-anchor="middle" font-weight="bold">{name}</text>'

@@ -56,7 +56,8 @@ def functions(path: Path) -> dict[str, int]:
 
 def class_lines(file: str, name: str) -> int:
     """Code lines of a class; 0 where there is none."""
-    path, lines = PACKAGE / file, set[int]()
+    path = PACKAGE / file
+    lines = set[int]()
     for node in ast.parse(path.read_text()).body if path.is_file() else ():
         if isinstance(node, ast.ClassDef) and node.name == name:
             lines = code_lines(path) & set(range(node.lineno, (node.end_lineno or 0) + 1))
@@ -123,7 +124,8 @@ def used_once(calls: list[tuple[str, str]]) -> list[str]:
 
     All others that are called would have to be copied, or taken from whoever overrides them, to become fewer.
     """
-    defined, used = Counter[str](), Counter[str]()
+    defined = Counter[str]()
+    used = Counter[str]()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef):
@@ -191,7 +193,8 @@ def attributes() -> tuple[list[str], list[str]]:
             own |= {target.id for target in targets if isinstance(target, ast.Name)}
         return own.union(*(declared(ast.unparse(base)) for base in node.bases))
 
-    late, foreign = set(), set()
+    late = set()
+    foreign = set()
     for name, (path, node) in classes.items():
         for function in (f for f in ast.walk(node) if isinstance(f, ast.FunctionDef) and f.name != "__init__"):
             for owner, attribute in assigned(function):
@@ -223,7 +226,8 @@ def main() -> None:
     core = {file: size for file, size in sizes.items() if not file.startswith(("nets/", "functional/losses"))}
     print(f"reading core (the files entered but for the net and the loss): {sum(core.values())} in {len(core)} files")
     print(f"functions of these files that are entered: {sum(entered(file, calls) for file in core)} code lines")
-    found, whole = [class_lines(*base) for base in BASES], sum(sizes.get(file, 0) for file in {f for f, _ in BASES})
+    found = [class_lines(*base) for base in BASES]
+    whole = sum(sizes.get(file, 0) for file in {f for f, _ in BASES})
     print(f"client base, rule and server module: {sum(found)} code lines, their files {whole}")
     everything = sorted(PACKAGE.rglob("*.py"))
     print(f"code lines of the package: {sum(len(code_lines(path)) for path in everything)} in {len(everything)} files")

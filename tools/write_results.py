@@ -61,7 +61,8 @@ def tables() -> list[tuple[str, Experiment, dict[str, PaperTable]]]:
 
 def text() -> str:
     """Write the page."""
-    parts, papers = [HEAD, CLAIMS.read_text(encoding="utf-8")], dict[str, None]()
+    parts = [HEAD, CLAIMS.read_text(encoding="utf-8")]
+    papers = dict[str, None]()
     for name, experiment, drawn in tables():
         paper = name.partition("/")[0]
         if paper not in papers:
@@ -75,7 +76,8 @@ def text() -> str:
 def section(name: str, experiment: Experiment, drawn: Mapping[str, PaperTable]) -> list[str]:
     """Write what was reached of a table, how, and what was not run."""
     path = ROOT / "results" / f"{name}.csv"
-    series, parts = list[Series](), list[str]()
+    series = list[Series]()
+    parts = list[str]()
     if path.is_file():
         series = read_stored(path)
         for of, table in drawn.items():
@@ -140,7 +142,9 @@ def made(path: Path) -> str:
 
 def left(experiment: Experiment, series: Mapping[tuple[str, str], Series]) -> list[str]:
     """List what was not run: cells, seeds, and later rounds, with their cost; what failed is in the table."""
-    methods, hours, counts = dict[str, list[str]](), dict[str, float](), dict[str, set[int]]()
+    methods = dict[str, list[str]]()
+    hours = dict[str, float]()
+    counts = dict[str, set[int]]()
     for runs in experiment.runs:
         wanted = list(map(str, runs.seeds or experiment.seeds))
         for case, settings in experiment.cases_of(runs).items():

@@ -66,7 +66,8 @@ class Codec(ABC):
                 f"down codes the weights themselves, and {kind} codes what they moved; leave down out, or take "
                 f"FP16 or QSGD"
             )
-        self.feedback, self.down = feedback, down
+        self.feedback = feedback
+        self.down = down
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -130,7 +131,8 @@ class QSGD(Codec):
                 f"down rounds the weights themselves to the nearest level, with few bits most of them to 0, which "
                 f"ruins the model: bits must be at least {LEAST_DOWN}, got {bits}; raise bits, or leave down out"
             )
-        self.bits, self.bucket = bits, bucket
+        self.bits = bits
+        self.bucket = bucket
 
     @property
     def levels(self) -> int:

@@ -25,7 +25,8 @@ class NonFiniteGuard(Member):
     """
 
     def __init__(self, skips: bool = False, max_norm: float | None = None) -> None:
-        self.skips, self.max_norm = skips, max_norm
+        self.skips = skips
+        self.max_norm = max_norm
         self.server = cast(ServerView, NotSetUp(type(self).__name__))
         self._nonfinite_constants: frozenset[str] = frozenset()
         self._checks: list[Check] = []
@@ -38,7 +39,8 @@ class NonFiniteGuard(Member):
 
     def incoming(self, result: ClientResult) -> ClientResult:
         """Check the update, the entries that stay with the client, and what was trained where no weights are sent."""
-        update, weights = result.update, result.update.weights or result.trained
+        update = result.update
+        weights = result.update.weights or result.trained
         values = self._extremes(weights) if weights else []
         if result.personal:
             values += self._extremes(result.personal)
@@ -53,7 +55,8 @@ class NonFiniteGuard(Member):
 
     def _is_short(self, result: ClientResult, max_norm: float) -> Tensor | None:
         """Check the norm of what the trainable entries moved, 0-d on their device, or None where none are sent."""
-        update, trainable = result.update, self.server.trainable
+        update = result.update
+        trainable = self.server.trainable
         if not update.weights or not trainable:
             return None
         start = {**self.server.weights, **(result.job.broadcast.weights or {})}
@@ -69,7 +72,8 @@ class NonFiniteGuard(Member):
         return self._skipped(update, (n >= 0) & (n <= known) & update.included) if self.skips else update
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
-        checks, self._checks = self._checks, []
+        checks = self._checks
+        self._checks = []
         if outcome is not None and outcome.weights:  # of which the server has those that are transmitted
             checks += [Check(-1, "values", value) for value in self._extremes(self.server.transmitted_entries)]
         return checks

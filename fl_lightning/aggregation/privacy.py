@@ -62,9 +62,12 @@ class PrivateAggregator(Aggregator, ABC):
                 f"{name} needs noise_multiplier, or target_epsilon to find it from, and got neither; set one, or both "
                 f"to end the run at the budget"
             )
-        self.noise_multiplier, self.target_epsilon, self.delta = noise_multiplier, target_epsilon, delta
+        self.noise_multiplier = noise_multiplier
+        self.target_epsilon = target_epsilon
+        self.delta = delta
         self.accountant = accountant
-        self.rounds, self.ledger = 0, dict[str, float]()
+        self.rounds = 0
+        self.ledger = dict[str, float]()
 
     def setup(self) -> None:
         imported("dp_accounting")  # before anything is trained
@@ -86,7 +89,8 @@ class PrivateAggregator(Aggregator, ABC):
     def set_extra_state(self, state: Tensor) -> None:
         """Take what `get_extra_state` gave."""
         rounds, *terms = state.tolist()
-        self.rounds, self.ledger = int(rounds), {}
+        self.rounds = int(rounds)
+        self.ledger = {}
         if self.rounds:
             self.ledger = dict(zip([*TERMS, *self.terms()], terms, strict=True))
 
@@ -123,8 +127,10 @@ class PrivateAggregator(Aggregator, ABC):
 
     def _agreed(self) -> dict[str, float]:
         """Give the terms of this round, which are those of the rounds before, if there were any."""
-        before, server = self.ledger if self.rounds else {}, self.server
-        rate, exchanges = server.sampling_rate or 0.0, len(getattr(server.module, "exchanges", ("train",)))
+        before = self.ledger if self.rounds else {}
+        server = self.server
+        rate = server.sampling_rate or 0.0
+        exchanges = len(getattr(server.module, "exchanges", ("train",)))
         z = self.noise_multiplier or before.get("noise_multiplier") or self._least_noise(rate, exchanges)
         now = {**dict(zip(TERMS, (z, rate, float(exchanges), float(server.num_clients)), strict=True)), **self.terms()}
         for name, was in before.items():
@@ -138,7 +144,8 @@ class PrivateAggregator(Aggregator, ABC):
 
     def _least_noise(self, rate: float, exchanges: int) -> float:
         """Find the noise multiplier with which the planned rounds keep the budget."""
-        rounds, budget = self.server.planned_rounds, self.target_epsilon
+        rounds = self.server.planned_rounds
+        budget = self.target_epsilon
         if not rounds or budget is None:
             raise ValueError(
                 f"{type(self).__name__} finds the noise that keeps target_epsilon over the planned rounds, and "

@@ -23,7 +23,8 @@ def coordinate_median(rows: Tensor) -> Tensor:
     >>> coordinate_median(torch.tensor([[4.0], [1.0], [3.0], [2.0]]))
     tensor([2.5000])
     """
-    ordered, m = rows.sort(0).values, len(rows)
+    ordered = rows.sort(0).values
+    m = len(rows)
     return (ordered[(m - 1) // 2] + ordered[m // 2]) / 2
 
 
@@ -203,7 +204,8 @@ class KrumAggregator(RobustAggregator):
         super().__init__(**base)
         check_at_least(0, f=f)
         check_at_least(1, "1 is Krum, more are multi-Krum", num_selected=num_selected)
-        self.f, self.num_selected = f, num_selected
+        self.f = f
+        self.num_selected = num_selected
 
     def too_few(self, m: int) -> str | None:
         if m < 2 * self.f + 3:
@@ -231,7 +233,8 @@ class GeometricMedianAggregator(RobustAggregator):
         super().__init__(**base)
         check_at_least(0, "0 is the mean", iters=iters)
         check_above(0, nu=nu)
-        self.iters, self.nu = iters, nu
+        self.iters = iters
+        self.nu = nu
 
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:
         return geometric_median(rows, weights, self.iters, self.nu)

@@ -45,7 +45,8 @@ class PartialAggregate:
 
     def become(self, sums: dict[str, StateSum], rows: dict[int, ClientUpdate]) -> None:
         """Take the sums and rows of all processes in place of this one's."""
-        self.sums, self.rows = sums, rows
+        self.sums = sums
+        self.rows = rows
 
 
 class NotSetUp:
@@ -109,7 +110,8 @@ class ServerPart(nn.Module):
 
         The round calls it.
         """
-        self._ended, self.partial = self.partial.sums, PartialAggregate()
+        self._ended = self.partial.sums
+        self.partial = PartialAggregate()
 
     def snapshot(self) -> dict[str, Any]:
         """Copy the state that is restored if a round fails.
@@ -135,7 +137,8 @@ class ServerPart(nn.Module):
 
     def take_unchecked(self) -> list[float | Tensor]:
         """Hand over `unchecked`."""
-        unchecked, self.unchecked = self.unchecked, []
+        unchecked = self.unchecked
+        self.unchecked = []
         return unchecked
 
     def total_weight(self, name: str) -> float | Tensor:

@@ -64,7 +64,8 @@ class NormClip(UpdateTransform):
         super().__init__()
         check_above(0, "it is the greatest norm of an update", max_norm=max_norm)
         check_choice(("clip", "keep"), buffers=buffers)
-        self.max_norm, self.buffers = max_norm, buffers
+        self.max_norm = max_norm
+        self.buffers = buffers
 
     def on_server(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
         if update.weights is None:

@@ -31,7 +31,8 @@ class FlippedData:
     """
 
     def __init__(self, local: ClientData, num_classes: int) -> None:
-        self.local, self.num_classes = local, num_classes
+        self.local = local
+        self.num_classes = num_classes
 
     def __getattr__(self, name: str) -> Any:
         if name in ("local", "num_classes"):  # not there yet: this is being copied

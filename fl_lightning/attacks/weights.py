@@ -48,7 +48,8 @@ class WeightAttack(Attack):
                 f"{type(self).__name__} poisons the weights that are sent, but a transform sends something else in "
                 f"their place; leave one of the two out"
             )
-        generator, received = local.generator("attack"), self.received
+        generator = local.generator("attack")
+        received = self.received
         poisoned = {n: self.poisoned(received[n], sent.weights[n], generator) for n in self.params()}
         return replace(sent, weights={**sent.weights, **poisoned})
 

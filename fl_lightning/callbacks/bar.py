@@ -45,7 +45,8 @@ class RoundProgressBar(ProgressBar):
         super().__init__()
         check_at_least(0, "0 shows no bar", refresh_rate=refresh_rate)
         check_at_least(0, "it is in seconds", log_every=log_every)
-        self.refresh_rate, self.log_every = refresh_rate, log_every
+        self.refresh_rate = refresh_rate
+        self.log_every = log_every
         self.is_enabled = refresh_rate > 0
         self.progress: Progress | None = None
         self.borrowed = ExitStack()
@@ -87,7 +88,8 @@ class RoundProgressBar(ProgressBar):
     @ignores_module
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
         """Count an exchange, whose clients are counted anew."""
-        self.exchanges, self.clients = self.exchanges + 1, 0
+        self.exchanges = self.exchanges + 1
+        self.clients = 0
 
     @ignores_module
     def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
@@ -114,13 +116,16 @@ class RoundProgressBar(ProgressBar):
     def _open(self, trainer: Trainer) -> None:
         """Begin the line, above which there appears from now on what others write to a terminal."""
         limits = (n for n in (trainer.max_epochs, trainer.max_steps) if n is not None and n >= 0)
-        self.first, self.values, total = trainer.current_epoch, "", min(limits, default=None)
+        self.first = trainer.current_epoch
+        self.values = ""
+        total = min(limits, default=None)
         text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
         columns = [text] if total is None else [text, BarColumn()]
         out, err = sys.stdout, sys.stderr  # output to a file is not redirected
         progress = Progress(*columns, auto_refresh=False, redirect_stdout=out.isatty(), redirect_stderr=err.isatty())
         progress.add_task("", total=total, completed=self.first, visible=False)
-        self.progress, self.due = progress, monotonic() + self.log_every
+        self.progress = progress
+        self.due = monotonic() + self.log_every
         if progress.console.is_interactive and progress.console.file.isatty():  # by FORCE_COLOR a file is interactive
             self.due = 0.0
             self.borrowed.enter_context(progress)
@@ -133,13 +138,17 @@ class RoundProgressBar(ProgressBar):
 
     def _enter(self, phase: str, rounds: int, loop: FederatedLoop) -> None:
         """Begin a round, or the time until the next."""
-        self.phase, self.rounds, self.exchanges, self.clients = phase, rounds, 0, 0
+        self.phase = phase
+        self.rounds = rounds
+        self.exchanges = 0
+        self.clients = 0
         self.values = headline(loop.round_metrics) or self.values
         self._show()
 
     def _show(self, at_once: bool = False) -> None:
         """Draw the line if a redrawing is due."""
-        now, progress = monotonic(), self.progress
+        now = monotonic()
+        progress = self.progress
         if progress is not None and (at_once or now >= self.due):
             (task,) = progress.tasks
             done = self.rounds + (self.exchanges + self.clients / self.cohort_size) / self.num_exchanges

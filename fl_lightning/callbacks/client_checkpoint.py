@@ -29,14 +29,17 @@ class ClientCheckpoint(Callback):
     """
 
     def __init__(self, dirpath: str | Path | None = None, filename: str = "client.ckpt") -> None:
-        self.dirpath, self.filename = dirpath, filename
+        self.dirpath = dirpath
+        self.filename = filename
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        client, state = pl_module, pl_module.state_dict()
+        client = pl_module
+        state = pl_module.state_dict()
         if isinstance(pl_module, FederatedLoop):
-            client, weights = pl_module.client, pl_module.weights
+            client = pl_module.client
+            weights = pl_module.weights
             if not weights.shared:
                 return
             saved = weights.saved(pl_module.parts.evaluated_weights(weights.live(weights.shared)))

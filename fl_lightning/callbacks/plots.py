@@ -50,7 +50,9 @@ class RunPlots(Callback):
     def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format = "png") -> None:
         check_at_least(0, "it is in seconds", every=every)
         check_choice(get_args(Format), format=format)
-        self.dirpath, self.every, self.format = dirpath, every, format
+        self.dirpath = dirpath
+        self.every = every
+        self.format = format
         self._history = History()
         self._folder: Path | None = None
         self._due = 0.0
@@ -61,7 +63,9 @@ class RunPlots(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer, self.dirpath)
-        self._folder, self._due, self._active = folder, monotonic() + self.every, False
+        self._folder = folder
+        self._due = monotonic() + self.every
+        self._active = False
         self._logged.clear()
         if not trainer.is_global_zero:
             return
@@ -77,7 +81,8 @@ class RunPlots(Callback):
         if folder is not None and counts is not None:
             write_partition(folder / PARTITION, counts[0].tolist(), counts[1], pl_module.data.client_names)
         if self.format != "none":
-            self._active, self._history = True, pl_module.recorder.history
+            self._active = True
+            self._history = pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
             if not private:
                 sizes = map(pl_module.data.size, range(pl_module.data.num_clients))

@@ -37,9 +37,11 @@ class ClasswiseReport(Callback):
 
     def __init__(self, dirpath: str | Path | None = None, max_rows: int = 40) -> None:
         check_at_least(1, max_rows=max_rows)
-        self.dirpath, self.max_rows = dirpath, max_rows
+        self.dirpath = dirpath
+        self.max_rows = max_rows
         self._file: Path | None = None
-        self._begun, self._prefix = False, "global"
+        self._begun = False
+        self._prefix = "global"
 
     # --- during fit -------------------------------------------------------------------------------
 
@@ -115,7 +117,8 @@ class ClasswiseReport(Callback):
             title += f" after {rounds} round{'s' * (rounds != 1)}"
         labels = labels[: evaluated_samples(trainer, loop)].cpu()
         samples = torch.bincount(labels, minlength=len(accuracy))
-        names, scores = loop.evaluation.inspection.class_names, class_scores(loop, split, labels)
+        names = loop.evaluation.inspection.class_names
+        scores = class_scores(loop, split, labels)
         if self._file is not None and trainer.state.fn == "fit":
             columns = [*names, *AVERAGES], [*samples.tolist(), *[len(labels)] * 2], *map(Tensor.tolist, scores.values())
             write_table(

@@ -21,7 +21,8 @@ class SkippedClients(Callback):
     """
 
     def __init__(self, dirpath: str | Path | None = None, filename: str = "skipped.csv") -> None:
-        self.dirpath, self.filename = dirpath, filename
+        self.dirpath = dirpath
+        self.filename = filename
         self._written = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

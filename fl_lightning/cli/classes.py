@@ -52,7 +52,8 @@ def subclasses(base: type) -> list[type]:
 
 def same_name(name: str, base: type) -> list[str]:
     """List the import paths of all classes of that short name which derive from `base`, a user's own too."""
-    paths, left = set[str](), [base]
+    paths = set[str]()
+    left = [base]
     while left:
         kind = left.pop()
         left += kind.__subclasses__()

@@ -37,7 +37,8 @@ INFOS = (
 def worth_showing(record: logging.LogRecord) -> bool:
     """Return False for the notes in `INFOS`, and keep a file's name in the others from speaking to the terminal."""
     if (text := printable(record.getMessage(), keep="\n\t")) != record.getMessage():
-        record.msg, record.args = text, ()
+        record.msg = text
+        record.args = ()
     return not re.sub(r"^\[rank: \d+\] ", "", record.getMessage()).startswith(INFOS)
 
 

@@ -82,14 +82,16 @@ def format_error(
     elif unknown := UNKNOWN.search(message):
         reason = unknown_option(unknown[1], unknown[2], options, kinds, further)
     elif isinstance(error, ArgumentError) and error.argument_name == "subcommand":
-        key, reason = "the command", expected([*LightningCLI.subcommands(), *COMMANDS], message.split("'")[1])
+        key = "the command"
+        reason = expected([*LightningCLI.subcommands(), *COMMANDS], message.split("'")[1])
     else:
         reason = wrong_value(key, message, error)
     if nested:
         return f"{NESTED}{key}{NESTED}{reason}{NESTED}"
     if needed := NEEDED.fullmatch(reason):
         names = needed[1].split(", ")
-        first, verb = f"{key}.{names[0]}".strip("."), "has" if len(names) == 1 else "have"
+        first = f"{key}.{names[0]}".strip(".")
+        verb = "has" if len(names) == 1 else "have"
         return f"{key or 'the command'} needs {needed[1]}, which {verb} no default; write --{first} VALUE"
     return key + (" " if reason.startswith("must ") else ": ") * bool(key) + reason
 

@@ -173,7 +173,8 @@ class FederatedCLI(LightningCLI):
         check_devices(config.trainer)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        settings, config = self.config_init[self.subcommand].trainer, self.config[self.subcommand]
+        settings = self.config_init[self.subcommand].trainer
+        config = self.config[self.subcommand]
         identity = self.model.identity
         identity.configure(config.as_dict())
         identity.allow(config.allow_changes)
@@ -184,7 +185,8 @@ class FederatedCLI(LightningCLI):
             raise ValueError(NO_SYNC)
         given = as_list(settings.callbacks) + self.callbacks
         if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
-            continued, self.folder = self.folder, None
+            continued = self.folder
+            self.folder = None
             kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
             ours: list[Callback] = [ClasswiseReport()]
             if self.subcommand == "predict":
@@ -212,7 +214,8 @@ class FederatedCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Tell where the run lies, and that a run which is continued has its rounds already."""
-        rounds, max_epochs = self.first_round or 0, self.trainer.max_epochs
+        rounds = self.first_round or 0
+        max_epochs = self.trainer.max_epochs
         if self.folder is not None:
             rank_zero_info(f"Run folder: {self.folder}{f', continued from round {rounds}' if rounds else ''}")
         if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:

@@ -67,7 +67,8 @@ def as_json(methods: Sequence[Record]) -> str:
 
 def as_csv(methods: Sequence[Record]) -> str:
     """Write a line for each method, with spaces between several values in a field."""
-    out, columns = io.StringIO(), [column for column in methods[0] if column != "refused"]
+    out = io.StringIO()
+    columns = [column for column in methods[0] if column != "refused"]
     rows = [record | {"papers": [url or name for name, url in record["papers"]]} for record in methods]
     cells = ([" ".join(v) if isinstance(v, list | tuple) else v for v in map(row.get, columns)] for row in rows)
     write_cells(out, [columns, *cells])

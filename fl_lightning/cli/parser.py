@@ -43,7 +43,8 @@ class CommandParser(ArgumentParser):
         options = list(parser.get_defaults().keys())
         if wants := NO_VALUE.fullmatch(message):
             message = no_value(self.words or parser.words, *wants.groups())
-        nested, further = not self.exit_on_error, getattr(parser, "further", ())
+        nested = not self.exit_on_error
+        further = getattr(parser, "further", ())
         sentence = format_error(message, ex, options, parser.kinds, nested, further)
         if not self.exit_on_error or os.environ.get("FL_LIGHTNING_DEBUG"):
             raise ArgumentError(None, sentence) from ex

@@ -69,7 +69,9 @@ def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) ->
     ]
     columns = [("samples", ",", sizes)]
     if counts is not None:
-        effective, distance, classes = effective_classes(counts), distance_from_uniform(counts), (counts > 0).sum(1)
+        effective = effective_classes(counts)
+        distance = distance_from_uniform(counts)
+        classes = (counts > 0).sum(1)
         most = 1 - 1 / counts.shape[1]
         lines += [
             f"classes of a client: {spread(classes, 0)} of {counts.shape[1]}",

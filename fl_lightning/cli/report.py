@@ -32,12 +32,14 @@ def run(argv: list[str]) -> None:
     given = command_parser().parse_args(argv)
     if given.output:
         check_output(given.output)
-    read, left_out = dict[Path, SavedRun](), dict[str, str]()
+    read = dict[Path, SavedRun]()
+    left_out = dict[str, str]()
     for path in given.runs:
         try:
             folders = find_runs([path])
         except OSError as error:
-            left_out[path], folders = str(error), []
+            left_out[path] = str(error)
+            folders = []
         for folder in folders:
             try:
                 read[folder] = read.get(folder) or read_run(folder)

@@ -49,7 +49,8 @@ def meant(name: str, options: Iterable[str]) -> str | None:
     >>> meant("model.lr", ["model.client"]), meant("data.alpha", ["data.partition"])
     ('model.client.optimizer.lr', 'data.partition.alpha')
     """
-    known, word = set(options), name.rpartition(".")[2]
+    known = set(options)
+    word = name.rpartition(".")[2]
     by_word = [MEANT[word]] if word in MEANT else []
     same_word = sorted((option for option in known if option.rpartition(".")[2] == word), key=len)
     group = name.partition(".")[0] if "." in name else ""

@@ -67,7 +67,8 @@ def check_keys(text: str, name: str, is_yaml: bool = False) -> None:
             left.append(value)
             if not isinstance(key, yaml.ScalarNode) or key.value == MERGE:
                 continue
-            entry, line = (key.tag, key.value), key.start_mark.line + 1
+            entry = (key.tag, key.value)
+            line = key.start_mark.line + 1
             if entry in lines:
                 raise ValueError(
                     f"{name}, line {line}: {key.value!r} stands in line {lines[entry]} already, where it would be "

@@ -55,9 +55,12 @@ class FederatedCheckpointIO(CheckpointIO):
             ckpt_path: checkpoint that is continued, or None.
             anywhere: whether the folder is found from every checkpoint; else those outside the run hold the records.
         """
-        self._folder, self._anywhere, self._latest = folder, anywhere, frozenset(in_use)
+        self._folder = folder
+        self._anywhere = anywhere
+        self._latest = frozenset(in_use)
         names = read_registry(folder / REGISTRY)
-        self._registered, self._kept = names or [], file_names(folder) if names is None else frozenset()
+        self._registered = names or []
+        self._kept = file_names(folder) if names is None else frozenset()
         self._needed = self._recall(ckpt_path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -111,7 +114,9 @@ class FederatedCheckpointIO(CheckpointIO):
 
         Delete those that only its predecessor needed.
         """
-        folder, before, path = Path(self._folder or "."), self._needed, full_path(path)
+        folder = Path(self._folder or ".")
+        before = self._needed
+        path = full_path(path)
         self._needed = {p: names for p, names in before.items() if p != path and (is_url(p) or os.path.exists(p))}
         if files:
             self._needed[path] = files
@@ -124,7 +129,8 @@ class FederatedCheckpointIO(CheckpointIO):
 
     def _recall(self, ckpt_path: Any) -> dict[str, Names]:
         """Files that checkpoints of earlier runs in this folder need, and the one that is continued, by path."""
-        folder, needed = Path(self._folder or "."), dict[str, Names]()
+        folder = Path(self._folder or ".")
+        needed = dict[str, Names]()
         for name in self._registered:
             path = name if is_url(name) else full_path(folder / name)
             if is_below(path, folder.parent):

@@ -113,7 +113,8 @@ def check_client_arguments(
     check_kind((tuple, list), "the sizes of one sample", "give such as (3, 32, 32)", input_shape=input_shape)
     if module is None:
         return
-    name, inner = type(client).__name__, type(module).__name__
+    name = type(client).__name__
+    inner = type(module).__name__
     for other, value in others.items():
         if value is not None:
             raise ValueError(
@@ -149,7 +150,8 @@ def check_optimized(owner: LightningModule, optimizers: Sequence[Optimizer], par
     held = {id(param) for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]}
     if not held or not any(known.values()) or not held.isdisjoint(known):  # frozen ones may be trained later
         return
-    name, kinds = type(owner).__name__, ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+    name = type(owner).__name__
+    kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
     sentence = (
         f"the optimizer of {name} must hold parameters of {name}, got {kinds} of others only, so that nothing would be "
         f"trained; make it of self.parameters() in configure_optimizers"
@@ -220,7 +222,8 @@ def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:
     Raises:
         ValueError: without a loss where one is needed.
     """
-    kind, more = type(client.module).__name__, isinstance(output, Mapping)
+    kind = type(client.module).__name__
+    more = isinstance(output, Mapping)
     loss = output.get("loss") if more else output
     if more and loss is None and client.automatic_optimization:
         raise ValueError(f"{kind}.training_step must return its loss under 'loss', got the keys {sorted(output)}")

@@ -26,7 +26,8 @@ class ClientFiles:
     """
 
     def __init__(self, folder: Path, client_id: int) -> None:
-        self.folder, self.client_id = folder, client_id
+        self.folder = folder
+        self.client_id = client_id
 
     def keep(self, round_idx: int, memory: Mapping[str, Any], personal: State | None) -> str | None:
         """Write what the client keeps, and return the name of the file.

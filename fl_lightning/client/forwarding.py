@@ -114,7 +114,8 @@ class NotOfTheLoop:
     """
 
     def __init__(self, callback: Callback, hook: Callable[..., Any]) -> None:
-        self._callback, self._hook = callback, hook
+        self._callback = callback
+        self._hook = hook
 
     def __call__(self, trainer: Any, module: LightningModule, *args: Any) -> None:
         if isinstance(module, Forwarding):

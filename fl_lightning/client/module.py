@@ -114,7 +114,8 @@ class ClientModule(CheckedLoading):
         self.net: Backbone | None = None
         self.net_factory: Callable[[int, tuple[int, ...]], Backbone] = net or Perceptron
         self.optimizer_factory: OptimizerFactory = optimizer or partial(SGD, lr=0.01, momentum=0.9)
-        self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
+        self.num_classes = num_classes
+        self.input_shape = input_shape and tuple(input_shape)
         self.context = ClientContext()
         self.forward_context: ForwardContext = nullcontext
         self.outputs: dict[str, Any] = {}
@@ -298,7 +299,8 @@ class ClientModule(CheckedLoading):
             raise ValueError(f"{type(self).__name__}.load_teacher({name!r}) needs a client built with net=")
         if name not in self._teachers:
             self._teachers[name] = Teacher(name, self.net)
-        teacher, context = self._teachers[name], self.context
+        teacher = self._teachers[name]
+        context = self.context
         if isinstance(teacher.net, HeterogeneousNets):
             teacher.net.choose(context.client_id)
         # as they came: the net itself may have moved since
@@ -366,7 +368,8 @@ class ClientModule(CheckedLoading):
     @contextmanager
     def in_full_precision(self) -> Iterator[None]:
         """Context in which nothing is cast to the types of a mixed precision, for which torch.func lacks rules."""
-        precision, self.forward_context = self.forward_context, nullcontext
+        precision = self.forward_context
+        self.forward_context = nullcontext
         try:
             with torch.autocast(self.device.type, enabled=False):
                 yield
@@ -383,11 +386,13 @@ class ClientModule(CheckedLoading):
 
     def connect(self, forward_context: ForwardContext, transfer: Callable[[Batch], Batch]) -> None:
         """Use the Trainer's precision and the user's transfer hooks."""
-        self.forward_context, self._transfer = forward_context, transfer
+        self.forward_context = forward_context
+        self._transfer = transfer
 
     def disconnect(self) -> None:
         """Run in full precision again, as without a Trainer."""
-        self.forward_context, self._transfer = nullcontext, None
+        self.forward_context = nullcontext
+        self._transfer = None
 
     def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
         """Fix which parameters are trainable (inside vmap none requires a gradient), and which are never sent."""

@@ -149,7 +149,8 @@ def foreign_part(optimizer: Optimizer) -> str | None:
 
 def is_own_step(optimizer: Optimizer, value: Any) -> bool:
     """Return True for the step of the optimizer's class, maybe wrapped by torch's schedulers."""
-    function, bound = unwrapped_step(value), getattr(value, "__self__", optimizer) is optimizer
+    function = unwrapped_step(value)
+    bound = getattr(value, "__self__", optimizer) is optimizer
     return function is not None and function is unwrapped_step(type(optimizer).step) and bound
 
 
@@ -241,8 +242,11 @@ class LocalOptimizer:
     def __init__(
         self, optimizer: Optimizer, scaler: Any | None, on_step: Callable[..., None], everyone: Sequence[Optimizer]
     ) -> None:
-        self.optimizer, self.scaler, self.everyone = optimizer, scaler, everyone
-        self.needs_closure, self.takes_closure = needs_closure(optimizer), takes_closure(optimizer)
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.everyone = everyone
+        self.needs_closure = needs_closure(optimizer)
+        self.takes_closure = takes_closure(optimizer)
         self._unscaled = False
         # a step that the scaler skips does not count: the hook runs only where the optimizer moved
         self.hooks = [optimizer.register_step_post_hook(on_step)]

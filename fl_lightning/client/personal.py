@@ -152,7 +152,8 @@ def check_head(client: Any, needs_body: bool = True) -> None:
     Raises:
         ValueError: naming client and net.
     """
-    name, net = type(client).__name__, client.net
+    name = type(client).__name__
+    net = client.net
     if not isinstance(getattr(net, "head", None), nn.Linear):
         raise ValueError(
             f"{name} needs a net whose last layer is a torch.nn.Linear called head, got {type(net).__name__}; derive "

@@ -32,7 +32,8 @@ class LocalProgress:
     def move(self, steps: int, accumulated_lr: float, lr: float = 0.0) -> None:
         """Add `steps`, taken with the learning rate `lr`, to K and set E."""
         self.num_steps += steps
-        self.accumulated_lr, self.lr = accumulated_lr, lr or self.lr
+        self.accumulated_lr = accumulated_lr
+        self.lr = lr or self.lr
 
     def add_to(self, whole: "LocalProgress") -> None:
         """Add the steps of a phase, whose progress this is, to those of its exchange."""
@@ -41,7 +42,8 @@ class LocalProgress:
     def was_idle(self, since: "LocalProgress") -> None:
         """Record that nothing shared was trained since the progress was `since`."""
         self.idle_steps += self.num_steps - since.num_steps
-        self.accumulated_lr, self.lr = since.accumulated_lr, since.lr
+        self.accumulated_lr = since.accumulated_lr
+        self.lr = since.lr
 
     def accumulated(self, share: float) -> None:
         """Set `share` for the step to come."""
@@ -68,18 +70,25 @@ class AccumulatedLR:
         alike = len({(group["lr"], group["momentum"], group["nesterov"]) for group in groups}) == 1
         self.group = groups[0] if plain and alike else None
         self.defined = self.group is not None or not optimizers
-        self.progress, self._before = LocalProgress(), 0.0
-        self.steps, self._value, self._momentum = 0, 0.0, 0.0
+        self.progress = LocalProgress()
+        self._before = 0.0
+        self.steps = 0
+        self._value = 0.0
+        self._momentum = 0.0
 
     def begin(self, progress: LocalProgress) -> None:
         """Begin a phase, whose steps are counted in `progress`."""
-        self.progress, self._before = progress, progress.accumulated_lr
-        self.steps, self._value, self._momentum = 0, 0.0 if self.defined else math.nan, 0.0
+        self.progress = progress
+        self._before = progress.accumulated_lr
+        self.steps = 0
+        self._value = 0.0 if self.defined else math.nan
+        self._momentum = 0.0
         progress.move(0, self._before + self._value)  # NaN where it is not defined, however many steps
 
     def step(self, *_: Any) -> None:
         """Count one step (a hook of the optimizers)."""
-        self.steps, lr = self.steps + 1, 0.0
+        self.steps = self.steps + 1
+        lr = 0.0
         if (group := self.group) is not None:
             slope = self.progress.share * (1.0 if self.slope is None else self.slope(self._value))
             rho = group["momentum"]

@@ -97,7 +97,8 @@ class MetricAccumulator:
             )
         for name, metric in self.metrics.items():
             if name not in self._ended:
-                self._ended[name], self.metrics[name] = metric, deepcopy(metric)
+                self._ended[name] = metric
+                self.metrics[name] = deepcopy(metric)
 
     @property
     def rows(self) -> Mapping[str, tuple[str, Sequence[tuple[Any, float]]]]:
@@ -117,7 +118,8 @@ class MetricAccumulator:
 
         The metric objects stay.
         """
-        rows, self._rows = self._rows, {}
+        rows = self._rows
+        self._rows = {}
         return rows
 
     @property
@@ -163,7 +165,8 @@ class MetricAccumulator:
         """Reset the metric objects, and forget them."""
         for metric in (*self.metrics.values(), *self._ended.values()):  # one may have several names
             metric.reset()
-        self.metrics, self._ended = {}, {}
+        self.metrics = {}
+        self._ended = {}
 
     def clear(self) -> None:
         """Drop everything and reset the metric objects (a round that failed)."""
@@ -285,16 +288,22 @@ class ClientServices:
 
         Returns the accumulator of what it will log.
         """
-        self.logged, self._weight, self._batch = MetricAccumulator(), 1, None
+        self.logged = MetricAccumulator()
+        self._weight = 1
+        self._batch = None
         return self.logged
 
     def resume_client(self, logged: MetricAccumulator, num_samples: int) -> None:
         """Go on with a client that was begun: values go to `logged` and weigh `num_samples`."""
-        self.logged, self._weight, self._batch = logged, num_samples, None
+        self.logged = logged
+        self._weight = num_samples
+        self._batch = None
 
     def begin_epoch(self, optimizers: LocalOptimizers, num_samples: int) -> None:
         """Begin an epoch of `num_samples` samples."""
-        self._optimizers, self._weight, self._batch = optimizers, num_samples, None
+        self._optimizers = optimizers
+        self._weight = num_samples
+        self._batch = None
 
     def begin_batch(self, batch: Any) -> None:
         """Begin a batch: logged values weigh its number of samples (counted at the first value)."""
@@ -303,7 +312,8 @@ class ClientServices:
 
     def begin_samples(self, num_samples: int) -> None:
         """Let logged values weigh `num_samples` from now on."""
-        self._weight, self._batch = num_samples, None
+        self._weight = num_samples
+        self._batch = None
 
     # --- called by the client ---
 
@@ -312,7 +322,8 @@ class ClientServices:
     ) -> None:
         if batch_size is None:
             if self._batch is not None:
-                self._weight, self._batch = batch_length(self._batch), None
+                self._weight = batch_length(self._batch)
+                self._batch = None
             batch_size = self._weight
         self.logged.log(name, value, batch_size, reduce_fx)
 
@@ -418,9 +429,11 @@ class BatchTransfer:
         precision: Precision | None = None,
         datamodule: LightningDataModule | None = None,
     ) -> None:
-        self._precision, self._device = precision or Precision(), device
+        self._precision = precision or Precision()
+        self._device = device
         data: Any = datamodule
-        names, after = ("on_before_batch_transfer", "transfer_batch_to_device"), "on_after_batch_transfer"
+        names = ("on_before_batch_transfer", "transfer_batch_to_device")
+        after = "on_after_batch_transfer"
         owners = [data if overridden(data, name) else modules[-1] for name in names]
         self._before, self._transfer = map(getattr, owners, names)
         self.moves = any(map(overridden, owners, names))

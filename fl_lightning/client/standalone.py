@@ -108,7 +108,8 @@ def refuse_alone(client: Any) -> None:
     Raises:
         ValueError: naming what the method needs.
     """
-    name, server = type(client).__name__, client.server_class
+    name = type(client).__name__
+    server = client.server_class
     needs = client.needs | server.needs
     lacks = [f"the split {split!r}" for split in sorted(needs - CONDITIONS)]
     lacks += ["the accumulated lr of its optimizer"] if "accumulated_lr" in needs else []

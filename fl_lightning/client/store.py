@@ -64,7 +64,8 @@ class ClientStore:
         self.device = torch.device("cpu")
         self.clients: set[int] = set()
         self.owners: dict[int, int] = {}
-        self._unshared, self._in_files = False, False
+        self._unshared = False
+        self._in_files = False
         self._records: dict[int, HeldRecord] = {}  # in order of use: all records, or those used last
         self._bytes = 0  # of the records held
         self._files: dict[int, FileRecord] = {}

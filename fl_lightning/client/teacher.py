@@ -35,7 +35,8 @@ class LogitCache:
 
     def begin_batch(self, x: Tensor, positions: Tensor) -> None:
         """Record the batch in training: inputs (B, ...), and its samples' positions in the split, (B,) int64."""
-        self._x, self._positions = x, positions
+        self._x = x
+        self._positions = positions
 
     def finish_epoch(self) -> None:
         """Record that every sample has been seen."""
@@ -97,14 +98,16 @@ class Teacher:
         """
         for name, target in self._targets.items():
             target.copy_(state[name])
-        self.token, self.mode = token, mode
+        self.token = token
+        self.mode = mode
         self.batch_statistics = mode == "train" and bool(self._norms)
         for module in self._norms:
             module.momentum = 0.0
 
     def use(self, forward_context: ForwardContext, cache: LogitCache | None) -> None:
         """Set the context of the forward pass, and the cache of logits (None: none)."""
-        self.forward_context, self.cache = forward_context, cache
+        self.forward_context = forward_context
+        self.cache = cache
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:

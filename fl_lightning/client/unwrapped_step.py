@@ -21,7 +21,9 @@ class UnwrappedStep:
     """
 
     def __init__(self, optimizer: Optimizer, function: Callable[[Optimizer], Any], counted: RemovableHandle) -> None:
-        self.optimizer, self._function, self._after = optimizer, function, counted.hooks_dict_ref
+        self.optimizer = optimizer
+        self._function = function
+        self._after = counted.hooks_dict_ref
         self._step = type(optimizer).step
         shown = (
             optimizer.register_step_pre_hook(no_hook),

@@ -25,7 +25,9 @@ class Availability:
     """
 
     def __init__(self, given: float | Sequence[float] | str | Path, num_clients: int, seed: int) -> None:
-        self._seed, self._rates, self._trace = seed, list[float](), list[set[int]]()
+        self._seed = seed
+        self._rates = list[float]()
+        self._trace = list[set[int]]()
         if isinstance(given, str | Path):
             self._trace = read_trace(Path(given), num_clients)
             return

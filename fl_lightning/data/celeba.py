@@ -56,7 +56,8 @@ class CelebA(ImageSource):
     ) -> None:
         super().__init__(root, augmentation, normalize, limit)
         check_count(1, "None leaves images as they are", image_size=image_size)
-        self.attribute, self.image_size = attribute, image_size
+        self.attribute = attribute
+        self.image_size = image_size
         self.folder = Path(root).expanduser()
         self.class_names = (f"not {attribute}", attribute)
 

@@ -59,7 +59,9 @@ class Cohorts:
                     f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
                     f"data.schedule"
                 )
-        self.num_clients, self.schedule, self.seed = num_clients, schedule, seed
+        self.num_clients = num_clients
+        self.schedule = schedule
+        self.seed = seed
         self.size = max(1, int(participation * num_clients + 1e-9))
         self.draws_each = sampling == "poisson"
         self.share = participation if self.draws_each else self.size / num_clients
@@ -137,7 +139,8 @@ class ClientIndices(Sequence[Tensor]):
             )
         self.indices = torch.from_numpy(everything if pool is None else pool[everything])
         self._ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)  # read one by one, which tensors do slowly
-        self.ends, self._size = torch.from_numpy(self._ends[1:]), len(arrays)
+        self.ends = torch.from_numpy(self._ends[1:])
+        self._size = len(arrays)
 
     def __len__(self) -> int:
         return self._size
@@ -200,9 +203,14 @@ class ClientView:
     def __init__(
         self, data: FederatedData, train: Split, indices: Mapping[str, Tensor], client_id: int, round_idx: int
     ) -> None:
-        self.client_id, self.round_idx = client_id, round_idx
-        self.num_clients, self.batch_size, self.drop_last = data.num_clients, data.batch_size, data.drop_last
-        self._data, self._given, self._indices = data, train, dict(indices)
+        self.client_id = client_id
+        self.round_idx = round_idx
+        self.num_clients = data.num_clients
+        self.batch_size = data.batch_size
+        self.drop_last = data.drop_last
+        self._data = data
+        self._given = train
+        self._indices = dict(indices)
         self._shift = None if data.feature_shift is None else data.shift_of(client_id)
         self._train = train if self._shift is None else train.through(self._shift)
 
@@ -299,8 +307,10 @@ class ClientView:
         Raises:
             ValueError: positions of another type, or outside [0, n).
         """
-        held, positions = self._look_up(split), positions.cpu()
-        n, whole = held.shape[0], positions.dtype == torch.int64
+        held = self._look_up(split)
+        positions = positions.cpu()
+        n = held.shape[0]
+        whole = positions.dtype == torch.int64
         if not whole or (len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < n):
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
@@ -325,7 +335,10 @@ class ClientSamples:
     """
 
     def __init__(self, train: Split, dealt: ClientIndices, data: FederatedData, seed: int) -> None:
-        self.dealt, self._train, self._data, self._seed = dealt, train, data, seed
+        self.dealt = dealt
+        self._train = train
+        self._data = data
+        self._seed = seed
         self._counts: ClassCounts = {}
         self._reduced: dict[int, Tensor] = {}
 
@@ -347,7 +360,8 @@ class ClientSamples:
         Raises:
             ValueError: no such client or class, or a count outside [0, the samples dealt].
         """
-        labels, num_classes = self._train.labels, self._data.num_classes
+        labels = self._train.labels
+        num_classes = self._data.num_classes
         if labels is None or num_classes is None:
             raise ValueError("set_class_count needs samples with integer labels, and these have none")
         for name, value, most in ("client_id", client_id, len(self.dealt)), ("class_idx", class_idx, num_classes):
@@ -366,7 +380,8 @@ class ClientSamples:
         self._hold_back(client_id)
 
     def _hold_back(self, client_id: int) -> None:
-        part, counts = self.dealt[client_id], self._counts.get(client_id)
+        part = self.dealt[client_id]
+        counts = self._counts.get(client_id)
         if counts and (labels := self._train.labels) is not None:
             part = reduced(part, labels, counts, self._seed, client_id)
         self._reduced[client_id] = part
@@ -375,6 +390,7 @@ class ClientSamples:
         return {"class_counts": {client_id: dict(counts) for client_id, counts in self._counts.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        before, self._counts = self._counts, {client: dict(counts) for client, counts in state["class_counts"].items()}
+        before = self._counts
+        self._counts = {client: dict(counts) for client, counts in state["class_counts"].items()}
         for client_id in before.keys() | self._counts.keys():
             self._hold_back(client_id)

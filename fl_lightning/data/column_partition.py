@@ -57,7 +57,8 @@ class ColumnPartition(Partition):
             ValueError: a sample without one, which is blank, NaN or None.
         """
         owners = self._labels(samples)
-        kind, missing = owners.dtype.kind, np.zeros(len(owners), bool)
+        kind = owners.dtype.kind
+        missing = np.zeros(len(owners), bool)
         if kind in "fMmU":
             missing = owners == "" if kind == "U" else np.isnat(owners) if kind in "Mm" else np.isnan(owners)
         elif kind == "O":

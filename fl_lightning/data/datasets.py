@@ -61,7 +61,8 @@ class DatasetSplit(LoadedSplit):
                 f"({{client_id: dataset}})"
             )
         self.dataset: Any = dataset
-        self.loader_spec, self.columns = loader_spec or LoaderSpec(), dict(columns or {})
+        self.loader_spec = loader_spec or LoaderSpec()
+        self.columns = dict(columns or {})
         self._whole = whole
 
     def __len__(self) -> int:
@@ -100,7 +101,8 @@ class DatasetSplit(LoadedSplit):
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         chosen = (index.tolist() for index in indices)
-        spec, staging = self.loader_spec, self.staging
+        spec = self.loader_spec
+        staging = self.staging
         if spec.num_workers:
             loader = spec.loader(self.dataset, generator, self.pins, batch_sampler=list(chosen))
             return iter(loader) if staging is None else staging.one_ahead(iter(loader))
@@ -197,9 +199,12 @@ class DatasetSource(Source):
         columns: Mapping[str, Array] | None = None,
     ) -> None:
         check_datasets((DataLoader, type), train=train, val=val, test=test)
-        self.train, self.val, self.test = train, val, test
+        self.train = train
+        self.val = val
+        self.test = test
         self.validates = val is not None
-        self.num_classes, self.columns = num_classes, columns
+        self.num_classes = num_classes
+        self.columns = columns
         self.loader_spec = loader_spec or LoaderSpec()
 
     def load(self) -> tuple[Split, Split | None]:

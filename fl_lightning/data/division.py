@@ -29,8 +29,10 @@ class Division:
     """
 
     def __init__(self, splits: Mapping[str, Split], data: FederatedData, partition: Partition, seed: int) -> None:
-        self._splits, self._data = splits, data
-        self.partition, self.seed = partition, seed
+        self._splits = splits
+        self._data = data
+        self.partition = partition
+        self.seed = seed
         self._left: Array | None = None
         """The clients' training samples, where these are not all."""
         self.owner_names: list[str] = []
@@ -88,7 +90,8 @@ class Division:
         Raises:
             ValueError: if the samples have no classes.
         """
-        train, num_classes = self._splits["train"], self._data.num_classes
+        train = self._splits["train"]
+        num_classes = self._data.num_classes
         labels = train.labels
         if labels is None or num_classes is None:
             raise ValueError(
@@ -100,7 +103,8 @@ class Division:
 
     def _input(self, split: str, chosen: Array | None) -> PartitionInput:
         """Describe samples `chosen` of a split, or all, with what the partition divides by: labels, or its column."""
-        samples, column = self._splits[split], self.partition.column
+        samples = self._splits[split]
+        column = self.partition.column
         num_classes = self._data.num_classes if column is None else None  # before the labels: some are no classes
         try:
             values: Any = samples.labels if column is None else samples.column(column)

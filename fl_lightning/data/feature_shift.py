@@ -66,7 +66,11 @@ class ClientShift:
     def __init__(
         self, noise: float, angle: float, colour: float, draws: torch.Generator, still: torch.Generator
     ) -> None:
-        self.noise, self.angle, self._colour, self._draws, self._still = noise, angle, colour, draws, still
+        self.noise = noise
+        self.angle = angle
+        self._colour = colour
+        self._draws = draws
+        self._still = still
         self._channels: Tensor | None = None
 
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -119,7 +123,8 @@ def rotated(x: Tensor, angle: float) -> Tensor:
     [2.0, 4.0, 1.0, 3.0]
     """
     height, width = x.shape[2:]
-    cos, sin = math.cos(angle), math.sin(angle)
+    cos = math.cos(angle)
+    sin = math.sin(angle)
     rows = torch.tensor([[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]], dtype=x.dtype)
     grid = F.affine_grid(to_device(rows, x.device).expand(len(x), 2, 3), list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, align_corners=False)

@@ -38,10 +38,12 @@ class _FolderSource(ImageSource):
 
     def _read(self, train: Listed, test: Listed | None, image_size: int | None = None) -> tuple[Split, Split | None]:
         """Read the images of both splits."""
-        train, test = self._chosen(train), test and self._chosen(test)
+        train = self._chosen(train)
+        test = test and self._chosen(test)
         listed = [*train, *(test or [])]
         x = read_images([path for path, _ in listed], image_size, self.remedy)
-        y, n = torch.tensor([label for _, label in listed]), len(train)
+        y = torch.tensor([label for _, label in listed])
+        n = len(train)
         training, testing = self.splits(Images(x[:n], y[:n]), None if test is None else Images(x[n:], y[n:]))
         return training, testing
 
@@ -85,7 +87,9 @@ class ImageFolder(_FolderSource):
     ) -> None:
         super().__init__(root, augmentation, normalize, limit)
         check_count(1, image_size=image_size)
-        self.train_folders, self.test_folder, self.image_size = as_list(train_folders), test_folder, image_size
+        self.train_folders = as_list(train_folders)
+        self.test_folder = test_folder
+        self.image_size = image_size
         if not self.train_folders:
             raise ValueError("train_folders must name at least one folder, got none; leave it out for train")
 
@@ -155,7 +159,8 @@ class TinyImageNet(_FolderSource):
     def load(self) -> tuple[Split, Split | None]:
         ids = sorted(line for line, *_ in self._lines("wnids.txt"))
         words = {key: text for key, text, *_ in self._lines("words.txt", 2)}
-        self.num_classes, self.class_names = len(ids), short_names([words.get(key, key) for key in ids])
+        self.num_classes = len(ids)
+        self.class_names = short_names([words.get(key, key) for key in ids])
         classes = {key: label for label, key in enumerate(ids)}
         train = []
         for key, label in classes.items():
@@ -226,7 +231,8 @@ def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str
     from PIL.Image import Resampling  # noqa: PLC0415 - slow to import, as is torchvision
     from torchvision.datasets.folder import default_loader  # noqa: PLC0415
 
-    images, size = np.empty((0, 3, 0, 0), np.uint8), None
+    images = np.empty((0, 3, 0, 0), np.uint8)
+    size = None
     with warnings.catch_warnings(action="ignore"):  # of Pillow, about transparency that is dropped
         for i, path in enumerate(paths):
             try:
@@ -238,7 +244,8 @@ def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str
             if image_size is not None:
                 image = image.resize((image_size, image_size), Resampling.BILINEAR)
             if size is None:
-                size, images = image.size, np.empty((len(paths), 3, image.height, image.width), np.uint8)
+                size = image.size
+                images = np.empty((len(paths), 3, image.height, image.width), np.uint8)
             if image.size != size:
                 raise ValueError(
                     f"all images must have one size, got {_pixels(size)} of {paths[0]} and {_pixels(image.size)} of "

@@ -82,7 +82,8 @@ def draw_holdout(num_samples: int, sizes: Mapping[str, float], overlapping: bool
     >>> {name: len(indices) for name, indices in held.items()}
     {'transfer': 20, 'proxy': 1, 'clients': 79}
     """
-    left, held = np.arange(num_samples), {}
+    left = np.arange(num_samples)
+    held = {}
     for name, purpose in (("val", "validation split"), ("transfer", "transfer set"), ("proxy", "proxy set")):
         size = sizes.get(name, 0)
         if not size:

@@ -51,9 +51,15 @@ class HuggingFace(Source):
         download: bool = False,
         limit: int | None = None,
     ) -> None:
-        self.data, self.input, self.label, self.limit = data, input, label, limit
-        self.train, self.test, self.validation_name = train, test, validation
-        self.name, self.download = name, download
+        self.data = data
+        self.input = input
+        self.label = label
+        self.limit = limit
+        self.train = train
+        self.test = test
+        self.validation_name = validation
+        self.name = name
+        self.download = download
         self.validates = validation is not None
 
     def prepare(self) -> None:
@@ -68,7 +74,8 @@ class HuggingFace(Source):
                 raise ValueError(f"the data set must have the split {name!r}, it has {', '.join(splits)}")
         named = {name: getattr(split.features.get(self.label), "names", None) for name, split in splits.items()}
         if names := named[self.train]:
-            self.num_classes, self.class_names = len(names), tuple(names)
+            self.num_classes = len(names)
+            self.class_names = tuple(names)
         others = [self.test, *wanted[1:]]
         if different := [name for name in others if name in splits and named[name] != names]:
             raise ValueError(
@@ -132,7 +139,8 @@ class HuggingFace(Source):
         if self.limit is not None:
             classes = y.numpy() if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 else None
             rows = stratified(classes, len(y), self.limit)
-            plain, y = plain.select(rows), y[torch.from_numpy(rows)]
+            plain = plain.select(rows)
+            y = y[torch.from_numpy(rows)]
         x = as_input(as_tensor(plain[self.input][:], self.input), declared(dataset.features[self.input]))
         split = labelled_split(x, y, self.num_classes, Scale() if x.dtype == torch.uint8 else None, which)
         kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}

@@ -58,7 +58,9 @@ class ImageSource(Source):
         self, root: str, augmentation: Augmentation, normalize: Normalization, limit: int | None = None
     ) -> None:
         check_choice(get_args(Augmentation), augmentation=augmentation)
-        self.root, self.augmentation, self.limit = root, augmentation, limit
+        self.root = root
+        self.augmentation = augmentation
+        self.limit = limit
         self._measures = normalize == "standard" and self.mean is None
         unknown = (0.5,) * self.channels
         self.normalize = normalization(normalize, self.mean or unknown, self.std or unknown)
@@ -135,7 +137,8 @@ def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     ((0.5,), (0.5,))
     """
     counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in x.unbind(1)]).double()
-    shares, values = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
+    shares = counts / counts.sum(1, keepdim=True)
+    values = torch.arange(256, dtype=torch.float64) / 255
     mean = shares @ values
     std = (shares * (values - mean[:, None]).square()).sum(1).sqrt()
     return tuple(mean.tolist()), tuple(std.tolist())

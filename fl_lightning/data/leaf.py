@@ -194,7 +194,8 @@ class Shakespeare(Source):
     class_names = tuple("\\n" if letter == "\n" else letter for letter in LETTERS)
 
     def __init__(self, root: str = "data/shakespeare", limit: int | None = None) -> None:
-        self.root, self.limit = root, limit
+        self.root = root
+        self.limit = limit
 
     def load(self) -> tuple[Split, Split]:
         train, test = (self._split(name) for name in ("train", "test"))

@@ -129,18 +129,24 @@ class FederatedDataModule(Participation):
         check_given(num_clients, batch_size, partition, seed, sampling_seed)
         draws = participation, schedule, seed if sampling_seed is None else sampling_seed, sampling
         super().__init__(num_clients, *draws, availability, over_selection, secret_seed, local_work, pooled)
-        self.source, self.seed = read, seed
-        self.partition, self.by = partition_of(partition, by, num_clients is None), by
+        self.source = read
+        self.seed = seed
+        self.partition = partition_of(partition, by, num_clients is None)
+        self.by = by
         check_count(1, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
         check_kind(FeatureShift, "a FeatureShift", "give FeatureShift(noise=0.1)", feature_shift=feature_shift)
         check_count(0, shared_per_class=shared_per_class)
-        self._batch_size, self._shuffle = batch_size, shuffle
+        self._batch_size = batch_size
+        self._shuffle = shuffle
         self.extra_splits = as_sources(extra_splits)
         self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
-        self.proxy_overlap, self.shared_per_class = proxy_overlap, shared_per_class
-        self.client_test_size, self._eval_batch_size = client_test_size, eval_batch_size
+        self.proxy_overlap = proxy_overlap
+        self.shared_per_class = shared_per_class
+        self.client_test_size = client_test_size
+        self._eval_batch_size = eval_batch_size
         self.feature_shift = feature_shift
-        self.num_classes, self.input_shape = num_classes, input_shape and tuple(input_shape)
+        self.num_classes = num_classes
+        self.input_shape = input_shape and tuple(input_shape)
         self.batch_size: int | Literal["full"] = batch_size or 32
         self.shuffle = shuffle is not False
         self.drop_last = False
@@ -245,7 +251,8 @@ class FederatedDataModule(Participation):
             vars(self).pop("num_classes")  # counted on demand
         self.input_shape = agreed("input_shape", self.input_shape, train.input_shape)
         spec = source.loader_spec
-        self.batch_size, self.drop_last = self._batch_size or spec.batch_size or self.batch_size, spec.drop_last
+        self.batch_size = self._batch_size or spec.batch_size or self.batch_size
+        self.drop_last = spec.drop_last
         if self._shuffle is None and spec.shuffle is not None:
             self.shuffle = spec.shuffle
         candidates = {"train": train, "test": test, "val": source.validation}
@@ -372,7 +379,8 @@ class FederatedDataModule(Participation):
         Raises:
             ValueError: if the samples have no classes.
         """
-        num_classes, labels = self.num_classes, self._splits["train"].labels
+        num_classes = self.num_classes
+        labels = self._splits["train"].labels
         if labels is None or num_classes is None:
             raise ValueError("label_counts needs samples with integer labels, and these have none")
         return label_counts(labels, parts, num_classes)

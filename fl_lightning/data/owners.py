@@ -21,7 +21,9 @@ from fl_lightning.types import Batch
 from fl_lightning.utils.files import write_atomically, write_file
 from fl_lightning.utils.settings import check_count
 
-SAMPLES, TARGETS, META = "x.npy", "y.npy", "meta.json"
+SAMPLES = "x.npy"
+TARGETS = "y.npy"
+META = "meta.json"
 """Files of a set of samples."""
 
 KINDS: dict[str, Any] = {
@@ -200,7 +202,8 @@ class SplitElsewhere(Split):
     labels = None
 
     def __init__(self, source: Elsewhere, input_shape: tuple[int, ...] | None) -> None:
-        self.source, self._input_shape = source, input_shape
+        self.source = source
+        self._input_shape = input_shape
 
     def __len__(self) -> int:
         return 0
@@ -228,7 +231,8 @@ class ClientsElsewhere:
     """
 
     def __init__(self, split: SplitElsewhere, data: FederatedData) -> None:
-        self._split, self._data = split, data
+        self._split = split
+        self._data = data
         self.dealt = ClientIndices([np.arange(0)] * data.num_clients)
 
     def view(self, client_id: int, round_idx: int) -> "ViewElsewhere":

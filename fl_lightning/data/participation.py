@@ -63,13 +63,19 @@ class Participation(LightningDataModule):
         pooled: bool,
     ) -> None:
         super().__init__()
-        self.schedule, self.sampling = None if pooled else schedule, sampling
-        self.local_work, self.pooled = local_work, pooled
+        self.schedule = None if pooled else schedule
+        self.sampling = sampling
+        self.local_work = local_work
+        self.pooled = pooled
         self._work = LocalWork(local_work, sampling_seed)
         self.works_partly = pooled or local_work != 1
-        self.availability, self.over_selection = availability, over_selection
-        self.secret_seed, self.secret = secret_seed, secrets.token_hex(16) if secret_seed else ""
-        self.batch_seed, self.num_clients, self.num_owners = 0, 0, 0
+        self.availability = availability
+        self.over_selection = over_selection
+        self.secret_seed = secret_seed
+        self.secret = secrets.token_hex(16) if secret_seed else ""
+        self.batch_seed = 0
+        self.num_clients = 0
+        self.num_owners = 0
         self._drawn = participation, schedule, sampling_seed, sampling
         if num_clients is not None:
             self.set_clients(num_clients)

@@ -17,7 +17,8 @@ MAX_SHARES = 5 * 10**8
 """Shares of a class that are drawn in all attempts together: some 30 s, counted so that machines do not differ.
 `FIRST_DRAWS` are made all the same."""
 
-FIRST_DRAWS, HOPELESS = 10, 25
+FIRST_DRAWS = 10
+HOPELESS = 25
 """Attempts after which drawing ends if on average more than so many clients got too little: a draw that fits has a
 probability of about e^-25."""
 
@@ -123,9 +124,11 @@ def lda_counts(
     array([[2, 8, 0],
            [8, 0, 2]])
     """
-    sizes, drawn = np.asarray(class_sizes, dtype=np.int64), np.asarray(proportions, dtype=np.float64)
+    sizes = np.asarray(class_sizes, dtype=np.int64)
+    drawn = np.asarray(proportions, dtype=np.float64)
     counts = np.zeros(drawn.shape, dtype=np.int64)
-    total, num_clients = int(sizes.sum()), drawn.shape[1]
+    total = int(sizes.sum())
+    num_clients = drawn.shape[1]
     held = np.zeros(num_clients, dtype=np.int64)
     for c, size in enumerate(sizes.tolist()):
         if not size:
@@ -169,7 +172,8 @@ def draw_lda_counts(
         sizes = counts.sum(0)
         if sizes.min() >= min_samples:
             return counts
-        best, short = max(best, int(sizes.min())), short + int((sizes < min_samples).sum())
+        best = max(best, int(sizes.min()))
+        short = short + int((sizes < min_samples).sum())
         if draw == FIRST_DRAWS and short > HOPELESS * draw:
             break
     raise ValueError(
@@ -289,7 +293,8 @@ def class_counts(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
     >>> class_counts([0.8, 0.2, 0.0], size=10, available=[5, 3, 9])
     array([5, 3, 2])
     """
-    q, left = np.array(shares, dtype=np.float64), np.array(available, dtype=np.int64)
+    q = np.array(shares, dtype=np.float64)
+    left = np.array(available, dtype=np.int64)
     counts = np.zeros_like(left)
     while missing := size - int(counts.sum()):  # every pass ends it or uses up a class
         q[left == 0] = 0

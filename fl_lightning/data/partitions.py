@@ -129,7 +129,8 @@ class Partition(ABC):
 
     def _labelled(self, samples: PartitionInput, num_clients: int) -> tuple[Array, int]:
         """Get labels and the number of classes, or raise an error that tells what to use instead."""
-        labels, num_classes = self._labels(samples), samples.num_classes
+        labels = self._labels(samples)
+        num_classes = samples.num_classes
         check_clients(samples.size, num_clients)
         return labels, num_classes if num_classes is not None else int(np.max(labels, initial=0)) + 1
 
@@ -162,7 +163,8 @@ class DirichletSkew(Partition):
     def __init__(self, alpha: float, min_samples: int = 10) -> None:
         check_alpha(alpha)
         check_count(0, "0 allows empty clients", min_samples=min_samples)
-        self.alpha, self.min_samples = alpha, min_samples
+        self.alpha = alpha
+        self.min_samples = min_samples
 
 
 class DirichletPartition(DirichletSkew):
@@ -186,7 +188,8 @@ class DirichletPartition(DirichletSkew):
     """
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        total, min_samples = samples.size, self.min_samples
+        total = samples.size
+        min_samples = self.min_samples
         pools = by_class(*self._labelled(samples, num_clients))
         if total < num_clients * min_samples:
             raise ValueError(
@@ -260,7 +263,9 @@ class ClientDirichletPartition(Partition):
     def __init__(self, alpha: float, samples_per_client: int | None = None, overlap: bool = False) -> None:
         check_alpha(alpha)
         check_count(1, "unset: n // num_clients", samples_per_client=samples_per_client)
-        self.alpha, self.samples_per_client, self.overlap = alpha, samples_per_client, overlap
+        self.alpha = alpha
+        self.samples_per_client = samples_per_client
+        self.overlap = overlap
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples, num_clients)
@@ -273,7 +278,8 @@ class ClientDirichletPartition(Partition):
                 f"the samples of the clients must be at most those of the split, got {size} for each of {num_clients} "
                 f"clients and {samples.size} samples: lower samples_per_client or num_clients, or let clients overlap"
             )
-        used, parts = np.zeros_like(sizes), []
+        used = np.zeros_like(sizes)
+        parts = []
         for row in proportions:
             counts = class_counts(row, size, sizes - used)
             if self.overlap:
@@ -320,11 +326,14 @@ class QuantityPartition(Partition):
     ) -> None:
         check_count(1, classes_per_client=classes_per_client)
         check_choice(("mean", "class"), upper=upper)
-        self.classes_per_client, self.upper, self.shuffle_clients = classes_per_client, upper, shuffle_clients
+        self.classes_per_client = classes_per_client
+        self.upper = upper
+        self.shuffle_clients = shuffle_clients
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples, num_clients)
-        classes_per_client, shuffle = self.classes_per_client, self.shuffle_clients
+        classes_per_client = self.classes_per_client
+        shuffle = self.shuffle_clients
         pools = by_class(labels, num_classes)
         if not 1 <= classes_per_client <= num_classes:
             raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
@@ -355,7 +364,8 @@ class FixedPartition(Partition):
         indices: for each client the indices of its samples, each from 0 to n-1.
     """
 
-    needs_labels, counts_owners = False, True
+    needs_labels = False
+    counts_owners = True
 
     @checks_arguments
     def __init__(self, indices: list[list[int]]) -> None:

@@ -22,7 +22,9 @@ class PoissonSamples:
     """
 
     def __init__(self, local: ClientData, rate: float, exchange: str) -> None:
-        self.local, self.rate, self.exchange = local, rate, exchange
+        self.local = local
+        self.rate = rate
+        self.exchange = exchange
         self._epochs = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -92,7 +94,9 @@ class PoissonSamples:
         if split != "train" or epoch is None:
             yield from self._besides(split, "batches").batches(split, epoch, batch_size, **settings)
             return
-        number, steps, n = self._epochs, self.size(), self.local.size()
+        number = self._epochs
+        steps = self.size()
+        n = self.local.size()
         self._epochs += 1
         draws = self.local.noise_generator(f"dp_sgd/batches/{self.exchange}/{number}")
         for index in range(steps):

@@ -100,7 +100,8 @@ class Splits(dict[str, Split]):
 
     def __contains__(self, name: object) -> bool:
         if name == "test" and not super().__contains__(name) and self._source is not None:
-            source, self._source = self._source, None
+            source = self._source
+            self._source = None
             if (test := source.tested()) is not None:
                 self["test"] = test
         return super().__contains__(name)
@@ -201,7 +202,9 @@ class TensorSource(Source):
         if num_classes is None and not y.is_floating_point() and y.ndim == 1 and len(y) + len(y_test):
             num_classes = int(torch.cat([y.long(), y_test.long()]).max()) + 1
         self.num_classes = num_classes
-        self.train, self.test, self.transform = train, test, transform
+        self.train = train
+        self.test = test
+        self.transform = transform
 
     def load(self) -> tuple[Split, Split]:
         train = labelled_split(*self.train, self.num_classes, self.transform)
@@ -227,7 +230,10 @@ class PooledSource(Source):
         check_above(0, test_share=test_share)
         check_below(1, test_share=test_share)
         check_whole(seed=seed)
-        self.source, self.test_share, self.seed, self.limit = source, test_share, seed, limit
+        self.source = source
+        self.test_share = test_share
+        self.seed = seed
+        self.limit = limit
 
     def prepare(self) -> None:
         self.source.prepare()
@@ -239,8 +245,10 @@ class PooledSource(Source):
                 f"PooledSource needs a training and a test split in memory, which {type(self.source).__name__} does "
                 f"not give; use a source such as MNIST or TensorSource"
             )
-        self.num_classes, self.class_names = self.source.num_classes, self.source.class_names
-        x, y = torch.cat([train.x, test.x]), torch.cat([train.y, test.y])
+        self.num_classes = self.source.num_classes
+        self.class_names = self.source.class_names
+        x = torch.cat([train.x, test.x])
+        y = torch.cat([train.y, test.y])
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed))
         new_test, new_train = order.tensor_split([round(self.test_share * len(x))])
         labelled = train.labels is not None

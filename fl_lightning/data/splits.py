@@ -117,7 +117,8 @@ class LoadedSplit(Split):
     pins = False
 
     def stage(self, device: torch.device, early: bool) -> None:
-        self.staging, self.pins = staging_for(device) if early else None, device.type == "cuda"
+        self.staging = staging_for(device) if early else None
+        self.pins = device.type == "cuda"
 
 
 class TensorSplit(Split):
@@ -145,7 +146,9 @@ class TensorSplit(Split):
         if len(x) != len(y):
             raise ValueError(f"a split needs one label per sample, got {len(x)} samples and {len(y)} labels")
         self.columns = dict(columns or {})
-        self.x, self.y, self.transform = x, y, transform
+        self.x = x
+        self.y = y
+        self.transform = transform
         self.augments = getattr(transform, "augments", transform is not None)
         self.labels = y.cpu() if labelled and not y.is_floating_point() and y.ndim == 1 else None
         self._staging: Staging | None = None  # of the batches of samples that do not fit on the device
@@ -173,8 +176,10 @@ class TensorSplit(Split):
 
     def through(self, seen: Transform) -> "TensorSplit":
         """Make a split of the same samples, without a copy, that `seen` changes last."""
-        split, first = copy(self), self.transform
-        split.transform, split.augments = (seen if first is None else partial(after, first, seen)), True
+        split = copy(self)
+        first = self.transform
+        split.transform = seen if first is None else partial(after, first, seen)
+        split.augments = True
         return split
 
     def to(self, device: torch.device) -> None:
@@ -190,7 +195,9 @@ class TensorSplit(Split):
         return indices if indices.device == self.x.device else to_device(indices, self.x.device)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
-        x, y, transform = self.x, self.y, self.transform
+        x = self.x
+        y = self.y
+        transform = self.transform
         gathered = ((x.index_select(0, index), y.index_select(0, index)) for index in map(self.placed, indices))
         for batch, targets in gathered if self._staging is None else self._staging.one_ahead(gathered):
             yield (batch if transform is None else transform(batch, generator)), targets

@@ -83,9 +83,11 @@ class ClientStreams:
     """
 
     def __init__(self, split: StreamSplit, data: StreamedData) -> None:
-        self.split, self._data = split, data
+        self.split = split
+        self._data = data
         self._most_batches: int | None = None
-        given, kind = len(split.streams), type(data.partition)
+        given = len(split.streams)
+        kind = type(data.partition)
         held = [name for name, size in data.holdout_sizes.items() if size]
         rules = (
             (data.num_clients != given, f"each client has its own: data.num_clients must be {given}", data.num_clients),
@@ -156,7 +158,9 @@ class StreamView(ClientView):
         most: int,
     ) -> None:
         super().__init__(data, train, indices, client_id, round_idx)
-        self._streams, self._most, self._seen = train, most, 0
+        self._streams = train
+        self._most = most
+        self._seen = 0
 
     @property
     def label_counts(self) -> Tensor:
@@ -194,10 +198,12 @@ class StreamView(ClientView):
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.round_idx)
         spec = replace(spec, collate_fn=partial(counted, spec.collate_fn))
-        generator, drop_last = self.generator(f"stream/{epoch}"), self.drop_last and epoch is not None
+        generator = self.generator(f"stream/{epoch}")
+        drop_last = self.drop_last and epoch is not None
         loader = spec.loader(dataset, generator, self._streams.pins, batch_size=batch_size, drop_last=drop_last)
         staging = self._streams.staging
-        first, read = 0, islice(loader, -(-self._most // batch_size))
+        first = 0
+        read = islice(loader, -(-self._most // batch_size))
         batches: Iterator[Any] = read if staging is None else map(staging.begin, read)
         current = next(batches, None)
         while current is not None:

@@ -67,8 +67,13 @@ class TableSource(Source):
     ) -> None:
         check_inside(0, 1, test_share=test_share)
         check_choice(get_args(Task), task=task)
-        self.train, self.label, self.test = train, label, test
-        self.features, self.ignored, self.test_share, self.limit = features, tuple(ignored), test_share, limit
+        self.train = train
+        self.label = label
+        self.test = test
+        self.features = features
+        self.ignored = tuple(ignored)
+        self.test_share = test_share
+        self.limit = limit
         self.task = task
 
     def load(self) -> tuple[Split, Split]:
@@ -127,7 +132,8 @@ class TableSource(Source):
                 f"classes in column {self.label!r} must stand in training rows, got {outside[0]!r} in test; leave such "
                 f"rows out{remedy}"
             )
-        self.num_classes, self.class_names = len(values), tuple(map(str, values))
+        self.num_classes = len(values)
+        self.class_names = tuple(map(str, values))
         y, y_test = (torch.from_numpy(np.searchsorted(values, column)) for column in (train, test))
         return y, y_test
 
@@ -282,9 +288,11 @@ def numbers(train: Table, test: Table, names: Sequence[str]) -> tuple[Array, Arr
     """
     made: list[tuple[Array, Array]] = []
     for name in names:
-        column, other = train[name], test[name]
+        column = train[name]
+        other = test[name]
         if column.dtype.kind == "U":
-            values, rows = np.unique(column), len(column) + len(other)
+            values = np.unique(column)
+            rows = len(column) + len(other)
             if (size := 4 * len(values) * rows) > LARGEST_ONE_HOT:
                 raise ValueError(
                     f"column {name!r} must hold fewer different words, got {len(values):,} in {rows:,} rows, which "
@@ -294,7 +302,8 @@ def numbers(train: Table, test: Table, names: Sequence[str]) -> tuple[Array, Arr
             continue
         if other.dtype.kind == "U" or not (np.isfinite(column).all() and np.isfinite(other).all()):
             raise ValueError(f"column {name!r} must hold a number in every row; fill in what is missing, or ignore it")
-        mean, std = column.mean(), column.std() or 1.0
+        mean = column.mean()
+        std = column.std() or 1.0
         made.append(((column - mean) / std, (other - mean) / std))
     if not made:
         raise ValueError("a table must have a column that the net reads; name it in features")

@@ -109,7 +109,8 @@ class CropFlip:
         columns = left + torch.where(draw[2] < 0.5, torch.arange(width - 1, -1, -1), torch.arange(width))
         padded = x
         if self.reflect:
-            rows, columns = self._reflected(rows, height), self._reflected(columns, width)
+            rows = self._reflected(rows, height)
+            columns = self._reflected(columns, width)
         elif self.padding:
             padded = F.pad(x, (self.padding,) * 4)
         rows, columns = (to_device(place, x.device) for place in (rows, columns))
@@ -156,7 +157,8 @@ class ResizedCropFlip:
         area = self.scale + (1 - self.scale) * draw[0]
         root = torch.exp((draw[1] - 0.5) * math.log(self.ratio))
         width, height = ((area.sqrt() * side).clamp(max=1) for side in (root, 1 / root))
-        left, top = (1 - width) * (2 * draw[2] - 1), (1 - height) * (2 * draw[3] - 1)
+        left = (1 - width) * (2 * draw[2] - 1)
+        top = (1 - height) * (2 * draw[3] - 1)
         mirror = torch.where(draw[4] < 0.5, -1.0, 1.0)
         zero = torch.zeros(len(x))
         rows = torch.stack([torch.stack([width * mirror, zero, left], 1), torch.stack([zero, height, top], 1)], 1)

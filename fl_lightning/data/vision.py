@@ -41,7 +41,8 @@ class _VisionSource(ImageSource):
             self._open(train=False, download=True)  # fetches both splits, reads only the smaller one
 
     def load(self) -> tuple[Split, Split]:
-        train, test = self._open(train=True), self._open(train=False)
+        train = self._open(train=True)
+        test = self._open(train=False)
         self.class_names = self._names(train) if self.named else None
         images = [self._checked(train, "train"), self._checked(test, "test")]
         check_published(self._name, self.root, self.shape, [(y, x.shape[1:]) for x, y, _ in images])
@@ -76,7 +77,8 @@ class _VisionSource(ImageSource):
 
     def _checked(self, opened: Any, name: str) -> Images:
         """Get the images and classes of a split, as many of both."""
-        x, y = self._images(opened), self._targets(opened)
+        x = self._images(opened)
+        y = self._targets(opened)
         if len(x) != len(y):
             raise ValueError(
                 f"the {name} split of {self.dataset} in {self.root} holds {len(x)} images and "
@@ -133,7 +135,8 @@ class MNIST(_VisionSource):
     """
 
     num_classes = 10
-    channels, shape = 1, (1, 28, 28)
+    channels = 1
+    shape = (1, 28, 28)
     dataset = "MNIST"
     named = False  # "7 - seven" says no more than the number
     mean: tuple[float, ...] | None = (0.1307,)
@@ -156,7 +159,8 @@ class FashionMNIST(MNIST):
 
     dataset = "FashionMNIST"
     named = True
-    mean, std = (0.2860,), (0.3530,)
+    mean = (0.2860,)
+    std = (0.3530,)
 
 
 class KMNIST(MNIST):
@@ -232,7 +236,8 @@ class CIFAR10(_VisionSource):
 
     num_classes = 10
     dataset = "CIFAR10"
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2470, 0.2435, 0.2616)
 
     def _files(self, dataset: Any) -> dict[Path, str | None]:
         folder = Path(self.root).expanduser() / dataset.base_folder
@@ -248,7 +253,8 @@ class CIFAR100(CIFAR10):
 
     num_classes = 100
     dataset = "CIFAR100"
-    mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    mean = (0.5071, 0.4865, 0.4409)
+    std = (0.2673, 0.2564, 0.2762)
 
 
 class SVHN(_VisionSource):

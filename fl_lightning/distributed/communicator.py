@@ -28,7 +28,8 @@ class Communicator:
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self.rank, self.world = 0, 1
+        self.rank = 0
+        self.world = 1
         self.device = device or torch.device("cpu")
 
     def gather(self, value: Any) -> list[Any]:
@@ -88,7 +89,8 @@ class ProcessCommunicator(Communicator):
 
     def __init__(self, device: torch.device | None = None) -> None:
         super().__init__(device)
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
 
     def gather(self, value: Any) -> list[Any]:
         out: list[Any] = [None] * self.world

@@ -178,7 +178,8 @@ class ClientParallelStrategy(DDPStrategy):
 
 def leave(mail: Path, rank: int, error: BaseException) -> None:
     """Leave an error for the process that started this one."""
-    text, checked = "".join(format_exception(error)), raised_by_check(error)
+    text = "".join(format_exception(error))
+    checked = raised_by_check(error)
     try:
         content = pickle.dumps((error, checked, text))
         pickle.loads(content)

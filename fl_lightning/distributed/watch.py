@@ -23,7 +23,9 @@ TICK = 0.5
 GRACE = 10.0
 """Seconds in which a process that was told to end may do so by itself."""
 
-BEAT, BYE, END = "beat", "bye", "end"
+BEAT = "beat"
+BYE = "bye"
+END = "end"
 SIGNAL = getattr(signal, "SIGUSR2", None)  # not on Windows, where a process ends when its next collective fails
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -59,15 +61,20 @@ class Peer:
     """
 
     def __init__(self, connection: Connection | None, rank: int, host: str, pid: int) -> None:
-        self.connection, self.rank, self.host, self.pid = connection, rank, host, pid
-        self.sign, self.left = Sign(), False
+        self.connection = connection
+        self.rank = rank
+        self.host = host
+        self.pid = pid
+        self.sign = Sign()
+        self.left = False
         self.changed = self.heard = monotonic()
 
     def note(self, sign: Sign) -> None:
         """Take in its sign of life."""
         self.heard = monotonic()
         if sign != self.sign:
-            self.sign, self.changed = sign, self.heard
+            self.sign = sign
+            self.changed = self.heard
 
     def leave(self) -> None:
         """Mark it as no longer taking part."""
@@ -94,12 +101,17 @@ class Watch:
 
     def __init__(self, timeout: float, last_word: Callable[[BaseException], None], starter: int | None = None) -> None:
         self.rank, self.world = rank, world = dist.get_rank(), dist.get_world_size()
-        self.timeout, self.last_word, self._starter = timeout, last_word, starter
+        self.timeout = timeout
+        self.last_word = last_word
+        self._starter = starter
         self.verdict: Verdict | None = None
-        self._decided, self._closed, self._notified = threading.Event(), threading.Event(), False
+        self._decided = threading.Event()
+        self._closed = threading.Event()
+        self._notified = False
         self._lock = threading.Lock()
         me = Peer(None, rank, socket.gethostname(), os.getpid())
-        self._me, self._peers = me, {rank: me}
+        self._me = me
+        self._peers = {rank: me}
         host = os.environ.get("MASTER_ADDR", LOCAL[0])
         listener: Listener | None = None
         place: list[Any] = [0, b""]
@@ -192,7 +204,8 @@ class Watch:
 
     def _judge(self) -> None:
         """End the run where a process gives no sign of life while others wait for it."""
-        root, peers = self._peers[0], list(self._peers.values())
+        root = self._peers[0]
+        peers = list(self._peers.values())
         now = monotonic()
         if self.rank:  # rank 0 judges itself as long as its thread runs
             if now - root.heard > self.timeout + GRACE:

@@ -26,7 +26,10 @@ class Block:
     """
 
     def __init__(self, rows: slice, passes: Passes, optimizers: LocalOptimizers, leaves: State) -> None:
-        self.rows, self.passes, self.optimizers, self.leaves = rows, passes, optimizers, leaves
+        self.rows = rows
+        self.passes = passes
+        self.optimizers = optimizers
+        self.leaves = leaves
         self.progress = LocalProgress()
         """Of each of its clients."""
         self.accumulated_lr = AccumulatedLR(optimizers.raw, optimizers.accumulated_lr.slope)
@@ -41,7 +44,8 @@ class Block:
             rows: of the stack, these among them.
             num_samples: in the batch of each client.
         """
-        block, self.last_size = slice(self.rows.start - rows.start, self.rows.stop - rows.start), num_samples
+        block = slice(self.rows.start - rows.start, self.rows.stop - rows.start)
+        self.last_size = num_samples
         for name, value in gradients.items():
             self.leaves[name].grad = None if value is None else value[block]
 

@@ -31,8 +31,12 @@ class OptimizerBuilder:
     def __init__(
         self, client: ClientModule, accumulated: int, device: torch.device, precision: Precision, hands_out: bool
     ) -> None:
-        self.client, self.owner, self.accumulated = client, client.lightning_modules()[-1], accumulated
-        self.device, self.precision, self._hands_out = device, precision, hands_out
+        self.client = client
+        self.owner = client.lightning_modules()[-1]
+        self.accumulated = accumulated
+        self.device = device
+        self.precision = precision
+        self._hands_out = hands_out
         self.reusable: LocalOptimizers | None = None
         self._passing: LocalOptimizers | None = None
         self._factory: OptimizerFactory | None = None
@@ -44,14 +48,16 @@ class OptimizerBuilder:
 
     def at_hand(self, phase: Phase) -> LocalOptimizers | None:
         """Give the optimizers that are used again, unless somebody has made more of them than they were."""
-        kept, settled = self.reusable, self.client.optimizer_factory is self._factory
+        kept = self.reusable
+        settled = self.client.optimizer_factory is self._factory
         return kept if phase.trains is None and settled and kept is not None and kept.reusable else None
 
     def keep(self, phase: Phase, optimizers: LocalOptimizers) -> bool:
         """Use the phase's optimizers again where a reset one equals a new one, and return whether that is so."""
         keeps = phase.trains is None and optimizers.reusable and self.settles()
         if keeps:
-            self.reusable, self._factory = optimizers, self.client.optimizer_factory
+            self.reusable = optimizers
+            self._factory = self.client.optimizer_factory
         return keeps
 
     def _built(self, phase: Phase) -> LocalOptimizers:
@@ -83,7 +89,8 @@ class OptimizerBuilder:
         Raises:
             ValueError: if they do not go with automatic optimization, accumulation or the precision.
         """
-        client, owner = self.client, type(self.owner).__name__
+        client = self.client
+        owner = type(self.owner).__name__
         backward = own_hook(self.owner, "backward") or Tensor.backward
         # a scaler of its own, or a client would depend on those before it
         scaled = getattr(self.precision, "scaler", None) is not None

@@ -91,7 +91,8 @@ class CohortEngine(SequentialEngine):
     def __init__(self, *args: Any, chunk: Chunk = "auto", watches: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_at_least(1, chunk=None if chunk == "auto" else chunk)
-        self.chunk, self._watches = chunk, watches
+        self.chunk = chunk
+        self._watches = watches
         self._refused: str | None = None
         self._proven: set[str] = set()
         self._notified: set[str] = set()
@@ -122,7 +123,8 @@ class CohortEngine(SequentialEngine):
         """Train the jobs in stacks, or one after the other."""
         # what was stacked before still can be, where nobody's own code may have changed the module since
         asks = exchange not in self._proven or self._watches or self.members.of("trained")
-        most, reason = clients_at_once(self.client, self.chunk), self.why_not() if asks else self._refused
+        most = clients_at_once(self.client, self.chunk)
+        reason = self.why_not() if asks else self._refused
         if reason is not None or most == 1:
             self._tell(reason)
             yield from super()._results(exchange, jobs)
@@ -184,13 +186,16 @@ class CohortEngine(SequentialEngine):
         """
         clients = self._joined(exchange, jobs)
         self._check_teachers(clients)
-        phases, order = common_phases(clients), list(range(len(clients)))
+        phases = common_phases(clients)
+        order = list(range(len(clients)))
         if phases:
             order.sort(key=lambda place: self._stacks.passes(jobs[place], phases[0]))
         rows = [clients[place] for place in order]
-        states, contexts = [stacked.entries for stacked in rows], [stacked.context for stacked in rows]
+        states = [stacked.entries for stacked in rows]
+        contexts = [stacked.context for stacked in rows]
         step = self.client.local_loss if self.client.is_fedavg_equivalent else self.client.training_step
-        places, notified = (self.weights.entries, self.weights.tied), self.hooks.get("on_client_epoch_end")
+        places = (self.weights.entries, self.weights.tied)
+        notified = self.hooks.get("on_client_epoch_end")
         stack = ClientStack(self.client, states, contexts, *places)
         self._stacks.train(stack, rows, step, self._end_epoch if notified else None)
         if stack.proven:
@@ -208,13 +213,16 @@ class CohortEngine(SequentialEngine):
         asks = exchange not in self._proven and not self.local.builder.settles()  # what they make, before it is trusted
         receives = self._receives and not self.client.is_fedavg_equivalent
         prepares = asks or receives or self._phased or self.hooks.get("on_client_start")
-        clients, first, factory = list[StackedClient](), dict[str, Any](), None
+        clients = list[StackedClient]()
+        first = dict[str, Any]()
+        factory = None
         for job in jobs:
             clients.append(self._join(exchange, job, bool(prepares)))
             held = held_by(self.client) if prepares else {}
             if asks:
                 held |= self._stacks.settings()
-            first, factory = first or held, factory or self.client.optimizer_factory
+            first = first or held
+            factory = factory or self.client.optimizer_factory
             if self.client.optimizer_factory is not factory:
                 raise OwnAttributeError("its clients have different values of optimizer_factory")
             if (name := differing(held, first)) is not None:
@@ -229,7 +237,8 @@ class CohortEngine(SequentialEngine):
             self.services.begin_client()
         else:
             self._receive(exchange, job, self.client.is_fedavg_equivalent)
-            context, entries = self.client.context, self.weights.snapshot(self.weights.entries)
+            context = self.client.context
+            entries = self.weights.snapshot(self.weights.entries)
         phases = self.client.phases(exchange)
         if not isinstance(phases, Sequence):
             raise StackingError("its phases run code between two of them")
@@ -296,7 +305,8 @@ class CohortEngine(SequentialEngine):
         if exchange not in self._proven:
             self._refused = str(error) if stacks else f"{type(error).__name__}: {error}"
         elif not stacks:
-            ids, kind = ", ".join(str(job.client_id) for job in jobs), type(error).__name__
+            ids = ", ".join(str(job.client_id) for job in jobs)
+            kind = type(error).__name__
             raise RuntimeError(
                 f"clients {ids}, trained at once in round {jobs[0].broadcast.round_idx}, raised {kind}: {error}; set "
                 f"model.chunk=1 to see which of them it is"

@@ -18,7 +18,8 @@ class HeldEntries:
     """
 
     def __init__(self, weights: GlobalWeights) -> None:
-        self._weights, self._extra = weights, weights.extra.mark()
+        self._weights = weights
+        self._extra = weights.extra.mark()
         places = {**weights.entries, **weights.non_persistent.places}
         self._there = {name: (place, getattr(*place, None)) for name, place in places.items()}
         self._parameters = dict(weights.client.named_parameters())

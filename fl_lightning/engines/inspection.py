@@ -43,10 +43,13 @@ class Inspection:
     """
 
     def __init__(self, engine: SequentialEngine, data: FederatedDataModule) -> None:
-        self.client, self.data, self._transfer = engine.client, data, engine.local.transfer
+        self.client = engine.client
+        self.data = data
+        self._transfer = engine.local.transfer
         self._values: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
         self._subsets: dict[tuple[str, int | None], Tensor] = {}
-        self._weights, self._predict = engine.weights, cast(Callable[[Tensor], Tensor], engine.client)
+        self._weights = engine.weights
+        self._predict = cast(Callable[[Tensor], Tensor], engine.client)
         self._deploys = overridden(engine.client, "deployed", ClientModule)
 
     @cached_property
@@ -130,11 +133,14 @@ class Inspection:
             return float("nan")
 
         def compute() -> float:
-            total, count = 0.0, 0
+            total = 0.0
+            count = 0
             with self.look():
                 for i, batch in enumerate(self._batches_of(client_id, "train")):
-                    loss, n = self._loss(self._transfer(batch), i), batch_length(batch)
-                    total, count = total + float(loss) * n, count + n
+                    loss = self._loss(self._transfer(batch), i)
+                    n = batch_length(batch)
+                    total = total + float(loss) * n
+                    count = count + n
             return total / count if count else float("nan")
 
         return self.once(moment, ("loss", client_id), compute)

@@ -54,12 +54,15 @@ def local_engine(
     Raises:
         ValueError: settings that do not go with client or data.
     """
-    device, precision, settings = device or torch.device("cpu"), precision or Precision(), settings or LocalSettings()
+    device = device or torch.device("cpu")
+    precision = precision or Precision()
+    settings = settings or LocalSettings()
     settings = replace(settings, lr_decay=decay_of(settings.lr_decay, max_epochs))
     data.prepare_data()
     data.setup("fit")
     data.key_batches(settings.seed)
-    modules, services = client.lightning_modules(), ClientServices()
+    modules = client.lightning_modules()
+    services = ClientServices()
     with attach_services(modules, services.methods):
         for hook in hooks(modules, "setup"):
             hook("fit")

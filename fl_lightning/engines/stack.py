@@ -81,8 +81,10 @@ class ClientStack:
         places: Mapping[str, tuple[nn.Module, str]],
         tied: Mapping[str, str],
     ) -> None:
-        self._client, self._trainable = client, contexts[0].trainable
-        first, number = states[0], len(states)
+        self._client = client
+        self._trainable = contexts[0].trainable
+        first = states[0]
+        number = len(states)
         if all(state is first for state in states):
             entries = {name: value.expand(number, *value.shape).clone() for name, value in first.items()}
         else:
@@ -236,7 +238,8 @@ class ClientStack:
         `vmap` is handed plain tensors, since it takes long over pytrees of them.
         """
         dims = (rows.dims, given[1])
-        constants, assigned = (rows.constants, given[0]), list[tuple[str, str]]()
+        constants = (rows.constants, given[0])
+        assigned = list[tuple[str, str]]()
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             leaves = iter(tensors)

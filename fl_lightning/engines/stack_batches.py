@@ -37,7 +37,10 @@ class StackBatches:
         transfer: BatchTransfer,
         device: torch.device,
     ) -> None:
-        self._batch_sizes, self._with_index, self._transfer, self._device = batch_sizes, with_index, transfer, device
+        self._batch_sizes = batch_sizes
+        self._with_index = with_index
+        self._transfer = transfer
+        self._device = device
         self._source: TensorSplit | None = None
         self._indices: Sequence[Tensor] = ()
         self._positions: Sequence[Tensor] = ()

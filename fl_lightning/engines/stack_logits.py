@@ -51,7 +51,8 @@ class RowLogits(LogitCache):
 
     def __init__(self, x: Tensor, known: Mapping[str, Tensor]) -> None:
         super().__init__(0)
-        self._x, self._known = x, known
+        self._x = x
+        self._known = known
         self.computed: dict[str, Tensor] = {}
 
     def logits(self, name: str, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:

@@ -65,13 +65,16 @@ class StackTrainer:
     """
 
     def __init__(self, client: ClientModule, local: LocalTrainer, cautious: bool = False) -> None:
-        self.client, self.local, self._cautious = client, local, cautious
+        self.client = client
+        self.local = local
+        self._cautious = cautious
 
     def is_alone(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> bool:
         """Return True for a client that must be alone in the module: BatchNorm sees batches of one sample."""
         if not self.local.batch_norms:
             return False
-        size, batch_size = job.data.size(phase.split), job.data.samples_per_batch(phase.split, phase.batch_size)
+        size = job.data.size(phase.split)
+        batch_size = job.data.samples_per_batch(phase.split, phase.batch_size)
         return size > 0 and 1 in (size, batch_size)
 
     def passes(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> Passes:
@@ -118,7 +121,8 @@ class StackTrainer:
         if block.progress.num_steps:
             stacked.saw(block.last_size)
         if phase.counts:
-            progress, before = stacked.context.progress, replace(stacked.context.progress)
+            progress = stacked.context.progress
+            before = replace(stacked.context.progress)
             block.progress.add_to(progress)
             if phase.trains is not None and not matching(self.client.params(), phase.trains):
                 progress.was_idle(before)
@@ -199,7 +203,9 @@ class StackTrainer:
 
     def _epochs(self, segment: "_Segment") -> None:
         """Train all epochs of a phase."""
-        rows, passes, phase = segment.rows, segment.passes, segment.phase
+        rows = segment.rows
+        passes = segment.passes
+        phase = segment.phase
         left = [
             self.local.batch_limit(stacked.job.data, phase, cut, stacked.context.progress.num_steps)
             for stacked, cut in zip(rows, passes, strict=True)
@@ -250,7 +256,9 @@ class StackTrainer:
 
     def _cache(self, segment: "_Segment") -> StackLogits | None:
         """Make a cache of teachers' logits where every sample comes back unchanged in each epoch."""
-        phase, passes, views = segment.phase, segment.passes, [stacked.job.data for stacked in segment.rows]
+        phase = segment.phase
+        passes = segment.passes
+        views = [stacked.job.data for stacked in segment.rows]
         if not self.client.distils or all(cut.epochs <= 1 for cut in passes):
             return None
         pairs = zip(views, passes, strict=True)

@@ -43,7 +43,8 @@ OWN_STEPS = (
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
-MOST_CLIENTS, MOST_NUMBERS = 32, 2**25
+MOST_CLIENTS = 32
+MOST_NUMBERS = 2**25
 """Clients, and parameters of all of them, that `auto` stacks at most."""
 
 FEW_CLIENTS = 4

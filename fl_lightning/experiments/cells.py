@@ -171,7 +171,8 @@ def shortened(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
         ValueError: a share of rounds that have no limit.
     """
     short = deepcopy(dict(config))
-    most, settings = most_rounds(limits_of(config["trainer"])), flat(config)
+    most = most_rounds(limits_of(config["trainer"]))
+    settings = flat(config)
     if rounds < 1 and most < 1:
         raise ValueError(f"--rounds {rounds} is a share of trainer.max_epochs or max_steps, and there is neither")
     if COSINE_ROUNDS in settings:
@@ -217,7 +218,8 @@ class Cells:
     """
 
     def __init__(self, experiment: Experiment, request: Request) -> None:
-        self.experiment, self.request = experiment, request
+        self.experiment = experiment
+        self.request = request
         self.composer = Composer([*experiment.base, *experiment.config_text()])
         self.chosen: dict[tuple[str, str], Settings] = {}
         self.options = set[str]()
@@ -254,7 +256,8 @@ class Cells:
         Raises:
             ValueError: naming it.
         """
-        known, asked = set[str](), set[str]()
+        known = set[str]()
+        asked = set[str]()
         for row in self.experiment.runs:
             for name, case in self.experiment.cases_of(row).items():
                 asked |= {setting for setting, _ in self.settings_of(case)} | set(row.tune)
@@ -279,7 +282,8 @@ class Cells:
     def known_settings(self, row: Runs, method: str, name: str, more: Settings = ()) -> Settings:
         """Choose those settings of a case, and of all runs, that a method knows, or of which it is given the parent."""
         case = self.experiment.cases_of(row)[name]
-        known, taken = self.options_of(row, method, case, more), list[Setting]()
+        known = self.options_of(row, method, case, more)
+        taken = list[Setting]()
         for option, value in self.settings_of(case):
             short = option.removesuffix("+").removesuffix(".class_path").replace(".init_args", "")
             if short in known or any(short.startswith(f"{parent.removesuffix('+')}.") for parent, _ in taken):
@@ -369,7 +373,8 @@ class Cells:
 
 def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list[Cell]:
     """Let each cell begin with the last weights of the start of its seed, if there are starts."""
-    files, identity = dict[int, CellFiles](), dict[int, str]()
+    files = dict[int, CellFiles]()
+    identity = dict[int, str]()
     for start in starts:
         files[start.seed] = CellFiles.of(start, folder)
         identity[start.seed] = f"{identity_in(start.name)} {start.limits}"
@@ -456,7 +461,8 @@ class CellFiles:
 
     def is_complete(self) -> bool:
         """Return True where its run has what its limits ask for, or more rounds."""
-        limits, done = dict(self.limits), self.done
+        limits = dict(self.limits)
+        done = self.done
         if done is not None and limits_of(done) == limits:
             return True
         most = most_rounds(limits)

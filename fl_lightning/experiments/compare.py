@@ -83,7 +83,8 @@ def experiment_of(given: Any, overrides: Settings) -> Experiment:
     baseline = given.baseline or next(iter(methods))
     if baseline not in methods:
         raise ValueError(f"--baseline must be one of --methods ({', '.join(methods)}), got {baseline}")
-    settings, tuned = parse_settings(given.set, "--set"), parse_settings(given.tune, "--tune")
+    settings = parse_settings(given.set, "--set")
+    tuned = parse_settings(given.tune, "--tune")
     shared = dict(overrides)
     if appended := [value for name, value in overrides if name == CALLBACKS]:
         shared[CALLBACKS] = in_list(*appended)
@@ -138,7 +139,8 @@ def command_parser() -> CommandParser:
     """Build the parser of the command."""
     parser = CommandParser(prog=f"{PROG} compare", description=DESCRIPTION)
     parser.further = OF_FIT
-    add, add_list = parser.add_argument, partial(parser.add_argument, nargs="+")
+    add = parser.add_argument
+    add_list = partial(parser.add_argument, nargs="+")
     add_more = partial(add_list, action="extend", type=str, default=[])  # given again, it adds; for text only
     add("-c", "--config", action="append", required=True, help="a YAML file that all methods share; several are merged")
     methods = "files in configs/method by name, paths of files or classes; A+B takes both, NAME=A names it"

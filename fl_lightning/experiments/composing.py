@@ -154,12 +154,15 @@ def seeded(config: Mapping[str, Any], seed: int, hold: Sequence[Held]) -> dict[s
         hold: `partition`: the seed of the partition and the splits stays; `cohorts`: that of the cohorts and of who is
             available; `training`: that of initial weights, batches and all other draws of clients and server.
     """
-    data, model, training_seed = dict(config["data"]), dict(config["model"]), config["seed_everything"]
+    data = dict(config["data"])
+    model = dict(config["model"])
+    training_seed = config["seed_everything"]
     cohorts = data["sampling_seed"] if data["sampling_seed"] is not None else data["seed"]
     data["sampling_seed"] = cohorts if "cohorts" in hold else seed
     data["seed"] = data["seed"] if "partition" in hold else seed
     if "training" not in hold:
-        training_seed, model["seed"] = seed, None
+        training_seed = seed
+        model["seed"] = None
     return {**config, "seed_everything": training_seed, "data": data, "model": model}
 
 
@@ -175,7 +178,9 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], Settings]:
     >>> split_overrides(["--output", "out", "--trainer.max_epochs", "2", "--data.partition=IID"])
     (['--output', 'out'], (('trainer.max_epochs', '2'), ('data.partition', 'IID')))
     """
-    rest, settings, words = list[str](), list[Setting](), iter(argv)
+    rest = list[str]()
+    settings = list[Setting]()
+    words = iter(argv)
     for word in words:
         name, given, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not ("." in name or name == "seed_everything"):
@@ -212,7 +217,8 @@ def split_outside_brackets(text: str) -> list[str]:
     >>> split_outside_brackets("a,[b,c],{d: 1, e: 2}")
     ['a', '[b,c]', '{d: 1, e: 2}']
     """
-    parts, depth = [""], 0
+    parts = [""]
+    depth = 0
     for letter in text:
         depth += (letter in "[{(") - (letter in "]})")
         if letter == "," and not depth:

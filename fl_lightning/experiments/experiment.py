@@ -21,7 +21,8 @@ from fl_lightning.utils.settings import check_at_least
 FOLDER = "papers"
 """Folder of the papers' experiments within the configurations: one below it for each paper."""
 
-CONFIG, HOURS = "config", "core_hours"
+CONFIG = "config"
+HOURS = "core_hours"
 """Names in a case that are no settings: further configurations, and the hours of one core that one run takes."""
 
 DRAWINGS = ("draw", "draw_full")
@@ -173,7 +174,8 @@ class Experiment:
             ValueError: nothing is left of one of them.
         """
         kept = []
-        labels, names = dict[str, None](), dict[str, None]()
+        labels = dict[str, None]()
+        names = dict[str, None]()
         for runs in self.runs:
             chosen = [m for m in runs.methods if matches(runs.label or m, methods)]
             columns = {name: case for name, case in self.cases_of(runs).items() if matches(name, cases)}
@@ -195,7 +197,9 @@ class Experiment:
 
     def enlarge(self) -> None:
         """Make the runs as large as the paper's."""
-        self.base, self.config, self.minutes = [*self.base, *self.config_text(), *self.full], {}, None
+        self.base = [*self.base, *self.config_text(), *self.full]
+        self.config = {}
+        self.minutes = None
         self.cases = self.cases_full or self.cases
         self.draw |= self.draw_full
 
@@ -266,7 +270,8 @@ def paths_of(asked: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: there is none, with the nearest name.
     """
-    paths, known = list[Path](), names()
+    paths = list[Path]()
+    known = names()
     for name in asked:
         if name.endswith((".yaml", ".yml")):
             if not Path(name).is_file():
@@ -286,7 +291,8 @@ def read(path: Path) -> Experiment:
     Raises:
         ValueError: naming the file and what is wrong in it.
     """
-    checks, drawings = ArgumentParser(exit_on_error=False), ArgumentParser(exit_on_error=False)
+    checks = ArgumentParser(exit_on_error=False)
+    drawings = ArgumentParser(exit_on_error=False)
     checks.add_class_arguments(Experiment)
     for name in DRAWINGS:
         drawings.add_argument(f"--{name}", type=dict[str, Drawing])
@@ -314,7 +320,9 @@ def read_runs(path: Path) -> Experiment:
 def made_of(path: Path, drawings: dict[str, dict[str, Drawing]]) -> Experiment:
     """Make an experiment of what its file says, without a check, and of drawings."""
     content = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
-    runs, start, tables = [Runs(**row) for row in content["runs"]], content.get("start"), content.get("tables")
+    runs = [Runs(**row) for row in content["runs"]]
+    start = content.get("start")
+    tables = content.get("tables")
     parts = {"runs": runs, "start": start and Runs(**start), "tables": tables and Tables(**tables)}
     return Experiment(**{**content, **parts, **drawings})
 

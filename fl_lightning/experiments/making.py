@@ -39,8 +39,12 @@ class Maker:
     def __init__(
         self, cells: Cells, output: Path, processes: int, name: str = "", heading: str = "", forms: Sequence[Form] = ()
     ) -> None:
-        self.cells, self.output, self.processes = cells, output, processes
-        self.name, self.heading, self.forms = name, heading, forms
+        self.cells = cells
+        self.output = output
+        self.processes = processes
+        self.name = name
+        self.heading = heading
+        self.forms = forms
         self.tuned = list[str]()
         """Sentences on what was tuned."""
 
@@ -89,7 +93,8 @@ class Maker:
         """
         if last:
             name_runs(cells, self.output)
-        series, experiment = series_of(cells, self.output, failed), self.cells.experiment
+        series = series_of(cells, self.output, failed)
+        experiment = self.cells.experiment
         if experiment.tables:
             write_tables(self.output, series, experiment.tables, notes, report=last)
         if experiment.draw:
@@ -101,7 +106,8 @@ class Maker:
         Raises:
             ValueError: naming the drawings that could not be made, after the others were written.
         """
-        drawings, files = self.cells.experiment.draw, list[Path]()
+        drawings = self.cells.experiment.draw
+        files = list[Path]()
         if keys := stored_keys(drawings):
             files.append(self.output / f"{self.name}.csv")
             write_stored(files[0], series, keys)

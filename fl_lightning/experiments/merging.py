@@ -25,7 +25,8 @@ def merge(cells: Iterable[Cell], source: Path, folder: Path) -> int:
     copied = 0
     for cell in cells:
         (other,) = located([cell], source)
-        there, here = CellFiles(source, other.name), CellFiles(folder, cell.name)
+        there = CellFiles(source, other.name)
+        here = CellFiles(folder, cell.name)
         if (there.rounds, there.done is not None) <= (here.rounds, here.done is not None):
             continue
         at_source = there.claimed() if there.log.is_file() or os.access(source, os.W_OK) else nullcontext(True)

@@ -21,7 +21,8 @@ def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
     Raises:
         ValueError: what is to be tuned cannot be.
     """
-    lines, left = list[Sequence[str]](), dict[str, tuple[int, float]]()
+    lines = list[Sequence[str]]()
+    left = dict[str, tuple[int, float]]()
     for cell, part in cells_in(cells, folders):
         files = files_in(cell, [folder / part for folder in folders])
         done = max(each.rounds for each in files)

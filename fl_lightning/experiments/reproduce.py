@@ -65,10 +65,12 @@ def run(argv: list[str]) -> None:
             f"--set takes one value of each setting, got {count} of {several}; several are cases of a file"
         )
     more = (*as_settings({name: value for name, (value,) in settings.items()}), *overrides)
-    makers, refused = list[Maker](), list[str]()
+    makers = list[Maker]()
+    refused = list[str]()
     paths = files.paths_of(given.names)
     for path in paths:
-        experiment, name = files.read(path), f"{path.parent.name}/{path.stem}"
+        experiment = files.read(path)
+        name = f"{path.parent.name}/{path.stem}"
         if given.full:
             experiment.enlarge()
         try:

@@ -51,7 +51,8 @@ def name_runs(cells: Sequence[Cell], folder: Path) -> None:
     """Give complete runs the names that they have in the tables, by which `report` knows them."""
     named = set[str]()
     for cell in cells:
-        files, name = CellFiles.of(cell, folder), ", ".join(filter(None, (cell.method, cell.case)))
+        files = CellFiles.of(cell, folder)
+        name = ", ".join(filter(None, (cell.method, cell.case)))
         done = files.done if files.name not in named else None  # the first of several names counts
         if done is not None and done.get("name") != name:
             write_file(files.begun_run / DONE, json.dumps({**done, "name": name}, indent=1) + "\n")
@@ -74,7 +75,8 @@ def draw(
     Returns:
         What was drawn, and why other drawings were not.
     """
-    contents, problems = dict[str, Drawn](), list[str]()
+    contents = dict[str, Drawn]()
+    problems = list[str]()
     for letter, drawing in drawings.items():
         name = f"drawing {letter}".strip()
         shown = [each for each in series if drawing.shows_missing or each.group.runs]
@@ -120,7 +122,8 @@ def write_drawings(
     Returns:
         The files, the page last.
     """
-    files, parts = dict[Path, str | bytes](), list[Picture | Table | str]()
+    files = dict[Path, str | bytes]()
+    parts = list[Picture | Table | str]()
     for letter, (content, caption) in contents.items():
         stem = f"{name}{letter}"
         if isinstance(content, Table):
@@ -166,7 +169,8 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     logged = keys_in(runs)
     keys = [key for key in tables.metrics if key in logged] or known_metrics(groups)
     baseline = tables.baseline or series[0].method
-    compared, laid_out = list[Comparison](), list[Table]()
+    compared = list[Comparison]()
+    laid_out = list[Table]()
     for case, of_case in by_case.items():
         failed = [each for each in series if each.case == case and each.failed]
         columns = (case, tables.at, tables.columns)

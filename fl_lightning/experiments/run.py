@@ -195,7 +195,8 @@ def evaluate(run: Path, words: list[str], data: Any) -> None:
 
 def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:
     """Run a command of the command line, which the processes that it starts by script see as theirs."""
-    before, sys.argv = sys.argv, [sys.argv[0], *words]
+    before = sys.argv
+    sys.argv = [sys.argv[0], *words]
     try:
         return FederatedCLI(callbacks=callbacks)
     finally:

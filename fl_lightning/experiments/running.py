@@ -29,7 +29,9 @@ class Watch:
 
     def __init__(self, cells: Sequence[Cell], total: int, folder: Path) -> None:
         self.console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-        self.total, self.folder, self.ended = total, folder, total - len(cells)
+        self.total = total
+        self.folder = folder
+        self.ended = total - len(cells)
         self.rounds = {cell.name: max(cell.max_rounds, 0) for cell in cells}
         self.done = dict.fromkeys(self.rounds, 0)
         self.first: dict[str, int] = {}
@@ -72,7 +74,8 @@ class Watch:
 
     def line(self) -> str:
         """Describe what is done, what is left, and how long that takes at the pace so far."""
-        done, left = sum(self.done.values()), sum(self.rounds.values()) - sum(self.done.values())
+        done = sum(self.done.values())
+        left = sum(self.rounds.values()) - sum(self.done.values())
         made = sum(self.done[name] - first for name, first in self.first.items())
         pace = (time.monotonic() - self.began) / made if made else 0.0
         estimate = f", about {duration(pace * left)} left" if made else ""
@@ -122,7 +125,8 @@ def run_cells(
         if other.max_rounds >= 0 and not 0 <= cell.max_rounds <= other.max_rounds:
             by_name[cell.name] = cell  # the longer one has the rounds of both
     waiting = [cell for cell in by_name.values() if prepare(cell, folder)]
-    watch, failed = Watch(waiting, len(by_name), folder), dict[str, str]()
+    watch = Watch(waiting, len(by_name), folder)
+    failed = dict[str, str]()
     of_seed: dict[int, set[str]] = {}
     for cell in waiting:
         of_seed.setdefault(cell.seed, set()).add(cell.name)

@@ -59,7 +59,8 @@ def check_starts(experiments: Iterable[Cells], processes: int, folders: Sequence
 
 def errors_of(cells: Collection[Cell], processes: int) -> dict[str, str]:
     """Begin runs in a folder that is deleted, each once, and give the sentences of those that do not start by name."""
-    errors, apart = dict[str, str](), 0
+    errors = dict[str, str]()
+    apart = 0
     if processes and torch.cuda.is_available() and any(c.config["trainer"]["accelerator"] != "cpu" for c in cells):
         apart = 1  # what a process has on a GPU stays there until it ends
 
@@ -83,7 +84,8 @@ def runs_of(cells: Cells, folders: Sequence[Path]) -> Iterator[tuple[Cell, bool]
     tried = tried_of(cells, folders[0])
     for cell in cells_of(tried):
         yield cell, has_begun(cell, [folder / TUNING for folder in folders])
-    starts, every = cells.starts(), cells.all()
+    starts = cells.starts()
+    every = cells.all()
     for cell in starts:
         yield cell, has_begun(cell, folders)
     for cell, named in zip(every, started(every, located(starts, folders[0]), folders[0]), strict=True):

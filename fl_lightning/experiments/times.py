@@ -30,7 +30,10 @@ class Times(Callback):
     def __init__(self) -> None:
         self.path: Path | None = None
         self.before: list[dict[str, Any]] = []
-        self.began, self.began_cpu, self.first, self.written = 0.0, 0.0, 0, 0.0
+        self.began = 0.0
+        self.began_cpu = 0.0
+        self.first = 0
+        self.written = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer, None)
@@ -39,7 +42,9 @@ class Times(Callback):
         self.path = folder / TIMES
         columns = read_cells(self.path) if self.path.is_file() else {}
         self.before = [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
-        self.began, self.began_cpu, self.first = time.time(), cpu_seconds(), trainer.current_epoch
+        self.began = time.time()
+        self.began_cpu = cpu_seconds()
+        self.first = trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if time.time() - self.written > OFTEN:

@@ -38,7 +38,8 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
         ValueError: the metric is none of the validation split, a setting is not to be tuned, or a method has no
             complete candidate.
     """
-    tried, folder = tried_of(cells, output), output / TUNING
+    tried = tried_of(cells, output)
+    folder = output / TUNING
     if not tried:
         return []
     each = cells_of(tried)
@@ -58,7 +59,8 @@ def tried_of(cells: Cells, output: Path) -> Tried:
     Raises:
         ValueError: the metric is none of the validation split, or a setting is not to be tuned.
     """
-    rows, metric = [runs for runs in cells.experiment.runs if runs.tune], cells.experiment.tune_metric
+    rows = [runs for runs in cells.experiment.runs if runs.tune]
+    metric = cells.experiment.tune_metric
     if rows and not metric.startswith("val/"):
         raise ValueError(f"tuning chooses on the validation split, so tune_metric must begin with val/, got {metric}")
     if name := next((name for runs in rows for name in runs.tune if is_data(name)), None):
@@ -91,7 +93,9 @@ def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) 
     Raises:
         ValueError: a method has no complete candidate.
     """
-    metric, sentences, table = cells.experiment.tune_metric, list[str](), list[list[Any]]()
+    metric = cells.experiment.tune_metric
+    sentences = list[str]()
+    table = list[list[Any]]()
     for (method, case), choices in tried.items():
         scores = {candidate: mean_score(folder, group, metric, failed) for candidate, group in choices.items()}
         scored = {candidate: score for candidate, score in scores.items() if score is not None}
@@ -122,7 +126,8 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
     for method in runs.methods:
         for name, case in cells.experiment.cases_of(runs).items():
             config = cells.composer.compose(method, as_settings(runs.settings), cells.configs_of(case))
-            known, given = cells.options_of(runs, method, case), dict(cells.settings_of(case))
+            known = cells.options_of(runs, method, case)
+            given = dict(cells.settings_of(case))
             share = str(cells.experiment.val_fraction)
             more = () if config["data"]["val_fraction"] else (("data.val_fraction", share),)
             tuned = {n: values for n, values in runs.tune.items() if n in known and n not in given}

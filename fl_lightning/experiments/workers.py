@@ -117,7 +117,8 @@ def run_all(
     if not processes:
         run_here(cells, on_round, on_end)
         return
-    waiting, alone = deque(cells), deque[CellFiles]()
+    waiting = deque(cells)
+    alone = deque[CellFiles]()
     workers: list[Worker] = []
     try:
         while waiting or alone or any(worker.cell for worker in workers):

@@ -61,7 +61,8 @@ class SavedFederation:
     def __init__(self, parts: FederationParts, initial_weights: str | Path | None = None) -> None:
         remedy = "save its state_dict by torch.save, and give the path"
         check_kind((str, Path), "a file", remedy, initial_weights=initial_weights)
-        self.parts, self.initial_weights = parts, initial_weights
+        self.parts = parts
+        self.initial_weights = initial_weights
         self._deferred: dict[str, Any] = {}
         """Entries of rule and server module, until they are allocated."""
         self._waiting: Mapping[str, Any] = {}
@@ -80,14 +81,16 @@ class SavedFederation:
         Raises:
             ValueError: there is another number of transforms.
         """
-        states, self._waiting = self._waiting, {}
+        states = self._waiting
+        self._waiting = {}
         for member in members.all:
             if does(member, "load_state_dict") and member.name in states:
                 member.load_state_dict(states[member.name])
 
     def take_deferred(self) -> dict[str, Any]:
         """Hand over the entries that `loadable` has kept."""
-        entries, self._deferred = self._deferred, {}
+        entries = self._deferred
+        self._deferred = {}
         return entries
 
     def begin_fit(self, trainer: Trainer, weights: GlobalWeights) -> None:
@@ -156,8 +159,10 @@ class SavedFederation:
         Raises:
             ValueError: as `federated` and `check_entries`, or naming each setting that differs and may not.
         """
-        identity, fits = self.parts.identity, trainer is not None and trainer.state.fn == "fit"
-        states, saved = federated(checkpoint, "the checkpoint", fits), checkpoint["state_dict"]
+        identity = self.parts.identity
+        fits = trainer is not None and trainer.state.fn == "fit"
+        states = federated(checkpoint, "the checkpoint", fits)
+        saved = checkpoint["state_dict"]
         if trainer is None:
             build(self.parts.client, states.get(DATA_SHAPE))
             here = find()
@@ -329,7 +334,8 @@ def check_entries(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         ValueError: naming an entry that is not in both, or has another shape.
     """
     for name in sorted(set(entries) | set(saved)):
-        here, there = shape_of(entries.get(name)), shape_of(saved.get(name))
+        here = shape_of(entries.get(name))
+        there = shape_of(saved.get(name))
         if here != there:
             raise ValueError(
                 f"the checkpoint must be of the same client and aggregator, but entry {name!r} has shape "

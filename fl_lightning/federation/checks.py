@@ -71,7 +71,8 @@ def check_strategy(trainer: Trainer) -> None:
     Raises:
         ValueError: naming the strategy and what to set instead.
     """
-    processes, strategy = trainer.num_devices * trainer.num_nodes, trainer.strategy
+    processes = trainer.num_devices * trainer.num_nodes
+    strategy = trainer.strategy
     sharded = [kind.__name__ for kind in type(strategy).__mro__ if kind.__name__ in SHARDED]
     if sharded:
         raise ValueError(

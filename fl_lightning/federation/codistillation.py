@@ -110,8 +110,11 @@ class KnowledgeClient(ClientModule):
         check_at_least(0, "0 leaves the distillation out", lam=lam)
         check_above(0, temperature=temperature)
         check_choice(("transfer", "local", "none"), ce_on=ce_on)
-        self.finetune_epochs, self.finetune_batch = finetune_epochs, finetune_batch
-        self.lam, self.temperature, self.ce_on = lam, temperature, ce_on
+        self.finetune_epochs = finetune_epochs
+        self.finetune_batch = finetune_batch
+        self.lam = lam
+        self.temperature = temperature
+        self.ce_on = ce_on
 
     def predictions(self, logits: Tensor) -> Tensor:
         """Make the knowledge that is sent up, here soft labels: logits (K, C) -> (K, C), float32 or better."""

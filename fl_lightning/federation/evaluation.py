@@ -41,11 +41,19 @@ class Evaluation:
     """
 
     def __init__(self, run: FederatedRun) -> None:
-        self.parts, self.data, self.communicator = run.parts, run.data, run.communicator
-        self.services, self.metrics = run.parts.evaluation_services, run.parts.metrics
-        engine, self.clients, self.records = run.engine, run.clients_engine, run.records
-        self.client, self.weights, self.modules = engine.client, engine.weights, engine.modules
-        self.transfer, self.inspection = engine.local.transfer, Inspection(engine, run.data)
+        self.parts = run.parts
+        self.data = run.data
+        self.communicator = run.communicator
+        self.services = run.parts.evaluation_services
+        self.metrics = run.parts.metrics
+        engine = run.engine
+        self.clients = run.clients_engine
+        self.records = run.records
+        self.client = engine.client
+        self.weights = engine.weights
+        self.modules = engine.modules
+        self.transfer = engine.local.transfer
+        self.inspection = Inspection(engine, run.data)
         elsewhere = self.weights.personal and getattr(self.clients, "is_remote", False)
         self._has_global = bool(self.weights.shared) and not elsewhere
         """True where there is a model to evaluate: with personal entries it needs the clients' own."""
@@ -63,7 +71,8 @@ class Evaluation:
         """Begin a pass: record what its end puts back, and load the weights that are evaluated, where any are."""
         self.restore()
         if self.weights.shared or self.client.module is not None:  # else there is nothing
-            self.before, self._generators = HeldEntries(self.weights), ExitStack()
+            self.before = HeldEntries(self.weights)
+            self._generators = ExitStack()
             self._generators.enter_context(self._kept_generators(self._foreign))
         if not evaluates:
             return
@@ -117,7 +126,8 @@ class Evaluation:
         heartbeat()
         if batch is EMPTY_BATCH or not self._has_global:
             return None
-        batch, module = self.transfer(batch), self.client.module
+        batch = self.transfer(batch)
+        module = self.client.module
         if self._accuracy is not None:
             x, y = batch
             logits = self.client(laid_out(x, self._channels_last))
@@ -148,7 +158,8 @@ class Evaluation:
         heartbeat()
         if batch is EMPTY_BATCH:
             return None
-        batch, module = self.transfer(batch), self.client.module
+        batch = self.transfer(batch)
+        module = self.client.module
         if module is None:
             return self.client(laid_out(batch[0], self._channels_last))
         return self._call(module.predict_step, batch, batch_idx, dataloader_idx)
@@ -225,7 +236,8 @@ class Evaluation:
             Means over all clients by log key: `local/alma` of the accuracy, `local/NAME` of the user's own metrics.
         """
         metrics = None if self.metrics is None else alone(self.metrics)
-        jobs, settings = self._deployed_jobs(round_idx), (self.data.eval_batch_size, metrics, self._channels_last)
+        jobs = self._deployed_jobs(round_idx)
+        settings = (self.data.eval_batch_size, metrics, self._channels_last)
         with self._kept_generators(), closing(self.clients.evaluate(jobs, *settings)) as results:
             scores = list(results)
         values = [values_of(score.metrics, "local", self.inspection.class_names) for score in scores]
@@ -240,7 +252,8 @@ class Evaluation:
 
     def _deployed_jobs(self, round_idx: int) -> Iterator[ClientJob]:
         """Make the job of every client of this process that has test samples."""
-        start, clients = self.weights.snapshot(self.weights.shared), range(self.data.num_clients)
+        start = self.weights.snapshot(self.weights.shared)
+        clients = range(self.data.num_clients)
         ranks = self.communicator.assign_clients(clients, self.data.size, self.parts.store.owners)
         mine = [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
         for client_id in mine:

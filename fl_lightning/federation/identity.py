@@ -226,7 +226,8 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
 
     `class_path` and `init_args` leave the names.
     """
-    model, trainer = ({} if prefix else config).get("model"), ({} if prefix else config).get("trainer")
+    model = ({} if prefix else config).get("model")
+    trainer = ({} if prefix else config).get("trainer")
     settings = cosine_rounds(model, trainer.get("max_epochs") if isinstance(trainer, Mapping) else None)
     for key, value in config.items():
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")

@@ -120,10 +120,12 @@ class FederatedLoop(Forwarding):
     ) -> None:
         super().__init__()
         check_count(1, evaluate_clients_every=evaluate_clients_every)
-        self.automatic_optimization, self.client = False, as_client(client)
+        self.automatic_optimization = False
+        self.client = as_client(client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
         self.server_module = self.client.server_class() if server_module is None else server_module
-        self.metrics, self.evaluate_clients_every = as_collection(metrics), evaluate_clients_every
+        self.metrics = as_collection(metrics)
+        self.evaluate_clients_every = evaluate_clients_every
         local = LocalSettings(local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)
         self.parts = FederationParts(
             client=self.client,
@@ -143,8 +145,11 @@ class FederatedLoop(Forwarding):
             given_seed=seed,
             batch_hooks=self.batch_hooks,
         )
-        self._saved, self.initial_personal = SavedFederation(self.parts, initial_weights), self.parts.initial_personal
-        self.store, self.recorder, self.identity = self.parts.store, self.parts.recorder, self.parts.identity
+        self._saved = SavedFederation(self.parts, initial_weights)
+        self.initial_personal = self.parts.initial_personal
+        self.store = self.parts.store
+        self.recorder = self.parts.recorder
+        self.identity = self.parts.identity
 
     # --- parts that exist once a Trainer has set the loop up ----------------------------------------------------
 
@@ -232,7 +237,10 @@ class FederatedLoop(Forwarding):
     def setup(self, stage: str) -> None:
         if self._evaluation is not None:
             self._evaluation.restore()  # a pass of an earlier run that was broken off
-        self._run, self._rounds, self._evaluation, self._handed_over = None, None, None, False
+        self._run = None
+        self._rounds = None
+        self._evaluation = None
+        self._handed_over = False
         self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
         self.forward_hook("setup", stage)
 
@@ -294,7 +302,8 @@ class FederatedLoop(Forwarding):
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """Run one round: every exchange with every client of the cohort, the aggregation, and one server step."""
-        round_idx, optimizer = self.current_epoch, cast(Optimizer, self.optimizers())
+        round_idx = self.current_epoch
+        optimizer = cast(Optimizer, self.optimizers())
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         # only a client's forward is in the Trainer's region; in one of ours a module's own would keep cast weights
         kind = self.device.type

@@ -118,7 +118,8 @@ class FederationParts:
     def __post_init__(self) -> None:
         self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
         self.recorder, self.skipped = Recorder(self.faults.skips, self.client), SkippedClients(self.faults)
-        client, remedy = self.client, "a method's server side is server_module"
+        client = self.client
+        remedy = "a method's server side is server_module"
         if isinstance(self.aggregator, DataModule):
             remedy = "data are given to the Trainer: fit(loop, datamodule=...)"
         rule = "a rule, an instance of a subclass of Aggregator such as MedianAggregator()"
@@ -176,7 +177,9 @@ class FederationParts:
 
         Those of a method's own server side under the client's name.
         """
-        client, rule, server = self.client, self.aggregator, self.server_module
+        client = self.client
+        rule = self.aggregator
+        server = self.server_module
         codecs = [] if self.codec is None else [(type(self.codec).__name__, self.codec.needs)]
         name = type(client if type(server) is client.server_class else server).__name__
         return [(type(client).__name__, client.needs), (name, server.needs), (type(rule).__name__, rule.needs), *codecs]

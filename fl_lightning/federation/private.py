@@ -30,7 +30,8 @@ def check_private_rule(
     Raises:
         ValueError: naming the rule, what does not go with it, and why.
     """
-    name, kind = type(rule).__name__, type(client).__name__
+    name = type(rule).__name__
+    kind = type(client).__name__
     if data.cohort.sampling_rate is None:
         how = "are those of data.schedule" if data.schedule is not None else "have a fixed size"
         raise ValueError(

@@ -46,7 +46,8 @@ class Recorder(Member):
     name = "recorder"
 
     def __init__(self, separates: bool = False, root: nn.Module | None = None) -> None:
-        self._separates, self._root = separates, root or nn.Module()
+        self._separates = separates
+        self._root = root or nn.Module()
         self._settled: list[tuple[int | None, MetricAccumulator]] = []
         """Values of the round that belong to clients taken in."""
         self._rows: ClientRows = []
@@ -127,7 +128,8 @@ class Recorder(Member):
     def discard_round(self) -> None:
         """Forget the round under way and the row before it (the round failed)."""
         self.logged.clear()
-        self.round_metrics, self.pending_round = {}, None
+        self.round_metrics = {}
+        self.pending_round = None
 
     # --- rounds ------------------------------------------------------------------------------------------------
 
@@ -139,7 +141,8 @@ class Recorder(Member):
         if round_idx > self._chained:
             self._chain = chained(self._chain, self.round_metrics)
             self._chained = round_idx
-        self.round_metrics, self.pending_round = values, round_idx
+        self.round_metrics = values
+        self.pending_round = round_idx
 
     def evaluated(self, class_accuracy: Tensor | None) -> None:
         """Keep the class accuracies of the last evaluation, (C,) float64 on the CPU."""
@@ -152,7 +155,8 @@ class Recorder(Member):
 
         Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eq. 5.
         """
-        now, self.evaluated_rounds = self.class_accuracy, round_idx + 1
+        now = self.class_accuracy
+        self.evaluated_rounds = round_idx + 1
         if now is None:
             return None
         self.peak = now if self.peak is None else torch.fmax(self.peak, now)
@@ -177,8 +181,10 @@ class Recorder(Member):
         if self.pending_round is not None and self.pending_round <= round_idx:
             self.keep_round(self.pending_round)
         if round_idx == 0:
-            self.peak, self.evaluated_rounds = None, 0
-            self._chain, self._chained = b"", 0
+            self.peak = None
+            self.evaluated_rounds = 0
+            self._chain = b""
+            self._chained = 0
 
     def keep_round(self, round_idx: int) -> None:
         """Add the row, as it is now, to the history.
@@ -192,7 +198,8 @@ class Recorder(Member):
 
         None where there is none, or it was handed over.
         """
-        round_idx, self.pending_round = self.pending_round, None
+        round_idx = self.pending_round
+        self.pending_round = None
         return round_idx
 
     # --- checkpoints -------------------------------------------------------------------------------------------
@@ -207,9 +214,12 @@ class Recorder(Member):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.round_metrics, self.pending_round = dict(state["round_metrics"]), state["pending_round"]
-        self.peak, self.evaluated_rounds = state["peak"], state["evaluated_rounds"]
-        self._chained, self._chain = state["rows"][0], bytes.fromhex(state["rows"][1])
+        self.round_metrics = dict(state["round_metrics"])
+        self.pending_round = state["pending_round"]
+        self.peak = state["peak"]
+        self.evaluated_rounds = state["evaluated_rounds"]
+        self._chained = state["rows"][0]
+        self._chain = bytes.fromhex(state["rows"][1])
         self.history = History()
 
 
@@ -229,7 +239,8 @@ class Traffic(Member):
 
     def __init__(self) -> None:
         self._exchanges: Sequence[str] = ()
-        self._round_idx, self._bytes = -1, Bytes()
+        self._round_idx = -1
+        self._bytes = Bytes()
         self._sent = set[tuple[str, int]]()
         """Exchanges and clients whose message is counted: an engine may ask for a job again."""
 
@@ -238,12 +249,15 @@ class Traffic(Member):
 
         Without any no bytes are counted.
         """
-        self._exchanges, self._round_idx, self._bytes = exchanges, -1, Bytes()
+        self._exchanges = exchanges
+        self._round_idx = -1
+        self._bytes = Bytes()
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
         self._sent.clear()
         if round_idx != self._round_idx:  # what a round that is run again has moved counts
-            self._round_idx, self._bytes = round_idx, Bytes()
+            self._round_idx = round_idx
+            self._bytes = Bytes()
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         if (key := (broadcast.exchange, client_id)) not in self._sent:
@@ -265,7 +279,8 @@ class Traffic(Member):
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Bytes]) -> Mapping[str, float]:
         """Add up the bytes of all processes by log key, and where a round has several exchanges by exchange, too."""
-        moved, values = sum(shared, Bytes()), {}
+        moved = sum(shared, Bytes())
+        values = {}
         for key in ("comm/bytes_down", "comm/bytes_up") if self._exchanges else ():
             values[key] = float(sum(moved[key, exchange] for exchange in self._exchanges))
             if len(self._exchanges) > 1:

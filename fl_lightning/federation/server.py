@@ -27,7 +27,9 @@ class Server:
     def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any) -> None:
         self.module: nn.Module = global_weights.client
         self.round_idx = 0
-        self.global_weights, self.store, self._data = global_weights, store, data
+        self.global_weights = global_weights
+        self.store = store
+        self._data = data
         self._snapshot: State | None = None
         self._coarser: State | None = None
 
@@ -37,7 +39,9 @@ class Server:
 
     def begin_round(self, round_idx: int) -> None:
         """Begin a round from a snapshot of the shared entries."""
-        self.round_idx, self._snapshot, self._coarser = round_idx, self.global_weights.start, None
+        self.round_idx = round_idx
+        self._snapshot = self.global_weights.start
+        self._coarser = None
 
     def send(self, coarser: State) -> None:
         """Begin the round from coarser shared entries than the global ones, which everybody measures from."""
@@ -45,7 +49,8 @@ class Server:
 
     def refined(self, new: State | None) -> State | None:
         """Add what the global entries were besides the coarser ones, if such were sent."""
-        coarser, whole = self._coarser, self.global_weights.start
+        coarser = self._coarser
+        whole = self.global_weights.start
         if new is None or coarser is None:
             return new
         moved = {n: v.double() - coarser[n].double() for n, v in new.items() if coarser[n] is not whole[n]}
@@ -71,7 +76,8 @@ class Server:
     @property
     def transmitted_entries(self) -> State:
         """The shared entries that are transmitted in this round."""
-        whole, names = self.weights, self.global_weights.transmitted_entries
+        whole = self.weights
+        names = self.global_weights.transmitted_entries
         return whole if len(names) == len(whole) else {name: whole[name] for name in names}
 
     @property
@@ -126,7 +132,8 @@ class ServerOptimizer:
     def __init__(
         self, factory: Callable[[Iterable[Any]], Optimizer] | None, trainable: State, undoes: bool = False
     ) -> None:
-        self.copies, self.undoes = factory is None, undoes
+        self.copies = factory is None
+        self.undoes = undoes
         if factory is None:
             self.params = {"rounds": nn.Parameter(torch.zeros((), dtype=torch.float32))}
             self.optimizer: Optimizer = SGD(self.params.values(), lr=1.0)

@@ -53,7 +53,8 @@ class ServerCLI(FederatedCLI):
     """
 
     def __init__(self, args: list[str], grid: Grid, options: Mapping[str, Any]) -> None:
-        self._grid, self._options = grid, options
+        self._grid = grid
+        self._options = options
         super().__init__(args)
 
     def before_fit(self) -> None:
@@ -61,9 +62,12 @@ class ServerCLI(FederatedCLI):
         super().before_fit()
         parts = self.model.parts
         settings = shared_settings(parts, self.datamodule, str(self.trainer.precision), self.trainer.max_epochs)
-        options, num_clients, faults = self._options, self.datamodule.num_clients, parts.faults
+        options = self._options
+        num_clients = self.datamodule.num_clients
+        faults = parts.faults
         times = float(options.get("timeout", 600.0)), float(options.get("poll", 1.0))
-        tolerant, keys = faults.on_error == "skip", options.get("keys") or None
+        tolerant = faults.on_error == "skip"
+        keys = options.get("keys") or None
         nodes = Nodes(self._grid, settings, num_clients, *times, tolerant, keys)
         nodes.wait(num_clients, float(options.get("wait", 60.0)), faults.min_clients)
         if isinstance(self.datamodule.source, Elsewhere):
@@ -83,7 +87,8 @@ def client_app(*configs: str | Path) -> ClientApp:
     Args:
         configs: the federation's YAML files, a later one on top of an earlier.
     """
-    app, files = ClientApp(), tuple(map(str, configs))
+    app = ClientApp()
+    files = tuple(map(str, configs))
 
     def answer(message: Message, context: Context) -> Message:
         try:
@@ -105,7 +110,8 @@ def server_app(*configs: str | Path) -> ServerApp:
     """
 
     def main(grid: Grid, context: Context) -> None:
-        options, files = context.run_config, tuple(map(str, configs))
+        options = context.run_config
+        files = tuple(map(str, configs))
         with quiet_lightning():
             words = str(options.get("arguments", "")), str(options.get("server-data") or "")
             ServerCLI(command_line(files, *words), grid, options)
@@ -117,7 +123,8 @@ def server_app(*configs: str | Path) -> ServerApp:
 
 def settings_of_node(context: Context) -> tuple[str, str, int | None]:
     """Look up the run's arguments, the node's own file, and the number of its client, where it is told."""
-    run, node = context.run_config, context.node_config
+    run = context.run_config
+    node = context.node_config
     number = node.get("partition-id")
     client_id = None if number is None else int(number)
     data = str(node.get("data") or str(run.get("data") or "").format(client=client_id))
@@ -138,13 +145,15 @@ def node_of(configs: tuple[str, ...], arguments: str, data_file: str, client_id:
         ValueError: nothing tells which client it is.
     """
     made = parts_of(command_line(configs, arguments, data_file))
-    trainer, data = made.config.fit.trainer, made.datamodule
+    trainer = made.config.fit.trainer
+    data = made.datamodule
     client_id = getattr(data.partition, "client_id", client_id)
     if client_id is None:
         raise ValueError("a node must know its client, and has neither data nor partition-id; set --node-config data=…")
     where = Trainer(accelerator=trainer.accelerator, devices=trainer.devices, precision=trainer.precision, **QUIET)
     folder = Path(data_file).resolve().parent if data_file else Path("nodes", str(client_id))
-    device, plugin = where.strategy.root_device, where.precision_plugin
+    device = where.strategy.root_device
+    plugin = where.precision_plugin
     return Node(made.model, data, client_id, folder / "memory", device, plugin, trainer.max_epochs)
 
 

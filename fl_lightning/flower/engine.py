@@ -46,7 +46,10 @@ class RemoteEngine:
     def __init__(
         self, local: SequentialEngine, nodes: Nodes, parts: FederationParts, settings: Mapping[str, str], run: str
     ) -> None:
-        self._local, self._nodes, self._store, self._run = local, nodes, parts.store, run
+        self._local = local
+        self._nodes = nodes
+        self._store = parts.store
+        self._run = run
         self._rated = "accumulated_lr" in parts.needs
         self._settings = hash_of_value(dict(settings))
         self._round_idx = -1
@@ -128,7 +131,8 @@ class RemoteEngine:
 
     def _message(self, ask: str, job: ClientJob, more: Content) -> dict[str, Array]:
         """Encode what a node is asked about a client."""
-        broadcast, weights = job.broadcast, self._local.weights
+        broadcast = job.broadcast
+        weights = self._local.weights
         file = job.memory.get(FILE)
         head = {
             "ask": ask,
@@ -145,7 +149,9 @@ class RemoteEngine:
             "named": sorted({*self._names(job.client_id), *([file] if file else [])}),
         }
         # what a client starts from besides what it was sent
-        sent, start, frozen = broadcast.weights or {}, job.start or {}, weights.frozen.already_sent
+        sent = broadcast.weights or {}
+        start = job.start or {}
+        frozen = weights.frozen.already_sent
         if start and (sent or frozen):
             start = {n: v for n, v in start.items() if sent.get(n) is not v and n not in frozen}
         states = {"weights": message_of(broadcast.weights), "start": start, "personal": None if file else job.personal}
@@ -177,7 +183,9 @@ class RemoteEngine:
         if any(client_id not in self._nodes.sites for client_id in asked):
             self._nodes.look(f"in round {round_idx}")  # it may have come meanwhile
         if round_idx != self._round_idx:
-            self._round_idx, self._asked, self._answers = round_idx, {}, {}
+            self._round_idx = round_idx
+            self._asked = {}
+            self._answers = {}
         digests = {client_id: digest_of_parts(parts) for client_id, (_, parts) in asked.items()}
         new = [c for c in asked if digests[c] not in self._asked and c in self._nodes.sites]
         messages = [(self._nodes.sites[client_id].node_id, asked[client_id][1]) for client_id in new]
@@ -201,7 +209,8 @@ class RemoteEngine:
         """Name client, node and round."""
         known = isinstance(error, ValueError)
         reason = shown(str(error)) if known else f"what it sent is no answer ({type(error).__name__})"
-        site, round_idx = self._nodes.sites.get(job.client_id), job.broadcast.round_idx
+        site = self._nodes.sites.get(job.client_id)
+        round_idx = job.broadcast.round_idx
         where = f" at {site}" if site else ""
         sentence = f"client {job.client_id}{where} failed in round {round_idx}: {reason}"
         return ClientError(f"{sentence}; mend that, or set model.faults.on_error to skip", job.client_id, reason)
@@ -210,7 +219,8 @@ class RemoteEngine:
 
     def _names(self, client_id: int) -> set[str]:
         """Names of the node's files that a checkpoint needs: those in records of the client that lie in files."""
-        prefix, folder = f"client_{client_id}_", self._store.folder
+        prefix = f"client_{client_id}_"
+        folder = self._store.folder
         there = {path.name for path in folder.glob(f"{prefix}*") if FileRecord.is_name(path.name)}
         for name in there - self._named.keys():
             self._named[name] = decode((folder / name).read_bytes()).get("memory", {}).get(FILE, "")

@@ -53,8 +53,12 @@ class Node:
         precision: Precision | None = None,
         max_epochs: int | None = None,
     ) -> None:
-        self.loop, self.data, self.client_id, self.folder = loop, data, client_id, Path(folder)
-        self.device, self.precision = device or torch.device("cpu"), precision or Precision()
+        self.loop = loop
+        self.data = data
+        self.client_id = client_id
+        self.folder = Path(folder)
+        self.device = device or torch.device("cpu")
+        self.precision = precision or Precision()
         self.settings = shared_settings(loop.parts, data, str(self.precision.precision), max_epochs)
         self._max_epochs = max_epochs
 
@@ -63,7 +67,8 @@ class Node:
         """Engine that trains the client."""
         parts = self.loop.parts
         parts.execution.limit_threads()
-        local, settings = parts.local_settings(self._max_epochs), (parts.personal, parts.keep)
+        local = parts.local_settings(self._max_epochs)
+        settings = (parts.personal, parts.keep)
         engine = local_engine(
             parts.client, self.data, self.device, self.precision, None, local, *settings, members=self._members
         )
@@ -112,7 +117,9 @@ class Node:
 
     def _evaluate(self, content: Content) -> dict[str, Array]:
         """Test what the client would deploy."""
-        head, job, metrics = content["head"], self._job(content), self.loop.metrics
+        head = content["head"]
+        job = self._job(content)
+        metrics = self.loop.metrics
         settings = head["batch_size"], None if metrics is None else alone(metrics), head["channels_last"]
         with closing(self.engine.evaluate([job], *settings)) as scores:
             score = next(scores)
@@ -125,10 +132,13 @@ class Node:
         Raises:
             WireError: another client, other settings, or another model.
         """
-        head, engine = content["head"], self.engine
+        head = content["head"]
+        engine = self.engine
         for name, here in (("client_id", self.client_id), ("settings", hash_of_value(self.settings))):
             demand(head[name] == here, f"{name} of a message must be {here}, as this node has it, got {{}}", head[name])
-        shared, weights, codec = engine.weights.live(engine.weights.shared), content["weights"], self.loop.parts.codec
+        shared = engine.weights.live(engine.weights.shared)
+        weights = content["weights"]
+        codec = self.loop.parts.codec
         if codec and weights:
             draws = partial(keyed_generator, self.data.batch_seed, DownCoding.PURPOSE, head["round_idx"])
             weights = DownCoding(codec, engine.weights).decode(weights, shared, draws)

@@ -72,8 +72,12 @@ class Nodes:
         keys: str | Path | None = None,
     ) -> None:
         check_above(0, timeout=timeout)
-        self._grid, self._settings, self._num_clients = grid, settings, num_clients
-        self.timeout, self._poll, self._tolerant = timeout, poll, tolerant
+        self._grid = grid
+        self._settings = settings
+        self._num_clients = num_clients
+        self.timeout = timeout
+        self._poll = poll
+        self._tolerant = tolerant
         self._file = None if keys is None else Path(keys)
         self._keys: dict[str, str] = json.loads(self._file.read_text()) if self._file and self._file.is_file() else {}
         self.sites: dict[int, Site] = {}
@@ -148,7 +152,8 @@ class Nodes:
         counts: Any = {split: isinstance(sizes, dict) and sizes.get(split) for split in ("train", "test")}
         counted = all(type(size) is int and 0 <= size <= 2**40 for size in counts.values())
         demand(counted, "its numbers of samples must lie in [0, 2^40], got {}; mend its data", sizes)
-        other, belongs = self.sites.get(client_id), self._keys.get(str(client_id), key)
+        other = self.sites.get(client_id)
+        belongs = self._keys.get(str(client_id), key)
         demand(
             belongs == key and (other is None or (other.key == key and bool(key))),
             f"client {client_id} belongs to {other or f'the key {belongs}'}, and only its node may answer for it; "
@@ -181,7 +186,9 @@ class Nodes:
 
         Who comes late has none.
         """
-        waiting, end, pause = set(sent), monotonic() + self.timeout, 0.01
+        waiting = set(sent)
+        end = monotonic() + self.timeout
+        pause = 0.01
         if "" in waiting:
             waiting.discard("")
             yield {"": ({}, "Flower did not take the message")}

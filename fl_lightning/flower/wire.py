@@ -128,10 +128,8 @@ def read_update(
         most = {"num_samples": most_samples, "idle_steps": whole["num_steps"]}.get(name, math.inf)
         counted = type(value) is int and 0 <= value <= most
         demand(counted, f"{name} of a result must be a whole number in [0, {most}], got {{}}; send its number", value)
-    client_id, rule = (
-        whole["client_id"],
-        f"client_id of a result must be {job.client_id}, got {{}}; answer for that client",
-    )
+    client_id = whole["client_id"]
+    rule = f"client_id of a result must be {job.client_id}, got {{}}; answer for that client"
     demand(client_id == job.client_id, rule, client_id)
     for name, value in rates.items():
         undefined = name == "accumulated_lr" and not rated and value is not None and math.isnan(value)
@@ -139,7 +137,8 @@ def read_update(
         demand(known, f"{name} of a result must be finite and ≥ 0, got {{}}; send the client's own", value)
     moved = rates["lr"] > 0 or not rates["accumulated_lr"] > 0
     demand(moved, "lr of a result must be > 0 where its accumulated_lr is; send the client's own")
-    file, owned = head.get("file"), f"client_{job.client_id}_round_{job.broadcast.round_idx}_"
+    file = head.get("file")
+    owned = f"client_{job.client_id}_round_{job.broadcast.round_idx}_"
     named = file is None or (isinstance(file, str) and FileRecord.is_name(file) and file.startswith(owned))
     demand(named, f"a node's file must be named {owned}…, as it names its files, got {{}}; send its name", file)
     update = ClientUpdate(weights=weights, extras=extras, **whole, **rates)

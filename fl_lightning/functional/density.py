@@ -37,7 +37,8 @@ class DensityRatio(NamedTuple):
     @classmethod
     def fit(cls, known: Tensor, reference: Tensor, width: float, lam: float | None = None) -> "DensityRatio":
         """Solve (K₁₁/n + λI) α = −K₁₂1 / (nmλ), by default with λ = n^(−1/2)."""
-        n, m = len(reference), len(known)
+        n = len(reference)
+        m = len(known)
         lam = n**-0.5 if lam is None else lam
         system = gaussian(reference, reference, width) / n
         system.diagonal().add_(lam)

@@ -30,7 +30,8 @@ def hessian_product(
     {'w': tensor([ 6., 12.])}
     """
     point = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
-    total, count = {name: torch.zeros_like(value) for name, value in vector.items()}, 0
+    total = {name: torch.zeros_like(value) for name, value in vector.items()}
+    count = 0
     with torch.enable_grad():
         for batch, size in batches:
             gradients = torch.autograd.grad(

@@ -140,7 +140,8 @@ class _Method(nn.Module):
 
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__()
-        self.module, self.name = module, name
+        self.module = module
+        self.name = name
 
     def forward(self, *args: Any) -> Any:
         return getattr(self.module, self.name)(*args)
@@ -182,7 +183,9 @@ def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike
     """
     terms = []
     for name, each in omega.items():
-        w, there, weight = to_float32(params[name]), to_float32(reference[name].detach()), to_float32(each.detach())
+        w = to_float32(params[name])
+        there = to_float32(reference[name].detach())
+        weight = to_float32(each.detach())
         if weight.ndim:  # half the passes over the parameters that (weight * (w - there).square()).sum() takes
             squares = F.mse_loss(w, there, reduction="none")
             terms.append(torch.dot(weight.to(w.dtype).flatten(), squares.flatten()))

@@ -82,7 +82,8 @@ def kl_divergence(local: Tensor, teacher: Tensor, temperature: float = 1.0, excl
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    local, teacher = to_float32(local) / temperature, to_float32(teacher.detach()) / temperature
+    local = to_float32(local) / temperature
+    teacher = to_float32(teacher.detach()) / temperature
     drop = torch.zeros_like(local, dtype=torch.bool) if exclude is None else exclude.expand_as(local)
     few = (~drop).sum(-1, keepdim=True) < 2
     drop = drop & ~few  # a softmax over nothing would be NaN: such rows keep all classes here, and are zeroed below

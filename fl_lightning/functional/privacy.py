@@ -36,7 +36,8 @@ LEAST_DELTA = 1e-12
 VARIANCE = "running_var"
 """End of the names of BatchNorm's variances."""
 
-MOST_STEPS, LEAST_NOISE = 200_000, 0.01
+MOST_STEPS = 200_000
+LEAST_NOISE = 0.01
 """Steps of a distribution at most, which are wider where losses are large, and the noise below which ε is infinite."""
 
 SLACK = 1 - 2.0**-40
@@ -66,7 +67,8 @@ def epsilon(rate: float, noise_multiplier: float, count: int, delta: float, acco
     if accountant == "pld":
         loss = loss_distribution(rate, noise_multiplier)
         return float((loss.self_compose(count) if count > 1 else loss).get_epsilon_for_delta(delta))
-    rdp, events = imported("dp_accounting.rdp").RdpAccountant(), imported("dp_accounting")
+    rdp = imported("dp_accounting.rdp").RdpAccountant()
+    events = imported("dp_accounting")
     with quiet():
         rdp.compose(events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise_multiplier)), count)
         return float(rdp.get_epsilon(delta))
@@ -95,9 +97,11 @@ def noise_for(budget: float, rate: float, count: int, delta: float, accountant: 
     Raises:
         ValueError: no noise multiplier up to 1e6 is enough.
     """
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while epsilon(rate, high, count, delta, accountant) > budget:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
         if high > 1e6:
             raise ValueError(f"ε = {budget} at δ = {delta} cannot be kept by any noise over {count} rounds; raise it")
     while high - low > 5e-4 * high:

@@ -113,7 +113,9 @@ class FlatState(dict[str, Tensor]):
         greatest: list[Tensor] | None = None,
     ) -> None:
         super().__init__(entries)
-        self.vectors, self.scratch, self.greatest = vectors, scratch, greatest
+        self.vectors = vectors
+        self.scratch = scratch
+        self.greatest = greatest
         self.laid = [*self.values()]
 
     @property
@@ -253,9 +255,11 @@ def unflatten(vectors: Vectors, layout: Layout) -> FlatState:
     >>> unflatten({torch.float32: torch.tensor([1.0, 2.0])}, {"a": (torch.Size([2]), torch.float32)})
     {'a': tensor([1., 2.])}
     """
-    entries, ends = [], dict.fromkeys(vectors, 0)
+    entries = []
+    ends = dict.fromkeys(vectors, 0)
     for name, (shape, dtype) in layout.items():
-        start, ends[dtype] = ends[dtype], ends[dtype] + shape.numel()
+        start = ends[dtype]
+        ends[dtype] = ends[dtype] + shape.numel()
         entries.append((name, vectors[dtype][start : ends[dtype]].view(shape)))
     return FlatState(entries, vectors)
 

@@ -24,7 +24,8 @@ class CodedState(dict[str, Tensor]):
 
     def __init__(self, entries: StateLike, coded: State, names: Sequence[str]) -> None:
         super().__init__(entries)
-        self.coded, self.names = coded, names
+        self.coded = coded
+        self.names = names
 
     @cached_property
     def message(self) -> State:

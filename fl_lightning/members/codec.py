@@ -38,7 +38,8 @@ class Coding:
     """
 
     def __init__(self, codec: Codec, weights: GlobalWeights) -> None:
-        self.codec, self._weights = codec, weights
+        self.codec = codec
+        self._weights = weights
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,7 +77,8 @@ class Coding:
             ValueError: what was sent is not the codec's.
         """
         coded = {n.removeprefix(CODED): value for n, value in message.items() if is_coded(n)}
-        before, kind = self._laid(start, start), type(self.codec).__name__
+        before = self._laid(start, start)
+        kind = type(self.codec).__name__
         try:
             vector = self.codec.decode(coded, before, draws())
             if (vector.shape, vector.dtype) != (before.shape, before.dtype):
@@ -127,7 +129,8 @@ class Encoder(Member):
     at_client = True
 
     def __init__(self, coding: Coding, weights: GlobalWeights, changes: Collection[str]) -> None:
-        self._coding, self._weights = coding, weights
+        self._coding = coding
+        self._weights = weights
         self._feedback = coding.codec.feedback
         self._changes = changes if self._feedback else ()
 
@@ -137,7 +140,8 @@ class Encoder(Member):
         Raises:
             ValueError: an update that does not hold the entries that are transmitted.
         """
-        update, job = result.update, result.job
+        update = result.update
+        job = result.job
         if update.weights is None or not self._coding.names:
             return result
         start = start_of(job)
@@ -176,7 +180,8 @@ class Decoder(Member):
         Raises:
             ValueError: what was sent is not the codec's.
         """
-        update, job = result.update, result.job
+        update = result.update
+        job = result.job
         if update.weights is None or not self._coding.names:
             return result
         start = start_of(job)
@@ -236,7 +241,9 @@ class CodedBroadcast(Member):
     """
 
     def __init__(self, coding: DownCoding, server: ServerView, send: Callable[[State], None]) -> None:
-        self._coding, self._server, self._send = coding, server, send
+        self._coding = coding
+        self._server = server
+        self._send = send
         self._sent: CodedState | None = None
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
@@ -247,7 +254,8 @@ class CodedBroadcast(Member):
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         """Mark weights that are a part of those that were coded."""
-        weights, sent = broadcast.weights, self._sent
+        weights = broadcast.weights
+        sent = self._sent
         if weights is None or sent is None or weights is sent:
             return broadcast
         if any(weights.get(name) is not sent[name] for name in sent.names):
@@ -281,7 +289,8 @@ def check_codec(codec: Codec, rule: Aggregator, transforms: Sequence[UpdateTrans
         ValueError: naming both, or a codec that hides NaN.
         TypeError: one whose messages are no dicts of tensors.
     """
-    kind, nothing = type(codec).__name__, torch.full((2,), torch.nan)
+    kind = type(codec).__name__
+    nothing = torch.full((2,), torch.nan)
     message = encoded(codec, nothing, torch.Generator().manual_seed(0))
     if bool(codec.decode(message, nothing, torch.Generator().manual_seed(0)).isfinite().all()):
         raise ValueError(

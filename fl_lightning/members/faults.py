@@ -41,7 +41,9 @@ class ClientError(FaultError):
 
     def __init__(self, sentence: str, client_id: int = -1, reason: str = "", taken_in: bool = False) -> None:
         super().__init__(sentence)
-        self.client_id, self.reason, self.taken_in = client_id, reason, taken_in
+        self.client_id = client_id
+        self.reason = reason
+        self.taken_in = taken_in
 
 
 class TransformError(ValueError):
@@ -116,7 +118,8 @@ class SkippedClients(Member):
     """
 
     def __init__(self, settings: FaultPolicy) -> None:
-        self._settings, self._in_a_row = settings, 0
+        self._settings = settings
+        self._in_a_row = 0
         self.skipped: list[Fault] = []
 
     @property
@@ -160,7 +163,8 @@ def client_error(client_id: int, round_idx: int, error: Exception, taken_in: boo
     What the package refuses keeps its words.
     """
     text, kind, (place, checked) = " ".join(str(error).split()), type(error).__name__, place_of(error)
-    at, colon = f" ({place})" if place else "", f": {text}" if text else ""
+    at = f" ({place})" if place else ""
+    colon = f": {text}" if text else ""
     if checked:
         sentence = f"{text}; it was client {client_id} in round {round_idx}{at}"
         return ClientError(sentence, client_id, text, taken_in)

@@ -30,7 +30,8 @@ class FrozenEntries(Member):
     at_client = True
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], first_exchange: str = "train") -> None:
-        self.parameters, self._first_exchange = parameters, first_exchange
+        self.parameters = parameters
+        self._first_exchange = first_exchange
         self._fixed: Collection[str] = ()
         self.already_sent = State()
         self._sent = State()
@@ -67,7 +68,8 @@ class FrozenEntries(Member):
             self._seen.update(dict.fromkeys(outcome.asked, outcome.round_idx))
             for name, value in self.parameters.items():
                 if not value.requires_grad and name not in self.already_sent and name not in self._fixed:
-                    self._sent[name], self._since[name] = outcome.before[name], outcome.round_idx
+                    self._sent[name] = outcome.before[name]
+                    self._since[name] = outcome.round_idx
         return {}
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
@@ -123,5 +125,6 @@ class FrozenEntries(Member):
 
         Of none: a federation begins, whose clients have nothing.
         """
-        self._since, self._seen = dict(state.get("since", {})), dict(state.get("seen", {}))
+        self._since = dict(state.get("since", {}))
+        self._seen = dict(state.get("seen", {}))
         self._sent, self.already_sent, self._loaded = {}, {}, bool(self._since)

@@ -46,7 +46,9 @@ class Plateau(Member):
             ValueError: the client's optimizers would not train it.
         """
         owner: Any = client.lightning_modules()[-1]
-        self._entries, self._optimizers, self.factors = [], [], []
+        self._entries = []
+        self._optimizers = []
+        self.factors = []
         if not overridden(owner, "configure_optimizers", ClientModule):
             return
         name = type(owner).__name__
@@ -68,7 +70,9 @@ class Plateau(Member):
             f"ReduceLROnPlateau of {name} is stepped once a round with the federation's {keys}; its learning rate "
             f"holds for every client of the next round"
         )
-        self._entries, self._optimizers, self._owner = entries, optimizers, owner
+        self._entries = entries
+        self._optimizers = optimizers
+        self._owner = owner
         self._base = self._rates()
         if self._saved is not None:
             self._restore(self._saved)
@@ -128,7 +132,8 @@ class Plateau(Member):
         self._saved = dict(state) or None
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        rates, schedulers = state["rates"], state["schedulers"]
+        rates = state["rates"]
+        schedulers = state["schedulers"]
         if len(schedulers) != len(self._entries) or [*map(len, rates)] != [*map(len, self._base)]:
             raise ValueError(
                 f"the checkpoint must be of the same ReduceLROnPlateau, but has {len(schedulers)} of them and there "

@@ -32,7 +32,8 @@ class Structure(Member):
     at_client = True
 
     def __init__(self, client: ClientModule, weights: GlobalWeights) -> None:
-        self._client, self._weights = client, weights
+        self._client = client
+        self._weights = weights
         self._entries = State()
         self._layout: dict[str, Layout] = {}
         self._parameters: dict[str, nn.Parameter] = {}
@@ -44,7 +45,8 @@ class Structure(Member):
         """Record the structure, once it lies where it is trained, before the first round."""
         if self._layout:
             return False
-        state, weights = self._client.state_dict(keep_vars=True), self._weights
+        state = self._client.state_dict(keep_vars=True)
+        weights = self._weights
         self._entries = {name: getattr(*place) for name, place in weights.entries.items()}
         self._entries |= {alias: self._entries[name] for alias, name in weights.tied.items()}
         self._layout = {name: layout_of(value) for name, value in self._entries.items()}
@@ -68,7 +70,9 @@ class Structure(Member):
         Raises:
             ValueError: naming the entry.
         """
-        state, layout, parameters = self._client.state_dict(keep_vars=True), self._layout, self._parameters
+        state = self._client.state_dict(keep_vars=True)
+        layout = self._layout
+        parameters = self._parameters
         for name, value in state.items():
             if name not in layout:
                 if is_entry(name, value):

@@ -56,7 +56,8 @@ class Snapshot:
         self._held = [(value, value.copy()) for value in held if isinstance(value, COLLECTIONS)]
         hooked = [(parameter, name) for parameter in client.parameters() for name in PARAMETER_HOOKS]
         self._hooks = [(parameter, name, dict(getattr(parameter, name) or {})) for parameter, name in hooked]
-        self._device_type, self._switches = device_type, switches(device_type)
+        self._device_type = device_type
+        self._switches = switches(device_type)
         self._nesting = torch.autocast_increment_nesting() - 1
         torch.autocast_decrement_nesting()
 

@@ -35,7 +35,8 @@ class NonPersistentBuffers(Member):
     at_client = True
 
     def __init__(self, client: nn.Module, keep: tuple[str, ...] = ()) -> None:
-        self.client, self._may_come = client, runs_foreign_code(client)
+        self.client = client
+        self._may_come = runs_foreign_code(client)
         self.start: dict[str, Tensor | None] = {}
         self.places: dict[str, tuple[nn.Module, str]] = {}
         buffers = self._find()
@@ -54,7 +55,8 @@ class NonPersistentBuffers(Member):
 
     def _find(self) -> State:
         """Find the buffers that are not known yet."""
-        saved, named = self.client.state_dict(keep_vars=True), self.client.named_buffers(remove_duplicate=False)
+        saved = self.client.state_dict(keep_vars=True)
+        named = self.client.named_buffers(remove_duplicate=False)
         buffers = {name: value for name, value in named if name not in saved and name not in self.start}
         for name in buffers:
             path, _, attribute = name.rpartition(".")

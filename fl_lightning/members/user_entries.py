@@ -29,7 +29,8 @@ class UserEntries(Member):
     name = "client"
 
     def __init__(self, modules: Iterable[LightningModule], forward: Forward) -> None:
-        self._modules, self._forward = list(modules), forward
+        self._modules = list(modules)
+        self._forward = forward
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
         """Ask the modules for their entries.

@@ -61,15 +61,20 @@ class GlobalWeights(Member):
         self.shared = [name for name in self.entries if name not in kept]
         self.own_models = not self.shared and client.module is None
         """True where the clients are classifiers that share nothing, so that there is no global model."""
-        self.client, self._keeps_state = client, keeps_state
-        self.non_persistent, self.extra = NonPersistentBuffers(client, keep), ExtraStates(client)
+        self.client = client
+        self._keeps_state = keeps_state
+        self.non_persistent = NonPersistentBuffers(client, keep)
+        self.extra = ExtraStates(client)
         self.trainable = tuple[str, ...]()
         """The shared trainable entries."""
         self._scratch: dict[torch.dtype, Tensor] = {}
         """Memory in which the entries of one client after the other are laid end to end: new one is slow at first."""
-        self.before, self.start = State(), State()
+        self.before = State()
+        self.start = State()
         """All entries, and the shared ones, as they were when the round under way began."""
-        self._kept, self._flags, self.freezes = kept, list[bool](), True
+        self._kept = kept
+        self._flags = list[bool]()
+        self.freezes = True
         """True where some entry does not require a gradient."""
         self._find_trainable()
         self.frozen = FrozenEntries({n: v for n, v in self._parameters.items() if n not in kept}, client.exchanges[0])
@@ -97,7 +102,8 @@ class GlobalWeights(Member):
         flags = [value.requires_grad for value in self._parameters.values()]
         changed = flags != self._flags
         if changed:
-            self._flags, self.freezes = flags, not all(flags)
+            self._flags = flags
+            self.freezes = not all(flags)
             self._find_trainable(self._keeps_state())
         if changed or self.freezes:
             self._find_transmitted()
@@ -132,7 +138,8 @@ class GlobalWeights(Member):
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         if not outcome.aborted:
-            sent, new = self.frozen.already_sent, outcome.entries
+            sent = self.frozen.already_sent
+            new = outcome.entries
             self.load({name: value for name, value in new.items() if name not in sent} if sent else new)
         return {}
 

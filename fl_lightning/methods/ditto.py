@@ -35,7 +35,8 @@ class Ditto(InitialModelClient):
         super().__init__(**base)
         check_at_least(0, "0 trains the own models apart", lam=lam)
         check_at_least(0, "0 is FedAvg", personal_epochs=personal_epochs)
-        self.lam, self.personal_epochs = lam, personal_epochs
+        self.lam = lam
+        self.personal_epochs = personal_epochs
 
     def own_model(self) -> State | None:
         return super().own_model() if self.personal_epochs else None

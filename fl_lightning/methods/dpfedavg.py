@@ -71,7 +71,8 @@ class DPFedAvg(PrivateAggregator):
         super().__init__(noise_multiplier, target_epsilon, delta, accountant, weighting)
         check_above(0, clip=clip)
         check_inside(0, 1, "None leaves the clip as it is", quantile=quantile)
-        self.clip, self.quantile = clip, quantile
+        self.clip = clip
+        self.quantile = quantile
         self.bound = nn.Buffer(torch.tensor(clip, dtype=torch.float64))
         self._exchange = 0
         self._released: tuple[str, ...] = ()
@@ -133,7 +134,9 @@ class DPFedAvg(PrivateAggregator):
         """Release the noisy mean, also where nobody took part."""
         draws = self.server.noise_generator(f"noise/{self._exchange}")
         self._exchange += 1
-        total, short, new = self.summed("moved"), self.summed("short"), State()
+        total = self.summed("moved")
+        short = self.summed("short")
+        new = State()
         z, count_noise = self.noises()
         for name, value in self._moving().items():
             noise = gaussian_noise(value.shape, draws, value.device)

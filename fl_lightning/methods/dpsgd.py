@@ -75,10 +75,12 @@ class DPSGD(ClientModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Give a loss of value 0 whose gradient is the noisy one: (Σ clipped gradients + N(0, (z C)²)) / (q n)."""
         params = {name: value for name, value in self.trained().items() if value.requires_grad}
-        samples, step = self.round["samples"], self.round["steps"]
+        samples = self.round["samples"]
+        step = self.round["steps"]
         self.round["steps"] = step + 1
         draws = samples.noise_generator(f"dp_sgd/noise/{samples.exchange}/{step}")
-        total, terms = self._sum(params, batch, batch_idx), []
+        total = self._sum(params, batch, batch_idx)
+        terms = []
         for name, value in params.items():
             noise = gaussian_noise(value.shape, draws, value.device)
             noisy = total.get(name, 0.0) + self.noise_multiplier * self.max_grad_norm * noise
@@ -92,7 +94,8 @@ class DPSGD(ClientModule):
         Raises:
             RuntimeError: a step that torch.func cannot differentiate for each sample.
         """
-        loss, total = as_function(self, "sample_loss"), State()
+        loss = as_function(self, "sample_loss")
+        total = State()
 
         def of_one(state: State, sample: Batch) -> Tensor:
             return cast(Tensor, loss(state, apply_to_collection(sample, Tensor, lambda t: t.unsqueeze(0)), batch_idx))

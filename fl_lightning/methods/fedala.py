@@ -77,8 +77,13 @@ class FedALA(OwnModelClient):
         check_at_least(1, first_epochs=first_epochs, epochs=epochs, max_epochs=max_epochs)
         check_above(0, eta=eta, threshold=threshold, share=share)
         check_at_most(1, share=share)
-        self.layers, self.eta, self.share, self.threshold = layers, eta, share, threshold
-        self.first_epochs, self.epochs, self.max_epochs = first_epochs, epochs, max_epochs
+        self.layers = layers
+        self.eta = eta
+        self.share = share
+        self.threshold = threshold
+        self.first_epochs = first_epochs
+        self.epochs = epochs
+        self.max_epochs = max_epochs
 
     def drawn(self, local: ClientData) -> Tensor:
         """Draw this round's samples for the mixing, positions (k,) int64.
@@ -92,13 +97,15 @@ class FedALA(OwnModelClient):
         model = self.own_model()
         if model is None or not local.size() or not self.received:
             return
-        names, parameters = list(self.received)[-self.layers :], dict(self.named_parameters())
+        names = list(self.received)[-self.layers :]
+        parameters = dict(self.named_parameters())
         self.load_model({name: value for name, value in model.items() if name not in parameters})
         old, new = ({name: state[name] for name in names} for state in (model, self.received))
         learnt: State = self.memory.get("mixing", {})
         first = not learnt
         mixing = {name: learnt.get(name, torch.ones_like(value)) for name, value in old.items()}
-        samples, losses = local.restricted("train", self.drawn(local)), list[Tensor]()
+        samples = local.restricted("train", self.drawn(local))
+        losses = list[Tensor]()
         while not self.finished(losses, first):
             mixing, loss = self.one_pass(mixing, old, new, samples)
             losses.append(loss)

@@ -39,12 +39,15 @@ def spectral_norm(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
 
     It is 0 with zero gradient for T = 0.
     """
-    square, tiny = matrix @ matrix.transpose(1, 2), torch.finfo(matrix.dtype).tiny
+    square = matrix @ matrix.transpose(1, 2)
+    tiny = torch.finfo(matrix.dtype).tiny
     v = torch.ones_like(square[..., :1])
     for _ in range(iterations):
-        product, length = square @ v, squared_length(v).clamp(min=tiny).sqrt()
+        product = square @ v
+        length = squared_length(v).clamp(min=tiny).sqrt()
         norm = squared_length(product).clamp(min=tiny).sqrt()
-        value, v = norm / length, product / norm[:, None, None]
+        value = norm / length
+        v = product / norm[:, None, None]
     return torch.where(squared_length(product) > 0, value.sqrt(), 0.0)
 
 
@@ -140,7 +143,9 @@ class FedAlign(ClientModule):
         check_numbers(width=width)
         if not 0 < width <= 1:
             raise ValueError(f"width must lie in (0, 1], got {width}; the paper takes 0.25")
-        self.mu, self.width, self.narrow_input = mu, width, narrow_input
+        self.mu = mu
+        self.width = width
+        self.narrow_input = narrow_input
 
     def configure_model(self) -> None:
         super().configure_model()

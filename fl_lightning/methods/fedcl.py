@@ -50,7 +50,8 @@ class FedCLServer(ServerModule):
             raise ValueError("FedCL needs a proxy set with samples, got an empty one; raise data.proxy_size")
 
     def begin_round(self, cohort: list[int]) -> None:
-        client, proxy = self.client_of(FedCL), self.server.data("proxy")
+        client = self.client_of(FedCL)
+        proxy = self.server.data("proxy")
         self.importance = {}
         weights = {name: self.server.weights[name] for name in self.server.trainable}
         if weights and not client.is_fedavg_equivalent and self.server.round_idx % client.interval == 0:
@@ -106,9 +107,13 @@ class FedCL(ClientModule):
                 f"importance=mas needs the logits of a net, got module={type(self.module).__name__}; give FedCL "
                 f"net= (a factory of a classifier), or set importance to abs, square, tensor or si"
             )
-        self.strength, self.interval, self.importance = strength, interval, importance
-        self.when_missing, self.normalization = when_missing, normalization
-        self.importance_batch, self.importance_lr = importance_batch, importance_lr
+        self.strength = strength
+        self.interval = interval
+        self.importance = importance
+        self.when_missing = when_missing
+        self.normalization = normalization
+        self.importance_batch = importance_batch
+        self.importance_lr = importance_lr
 
     def samples_at_once(self, weights: State) -> int:
         """Compute the number of samples whose gradients are taken together."""

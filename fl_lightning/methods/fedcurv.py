@@ -37,7 +37,9 @@ def batch_fisher(
     >>> batch_fisher(lambda p, x: (x @ p["w"]).mean(), w, [x[:2], x[2:]])
     {'w': tensor([2.5000, 0.6250])}
     """
-    params, total, seen = S.clone(params), S.StateSum(), 0
+    params = S.clone(params)
+    total = S.StateSum()
+    seen = 0
     for batch in batches:
         total.add({name: gradient.square() for name, gradient in grad(loss)(params, batch).items()})
         seen += first_length(batch)
@@ -134,7 +136,10 @@ class FedCurv(ClientModule):
         check_choice(("sample", "batch"), fisher=fisher)
         check_at_least(1, fisher_samples=fisher_samples)
         check_choice(("seen", "last_round"), scope=scope)
-        self.lam, self.fisher, self.fisher_samples, self.scope = lam, fisher, fisher_samples, scope
+        self.lam = lam
+        self.fisher = fisher
+        self.fisher_samples = fisher_samples
+        self.scope = scope
 
     def own(self, name: str, broadcast: Broadcast) -> State:
         """Give the client's pair (`u` or `v`) as far as it is in the server's sum, with zeros where it is not."""

@@ -63,9 +63,13 @@ class FedDFServer(ServerModule):
         check_at_least(1, patience=patience, eval_every=eval_every)
         if distill_batch != "full":
             check_at_least(1, "'full' is the whole split", distill_batch=distill_batch)
-        self.temperature, self.distill_lr, self.distill_schedule = temperature, distill_lr, distill_schedule
-        self.distill_batch, self.distill_steps = distill_batch, distill_steps
-        self.patience, self.eval_every = patience, eval_every
+        self.temperature = temperature
+        self.distill_lr = distill_lr
+        self.distill_schedule = distill_schedule
+        self.distill_batch = distill_batch
+        self.distill_steps = distill_steps
+        self.patience = patience
+        self.eval_every = eval_every
         self.validation: Any = None
         self.steps_taken = 0
         """Steps of the last distillation."""
@@ -78,7 +82,8 @@ class FedDFServer(ServerModule):
     def setup(self) -> None:
         if not len(self.server.data("proxy")):
             raise ValueError("FedDF needs a proxy split with samples, got an empty one; raise data.proxy_size")
-        saved, named = self.client.state_dict(), [*self.client.named_parameters(), *self.client.named_buffers()]
+        saved = self.client.state_dict()
+        named = [*self.client.named_parameters(), *self.client.named_buffers()]
         kept = [name for name, _ in named if name in saved and name not in self.server.weights]
         if kept:
             raise ValueError(
@@ -109,9 +114,12 @@ class FedDFServer(ServerModule):
     def distilled(self, student: State, target: Tensor) -> State:
         """Distil logits (n, C) on the proxy split into the student."""
         trained = {name: student[name].detach().clone().requires_grad_() for name in self.server.trainable}
-        student, proxy = {**student, **trained}, self.server.data("proxy")
+        student = {**student, **trained}
+        proxy = self.server.data("proxy")
         optimizer = torch.optim.Adam(trained.values(), lr=self.distill_lr)
-        best, gained, order = self.accuracy(student), 0, self.order(len(proxy))
+        best = self.accuracy(student)
+        gained = 0
+        order = self.order(len(proxy))
         for step in range(self.distill_steps):
             heartbeat()
             optimizer.param_groups[0]["lr"] = self.lr_at(step)
@@ -128,7 +136,8 @@ class FedDFServer(ServerModule):
             if self.validation is not None and self.steps_taken % self.eval_every == 0:
                 accuracy = self.accuracy(student)
                 if accuracy > best:
-                    best, gained = accuracy, self.steps_taken
+                    best = accuracy
+                    gained = self.steps_taken
                 elif self.steps_taken - gained >= self.patience:
                     break
         return {name: value.detach() for name, value in student.items()}

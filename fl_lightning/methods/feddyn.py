@@ -78,7 +78,8 @@ class FedDyn(ClientModule):
         super().__init__(**base)
         check_above(0, "FedAvg is the method without these terms", alpha=alpha)
         check_choice(("server", "active_mean"), evaluates=evaluates)
-        self.alpha, self.evaluates = alpha, evaluates
+        self.alpha = alpha
+        self.evaluates = evaluates
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         self.round_buffer("gradient", self.memory.get("gradient") or S.zeros_like(self.received))

@@ -52,13 +52,17 @@ def logit_suppression(
     z_bc − log p_c − log C instead, so a sample of class c itself adds e⁰, which bounds the term of a class
     that the batch has from below.
     """
-    z, true, observed = to_float32(logits), true_class(target, logits.shape[1]), prior > 0
+    z = to_float32(logits)
+    true = true_class(target, logits.shape[1])
+    observed = prior > 0
     if form == "official":
         offset = prior.masked_fill(~observed, 1.0).log() + math.log(len(prior))
-        z, skipped = (z - offset).masked_fill(true, 0.0), ~observed
+        z = (z - offset).masked_fill(true, 0.0)
+        skipped = ~observed
     else:
         every = true.all(0)  # masked below, not above: a logsumexp over nothing has no gradient
-        z, skipped = z.masked_fill(true & ~every, -math.inf), every | ~observed
+        z = z.masked_fill(true & ~every, -math.inf)
+        skipped = every | ~observed
     terms = z.logsumexp(0) - math.log(len(z))
     return (prior * terms.masked_fill(skipped, 0.0)).sum()
 
@@ -103,8 +107,12 @@ class FedED(ClientModule):
         omega = OMEGA if omega is None else omega
         check_at_least(0, "0 leaves its part out", lam=lam, omega=omega, prior_eps=prior_eps)
         check_choice(("eval", "train"), teacher_mode=teacher_mode)
-        self.lam, self.omega, self.logit_form = lam, omega, logit_form
-        self.calibrated, self.prior_eps, self.teacher_mode = calibrated, prior_eps, teacher_mode
+        self.lam = lam
+        self.omega = omega
+        self.logit_form = logit_form
+        self.calibrated = calibrated
+        self.prior_eps = prior_eps
+        self.teacher_mode = teacher_mode
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         prior = in_local(local.label_counts).nan_to_num()  # of a client without data, which takes no step
@@ -125,7 +133,8 @@ class FedED(ClientModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        logits, prior = self(x), self.round["prior"]
+        logits = self(x)
+        prior = self.round["prior"]
         loss = calibrated_softmax(logits, y, prior, self.prior_eps) if self.calibrated else cross_entropy(logits, y)
         self.log("train/ce", loss)
         if self.lam:

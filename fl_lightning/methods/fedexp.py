@@ -37,7 +37,9 @@ class FedEXPAggregator(Aggregator):
         super().__init__(**base)
         check_above(0, "the paper takes 0.001 for images", eps=eps)
         check_choice(("paper", "code"), eps_scale=eps_scale)
-        self.eps, self.eps_scale, self.average_last = eps, eps_scale, average_last
+        self.eps = eps
+        self.eps_scale = eps_scale
+        self.average_last = average_last
         self.eta_g = nn.Buffer(torch.ones((), dtype=torch.float64))
         self.num_rounds = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.previous = StateBuffers({})
@@ -59,7 +61,8 @@ class FedEXPAggregator(Aggregator):
     def add(self, update: ClientUpdate) -> None:
         super().add(update)
         if update.weights is not None:
-            square, weight = update.extras["square"], self.weight(update)
+            square = update.extras["square"]
+            weight = self.weight(update)
             self.sum("squares", {"square": square}, weight)
             self.sum("clients", {"count": torch.ones_like(square)}, 1.0 * (weight > 0))
 
@@ -67,7 +70,9 @@ class FedEXPAggregator(Aggregator):
         mean = super().finish()
         if mean is None:
             return None
-        n, total, start = self.total_weight("weights"), self.summed("weights"), self.server.weights
+        n = self.total_weight("weights")
+        total = self.summed("weights")
+        start = self.server.weights
         means = {name: total[name] / n for name in self.server.trainable}
         delta = S.sub(means, {name: start[name].double() for name in means})
         eps = self.eps * self.summed("clients")["count"] if self.eps_scale == "code" else self.eps

@@ -67,7 +67,8 @@ class FedFOMOServer(ServerModule):
     def setup(self) -> None:
         self.client_of(FedFOMO)
         self.check_shares()
-        weights, n = self.server.weights, self.server.num_clients
+        weights = self.server.weights
+        n = self.server.num_clients
         like = next(iter(weights.values()))
         self.affinity = nn.Buffer(torch.eye(n, dtype=torch.float64, device=like.device))
         self.trained = nn.Buffer(torch.zeros(n, dtype=torch.bool, device=like.device))
@@ -75,7 +76,8 @@ class FedFOMOServer(ServerModule):
 
     def candidates(self, client_id: int) -> list[int]:
         """Choose the clients whose models a client is sent, ascending."""
-        client, affinity = self.client_of(FedFOMO), self.affinity[client_id].tolist()
+        client = self.client_of(FedFOMO)
+        affinity = self.affinity[client_id].tolist()
         has_data = self.server.size(client_id) > 0
         others = [n for n, has in enumerate(self.trained.tolist()) if has and n != client_id and has_data]
         if client.num_candidates == "all":
@@ -150,7 +152,9 @@ class FedFOMO(InitialModelClient):
         check_at_most(1, epsilon=epsilon)
         check_above(0, val_share=val_share)
         check_below(1, val_share=val_share)
-        self.num_candidates, self.epsilon, self.epsilon_decay = num_candidates, epsilon, epsilon_decay
+        self.num_candidates = num_candidates
+        self.epsilon = epsilon
+        self.epsilon_decay = epsilon_decay
         self.val_share = val_share
 
     def parts(self, local: ClientData) -> tuple[Tensor, Tensor]:
@@ -175,7 +179,9 @@ class FedFOMO(InitialModelClient):
 
         That of a candidate whose loss is not finite is 0.
         """
-        last, losses, distances = clone(self.entries()), [], []
+        last = clone(self.entries())
+        losses = []
+        distances = []
         for model in (last, *candidates):
             self.load_model(model)
             losses.append(self.mean_over(held, lambda batch: self.local_loss(batch, 0)))

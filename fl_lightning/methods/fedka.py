@@ -120,8 +120,13 @@ class FedKA(ClientModule):
         check_at_least(0, beta=beta, gamma=gamma, max_anchors=max_anchors)
         check_choice(("random", "hard", "proficient"), strategy=strategy)
         check_choice(("dropped", "all"), columns=columns)
-        self.beta, self.gamma, self.max_anchors, self.strategy = beta, gamma, max_anchors, strategy
-        self.use_missing, self.use_non_dominant, self.columns = use_missing, use_non_dominant, columns
+        self.beta = beta
+        self.gamma = gamma
+        self.max_anchors = max_anchors
+        self.strategy = strategy
+        self.use_missing = use_missing
+        self.use_non_dominant = use_non_dominant
+        self.columns = columns
 
     def draw_anchors(self, plan: dict[int, Source], samples: dict[Source, Batch], local: ClientData) -> list[Anchor]:
         """Draw this round's anchors of a client, at most `max_anchors`.

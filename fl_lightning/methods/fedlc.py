@@ -62,7 +62,8 @@ class FedLC(ClientModule):
         super().__init__(**base)
         check_above(0, "FedAvg is the method without margins", tau=tau)
         check_choice(("softmax", "paper", "prior"), form=form)
-        self.tau, self.form = tau, form
+        self.tau = tau
+        self.form = form
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         self.round_buffer("margins", margins(local.label_counts, self.tau, self.form))

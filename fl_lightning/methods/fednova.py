@@ -75,16 +75,19 @@ class FedNovaAggregator(Aggregator):
         if update.weights is None or not update.accumulated_lr:
             return
         extras = {name: update.extras[name] for name in ("length", "steps") if name in update.extras}
-        length, start = extras["length"], self.server.weights
+        length = extras["length"]
+        start = self.server.weights
         moved = {n: (update.weights[n].double() - start[n].double()) / length for n in self.server.trainable}
         self.sum("moved", moved, self.weight(update))
         self.gather(replace(update, extras=extras), weights=False)
 
     def finish(self) -> State | None:
-        mean, start = super().finish(), self.server.weights
+        mean = super().finish()
+        start = self.server.weights
         gathered = [row for _, row in sorted(self.rows.items())]
         weights = S.to_host([torch.as_tensor(self.weight(row)) for row in gathered])
-        rows, sizes = list(compress(gathered, weights)), [weight for weight in weights if weight]
+        rows = list(compress(gathered, weights))
+        sizes = [weight for weight in weights if weight]
         if mean is None or not rows:
             return mean
         lengths = [row.extras["length"] for row in rows]

@@ -62,7 +62,8 @@ def kl_parts(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[Tensor, Te
     >>> true, not_true, true + not_true
     (tensor(0.3041), tensor(-0.1733), tensor(0.1308))
     """
-    terms, is_true = kl_terms(local, teacher), true_class(target, local.shape[1])
+    terms = kl_terms(local, teacher)
+    is_true = true_class(target, local.shape[1])
     return (terms * is_true).sum(1).mean(), (terms * ~is_true).sum(1).mean()
 
 
@@ -76,7 +77,8 @@ def kl_parts_by_class(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[T
     >>> kl_parts_by_class(torch.zeros(1, 2), torch.tensor([[0.0, 1.0986]]), torch.tensor([1]))
     (tensor([   nan, 0.3041]), tensor([-0.1733,     nan]))
     """
-    terms, is_true = kl_terms(local, teacher), true_class(target, local.shape[1])
+    terms = kl_terms(local, teacher)
+    is_true = true_class(target, local.shape[1])
     inside, outside = ((terms * mask).sum(0) / mask.sum(0) for mask in (is_true, ~is_true))
     return inside, outside
 
@@ -118,8 +120,12 @@ class FedNTD(ClientModule):
         check_above(0, temperature=temperature)
         if not 0 <= ntd_weight <= 1:
             raise ValueError(f"ntd_weight must lie in [0, 1], got {ntd_weight}; 1 is NTD, 0 is KD")
-        self.beta, self.temperature, self.ntd_weight = beta, temperature, ntd_weight
-        self.kd_form, self.distance, self.teacher_mode = kd_form, distance, teacher_mode
+        self.beta = beta
+        self.temperature = temperature
+        self.ntd_weight = ntd_weight
+        self.kd_form = kd_form
+        self.distance = distance
+        self.teacher_mode = teacher_mode
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         self.load_teacher("global", mode=self.teacher_mode)

@@ -57,11 +57,14 @@ class FedOpt(Optimizer):
         """Take one step, but leave a parameter without a gradient and its m, v and t as they are."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            beta1, beta2 = group["beta1"], group["beta2"]
+            beta1 = group["beta1"]
+            beta2 = group["beta2"]
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                state, delta, lr = self.state[parameter], -parameter.grad, group["lr"]
+                state = self.state[parameter]
+                delta = -parameter.grad
+                lr = group["lr"]
                 if not state:
                     v = torch.full_like(parameter, group["v_init"])
                     state.update(t=0, m=torch.zeros_like(parameter), v=v)

@@ -34,7 +34,8 @@ def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> St
 
     An absent class has 0.
     """
-    x, members = features.double(), true_class(labels, num_classes).T.double()
+    x = features.double()
+    members = true_class(labels, num_classes).T.double()
     n = max(len(x), 1)
     h = members @ x / n
     v = (x.square().sum() / n - h.square().sum()) / n
@@ -95,7 +96,8 @@ class FedPACServer(ServerModule):
 
     def add(self, update: ClientUpdate) -> None:
         if "h" in update.extras:
-            counts, means = update.extras["counts"].double(), update.extras["prototypes"].double()
+            counts = update.extras["counts"].double()
+            means = update.extras["prototypes"].double()
             self.sum("classes", {"total": counts[:, None] * means, "counts": counts}, 1.0 * update.included)
             self.gather(update, weights=False)
 
@@ -112,7 +114,8 @@ class FedPACServer(ServerModule):
     def _combine(self) -> None:
         """Combine the heads of the participants with data for each of them, and leave the others their own."""
         self._heads = {client_id: row.extras["head"] for client_id, row in self.rows_with("included").items()}
-        extras_of, self.combined = {c: row.extras for c, row in self.rows_with("num_samples").items()}, {}
+        extras_of = {c: row.extras for c, row in self.rows_with("num_samples").items()}
+        self.combined = {}
         if extras_of:
             # the small programs are solved on the host, which reads the stacked values at once
             h, v = (torch.stack([extras[name].double() for extras in extras_of.values()]).cpu() for name in ("h", "v"))
@@ -133,7 +136,9 @@ class FedPAC(PersonalHeadClient):
         base: of `ClientModule`; needs `net`.
     """
 
-    server_class, exchanges, reads = FedPACServer, ("train", "heads"), frozenset({"batches", "label counts"})
+    server_class = FedPACServer
+    exchanges = ("train", "heads")
+    reads = frozenset({"batches", "label counts"})
     stackable = False  # the phases train different parts of the net
     sends = frozenset({"weights", "statistics", "prototypes", "label counts", "personal means"})
 
@@ -141,12 +146,15 @@ class FedPAC(PersonalHeadClient):
         super().__init__(**base)
         check_at_least(0, "0 leaves its part out", lam=lam, head_epochs=head_epochs)
         check_above(0, head_lr=head_lr)
-        self.lam, self.head_epochs, self.head_lr = lam, head_epochs, head_lr
+        self.lam = lam
+        self.head_epochs = head_epochs
+        self.head_lr = head_lr
 
     @torch.no_grad()
     def statistics(self, local: ClientData) -> Statistics:
         """Compute the statistics of the client's samples under the body as it is, in eval mode."""
-        d, device = self.head.in_features, self.head.weight.device
+        d = self.head.in_features
+        device = self.head.weight.device
         batches = self.over(local, lambda batch: (to_float32(self.features(batch[0])), batch[1]))
         batches.append((torch.zeros(0, d, device=device), torch.zeros(0, dtype=torch.int64, device=device)))
         features, labels = map(torch.cat, zip(*batches, strict=True))
@@ -183,6 +191,7 @@ class FedPAC(PersonalHeadClient):
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         if exchange == "heads":
             return {}
-        before, after = self.round["own"], self.statistics(local).means
+        before = self.round["own"]
+        after = self.statistics(local).means
         sent = {"h": before["h"], "v": before["v"], "prototypes": after.to(before["h"].dtype)}
         return {**sent, "counts": local.label_counts.to(after.device), "head": clone(self.head.state_dict())}

@@ -29,7 +29,8 @@ class FedRep(PersonalHeadClient):
     def __init__(self, head_epochs: int = 10, body_epochs: int | None = None, **base: Any) -> None:
         super().__init__(**base)
         check_at_least(0, head_epochs=head_epochs, body_epochs=body_epochs)
-        self.head_epochs, self.body_epochs = head_epochs, body_epochs
+        self.head_epochs = head_epochs
+        self.body_epochs = body_epochs
 
     def phases(self, exchange: str) -> Iterable[Phase]:
         head = Phase(epochs=self.head_epochs, trains=self.head_names())

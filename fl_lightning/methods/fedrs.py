@@ -56,7 +56,8 @@ class FedRS(ClientModule):
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must lie in [0, 1], got {alpha}; 1 is FedAvg")
         check_choice(("hard", "soft"), form=form)
-        self.alpha, self.form = alpha, form
+        self.alpha = alpha
+        self.form = form
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         self.round_buffer("scale", scaling(local.label_counts, self.alpha, self.form))

@@ -60,7 +60,8 @@ class KnFuServer(KnowledgeServer):
     fusion: Fusion | None = None
 
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
-        beta, epd = self.client_of(KnFu).beta, estimated_distribution(knowledge)
+        beta = self.client_of(KnFu).beta
+        epd = estimated_distribution(knowledge)
         distance = distances(epd)
         weights = fusion_weights(distance, beta)
         self.fusion = Fusion(client_ids, epd, distance, weights)
@@ -86,7 +87,8 @@ class KnFu(KnowledgeClient):
         super().__init__(**base)
         check_at_least(0, "0 leaves the client's own knowledge out", beta=beta)
         check_choice(("forward", "reverse"), kd_direction=kd_direction)
-        self.beta, self.kd_direction = beta, kd_direction
+        self.beta = beta
+        self.kd_direction = kd_direction
 
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         return soft_label_divergence(logits, knowledge, self.temperature, self.kd_direction)

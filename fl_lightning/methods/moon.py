@@ -56,7 +56,9 @@ class MOON(OwnModelClient):
         check_at_least(0, "0 is FedAvg", mu=mu)
         check_above(0, temperature=temperature)
         check_at_least(1, "the paper keeps one", previous_models=previous_models)
-        self.mu, self.temperature, self.models_kept = mu, temperature, previous_models
+        self.mu = mu
+        self.temperature = temperature
+        self.models_kept = previous_models
 
     def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
         super().build(num_classes, input_shape)
@@ -81,7 +83,8 @@ class MOON(OwnModelClient):
         with self.forward_context():
             features = self.built_net.features(x)
             logits = self.built_net.head(features)
-        loss, contrast = cross_entropy(logits, y), self.contrast(x, features)
+        loss = cross_entropy(logits, y)
+        contrast = self.contrast(x, features)
         self.log_dict({"train/ce": loss, "train/contrast": contrast})
         return loss + self.mu * contrast
 

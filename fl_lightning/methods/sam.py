@@ -48,7 +48,10 @@ class SAM(Optimizer):
         module: nn.Module | None = None,
     ) -> None:
         check_at_least(0, "0 is the base optimizer alone", sam_rho=sam_rho)
-        self.base, self.sam_rho, self.bn_second_pass, self.module = base(params), sam_rho, bn_second_pass, module
+        self.base = base(params)
+        self.sam_rho = sam_rho
+        self.bn_second_pass = bn_second_pass
+        self.module = module
         super().__init__(self.base.param_groups, {})
         self.param_groups = self.base.param_groups  # the same: an lr schedule reaches the step
         self.state = self.base.state

@@ -40,7 +40,8 @@ def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: 
     >>> mean_gradient(lambda p, x: (x @ p["w"]).mean(), w, [x[:2], x[2:]])
     {'w': tensor([1., 0.])}
     """
-    params, total = S.clone(params), S.StateSum()
+    params = S.clone(params)
+    total = S.StateSum()
     for batch in batches:
         total.add(grad(loss)(params, batch), first_length(batch))
     return S.mean_of(total)
@@ -99,7 +100,8 @@ class SCAFFOLD(ClientModule):
         super().__init__(**base)
         check_choice(("I", "II"), option=option)
         check_choice(("grad", "param"), where=where)
-        self.option, self.where = option, where
+        self.option = option
+        self.where = where
         if option == "I":
             self.reads = frozenset({"batches"})
         self._after_step: RemovableHandle | None = None
@@ -144,7 +146,8 @@ class SCAFFOLD(ClientModule):
         return self.accumulated_lr if self.where == "grad" else float(self.round["travelled"])
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
-        control, client_control = self.round["c"], self.round["c_i"]
+        control = self.round["c"]
+        client_control = self.round["c_i"]
         if not self.num_steps or not (self.option == "I" or self.travelled):  # no data, or lr 0: c_i stays
             return {"control_change": S.zeros_like(self.received)}
         if self.option == "I":

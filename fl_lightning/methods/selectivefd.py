@@ -68,7 +68,8 @@ class SelectiveFDServer(KnowledgeServer):
 
     def add(self, update: ClientUpdate) -> None:
         if "rows" in update.extras:
-            rows, answers = update.extras["rows"], update.extras["knowledge"].double()
+            rows = update.extras["rows"]
+            answers = update.extras["knowledge"].double()
             size = len(self.server.data("transfer"))
             total = answers.new_zeros(size, answers.shape[1]).index_copy_(0, rows, answers)
             counts = answers.new_zeros(size).index_fill_(0, rows, 1.0)
@@ -128,8 +129,13 @@ class SelectiveFD(KnowledgeClient):
                 f"selector_weights must be a file, for selector='features', got {selector_weights} with "
                 f"selector={selector!r}; leave it unset to take the initial net's features"
             )
-        self.quantile, self.tau_server, self.ambiguity, self.selector = quantile, tau_server, ambiguity, selector
-        self.selector_weights, self.width, self.num_reference = selector_weights, width, num_reference
+        self.quantile = quantile
+        self.tau_server = tau_server
+        self.ambiguity = ambiguity
+        self.selector = selector
+        self.selector_weights = selector_weights
+        self.width = width
+        self.num_reference = num_reference
 
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         log_q = (to_float32(logits) / self.temperature).log_softmax(-1)
@@ -145,7 +151,8 @@ class SelectiveFD(KnowledgeClient):
     @torch.no_grad()
     def select(self, local: ClientData) -> Tensor:
         """Choose the transfer samples that this client answers for, ascending: (k,) int64."""
-        n, device = local.size(), next(self.parameters()).device
+        n = local.size()
+        device = next(self.parameters()).device
         if not n:
             return torch.zeros(0, dtype=torch.int64, device=device)
         train, transfer = (self.represented(local, split) for split in ("train", "transfer"))

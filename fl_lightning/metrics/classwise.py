@@ -169,7 +169,8 @@ class ClassGroupAccuracy(_OfClients):
         **kwargs: Any,
     ) -> None:
         super().__init__(label_counts, **kwargs)
-        self.gamma, self.names = 0.5 / self.num_classes if gamma is None else gamma, names
+        self.gamma = 0.5 / self.num_classes if gamma is None else gamma
+        self.names = names
 
     def compute(self) -> Any:
         means = group_means(super().compute(), class_split(self.label_counts, self.gamma))

@@ -146,7 +146,9 @@ class ForgettingDegree(ClassMetric):
         super().__init__(num_classes, **kwargs)
         check_choice(("none", "macro"), average=average)
         check_above(0, xi=xi)
-        self.average, self.xi, self.keep_invalid = average, xi, keep_invalid
+        self.average = average
+        self.xi = xi
+        self.keep_invalid = keep_invalid
         self.add_state("degree_counts", torch.zeros(2, 2, num_classes, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, global_preds: Tensor, local_preds: Tensor, target: Tensor) -> None:

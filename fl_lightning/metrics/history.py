@@ -10,11 +10,14 @@ from torch.nn.functional import pad
 BY_CLASS = "/acc_class/"
 """Part of the log key of one class's accuracy; the class's name follows it."""
 
-EPSILON, EPSILON_SAMPLES, EPSILON_LOCAL = "privacy/epsilon", "privacy/epsilon_samples", "privacy/epsilon_local"
+EPSILON = "privacy/epsilon"
+EPSILON_SAMPLES = "privacy/epsilon_samples"
+EPSILON_LOCAL = "privacy/epsilon_local"
 """Log keys of ε, of all rounds so far: of clients as a whole; and, of the client in the round that has spent most, of
 its samples, and of all it has against the server."""
 
-PROMISED, UNPROTECTED = "privacy/", "unprotected/"
+PROMISED = "privacy/"
+UNPROTECTED = "unprotected/"
 """Beginnings of log keys: of what a guarantee is told by, and of values that it does not cover."""
 
 GUARANTEES = (EPSILON, EPSILON_SAMPLES, EPSILON_LOCAL, "privacy/clip")

@@ -25,7 +25,8 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     """
     if not metrics:
         return None
-    given, kinds = cast(Any, metrics), (Metric, MetricCollection)
+    given = cast(Any, metrics)
+    kinds = (Metric, MetricCollection)
     single = isinstance(given, (*kinds, str)) or not isinstance(given, Iterable)
     for metric in [given] if single else given.values() if isinstance(given, Mapping) else given:
         remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"

@@ -35,7 +35,8 @@ class ClientTable(Monitor):
         self, loss: bool = True, accuracy: bool = True, every: int = 1, dirpath: str | Path | None = None
     ) -> None:
         super().__init__(every, None, dirpath)
-        self.loss, self.accuracy = loss, accuracy
+        self.loss = loss
+        self.accuracy = accuracy
         self._counted: dict[str, int] = {}
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
@@ -73,7 +74,8 @@ class ClientTable(Monitor):
         measured["drift"] = length(measured.pop("move"), 2)
 
     def _evaluated(self, loop: FederatedLoop, client_id: int, moment: Moment, suffix: str) -> Measurements:
-        inspection, measured = loop.evaluation.inspection, Measurements()
+        inspection = loop.evaluation.inspection
+        measured = Measurements()
         if self.loss:
             measured[f"loss{suffix}"] = inspection.own_loss(moment, client_id)
         if self.accuracy and loop.data.num_classes is not None:

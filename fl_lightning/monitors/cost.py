@@ -33,11 +33,13 @@ class CostMonitor(Monitor):
 
     def __init__(self, every: int = 1) -> None:
         super().__init__(every)
-        self._began, self._first_step = 0.0, 0
+        self._began = 0.0
+        self._first_step = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
-        self._began, self._first_step = monotonic(), trainer.global_step
+        self._began = monotonic()
+        self._first_step = trainer.global_step
 
     def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         measured["steps"] = measured.get("steps", 0) + update.num_steps + update.uncounted_steps
@@ -48,7 +50,8 @@ class CostMonitor(Monitor):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
         if not isinstance(pl_module, FederatedLoop) and self.measures(trainer):
-            steps, memory = float(trainer.global_step - self._first_step), peak_memory(pl_module.device)
+            steps = float(trainer.global_step - self._first_step)
+            memory = peak_memory(pl_module.device)
             values = {"steps": steps, "seconds": monotonic() - self._began, "memory": memory}
             pl_module.log_dict({f"cost/{name}": value for name, value in values.items()}, rank_zero_only=True)
 

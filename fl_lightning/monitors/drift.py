@@ -54,7 +54,8 @@ class DriftMonitor(Monitor):
         measured["move"] = moved(loop.client, measured.get("move", {}))
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
-        view, move = loop.data.view(update.client_id, loop.server.round_idx), measured.pop("move")
+        view = loop.data.view(update.client_id, loop.server.round_idx)
+        move = measured.pop("move")
         for name, order in ("drift", 2), ("weight_divergence", 1):
             measured[name] = length(move, order) if view.size() else float("nan")
         measured["counts"] = None if loop.data.num_classes is None else view.label_counts

@@ -49,7 +49,10 @@ class FeatureProbe(Monitor):
     ) -> None:
         super().__init__(every, clients, dirpath)
         check_at_least(1, "None takes all", samples=samples)
-        self.layer, self.split, self.samples, self.plot = layer, split, samples, plot
+        self.layer = layer
+        self.split = split
+        self.samples = samples
+        self.plot = plot
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self.check_classes(loop).check_layer(self.layer, type(self).__name__)
@@ -73,7 +76,8 @@ class FeatureProbe(Monitor):
         models |= {f"client {client_id}": values["trained"] for client_id, values in measured.items()}
         if loop.weights.shared:
             models["aggregate"] = self._features(loop, ("aggregate", trainer.current_epoch))
-        inspection, at = loop.evaluation.inspection, f"{trainer.current_epoch:05d}"
+        inspection = loop.evaluation.inspection
+        at = f"{trainer.current_epoch:05d}"
         labels = inspection.data.split(self.split).labels
         if labels is None or len({features.shape for features in models.values()}) != 1:
             return  # models with different features have no common picture

@@ -57,7 +57,10 @@ class ForgettingMonitor(Monitor):
         super().__init__(every, clients, dirpath)
         check_at_least(1, "None measures on all", samples=samples)
         check_at_least(0, gamma=gamma)
-        self.split, self.samples, self.epochs, self.gamma = split, samples, epochs, gamma
+        self.split = split
+        self.samples = samples
+        self.epochs = epochs
+        self.gamma = gamma
         self._pooled: Tensor | None = None
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
@@ -93,7 +96,8 @@ class ForgettingMonitor(Monitor):
         values = {"": degree.nanmean(1), **{f"/{name}": mean for name, mean in groups.items()}}
         log_means(loop, {f"local/forgetting_degree{end}": v.tolist() for end, v in values.items()}, deviations=False)
         for side, weights in ("in", in_local(counts)), ("out", out_local(counts)):
-            name, now = f"local/acc_{side}_local", class_weighted_accuracy(trained, weights)
+            name = f"local/acc_{side}_local"
+            now = class_weighted_accuracy(trained, weights)
             before = class_weighted_accuracy(received, weights)
             log_means(loop, {name: now.tolist(), f"{name}/received": before.tolist()})
             sizes = counts.sum(1).double().masked_fill(now.isnan(), 0.0)
@@ -143,7 +147,8 @@ class PersonalisedAccuracy(Monitor):
         return {"initial": float(inspection.own_scores(inspection.received, client_id)[-2])}
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
-        inspection, moment = loop.evaluation.inspection, ended(loop, update.client_id, DEPLOYED)
+        inspection = loop.evaluation.inspection
+        moment = ended(loop, update.client_id, DEPLOYED)
         measured["personalised"] = float(inspection.own_scores(moment, update.client_id)[-2])
         if self.train:
             measured["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])

@@ -35,7 +35,8 @@ class GroupMetrics(Monitor):
         dirpath: str | Path | None = None,
     ) -> None:
         super().__init__(every, None, dirpath)
-        self.groups, self.metrics = groups, as_collection(metrics)
+        self.groups = groups
+        self.metrics = as_collection(metrics)
         self._last: dict[str, dict[str, float]] = {}
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
@@ -81,7 +82,8 @@ class GroupMetrics(Monitor):
 
     def _evaluated(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:
         """Evaluate the global model on the test samples of these clients."""
-        inspection, metrics = loop.evaluation.inspection, alone(self._collection(loop)).to(loop.device)
+        inspection = loop.evaluation.inspection
+        metrics = alone(self._collection(loop)).to(loop.device)
         samples = 0
         for client_id in clients:
             view = loop.data.view(client_id, loop.server.round_idx)

@@ -63,8 +63,13 @@ class LossLandscape(Monitor):
         check_at_least(1, samples=samples, repeats=repeats, grid=grid, iterations=iterations)
         check_at_least(0, sigmas=min(sigmas, default=0.0))
         check_above(0, reach=reach)
-        self.split, self.samples, self.sigmas, self.repeats = split, samples, list(sigmas), repeats
-        self.reach, self.grid, self.iterations = reach, grid, iterations
+        self.split = split
+        self.samples = samples
+        self.sigmas = list(sigmas)
+        self.repeats = repeats
+        self.reach = reach
+        self.grid = grid
+        self.iterations = iterations
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self.check_classes(loop)
@@ -120,7 +125,8 @@ class Surroundings:
 
     def __init__(self, inspection: Inspection, params: State, batches: Sequence[Any]) -> None:
         self._predict = as_function(inspection.client, "forward")
-        self._params, self._batches = params, batches
+        self._params = params
+        self._batches = batches
         self.size = sum(value.numel() for value in params.values())
 
     def loss(self, params: StateLike, batch: Any) -> Tensor:
@@ -130,7 +136,9 @@ class Surroundings:
     def at(self, direction: Tensor, scale: float = 1.0) -> tuple[float, float]:
         """Mean loss and accuracy at w + scale · direction, (D,)."""
         params = add(self._params, self._named(scale * direction))
-        total, hits, count = 0.0, 0.0, 0
+        total = 0.0
+        hits = 0.0
+        count = 0
         for x, y in self._batches:
             logits = to_float32(self._predict(params, x))
             total += float(F.cross_entropy(logits, y, reduction="sum"))

@@ -45,7 +45,9 @@ class Monitor(Callback):
 
     def __init__(self, every: int = 1, clients: Sequence[int] | None = None, dirpath: str | Path | None = None) -> None:
         check_at_least(1, every=every)
-        self.every, self.clients, self.dirpath = every, clients, dirpath
+        self.every = every
+        self.clients = clients
+        self.dirpath = dirpath
         self.folder: Path | None = None
         self.exchange = 0
         self.under_way: dict[int, Measurements] = {}
@@ -81,14 +83,18 @@ class Monitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer, self.dirpath)
-        self.folder, self._table = folder if trainer.is_global_zero else None, None
+        self.folder = folder if trainer.is_global_zero else None
+        self._table = None
         if isinstance(pl_module, FederatedLoop):
             self.begin(trainer, pl_module)
         elif not self.measures_any_fit:
             warn_of_plain_fit(self, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.exchange, self.under_way, self.ended, self.measured = 0, {}, {}, {}
+        self.exchange = 0
+        self.under_way = {}
+        self.ended = {}
+        self.measured = {}
 
     def on_client_start(self, trainer: Trainer, loop: FederatedLoop, client_id: int) -> None:
         """Measure a client before its training, by `start`."""
@@ -127,7 +133,8 @@ class Monitor(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, FederatedLoop) and self.measures(trainer):
-            measured, self.measured = self.measured, {}
+            measured = self.measured
+            self.measured = {}
             self.round_end(trainer, pl_module, measured)
 
     # --- helpers -------------------------------------------------------------------------------------------------

@@ -51,7 +51,9 @@ class NeuronActivations(Monitor):
     ) -> None:
         super().__init__(every, clients, dirpath)
         check_at_least(1, "None measures on all", samples=samples)
-        self.layer, self.split, self.samples = layer, split, samples
+        self.layer = layer
+        self.split = split
+        self.samples = samples
         self.ending, self.stem = (f"/{name}", f"neurons-{name}") if name else ("", "neurons")
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:

@@ -122,7 +122,8 @@ def plot_landscape(
         (noise, noise_loss, "#0072B2", "-"),
         (other, 100 * noise_accuracy, "#D55E00", "--"),
     ):
-        mean, std = values.mean(1), values.std(1, correction=0)
+        mean = values.mean(1)
+        std = values.std(1, correction=0)
         axes.plot(sigmas.numpy(), mean.numpy(), style, color=colour, marker="o", markersize=3.5)
         axes.fill_between(sigmas.numpy(), (mean - std).numpy(), (mean + std).numpy(), color=colour, alpha=0.2)
         axes.tick_params("y", colors=colour)

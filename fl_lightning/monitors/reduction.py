@@ -39,8 +39,13 @@ class SampleReduction(Callback):
         check_at_least(0, start=start, until=until)
         check_at_least(1, every=every)
         check_above(0, step=step)
-        self.class_idx, self.client, self.start, self.every = class_idx, client, start, every
-        self.step, self.until, self.counts = step, until, counts
+        self.class_idx = class_idx
+        self.client = client
+        self.start = start
+        self.every = every
+        self.step = step
+        self.until = until
+        self.counts = counts
 
     def count_at(self, round_idx: int, dealt: int, of_class: int) -> int:
         """Samples of the class that the client has in a round.

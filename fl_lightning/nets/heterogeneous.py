@@ -34,7 +34,8 @@ class HeterogeneousNets(Backbone):
         if not nets:
             raise ValueError("HeterogeneousNets needs at least one net, got none; list them under nets")
         self.nets = nn.ModuleList(net(num_classes, input_shape) for net in nets)
-        self.client_id, self._input_shape = 0, input_shape
+        self.client_id = 0
+        self._input_shape = input_shape
 
     @property
     def chosen(self) -> Backbone:

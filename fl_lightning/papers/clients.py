@@ -32,7 +32,8 @@ class ClientAccuracies:
     def __init__(self, run: SavedRun) -> None:
         table = run.columns(last_file(run, "client_classwise.csv", "ForgettingMonitor").name, texts=["moment"])
         self.rounds, self.clients, self.moments = (table.pop(name) for name in ("round", "client", "moment"))
-        self.names, self.accuracy = list(table), np.stack([*table.values()], axis=1)
+        self.names = list(table)
+        self.accuracy = np.stack([*table.values()], axis=1)
 
     def at(self, moment: str, client: int | None = None, round_idx: int | None = None) -> tuple[Numbers, Numbers]:
         """Take the rows of a moment, of all clients or one, in all rounds or one: rounds and accuracies."""
@@ -67,7 +68,8 @@ def degrees(accuracies: ClientAccuracies, client: int) -> tuple[Numbers, Numbers
     A class that the received model does not recognise at all is NaN.
     """
     rounds, received = accuracies.at("received", client)
-    before, after = torch.from_numpy(received), torch.from_numpy(accuracies.at("trained", client)[1])
+    before = torch.from_numpy(received)
+    after = torch.from_numpy(accuracies.at("trained", client)[1])
     return rounds, forgetting_degree(before, after).masked_fill(before == 0, torch.nan).numpy()
 
 
@@ -84,7 +86,8 @@ class LocalProgress(Drawing):
         figure, axes = panels(["accuracy (%)"], ["in-local", "out-local"], width=3.0, sharey="all")
         change: dict[str, float] = {}
         for i, runs in enumerate(series):
-            accuracies, counts = ClientAccuracies(runs.run), torch.from_numpy(counts_of(runs.run).table)
+            accuracies = ClientAccuracies(runs.run)
+            counts = torch.from_numpy(counts_of(runs.run).table)
             last = int(accuracies.rounds.max())
             steps = ["received", *sorted({m for m in accuracies.moments if m.isdigit()}, key=int)]
             members = accuracies.clients[(accuracies.rounds == last) & (accuracies.moments == "received")]
@@ -111,12 +114,16 @@ class DegreeMap(Drawing):
     """
 
     def __init__(self, client: int = 3, least: float = -1.0) -> None:
-        self.client, self.least = client, least
+        self.client = client
+        self.least = least
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        maps, names, signs = {}, list[str](), list[str]()
+        maps = {}
+        names = list[str]()
+        signs = list[str]()
         for runs in series:
-            accuracies, counts = ClientAccuracies(runs.run), counts_of(runs.run)
+            accuracies = ClientAccuracies(runs.run)
+            counts = counts_of(runs.run)
             _, degree = degrees(accuracies, self.client)
             held = counts.table[self.client]
             names = [f"{name} (n = {count:.0f})" for name, count in zip(counts.names, held, strict=True)]
@@ -125,7 +132,8 @@ class DegreeMap(Drawing):
             with np.errstate(invalid="ignore"):
                 high, low = (mean_known(degree[:, rows]) for rows in (~dominant, dominant))
             signs.append(f"{runs.name}: {low:.2f} of the dominant classes, {high:.2f} of the others")
-        value, limits = f"forgetting degree τ (≤ {self.least:g} … 1)", (self.least, 1.0)
+        value = f"forgetting degree τ (≤ {self.least:g} … 1)"
+        limits = (self.least, 1.0)
         figure = draw_maps(maps, "round", "class", value, names, limits=limits, cmap="PuOr_r", width=4.6)
         means = "Mean τ: " + "; ".join(signs)
         return Drawn(figure, f"Client {self.client}; negative: it gained; 1: it forgot all. {means}.")
@@ -152,14 +160,17 @@ class OneClass(Drawing):
     least: float = -1.5
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        cases, methods = unique(runs.case for runs in series), unique(runs.method for runs in series)
+        cases = unique(runs.case for runs in series)
+        methods = unique(runs.method for runs in series)
         rows = ["forgetting degree τ"]
         rows += ["accuracy after training (%)"] * self.accuracy + ["samples of the class"] * self.count
         figure, axes = panels(rows, cases, width=3.2, height=2.0, sharey="none")
         means: dict[str, float] = {}
         for runs in series:
-            column, i = cases.index(runs.case), methods.index(runs.method)
-            accuracies, klass = ClientAccuracies(runs.run), self.classes.get(runs.case, self.classes.get("", 0))
+            column = cases.index(runs.case)
+            i = methods.index(runs.method)
+            accuracies = ClientAccuracies(runs.run)
+            klass = self.classes.get(runs.case, self.classes.get("", 0))
             rounds, degree = degrees(accuracies, self.client)
             shown = [degree[:, klass]]
             shown += [100 * accuracies.at("trained", self.client)[1][:, klass]] * self.accuracy
@@ -192,7 +203,8 @@ class DistanceScatter(Drawing):
             x, y, t = (table[name] for name in ("distribution_distance", "weight_divergence", "round"))
             known = ~np.isnan(x) & ~np.isnan(y)
             opacity = 0.08 + 0.72 * t[known] / max(1.0, t.max())
-            marker, colour = MARKERS[i % len(MARKERS)], COLOURS[i % len(COLOURS)]
+            marker = MARKERS[i % len(MARKERS)]
+            colour = COLOURS[i % len(COLOURS)]
             place.scatter(x[known], y[known], s=11, c=colour, marker=marker, alpha=opacity, linewidths=0)
             strengths[runs.name] = float(np.corrcoef(x[known], y[known])[0, 1])
         finish(figure, axes, "distribution distance ‖Ã_G − p_k‖₁")
@@ -212,12 +224,14 @@ class ClassBars(Drawing):
     """
 
     def __init__(self, client: int | None = None, columns: int = 2) -> None:
-        self.client, self.columns = client, columns
+        self.client = client
+        self.columns = columns
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         left = ["accuracy (%)"] * -(-len(series) // self.columns)
         figure, axes = panels(left, [""] * self.columns, width=4.0, height=2.4, sharey="all", sharex=False)
-        changes, aggregates = dict[str, float](), dict[str, float]()
+        changes = dict[str, float]()
+        aggregates = dict[str, float]()
         for place, runs in zip(axes.ravel(), series, strict=False):
             accuracies = ClientAccuracies(runs.run)
             held = None if self.client is None else counts_of(runs.run).table[self.client]

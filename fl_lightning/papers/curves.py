@@ -131,11 +131,16 @@ class ClassMaps(Drawing):
     """
 
     def __init__(self, normalised: bool = False, methods: Sequence[str] = (), cases: Sequence[str] = ()) -> None:
-        self.normalised, self.methods, self.cases = normalised, methods, cases
+        self.normalised = normalised
+        self.methods = methods
+        self.cases = cases
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         shown = chosen(series, self.methods, self.cases)
-        maps, names, changes, spread = {}, list[str](), dict[str, float](), dict[str, float]()
+        maps = {}
+        names = list[str]()
+        changes = dict[str, float]()
+        spread = dict[str, float]()
         for runs in shown:
             _, names, table = runs.group.columns(BY_CLASS)
             changes[runs.name] = 100 * float(np.abs(np.diff(table, axis=0)).mean())

@@ -71,7 +71,8 @@ class NeuronClasses(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         from matplotlib.colors import BoundaryNorm, ListedColormap  # noqa: PLC0415 - slow to import
 
-        cases, methods = unique(runs.case for runs in series), unique(runs.method for runs in series)
+        cases = unique(runs.case for runs in series)
+        methods = unique(runs.method for runs in series)
         figure, axes = panels([f"{name}: neuron" for name in methods], cases, width=3.4, height=2.4, sharey="all")
         agreed: dict[str, float] = {}
         for runs in series:
@@ -109,9 +110,11 @@ class Circles(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         (runs,) = chosen(series)
         arrays = last_arrays(runs.run, "features-*.npz")
-        names, features = list(map(str, arrays["models"])), torch.from_numpy(arrays["features"])
+        names = list(map(str, arrays["models"]))
+        features = torch.from_numpy(arrays["features"])
         rows = [0, *range(1, 1 + self.clients), len(names) - 1]
-        target, classes = torch.from_numpy(arrays["targets"]), runs.group.columns(BY_CLASS)[1]
+        target = torch.from_numpy(arrays["targets"])
+        classes = runs.group.columns(BY_CLASS)[1]
         figure = plot_circles(features[rows], target, [names[k] for k in rows], classes)
         text = by_name({names[k]: spread_of(features[k], target) for k in rows}, "{:.2f}")
         return Drawn(figure, f"Resultant length of each class's angles, mean over the classes (1: a point): {text}.")
@@ -147,10 +150,12 @@ class Embedding(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         shown = chosen(series, self.methods, self.cases)
-        features, names = list[torch.Tensor](), list[str]()
+        features = list[torch.Tensor]()
+        names = list[str]()
         for runs in shown:
             arrays = last_arrays(runs.run, "features-*.npz")
-            models, table = list(map(str, arrays["models"])), torch.from_numpy(arrays["features"])[:, : self.samples]
+            models = list(map(str, arrays["models"]))
+            table = torch.from_numpy(arrays["features"])[:, : self.samples]
             target = torch.from_numpy(arrays["targets"])[: self.samples]
             before = f"{runs.method} " if len(shown) > 1 else ""
             first = 0 if not names else 1  # what they received is the same
@@ -160,7 +165,8 @@ class Embedding(Drawing):
         figure = plot_embedding(points, target, names, shown[0].group.columns(BY_CLASS)[1], self.by)
         flat = points.flatten(0, 1)
         near = torch.cdist(flat, flat).fill_diagonal_(torch.inf).argmin(1)
-        by_class, by_model = target.tile(len(names)), torch.arange(len(names)).repeat_interleave(len(target))
+        by_class = target.tile(len(names))
+        by_model = torch.arange(len(names)).repeat_interleave(len(target))
         groups = {"the same class": by_class, "the same model": by_model}
         same = {name: 100 * float((group[near] == group).double().mean()) for name, group in groups.items()}
         return Drawn(figure, f"Points whose nearest neighbour is of …, in %: {by_name(same)}.")

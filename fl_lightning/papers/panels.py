@@ -63,7 +63,8 @@ def finish(figure: Figure, axes: NDArray[Any], xlabel: str | None = None) -> Non
         for handle, name in zip(*place.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
     if len(handles) > 1:
-        columns, size = legend_columns(list(handles), figure.get_figwidth()), LEGEND_SIZE
+        columns = legend_columns(list(handles), figure.get_figwidth())
+        size = LEGEND_SIZE
         figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=size)
 
 

@@ -192,7 +192,8 @@ class Content:
 
         Where a value is that of the last round, the runs that have most rounds count.
         """
-        measure, series = self.measures[name], self.series.get((case, method))
+        measure = self.measures[name]
+        series = self.series.get((case, method))
         values = dict[str, float]()
         runs = series.group.runs if series else []
         most = max(map(rounds_of, runs), default=0) if measure.needs_the_end else 0
@@ -215,7 +216,8 @@ class Content:
 
     def has_all_rounds(self, method: str, case: str, seed: str) -> bool:
         """False for a run that is not at its end."""
-        run, series = self.run_of(method, case, seed), self.series.get((case, method))
+        run = self.run_of(method, case, seed)
+        series = self.series.get((case, method))
         return not (run and series and series.all_rounds) or rounds_of(run) >= series.all_rounds
 
     def rounds(self, measure: Measure, case: str, run: SavedRun) -> float | None:
@@ -241,7 +243,9 @@ class Content:
 
     def at_baseline(self, name: str, case: str, method: str, baseline: str) -> dict[str, float]:
         """Compute the baseline's values by seed, at the end of as many rounds as the runs of a method have."""
-        measure, series, values = self.measures[name], self.series.get((case, method)), dict[str, float]()
+        measure = self.measures[name]
+        series = self.series.get((case, method))
+        values = dict[str, float]()
         if not measure.is_plain or (self.is_whole(case, method) and self.is_whole(case, baseline)):
             return self.values(name, case, baseline, self.table.statistics[0])
         for run in series.group.runs if series else ():
@@ -263,7 +267,8 @@ class Content:
         measure = self.measures[name]
         statistics = self.table.statistics if measure.is_plain else self.table.statistics[:1]
         ours = [self.values(name, case, method, statistic) for statistic in statistics]
-        published, first = self.published(name, case, method), ours[0]
+        published = self.published(name, case, method)
+        first = ours[0]
         title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
         texts = [spread(list(values.values()), decimal) for values in ours]
         if self.is_open(name, case, method, first):

@@ -76,7 +76,8 @@ def rows_of(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        rows, there = list(reader), reader.fieldnames or ()
+        rows = list(reader)
+        there = reader.fieldnames or ()
     if missing := [name for name in columns if name not in there]:
         raise ValueError(f"{path} must have the columns {', '.join(columns)}, and lacks {', '.join(missing)}")
     if any(None in row or None in row.values() for row in rows):
@@ -90,7 +91,8 @@ def read_stored(path: Path) -> list[Series]:
     Raises:
         ValueError: a line cannot be read.
     """
-    lines, series = rows_of(path, COLUMNS), list[Series]()
+    lines = rows_of(path, COLUMNS)
+    series = list[Series]()
     for method, case in dict.fromkeys((line["method"], line["case"]) for line in lines):
         alike = [line for line in lines if (line["method"], line["case"]) == (method, case)]
         failed = {line["seed"]: line["error"] for line in alike if line["error"]}
@@ -104,10 +106,13 @@ def read_stored(path: Path) -> list[Series]:
 
 def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
     """Make a run of its lines."""
-    rows, test = dict[int, dict[str, float]](), dict[str, float]()
+    rows = dict[int, dict[str, float]]()
+    test = dict[str, float]()
     seed = rounds = ""
     for line in lines:
-        seed, key, rounds = line["seed"], line["metric"], line["rounds"]
+        seed = line["seed"]
+        key = line["metric"]
+        rounds = line["rounds"]
         for t, value in enumerate(map(float, line["curve"].split())):
             if not math.isnan(value):
                 rows.setdefault(t, {})[key] = value

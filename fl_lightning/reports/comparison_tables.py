@@ -85,7 +85,8 @@ def marks_of(comparison: Comparison, name: str) -> dict[str, Mark]:
     ranked = sorted(column, key=lambda label: column[label].mean, reverse=not is_lower_better(comparison.key))
     if len(ranked) < 2:
         return {}
-    best, second = column[ranked[0]], column[ranked[1]]
+    best = column[ranked[0]]
+    second = column[ranked[1]]
     difference = paired(best.values, second.values)
     is_clear = difference is not None and (difference.low > 0 or difference.high < 0)
     return {label: "bold" if is_clear else "underlined" for label in ranked if column[label].mean == best.mean}

@@ -38,7 +38,8 @@ def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round") ->
     axes = figure.subplots()
     for i, (label, band) in enumerate(bands.items()):
         if band.x:
-            x, values = figures.finite(band.x), figures.finite(band.values)
+            x = figures.finite(band.x)
+            values = figures.finite(band.values)
             std = values.std(0, ddof=1) if len(values) > 1 else None
             figures.draw_line(axes, i, x, values.mean(0), std, label, max(1, len(x) // 8), 1.5)
     axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -62,9 +63,12 @@ def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) ->
     for i, (label, values) in enumerate(table.items()):
         offset = 0.7 * ((i + 0.5) / len(table) - 0.5)
         shown = figures.finite(values)
-        mean, std = 100 * shown.mean(0), 100 * shown.std(0, ddof=1) if len(shown) > 1 else None
-        place, colour = np.arange(len(class_names)) + offset, figures.COLOURS[i % len(figures.COLOURS)]
-        named, look = figures.in_legend(label), figures.MARKERS[i % len(figures.MARKERS)]
+        mean = 100 * shown.mean(0)
+        std = 100 * shown.std(0, ddof=1) if len(shown) > 1 else None
+        place = np.arange(len(class_names)) + offset
+        colour = figures.COLOURS[i % len(figures.COLOURS)]
+        named = figures.in_legend(label)
+        look = figures.MARKERS[i % len(figures.MARKERS)]
         axes.errorbar(mean, place, xerr=std, label=named, fmt=look, color=colour, markersize=4.5, elinewidth=1.2)
     axes.set(xlabel="forgetting: best − last accuracy (percentage points)", ylabel="class")
     figures.label_places(axes.yaxis, class_names, 40)
@@ -89,9 +93,11 @@ def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str,
     axes = figure.subplots()
     for side, hatch in enumerate(("", "////")):
         values = [figures.finite(pair[side]) for pair in pairs.values()]
-        places, means = np.arange(len(pairs)) + 0.38 * (side - 0.5), [float(v.mean()) for v in values]
+        places = np.arange(len(pairs)) + 0.38 * (side - 0.5)
+        means = [float(v.mean()) for v in values]
         std = [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in values]
-        colour, name = figures.COLOURS[(5, 0)[side]], names[side]
+        colour = figures.COLOURS[(5, 0)[side]]
+        name = names[side]
         axes.barh(places, means, 0.36, facecolor=colour, hatch=hatch, edgecolor="white", label=name)
         shown = [k for k, s in enumerate(std) if s]
         axes.errorbar([means[k] for k in shown], places[shown], xerr=[std[k] for k in shown], fmt="none", color="black")

@@ -41,7 +41,8 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
 
     table, name = read_counts(counts, class_names)
     num_clients, num_classes = table.shape
-    width, height = np.clip(0.42 * num_clients, 3.2, 11), np.clip(0.3 * num_classes, 2.4, 9)
+    width = np.clip(0.42 * num_clients, 3.2, 11)
+    height = np.clip(0.3 * num_classes, 2.4, 9)
     figure = new_figure(width + 3.0, height + 1.9, title or name)
     ratios = {"width_ratios": (width, 0.8, 0.16), "height_ratios": (0.8, height)}
     grid = figure.add_gridspec(2, 3, **ratios, wspace=0.03, hspace=0.02)
@@ -85,7 +86,8 @@ def plot_bubbles(counts: ArrayLike, class_names: Sequence[str], title: str | Non
     """
     table, name = read_counts(counts, class_names)
     num_clients, num_classes = table.shape
-    width, height = np.clip(0.42 * num_clients, 3.2, 14), np.clip(0.3 * num_classes, 2.4, 9)
+    width = np.clip(0.42 * num_clients, 3.2, 14)
+    height = np.clip(0.3 * num_classes, 2.4, 9)
     figure = new_figure(width + 1.6, height + 1.2, title or name)
     axes = figure.add_subplot()
     clients, classes = np.nonzero(table)
@@ -284,7 +286,8 @@ def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:
     """Draw bars with the samples of each place along the x or y axis."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
 
-    places, size = np.arange(len(totals)), 0.8 if len(totals) <= 50 else 1.0
+    places = np.arange(len(totals))
+    size = 0.8 if len(totals) <= 50 else 1.0
     draw, axis = (axes.bar, axes.yaxis) if along == "x" else (axes.barh, axes.xaxis)
     draw(places, totals, size, color="#4d4d4d")
     axes.tick_params(along, labelbottom=False, labelleft=False, bottom=False, left=False)
@@ -296,7 +299,8 @@ def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:
 
 def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
     """Draw each class's best and last accuracy in %, with a line between them."""
-    places, size = np.arange(len(last)), 5.0 if len(last) <= MOST_LABELS else 2.5
+    places = np.arange(len(last))
+    size = 5.0 if len(last) <= MOST_LABELS else 2.5
     axes.hlines(places, last, best, color="#999999", linewidth=size / 2.5)
     axes.plot(best, places, "o", color=COLOURS[1], markersize=size, markerfacecolor="white", label="best")
     axes.plot(last, places, "o", color=COLOURS[0], markersize=size, label="last")
@@ -312,10 +316,12 @@ def draw_curves(axes: Axes, rounds: Sequence[int], curves: Mapping[str, Sequence
     for i, (name, values) in enumerate(curves.items()):
         scaled = scale * np.asarray(values, dtype=np.float64)
         known = ~np.isnan(finite(scaled))
-        places, shown = np.asarray(rounds)[: len(scaled)][known], scaled[known]
+        places = np.asarray(rounds)[: len(scaled)][known]
+        shown = scaled[known]
         if len(shown):
             label = in_legend(f"{name}: " + (f"{shown[-1]:.1f} %" if scale == 100 else f"{shown[-1]:.3g}"))
-            style, marker = STYLES[i % len(STYLES)], "o" if len(shown) <= 30 else ""
+            style = STYLES[i % len(STYLES)]
+            marker = "o" if len(shown) <= 30 else ""
             axes.plot(places, shown, style, color=COLOURS[i % len(COLOURS)], marker=marker, markersize=3.5, label=label)
     label_rounds(axes, rounds)
     tidy(axes)
@@ -343,7 +349,9 @@ def draw_line(
         every: place that has a marker; None: 8 of them at most.
         width: of the line, in points.
     """
-    style, marker, places = STYLES[i % len(STYLES)], MARKERS[i % len(MARKERS)], np.asarray(x, dtype=np.float64)
+    style = STYLES[i % len(STYLES)]
+    marker = MARKERS[i % len(MARKERS)]
+    places = np.asarray(x, dtype=np.float64)
     look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linewidth": width, "marker": marker, "markersize": 4}
     named = None if label is None else in_legend(label)
     axes.plot(places, mean, style, label=named, markevery=every or max(1, -(-len(mean) // 8)), **look)

@@ -98,7 +98,8 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
 
 def section_html(section: Section) -> str:
     """Write a section, with figures that follow each other side by side where there is room."""
-    lines, within = [f"<section>\n<h2>{shown(section.title)}</h2>"], False
+    lines = [f"<section>\n<h2>{shown(section.title)}</h2>"]
+    within = False
     for part in section.parts:
         if isinstance(part, Picture) != within:
             within = not within
@@ -118,7 +119,8 @@ WARNING = "Note: "
 
 def picture_html(picture: Picture) -> str:
     """Write a figure with its picture inside."""
-    encoded, caption = base64.b64encode(drawn(picture.figure, "svg")).decode("ascii"), shown(picture.caption)
+    encoded = base64.b64encode(drawn(picture.figure, "svg")).decode("ascii")
+    caption = shown(picture.caption)
     image = f"<img alt='{caption}' src='data:image/svg+xml;base64,{encoded}'>"
     if picture.wide:
         return f"<figure class='wide'><div class='scroll'>{image}</div><figcaption>{caption}</figcaption></figure>"
@@ -129,7 +131,8 @@ def drawn(figure: "Figure", form: str) -> bytes:
     """Draw a figure as svg, png or pdf, the same figure with the same bytes."""
     import matplotlib as mpl  # noqa: PLC0415 - slow to import
 
-    out, dates = io.BytesIO(), {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    out = io.BytesIO()
+    dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     with mpl.rc_context({"svg.hashsalt": "fl_lightning", "svg.fonttype": "path"}):
         figure.savefig(out, format=form, metadata=dates.get(form, {}))
     return out.getvalue()

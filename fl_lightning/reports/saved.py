@@ -51,7 +51,8 @@ POOLED = "data.pooled"
 NOT_DATA = ("data.batch_size", "data.shuffle", "data.eval_batch_size", POOLED)
 """Settings of the data module that change neither the samples of a client nor the cohorts, or are a reference's."""
 
-MOST_PARTS, DEEPEST = 100_000, 100
+MOST_PARTS = 100_000
+DEEPEST = 100
 """Parts of a configuration at most, and how deep they may be nested."""
 
 MOST_SAMPLES = 2**53
@@ -190,7 +191,8 @@ def read_run(folder: Path, rounds: int | None = None) -> SavedRun:
     Raises:
         ValueError: naming the file that cannot be read as what it should be.
     """
-    history, table = History(), RoundCSVLogger(folder)
+    history = History()
+    table = RoundCSVLogger(folder)
     if not table.path.is_file():
         raise ValueError(f"{table.path} must be a file with a row for each round, and is none; leave that run out")
     on_disk = sorted(table.rows_on_disk().items())
@@ -206,9 +208,11 @@ def read_run(folder: Path, rounds: int | None = None) -> SavedRun:
     settings = read_config(folder / CONFIG) or identity.get("config") or known
     data = {name: value for name, value in objects.items() if is_data(name)}
     test = read_test(folder / TEST) if len(shown) == len(on_disk) else {}
-    partition, clients = read_partition(folder / PARTITION), read_columns(folder / CLIENTS)
+    partition = read_partition(folder / PARTITION)
+    clients = read_columns(folder / CLIENTS)
     limit = None if rounds is None else min(rounds, len(on_disk))
-    whole, name = len(shown) == len(on_disk), read_name(folder / DONE)
+    whole = len(shown) == len(on_disk)
+    name = read_name(folder / DONE)
     return SavedRun(folder, history, settings, data, test, partition, clients, limit, name, whole)
 
 
@@ -240,7 +244,8 @@ def check_size(content: Any) -> None:
     Raises:
         ValueError: if it is.
     """
-    left, parts = MOST_PARTS, [(content, 0)]
+    left = MOST_PARTS
+    parts = [(content, 0)]
     while parts:
         part, depth = parts.pop()
         inner = list(part.values()) if isinstance(part, Mapping) else part if isinstance(part, Sequence | Set) else ()

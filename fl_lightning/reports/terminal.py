@@ -45,7 +45,8 @@ def print_classes(
         max_rows: of more classes only so many are shown, the worst.
     """
     order = accuracy.nan_to_num(2.0).argsort(stable=True).tolist()
-    worst, shown = order[0], list(range(len(names))) if len(names) <= max_rows else order[:max_rows]
+    worst = order[0]
+    shown = list(range(len(names))) if len(names) <= max_rows else order[:max_rows]
     overall = (accuracy.nan_to_num() * samples).sum() / samples.sum()
     columns = {"samples": [str(int(n)) for n in samples], "accuracy": list(map(percent, accuracy))}
     columns |= {name: list(map(percent, scores[name])) for name in scores if name != "recall"}  # which the accuracy is

@@ -30,7 +30,8 @@ class BestCheckpoint(ModelCheckpoint):
     def __init__(
         self, dirpath: str | Path, filename: str, monitor: str | None = None, mode: Mode | None = None
     ) -> None:
-        self._asked, self._mode = monitor, mode
+        self._asked = monitor
+        self._mode = mode
         self._place = str(dirpath), filename
         self._watch(monitor)
 

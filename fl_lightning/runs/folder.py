@@ -303,7 +303,8 @@ def disk_error(error: OSError, folder: Path) -> str:
     """
     if error.errno is None or not isinstance(error.filename, str):
         return ""
-    path, within = Path(error.filename), Path(folder).resolve()
+    path = Path(error.filename)
+    within = Path(folder).resolve()
     if not (path.resolve().is_relative_to(within) or within.is_relative_to(path.resolve())):
         return ""
     if isinstance(error, FileNotFoundError | NotADirectoryError):

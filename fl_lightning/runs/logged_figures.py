@@ -62,5 +62,6 @@ def log_figures(loggers: Iterable[Logger], figures: Mapping[str, Figure], step: 
                 for name, figure in figures.items():
                     writer(name, figure, step)
         except Exception as error:
-            kind, reason = type(logger).__name__, f"{type(error).__name__}: {error}"
+            kind = type(logger).__name__
+            reason = f"{type(error).__name__}: {error}"
             rank_zero_warn(f"{kind} did not take the figures {', '.join(figures)} ({reason}); the run is complete")

@@ -90,13 +90,15 @@ class RoundCSVLogger(Logger):
         if self._file is not None:
             with suppress(OSError):  # of a full disk, which has been told
                 self._file.close()
-        self._file, self._row = None, {"round": 0}
+        self._file = None
+        self._row = {"round": 0}
         self._waiting.clear()
 
     def _write(self, file: TextIO, round_idx: int, values: dict[str, float]) -> None:
         """Append the round's row, or replace it where it is the last one."""
         if round_idx != self._row["round"]:
-            self._row, self._row_start = {"round": round_idx}, file.seek(0, os.SEEK_END)
+            self._row = {"round": round_idx}
+            self._row_start = file.seek(0, os.SEEK_END)
         self._row |= values
         try:
             file.seek(self._row_start)

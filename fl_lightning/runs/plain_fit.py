@@ -6,7 +6,8 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 def warn_of_plain_fit(callback: Callback, pl_module: LightningModule) -> None:
     """Warn that a callback of the federation has nothing to do in this fit."""
-    name, module = type(callback).__name__, type(pl_module).__name__
+    name = type(callback).__name__
+    module = type(pl_module).__name__
     rank_zero_warn(
         f"{name} does nothing here: it follows the clients of a FederatedLoop, got a fit of {module}; fit "
         f"FederatedLoop(client={module}(...)), or leave {name} out",

@@ -42,7 +42,8 @@ class RoundTable:
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self.path, self.columns = path, tuple(columns)
+        self.path = path
+        self.columns = tuple(columns)
 
     def begin(self, first_round: int) -> None:
         """Drop the rows of rounds that are run again, one that was cut, and all of a table with other columns.

@@ -169,7 +169,8 @@ class _Hashed:
     """A file that hashes the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest = file, hashlib.sha256()
+        self._file = file
+        self.digest = hashlib.sha256()
         self.error: OSError | None = None
 
     def write(self, content: Any) -> int:
@@ -227,7 +228,8 @@ def check_digest(path: str | Path) -> bool:
         if not end.startswith(MARK):
             return False
         file.seek(0)
-        digest, left = hashlib.sha256(), size - 2
+        digest = hashlib.sha256()
+        left = size - 2
         while left and (block := file.read(min(left, 2**20))):
             digest.update(block)
             left -= len(block)
@@ -261,7 +263,8 @@ def read_saved(path: str | Path, mmap: bool = False) -> dict[str, Any]:
         content = loaded(path, mmap and checked)
         problem = type(content).__name__
     except Exception as error:  # pickle and zip raise many kinds for a damaged file
-        content, problem = None, type(error).__name__
+        content = None
+        problem = type(error).__name__
     if not isinstance(content, Mapping):
         raise ValueError(
             f"{path} cannot be read as a checkpoint ({problem}): it is damaged, or holds more than tensors and plain "

@@ -36,7 +36,10 @@ class Life:
     """
 
     def __init__(self) -> None:
-        self.count, self.waits, self.client_id, self.round_idx = 0, 0, -1, -1
+        self.count = 0
+        self.waits = 0
+        self.client_id = -1
+        self.round_idx = -1
 
     def beat(self) -> None:
         """Give a sign of life."""
@@ -44,7 +47,8 @@ class Life:
 
     def begin_client(self, client_id: int, round_idx: int) -> None:
         """Set the client that is at work from now on."""
-        self.client_id, self.round_idx = client_id, round_idx
+        self.client_id = client_id
+        self.round_idx = round_idx
         self.count += 1
 
     @contextmanager

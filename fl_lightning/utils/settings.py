@@ -115,7 +115,9 @@ def check_factory(arguments: str, made: str, example: str, /, **settings: object
         sentence = f"{name} must be a function ({arguments}) that makes {made}, got {described(value)}"
         if isinstance(value, nn.Module | Optimizer) or not (value is None or callable(value)):
             raise TypeError(f"{sentence}; give {example}")
-        function, given, named = value, tuple[Any, ...](), dict[str, Any]()
+        function = value
+        given = tuple[Any, ...]()
+        named = dict[str, Any]()
         while isinstance(function, partial):
             function, given, named = function.func, (*function.args, *given), {**function.keywords, **named}
         try:

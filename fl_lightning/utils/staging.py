@@ -24,7 +24,8 @@ class Staging:
     """
 
     def __init__(self, device: torch.device, begin: "Callable[[Any, torch.device], Begun] | None" = None) -> None:
-        self.device, self._begin = device, begin or begin_copy
+        self.device = device
+        self._begin = begin or begin_copy
 
     def begin(self, batch: Any) -> Begun:
         """Begin the copy of a batch, or give it as it is where `is_plain` does not hold."""

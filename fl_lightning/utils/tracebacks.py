@@ -48,7 +48,8 @@ def place_of(error: Exception) -> tuple[str, bool]:
     Returns:
         "file, line n", empty where no file of the user's is involved; and True for an error of the package's own.
     """
-    lines, users = lines_of(error), users_lines(error)
+    lines = lines_of(error)
+    users = users_lines(error)
     checks = isinstance(error, ValueError | TypeError | TimeoutError) and is_raised(lines)
     by_package = checks and lines[-1][0].startswith(PACKAGE)
     if not users:

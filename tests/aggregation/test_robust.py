@@ -70,7 +70,8 @@ def test_on_equal_scores_krum_takes_the_lower_client():
 
 
 def test_the_geometric_median_is_the_point_of_least_distance():
-    matrix, weights = rows(), torch.tensor([5.0, 1.0, 3.0, 2.0, 4.0, 1.0, 1.0]).double()
+    matrix = rows()
+    weights = torch.tensor([5.0, 1.0, 3.0, 2.0, 4.0, 1.0, 1.0]).double()
     z = geometric_median(matrix, weights, iters=500, nu=1e-9)
 
     def distance(point):
@@ -98,7 +99,8 @@ def test_two_rows_far_away_move_no_rule_far(rule):
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_equal_rows_are_returned_and_shifts_pass_through(rule):
-    matrix, shift = rows(), torch.arange(5.0).double()
+    matrix = rows()
+    shift = torch.arange(5.0).double()
     torch.testing.assert_close(center(rule, matrix + shift), center(rule, matrix) + shift)
     torch.testing.assert_close(center(rule, matrix[:1].expand(7, 5)), matrix[0])
 
@@ -123,7 +125,8 @@ def test_a_share_of_which_nothing_is_trimmed_is_warned_of():
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_rows_are_the_clients_with_data_and_statistics_take_the_mean(rule):
     watch = Updates()
-    sizes, client = (7, 0, 12, 5, 9, 16), FedAvg(net=BatchNormNet, optimizer=sgd())
+    sizes = (7, 0, 12, 5, 9, 16)
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
     loop = fit(client, 1, toy_data(sizes), callbacks=[watch], aggregator=rule())
     updates = {c: update for c, update in watch.rounds[0].items() if update.num_samples}
     assert list(updates) == [0, 2, 3, 4, 5]

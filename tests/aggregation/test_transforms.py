@@ -33,7 +33,8 @@ class Notes(UpdateTransform):
 
     def __init__(self, name, calls):
         super().__init__()
-        self.name, self.calls = name, calls
+        self.name = name
+        self.calls = calls
 
     def on_client(self, update, broadcast):
         self.calls.append((self.name, "client", update.client_id))
@@ -48,10 +49,12 @@ class Notes(UpdateTransform):
 
 def test_the_guard_comes_first_then_the_transforms_in_their_order():
     """On the client the update is as it was trained; on the server one that is skipped is already replaced."""
-    data, calls = toy_data((7, 12)), []
+    data = toy_data((7, 12))
+    calls = []
     data.setup()
     data.split("train").x[8] = torch.nan  # of client 1
-    watch, transforms = Updates(), [Notes("a", calls), Notes("b", calls)]
+    watch = Updates()
+    transforms = [Notes("a", calls), Notes("b", calls)]
     loop = fit(client(), 1, data, callbacks=[watch], nonfinite="skip", transforms=transforms)
     sides = [("client",), ("server",)]
     assert [call[:3] for call in calls] == [(n, *side, c) for c in range(2) for side in sides for n in "ab"]
@@ -127,7 +130,8 @@ class Server:
     trainable = ("w", "b")
 
     def __init__(self, weights):
-        self.weights, self.module = weights, nn.Module()
+        self.weights = weights
+        self.module = nn.Module()
         self.module.register_buffer("mean", torch.zeros(2))
 
 
@@ -230,7 +234,8 @@ class Gentle(UpdateTransform):
 @pytest.mark.parametrize(("attack", "least"), [(partial(sign_flip, factor=1e4), 0.1), (partial(noise, std=0.1), 0.1)])
 def test_an_attack_replaces_what_the_honest_client_side_has_made(attack, least):
     """It is not made gentle, and the honest clients still are."""
-    watch, before = Updates(), S.clone(fit(client(), 0).client.state_dict())
+    watch = Updates()
+    before = S.clone(fit(client(), 0).client.state_dict())
     fit(attack(client(), [1]), 1, callbacks=[watch], transforms=[Gentle()])
     norms = {}
     for client_id, update in watch.rounds[0].items():
@@ -404,20 +409,23 @@ class Feeds(UpdateTransform):
 
     def __init__(self):
         super().__init__()
-        self.rest, self.updates = {}, 0
+        self.rest = {}
+        self.updates = 0
 
     def on_server(self, update, broadcast):
         start = {n: broadcast.weights[n] for n in self.server.trainable}
         moved = S.sub({n: update.weights[n] for n in start}, start)
         moved = S.add(moved, self.rest) if self.rest else moved
-        self.rest, self.updates = S.scale(moved, 0.5), self.updates + 1
+        self.rest = S.scale(moved, 0.5)
+        self.updates = self.updates + 1
         return replace(update, weights={**update.weights, **S.add(start, self.rest)})
 
     def state_dict(self):
         return {"rest": self.rest, "updates": self.updates}
 
     def load_state_dict(self, state):
-        self.rest, self.updates = state["rest"], state["updates"]
+        self.rest = state["rest"]
+        self.updates = state["updates"]
 
 
 class Save(pl.Callback):
@@ -433,7 +441,8 @@ class Save(pl.Callback):
 @pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_client_end", "on_exchange_end"])
 def test_a_transform_with_state_resumes_exactly(hook, tmp_path):
     """Also from a checkpoint that was taken within a round: it holds the state before the round."""
-    whole, again = Feeds(), Feeds()
+    whole = Feeds()
+    again = Feeds()
     first = fit(client(), 3, callbacks=[Save(hook, tmp_path / "at.ckpt")], transforms=[whole])
     second = fit(client(), 3, ckpt_path=tmp_path / "at.ckpt", transforms=[again])
     assert equal(weights_of(first), weights_of(second))
@@ -447,7 +456,8 @@ def test_a_failed_round_leaves_the_state_as_it_was():
             if trainer.current_epoch == 1 and update.client_id == 3:
                 raise ZeroDivisionError
 
-    feeds, one = Feeds(), Feeds()
+    feeds = Feeds()
+    one = Feeds()
     loop = FederatedLoop(client(), transforms=[feeds], seed=3)
     with pytest.raises(ClientError, match="raised ZeroDivisionError"):
         fit(None, 3, loop=loop, callbacks=[Fails()])

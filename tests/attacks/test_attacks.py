@@ -93,7 +93,8 @@ SETS = {"proxy": SET, "transfer": SET, "shared": SET}
 def test_everything_that_a_client_is_given_is_flipped_but_what_it_is_evaluated_on():
     data = toy_data(extra_splits={**SETS, "mine": SET})
     data.setup()
-    local, chosen = data.view(1, 0), torch.tensor([1, 0])
+    local = data.view(1, 0)
+    chosen = torch.tensor([1, 0])
     seen = FlippedData(local, 3)
     for split in ("train", "transfer", "shared", "mine", "test"):
         turned = (lambda y: y) if split == "test" else (lambda y: 2 - y)
@@ -126,7 +127,8 @@ def test_flipped_labels_are_flipped_data_for_every_method(kind, sizes):
         data = toy_data(sizes, extra_splits=SETS)
         data.setup()
         for split in map(data.split, ("train", "shared", "transfer") if not flips else ()):
-            split.y, split.labels = 2 - split.y, 2 - split.labels
+            split.y = 2 - split.y
+            split.labels = 2 - split.labels
         client = label_flip(make(), list(range(5))) if flips else make()
         runs.append(updates(client, 2, data, local_epochs=2))  # anchors and teachers tell from the second step on
     (attacked, poisoned), (loop, honest) = runs

@@ -233,7 +233,8 @@ def test_names_and_rounds_are_checked():
 def test_users_pyplot_is_left_alone():
     import matplotlib as mpl
 
-    before, rc = mpl.get_backend(), dict(mpl.rcParams)
+    before = mpl.get_backend()
+    rc = dict(mpl.rcParams)
     loaded = "matplotlib.pyplot" in sys.modules
     figure = plot_partition(np.ones((2, 2)), ["a", "b"])
     assert type(figure.canvas).__name__ == "FigureCanvasAgg"

@@ -41,7 +41,8 @@ def printed(text):
 def test_csv_has_exactly_one_row_per_round(tmp_path):
     seen = []
     complete = At(2, lambda _: seen.append(rows(tmp_path)))
-    runner, federated = trainer([ClasswiseReport(), complete], tmp_path, rounds=4), loop()
+    runner = trainer([ClasswiseReport(), complete], tmp_path, rounds=4)
+    federated = loop()
     runner.fit(federated, datamodule=data())
     header, *lines = rows(tmp_path)
     assert header == ["round", *CLASSES]
@@ -55,7 +56,8 @@ def test_csv_has_exactly_one_row_per_round(tmp_path):
 
 
 def test_table_is_the_history_in_words(tmp_path, capsys):
-    federated, divided = loop(), data()
+    federated = loop()
+    divided = data()
     runner = trainer([ClasswiseReport()], tmp_path, rounds=5)
     runner.fit(federated, datamodule=divided)
     out = capsys.readouterr().out
@@ -74,7 +76,8 @@ def test_table_is_the_history_in_words(tmp_path, capsys):
 
 
 def test_precision_recall_and_f1_are_scikit_learns_of_the_last_model(tmp_path, capsys):
-    federated, divided = loop(), data()
+    federated = loop()
+    divided = data()
     trainer([ClasswiseReport()], tmp_path, rounds=3).fit(federated, datamodule=divided)
     x, y = divided.split("test").all()
     with torch.no_grad():
@@ -92,7 +95,8 @@ def test_precision_recall_and_f1_are_scikit_learns_of_the_last_model(tmp_path, c
 
 
 def test_resume_keeps_the_whole_history(tmp_path):
-    whole, resumed = loop(), loop()
+    whole = loop()
+    resumed = loop()
     trainer([ClasswiseReport()], tmp_path / "whole", rounds=5).fit(whole, datamodule=data())
     first = tmp_path / "part"
     trainer([ClasswiseReport()], first, rounds=3).fit(loop(), datamodule=data())
@@ -118,7 +122,8 @@ def test_checkpoint_from_within_the_end_of_a_round(tmp_path):
 def test_without_metrics_csv_the_report_reads_its_own(tmp_path):
     runner = trainer([ClasswiseReport(tmp_path), At(1, lambda t: t.save_checkpoint(tmp_path / "at.ckpt"))])
     runner.fit(loop(), datamodule=data())
-    before, resumed = rows(tmp_path), loop()
+    before = rows(tmp_path)
+    resumed = loop()
     again = trainer([ClasswiseReport(tmp_path)])
     again.fit(resumed, datamodule=data(), ckpt_path=tmp_path / "at.ckpt")
     assert accuracies(resumed)[0] == [0, 1, 2]
@@ -126,7 +131,8 @@ def test_without_metrics_csv_the_report_reads_its_own(tmp_path):
 
 
 def test_second_fit_from_scratch_starts_a_new_history(tmp_path):
-    report, federated = ClasswiseReport(tmp_path), loop()
+    report = ClasswiseReport(tmp_path)
+    federated = loop()
     trainer([report], rounds=3).fit(federated, datamodule=data())
     trainer([report], rounds=2).fit(federated, datamodule=data())
     assert accuracies(federated)[0] == [0, 1]
@@ -156,7 +162,8 @@ def test_evaluation_without_a_checkpoint_knows_no_forgetting(capsys):
 
 def test_held_back_split_is_not_compared_with_the_test_split(tmp_path, capsys):
     runner = trainer([ClasswiseReport()], tmp_path)
-    federated, held = loop(), data(val_fraction=0.2)
+    federated = loop()
+    held = data(val_fraction=0.2)
     runner.fit(federated, datamodule=held)
     out = capsys.readouterr().out
     assert "(val split)" in out
@@ -206,7 +213,8 @@ def test_dirpath_beats_the_logger(tmp_path):
 
 
 def test_other_ranks_print_and_write_nothing(tmp_path, capsys, monkeypatch):
-    report, federated = ClasswiseReport(tmp_path), loop()
+    report = ClasswiseReport(tmp_path)
+    federated = loop()
     runner = trainer([report])
     runner.fit(federated, datamodule=data())
     for path in tmp_path.iterdir():

@@ -17,7 +17,8 @@ class SaveIn(pl.Callback):
     """Saves a checkpoint in a hook of a round."""
 
     def __init__(self, hook, round_idx, path):
-        self.round_idx, self.path = round_idx, path
+        self.round_idx = round_idx
+        self.path = path
         setattr(self, hook, self.save)
 
     def save(self, trainer, *_):
@@ -70,7 +71,8 @@ def test_files_and_pictures_are_those_of_an_unbroken_run(tmp_path, drawn, hook, 
     whole = as_lists(drawn)
     assert len(whole["plot_classwise"][0]) == 3
     drawn.clear()
-    broken, path = tmp_path / "broken", tmp_path / "at.ckpt"
+    broken = tmp_path / "broken"
+    path = tmp_path / "at.ckpt"
     with pytest.raises(ZeroDivisionError):  # a round later
         run(broken, [SaveIn(hook, round_idx, path), At(round_idx + 1, lambda _: 1 / 0)])
     drawn.clear()

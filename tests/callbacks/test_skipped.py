@@ -28,7 +28,8 @@ def test_a_skipped_client_stands_in_the_file_with_its_reason(how, tmp_path):
 
 
 def test_rounds_that_are_run_again_are_not_named_twice(tmp_path):
-    loop, saves = faulty("NaN", "skip"), SkippedClients(tmp_path)
+    loop = faulty("NaN", "skip")
+    saves = SkippedClients(tmp_path)
     run = trainer(1, callbacks=[saves])
     run.fit(loop, datamodule=toy_data())
     run.save_checkpoint(tmp_path / "at.ckpt")

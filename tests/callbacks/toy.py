@@ -77,7 +77,8 @@ class At(pl.Callback):
     """Does something at the end of a round."""
 
     def __init__(self, round_idx, do):
-        self.round_idx, self.do = round_idx, do
+        self.round_idx = round_idx
+        self.do = do
 
     def on_train_epoch_end(self, trainer, pl_module):
         if trainer.current_epoch == self.round_idx:

@@ -47,7 +47,8 @@ def forged(content, where, value):
 
 def test_each_forged_checkpoint_is_broken_with_a_reason_and_checking_goes_on(whole, tmp_path):
     _, content = whole
-    names, right = {}, set()
+    names = {}
+    right = set()
     for where in WHERE:
         for i, value in enumerate(WRONG):
             name = names[f"{where}-{i}.ckpt"] = tmp_path / f"{where}-{i}.ckpt"

@@ -75,7 +75,8 @@ def ctrl_c_counts():
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A working directory in which two rounds were run once, and what that printed. Only to be read."""
-    folder, before = tmp_path_factory.mktemp("finished"), Path.cwd()
+    folder = tmp_path_factory.mktemp("finished")
+    before = Path.cwd()
     os.chdir(folder)
     try:
         yield folder, say(f"fit {TINY} --trainer.max_epochs 2")

@@ -23,7 +23,8 @@ PAGE = (ROOT / "docs/methods/index.md").read_text(encoding="utf-8")
 NET = ToyNet(CLASSES, (64,))
 W = sum(value.numel() for value in NET.state_dict().values() if value.is_floating_point())
 THETA = sum(value.numel() for value in NET.parameters()) / W
-HEAD, NORM = sum(value.numel() for value in NET.head.parameters()) / W, 4 * 8 / W
+HEAD = sum(value.numel() for value in NET.head.parameters()) / W
+NORM = 4 * 8 / W
 BYTES = sum(value.nbytes for value in NET.state_dict().values())
 FLOAT = 4 * W / BYTES
 """What a message of all floats is of one of all entries: BatchNorm's counter is an integer."""
@@ -125,7 +126,8 @@ def test_what_is_sent_and_kept_is_the_papers(name, by_name):
 
 
 def test_what_it_runs_with(by_name):
-    rules, optimizers = by_name["FedAvg"]["rules"], by_name["FedAvg"]["server_optimizers"]
+    rules = by_name["FedAvg"]["rules"]
+    optimizers = by_name["FedAvg"]["server_optimizers"]
     assert {"Median", "Krum", "FedNova", "FedEXP"} <= set(rules)
     assert {"SGD", "FedAvgM", "FedAdam"} <= set(optimizers)
     assert {n for n, r in by_name.items() if r["rules"] == []} == SHARE_NOTHING
@@ -139,7 +141,8 @@ def test_what_it_runs_with(by_name):
 @pytest.mark.slow  # the table has run one round of each
 @pytest.mark.parametrize("entry", measured.entries(), ids=lambda entry: entry.name)
 def test_what_it_runs_with_runs_two_rounds(entry, by_name):
-    own, others = entry.federation, measured.entries()
+    own = entry.federation
+    others = measured.entries()
     rules = {other.name: replace(own, rule=other.federation.rule) for other in others if other.kind == "rule"}
     optimizers = {other.name: other.federation.server_optimizer for other in others if other.kind == "server optimizer"}
     optimizers["SGD"] = measured.SERVER_SGD

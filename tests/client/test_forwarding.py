@@ -24,7 +24,8 @@ class Scale(nn.Module, pl.Callback):
 
     def __init__(self, factor=2.0):
         super().__init__()
-        self.factor, self.calls = factor, []
+        self.factor = factor
+        self.calls = []
 
     def note(self, name, module, batch):
         assert isinstance(batch[0], torch.Tensor)
@@ -196,7 +197,8 @@ def test_callbacks_of_lightning_go_on_with_rounds(tmp_path):
 
 
 def test_a_lambda_callback_gets_batches_and_trainers_own_do_not():
-    seen, rounds = [], []
+    seen = []
+    rounds = []
 
     class Lambda(Plain):
         def configure_callbacks(self):
@@ -272,6 +274,7 @@ def test_what_a_callback_logs_by_itself_is_what_the_module_logs():
         run.fit(FederatedLoop(Made(), seed=1), datamodule=toy_data(SIZES))
         return {name: float(value) for name, value in run.callback_metrics.items()}
 
-    own, of_module = logged(LogsByItself()), logged(LogsByTheModule())
+    own = logged(LogsByItself())
+    of_module = logged(LogsByTheModule())
     assert own == of_module
     assert own.keys() >= {"mean", "twice", "val_mean", "rounds"}

@@ -137,7 +137,8 @@ class Half(ServerModule):
 
     def __init__(self, down, up):
         super().__init__()
-        self.down, self.up = down, up
+        self.down = down
+        self.up = up
 
     def broadcast(self, exchange, client_id):
         weights = self.server.weights if self.down else None

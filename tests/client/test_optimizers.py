@@ -21,7 +21,8 @@ def plain(params):
 
 def hook_sets_lr(params):
     """In its n-th step lr = 0.01 n."""
-    optimizer, count = plain(params), [0]
+    optimizer = plain(params)
+    count = [0]
 
     def before(*_):
         count[0] += 1
@@ -101,7 +102,8 @@ def adds_a_group(params):
 
 def replaced_step(params):
     optimizer = plain(params)
-    step, count = optimizer.step, [0]
+    step = optimizer.step
+    count = [0]
 
     def slower(closure=None):
         count[0] += 1
@@ -149,7 +151,8 @@ class Counted:
     """A factory that counts what it made."""
 
     def __init__(self, factory):
-        self.factory, self.made = factory, 0
+        self.factory = factory
+        self.made = 0
 
     def __call__(self, params):
         self.made += 1
@@ -165,7 +168,8 @@ def run(kind, factory, rounds=2, **settings):
 @pytest.mark.parametrize("factory", [*DECORATED, *SETTLED])
 def test_every_client_has_an_optimizer_of_its_own(factory):
     counted = Counted(factory)
-    loop, anew = run(FedAvg, counted), run(Anew, factory)
+    loop = run(FedAvg, counted)
+    anew = run(Anew, factory)
     assert equal(weights_of(loop), weights_of(anew))
     if factory in DECORATED:
         assert counted.made >= 10  # five clients in two rounds
@@ -222,7 +226,8 @@ class OwnOptimizer(pl.LightningModule):
 
     def __init__(self, factory):
         super().__init__()
-        self.net, self.factory = nn.Linear(4, 3), factory
+        self.net = nn.Linear(4, 3)
+        self.factory = factory
 
     def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -300,7 +305,8 @@ def test_auto_stacks_batch_norm_under_sgd_only(factory):
 
 
 def test_what_a_hook_added_is_taken_off_where_an_optimizer_is_handed_out_again():
-    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    first = nn.Parameter(torch.ones(2))
+    second = nn.Parameter(torch.ones(2))
     optimizer = plain([first])
     found = LocalOptimizers(optimizer, "Mine")
     optimizer.add_param_group({"params": [second], "lr": 0.5})

@@ -25,7 +25,8 @@ def test_the_model_after_training_is_kept_with_its_buffers_and_nothing_else_chan
 
 def test_deployed_is_the_own_model_once_there_is_one():
     loop = fit(OwnModelClient(net=BatchNormNet, optimizer=sgd()), 1, toy_data(schedule=[[0, 1]]))
-    client, shared = loop.client, {name: value.clone() for name, value in loop.client.state_dict().items()}
+    client = loop.client
+    shared = {name: value.clone() for name, value in loop.client.state_dict().items()}
     client.context.memory = {}
     assert client.deployed() is client
     assert equal(client.state_dict(), shared)

@@ -311,9 +311,12 @@ class FakeTrainer:
     """One of several nodes, as the store sees a Trainer."""
 
     def __init__(self, folder, is_global_zero=True, num_nodes=1, callbacks=False):
-        self.num_nodes, self.is_global_zero = num_nodes, is_global_zero
-        self.log_dir, self.ckpt_path = str(folder), None
-        self.loggers, self.checkpoint_callbacks = [], [None] * callbacks
+        self.num_nodes = num_nodes
+        self.is_global_zero = is_global_zero
+        self.log_dir = str(folder)
+        self.ckpt_path = None
+        self.loggers = []
+        self.checkpoint_callbacks = [None] * callbacks
         self.strategy = SimpleNamespace(barrier=self.barrier, checkpoint_io=None)
         self.barriers = 0
 
@@ -324,7 +327,8 @@ class FakeTrainer:
 @pytest.mark.parametrize("settings", [{"memory_budget_mb": 0}, {"folder": "given"}])
 def test_several_nodes_need_a_folder_that_all_see(tmp_path, monkeypatch, settings):
     monkeypatch.chdir(tmp_path)
-    store, node = ClientStore(**settings), FakeTrainer(tmp_path / "b", False, 2)
+    store = ClientStore(**settings)
+    node = FakeTrainer(tmp_path / "b", False, 2)
     with pytest.raises(ValueError, match=r"must be one that all of them see, .* set model.store.folder to a shared"):
         store.start(node, CPU)
     assert node.barriers == 2  # before it gave up

@@ -59,7 +59,8 @@ def ours(optimizer):
 
 
 def assert_same_bits(make, **settings):
-    one, other = stepped(make, torchs, **settings), stepped(make, ours, **settings)
+    one = stepped(make, torchs, **settings)
+    other = stepped(make, ours, **settings)
     assert len(one) == len(other)
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a, b)

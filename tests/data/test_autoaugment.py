@@ -39,14 +39,16 @@ def test_an_operation_is_torchvisions_at_every_level(library, name, x):
 
 def test_images_of_a_batch_have_operations_and_levels_of_their_own():
     operation = torch.arange(40) % len(OPERATIONS)
-    x, level = images(40), torch.arange(40) % (2 * STEPS + 1) - STEPS
+    x = images(40)
+    level = torch.arange(40) % (2 * STEPS + 1) - STEPS
     expected = [apply_operations(x[i : i + 1], operation[i : i + 1], level[i : i + 1]) for i in range(40)]
     assert torch.equal(apply_operations(x, operation, level), torch.cat(expected))
 
 
 def test_a_batch_is_torchvisions_image_by_image_with_the_same_draws(library, monkeypatch):
     """The draws are independent and uniform on both sides, so equal results mean equal distributions."""
-    x, draws = images(400), generator()
+    x = images(400)
+    draws = generator()
     number = torch.randint(25, (400,), generator=draws)
     chance, sign = torch.rand((2, 400, 2), generator=draws)
     parameters = zip(number.tolist(), chance, (sign >= 0.5).long(), strict=True)
@@ -58,7 +60,9 @@ def test_a_batch_is_torchvisions_image_by_image_with_the_same_draws(library, mon
 
 def test_draws_follow_the_generator_alone():
     x = images(30)
-    before, state, first = x.clone(), torch.get_rng_state(), generator(1)
+    before = x.clone()
+    state = torch.get_rng_state()
+    first = generator(1)
     again = AutoAugment()(x, generator(1))
     assert torch.equal(AutoAugment()(x, first), again)
     assert not torch.equal(AutoAugment()(x, first), again)  # it moved on
@@ -84,5 +88,6 @@ def test_other_images_are_refused(x, got):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_draws_as_a_cpu():
     x = images(256)
-    result, expected = AutoAugment()(x.cuda(), generator()).cpu(), AutoAugment()(x, generator())
+    result = AutoAugment()(x.cuda(), generator()).cpu()
+    expected = AutoAugment()(x, generator())
     assert (result.int() - expected.int()).abs().max() <= 1

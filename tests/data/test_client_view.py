@@ -36,7 +36,9 @@ def test_samples_per_batch_are_those_given_or_the_data_modules(given, own, wante
 
 def test_a_generator_depends_on_seed_purpose_client_and_if_asked_on_the_round():
     data = ready()
-    first, later, other = data.view(1, 0), data.view(1, 5), data.view(0, 0)
+    first = data.view(1, 0)
+    later = data.view(1, 5)
+    other = data.view(0, 0)
     assert draw(first.generator("a")) == draw(first.generator("a")) == draw(keyed_generator(3, "a", 0, 1))
     assert draw(first.generator("a")) != draw(later.generator("a"))
     lasting = draw(first.generator("a", per_round=False))
@@ -100,7 +102,8 @@ class TestRestricted:
             return x if generator is None else x + torch.rand(x.shape, generator=generator)
 
         data = ready()
-        data.split("train").transform, data.split("train").augments = noisy, True
+        data.split("train").transform = noisy
+        data.split("train").augments = True
         part = data.view(1, 0).restricted("train", ALL[:6])
         (x, _), (drawn, _) = part.all(), next(part.batches(epoch=0, shuffle=False, batch_size=6))
         assert torch.equal(drawn, x + torch.rand(x.shape, generator=keyed_generator(3, "augment/train/0", 0, 1)))

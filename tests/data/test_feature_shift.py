@@ -65,7 +65,8 @@ def test_each_client_has_one_angle_and_one_colour():
 
 
 def test_the_server_sees_the_samples_as_they_are():
-    data, plain = federation(noise=1.0, colour=1.0), FederatedDataModule(Digits(limit=120))
+    data = federation(noise=1.0, colour=1.0)
+    plain = FederatedDataModule(Digits(limit=120))
     plain.setup()
     assert torch.equal(first_batch(data.split("test"), 9)[0], first_batch(plain.split("test"), 9)[0])
 
@@ -108,7 +109,8 @@ def test_rows_of_a_table_are_not_turned():
 
 
 def test_quantity_skew_deals_every_sample_once():
-    samples, rng = PartitionInput(1000), np.random.default_rng(0)
+    samples = PartitionInput(1000)
+    rng = np.random.default_rng(0)
     skewed = QuantityDirichletPartition(0.3)(samples, 8, rng)
     even = QuantityDirichletPartition(float("inf"))(samples, 8, rng)
     for parts in (skewed, even):

@@ -85,7 +85,8 @@ def test_without_a_test_folder_there_is_no_test_split(folder):
 def test_standard_normalisation_is_measured_on_the_training_images(folder):
     train, test = ImageFolder(str(folder)).load()
     pixels = train.x.double() / 255
-    mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)
+    mean = pixels.mean((0, 2, 3))
+    std = pixels.std((0, 2, 3), correction=0)
     measured = torch.tensor(measure(train.x), dtype=torch.float64)
     torch.testing.assert_close(measured, torch.stack([mean, std]), atol=1e-12, rtol=0)
     for split in (train, test):
@@ -182,7 +183,8 @@ def test_a_missing_file_of_tiny_imagenet_is_named_with_its_origin(tiny, name):
 
 def test_damage_to_tiny_imagenet_is_named(tiny):
     root = tiny / "tiny-imagenet-200"
-    annotations, ids = root / "val" / "val_annotations.txt", root / "wnids.txt"
+    annotations = root / "val" / "val_annotations.txt"
+    ids = root / "wnids.txt"
     lines = annotations.read_text().splitlines(keepends=True)
 
     def refused(sentence):

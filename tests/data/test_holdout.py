@@ -5,7 +5,8 @@ from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.data import DirichletPartition, TensorSource
 from tests.toys import samples, toy_data, trainer
 
-TRAIN, TEST = samples(200), samples(60, seed=1)
+TRAIN = samples(200)
+TEST = samples(60, seed=1)
 
 
 def make(**settings):

@@ -27,7 +27,9 @@ class Rows:
     """A `datasets.Dataset`: columns of Python values, which a format gives otherwise."""
 
     def __init__(self, features, given=None, **columns):
-        self.columns, self.column_names, self.features = columns, list(columns), features
+        self.columns = columns
+        self.column_names = list(columns)
+        self.features = features
         self.format = {"type": given}
 
     def __len__(self):
@@ -167,7 +169,8 @@ def test_what_is_no_input_is_refused(dataset, error, sentence):
 
 
 def test_splits_that_differ_in_shape_or_in_the_numbers_of_classes_are_refused():
-    grey, coloured = rows(pictures("L", "L")), rows(pictures("RGB", "L"))
+    grey = rows(pictures("L", "L"))
+    coloured = rows(pictures("RGB", "L"))
     with pytest.raises(ValueError, match=r"'x' must have one shape in all splits, got \(1, 4, 5\) in train and \(3, 4"):
         HuggingFace({"train": grey, "test": coloured}, input="x").read()
     for split, names in ((grey, ["cat", "dog"]), (coloured, ["dog"])):  # as class_encode_column numbers each split

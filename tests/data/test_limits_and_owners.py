@@ -28,7 +28,8 @@ class Owned(Source):
     num_classes = 2
 
     def load(self):
-        x, y = torch.arange(6.0)[:, None], torch.tensor([0, 1, 0, 1, 0, 1])
+        x = torch.arange(6.0)[:, None]
+        y = torch.tensor([0, 1, 0, 1, 0, 1])
         test = TensorSplit(x[:3], y[:3], columns={"owner": np.array(["c", "b", "d"])})
         return TensorSplit(x, y, columns={"owner": OWNERS}), test
 
@@ -48,7 +49,8 @@ def test_a_limited_split_keeps_the_class_proportions_and_is_the_same_in_every_ru
 
 
 def test_a_limit_holds_for_both_splits_and_a_pool():
-    whole, tiny = Digits(), Digits(limit=100)
+    whole = Digits()
+    tiny = Digits(limit=100)
     assert list(map(len, tiny.read())) == [100, 100]
     assert list(map(len, whole.read())) == [1437, 360]
     assert list(map(len, PooledSource(Digits(limit=100), limit=40).read())) == [40, 40]
@@ -146,7 +148,8 @@ class Hashed(str):
     ],
 )
 def test_test_samples_without_an_owner_are_one_owner_in_the_warning(owners, test, told):
-    partition, samples = ColumnPartition("who"), PartitionInput(2, owners)
+    partition = ColumnPartition("who")
+    samples = PartitionInput(2, owners)
     parts = partition(samples, 2, np.random.default_rng(0))
     with pytest.warns(UserWarning, match=told):
         partition.partition_test(Dealt(parts, samples, np.random.default_rng(0)), PartitionInput(len(test), test))
@@ -161,7 +164,8 @@ def test_a_training_sample_of_no_day_is_refused():
 def test_texts_are_not_compared_with_every_owner():
     owners = np.empty(900, object)
     owners[:] = [Hashed(i % 30) for i in range(900)]
-    samples, partition = PartitionInput(900, owners), ColumnPartition("who")
+    samples = PartitionInput(900, owners)
+    partition = ColumnPartition("who")
     Hashed.compared = 0
     partition.partition_test(
         Dealt(partition(samples, 30, np.random.default_rng(0)), samples, np.random.default_rng(0)), samples

@@ -34,7 +34,8 @@ class Lazy(Dataset):
 
 @pytest.mark.parametrize("settings", [{}, {"partition": FixedPartition([[0, 1, 2], [3]])}, {"val_fraction": 0.25}])
 def test_labels_that_nobody_asks_for_are_not_read(settings):
-    train, test = Lazy(), Lazy(8)
+    train = Lazy()
+    test = Lazy(8)
     data = FederatedDataModule.from_datasets(train, test, num_clients=2, **settings)
     data.setup("fit")
     assert train.reads <= 1  # the shape of a sample
@@ -93,7 +94,8 @@ def test_columns_are_read_without_the_samples(part):
 class Some(pl.LightningDataModule):
     def __init__(self, drop_last=False, loaders=1):
         super().__init__()
-        self.drop_last, self.loaders = drop_last, loaders
+        self.drop_last = drop_last
+        self.loaders = loaders
         self.train = TensorDataset(*points(20, 0))
 
     def train_dataloader(self):
@@ -198,7 +200,8 @@ class Asked(Pairs):
 
     def __init__(self, error=None):
         super().__init__()
-        self.error, self.asked = error, []
+        self.error = error
+        self.asked = []
 
     def setup(self, stage):
         super().setup(stage)
@@ -239,7 +242,8 @@ def federated(datamodule, **settings):
 
 def test_a_fit_with_validation_samples_asks_for_no_test_samples():
     own = Asked(AssertionError("there is no test set"))
-    data, loop = federated(own), FederatedLoop(Plain())
+    data = federated(own)
+    loop = FederatedLoop(Plain())
     run = trainer(2)
     run.fit(loop, datamodule=data)
     run.validate(loop, datamodule=data, verbose=False)
@@ -256,13 +260,15 @@ def test_nor_does_one_that_holds_validation_samples_back():
 
 def test_they_are_asked_for_once_where_they_are_evaluated():
     own = Unvalidated()
-    data, loop = federated(own), FederatedLoop(Plain())
+    data = federated(own)
+    loop = FederatedLoop(Plain())
     trainer(2).fit(loop, datamodule=data)
     assert own.asked == ["fit", "test", "test_dataloader"]
     assert "val_loss" in loop.round_metrics
 
     own = Asked()
-    data, loop = federated(own), FederatedLoop(FedAvg(), evaluate_clients_every=1)
+    data = federated(own)
+    loop = FederatedLoop(FedAvg(), evaluate_clients_every=1)
     run = trainer(2)
     run.fit(loop, datamodule=data)
     run.test(loop, datamodule=data, verbose=False)
@@ -277,7 +283,8 @@ def test_no_test_loader_means_no_test_samples(kind):
     class Neither(kind):
         val_dataloader = Unvalidated.val_dataloader
 
-    data, loop = federated(Neither()), FederatedLoop(Plain())
+    data = federated(Neither())
+    loop = FederatedLoop(Plain())
     run = trainer(1)
     run.fit(loop, datamodule=data)
     assert data.evaluated is None

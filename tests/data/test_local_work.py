@@ -74,7 +74,8 @@ def test_a_secret_seed_keys_the_work():
     ("settings", "whole"), [({}, None), ({"max_local_steps": 5}, 5), ({"accumulate_grad_batches": 2}, None)]
 )
 def test_a_straggler_makes_its_share_of_the_steps_rounded_up(settings, whole):
-    all_steps, some = steps_of(federation(), **settings), steps_of(federation(local_work=0.3), **settings)
+    all_steps = steps_of(federation(), **settings)
+    some = steps_of(federation(local_work=0.3), **settings)
     for every, few in zip(all_steps, some, strict=True):
         assert few <= -(-3 * every // 10) + ("accumulate_grad_batches" in settings)
         assert few >= (1 if "accumulate_grad_batches" in settings else 0.3 * every - 1e-9)  # of the batches
@@ -99,14 +100,16 @@ def test_stragglers_trained_at_once_are_those_trained_one_by_one(client):
 
 
 def test_pooled_samples_are_trained_as_one_clients():
-    pooled, alone = federation(pooled=True, partition=None), FederatedDataModule(Digits(limit=120), 1, batch_size=8)
+    pooled = federation(pooled=True, partition=None)
+    alone = FederatedDataModule(Digits(limit=120), 1, batch_size=8)
     assert equal(weights_of(train(pooled)), weights_of(train(alone)))
     assert (pooled.num_clients, pooled.label_counts.sum(), len(pooled.client_indices("test", 0))) == (1, 120, 120)
 
 
 def test_a_pooled_round_has_the_steps_of_the_cohorts_share_of_samples():
     given = {"participation": 0.5, "batch_size": 1, "availability": 0.8, "local_work": [0.5, 1.0]}
-    pooled, split = federation(pooled=True, **given), federation(**given)
+    pooled = federation(pooled=True, **given)
+    split = federation(**given)
     split.setup()
     for round_idx in range(6):
         pooled.setup()
@@ -142,7 +145,8 @@ def test_what_cannot_be_pooled_is_refused():
     ids=lambda part: type(part).__name__,
 )
 def test_what_needs_several_clients_is_refused_beside_pooled_samples(part):
-    data, name = federation(pooled=True, transfer_size=6), type(part).__name__
+    data = federation(pooled=True, transfer_size=6)
+    name = type(part).__name__
     client = part if isinstance(part, ClientModule) else FedAvg(net=Perceptron)
     setting = {} if part is client else {"codec" if isinstance(part, QSGD) else "aggregator": part}
     with pytest.raises(ValueError, match=rf"{name} needs several clients, and data\.pooled=true .* leave {name} out"):

@@ -131,7 +131,8 @@ def test_a_setting_that_contradicts_the_source_is_refused(settings, sentence):
 def test_evaluation_batches_are_smaller_on_a_cpu_unless_they_are_set(given, expected):
     found = []
     for shape in ((3, 16, 16), (4,)):
-        x, y = torch.zeros(6, *shape), torch.arange(6) % 2
+        x = torch.zeros(6, *shape)
+        y = torch.arange(6) % 2
         data = FederatedDataModule(TensorSource((x, y), (x, y)), num_clients=2, eval_batch_size=given)
         data.setup("fit")
         found.append(data.eval_batch_size)

@@ -208,7 +208,8 @@ def test_celeba_of_leaf(celeba):
 
 def test_celeba_of_torchvision(celeba, monkeypatch):
     names = [f"00000{i}.jpg" for i in range(6)]
-    parts, owners = [0, 0, 0, 1, 2, 2], [3, 1, 3, 2, 4, 4]
+    parts = [0, 0, 0, 1, 2, 2]
+    owners = [3, 1, 3, 2, 4, 4]
     lists = {
         "list_eval_partition": [f"{name} {part}" for name, part in zip(names, parts, strict=True)],
         "identity_CelebA": [f"{name} {owner}" for name, owner in zip(names, owners, strict=True)],

@@ -35,10 +35,13 @@ def assert_deals(parts, n):
 
 def naive_lda_counts(class_sizes, proportions):
     num_clients = len(proportions[0])
-    held, table = [0] * num_clients, []
+    held = [0] * num_clients
+    table = []
     for size, shares in zip(class_sizes, proportions, strict=True):
         kept = [s if h < sum(class_sizes) / num_clients else 0.0 for s, h in zip(shares, held, strict=True)]
-        row, running, start = [], 0.0, 0
+        row = []
+        running = 0.0
+        start = 0
         for share in kept[:-1]:
             running += share / sum(kept)
             row.append(int(running * size) - start)
@@ -153,7 +156,8 @@ def test_shards_cut_classes_equally_in_file_order(shards_per_client):
 
 
 def test_the_test_split_gets_the_same_classes():
-    labels, test_labels = skewed_labels(1), skewed_labels(2, n=300)
+    labels = skewed_labels(1)
+    test_labels = skewed_labels(2, n=300)
     _, dealt = shards(labels, 7, 7, 2)
     test = P.deal_shards(test_labels, dealt, rng(5))
     assert_deals(test, 300)

@@ -111,7 +111,8 @@ def test_quantity_draws_sizes_within_their_bounds():
     for seed in range(20):
         counts = counts_of(labels, quantity(labels, 10, 10, 2, rng(seed)))
         sizes += counts[::2].max(1).tolist() + counts[::2].sum(1).tolist()
-        first, last = counts[::2], counts[1::2]
+        first = counts[::2]
+        last = counts[1::2]
         assert (first + last).sum() == 1000
         assert ((first[first > 0] >= 5) & (first[first > 0] < 50)).all()
         assert (last[last > 0] > 50).all()

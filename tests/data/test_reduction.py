@@ -20,7 +20,9 @@ def ready(**settings):
 
 def test_only_the_class_of_the_client_is_reduced():
     data = ready()
-    before, other, test = counts(data), counts(data, 1), data.client_indices("test", 0)
+    before = counts(data)
+    other = counts(data, 1)
+    test = data.client_indices("test", 0)
     assert before[1] > 2
     views = data.views()
     data.set_class_count(0, 1, 2)
@@ -34,7 +36,8 @@ def test_only_the_class_of_the_client_is_reduced():
 
 
 def test_fewer_samples_are_a_part_of_more_whatever_came_before():
-    data, again = ready(), ready()
+    data = ready()
+    again = ready()
     found = []
     for count in (4, 2, 3, 0):
         data.set_class_count(0, 0, count)
@@ -45,7 +48,8 @@ def test_fewer_samples_are_a_part_of_more_whatever_came_before():
 
 
 def test_the_test_samples_do_not_depend_on_when_they_are_dealt():
-    early, late = ready(partition=None), ready(partition=None)
+    early = ready(partition=None)
+    late = ready(partition=None)
     expected = early.client_indices("test", 0)
     late.set_class_count(0, 1, 0)
     assert torch.equal(late.client_indices("test", 0), expected)
@@ -78,7 +82,8 @@ def test_it_is_part_of_the_checkpoint(tmp_path):
     def loop():
         return FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3)
 
-    data, whole = toy_data(), loop()
+    data = toy_data()
+    whole = loop()
     first = trainer(1)
     first.fit(whole, datamodule=data)
     data.set_class_count(0, 1, 0)
@@ -87,7 +92,8 @@ def test_it_is_part_of_the_checkpoint(tmp_path):
     first.save_checkpoint(tmp_path / "at.ckpt")
     first.fit_loop.max_epochs = 4
     first.fit(whole, datamodule=data)
-    again, fresh = toy_data(), loop()
+    again = toy_data()
+    fresh = loop()
     trainer(3).fit(fresh, datamodule=again, ckpt_path=tmp_path / "at.ckpt")
     assert counts(again) == counts(data)
     third = loop()

@@ -14,7 +14,8 @@ def cohorts(rounds=400, clients=30, **settings):
 
 
 def test_every_client_takes_part_with_the_probability_and_independently_of_the_others():
-    q, drawn = 0.3, cohorts(participation=0.3)
+    q = 0.3
+    drawn = cohorts(participation=0.3)
     sizes = [len(cohort) for cohort in drawn]
     deviation = math.sqrt(30 * q * (1 - q))
     assert abs(sum(sizes) / len(sizes) - 30 * q) < 4 * deviation / math.sqrt(len(sizes))
@@ -41,7 +42,8 @@ def test_cohorts_depend_on_their_seed_and_the_round_only():
 
 
 def test_availability_leaves_out_clients_and_is_not_counted_as_sampling():
-    whole, there = cohorts(50, participation=0.5), cohorts(50, participation=0.5, availability=0.5)
+    whole = cohorts(50, participation=0.5)
+    there = cohorts(50, participation=0.5, availability=0.5)
     assert all(set(some) <= set(of) for some, of in zip(there, whole, strict=True))
     assert there != whole
     rates = [
@@ -75,7 +77,9 @@ def test_settings_are_checked(settings, says):
 
 def test_a_secret_seed_is_drawn_anew_and_kept_in_the_state():
     settings = {"sampling": "poisson", "participation": 0.5, "secret_seed": True}
-    one, other, open_ = toy_data(**settings), toy_data(**settings), toy_data()
+    one = toy_data(**settings)
+    other = toy_data(**settings)
+    open_ = toy_data()
     assert one.secret != other.secret
     assert len(one.secret) == 32
     assert [one.cohort(t) for t in range(20)] != [other.cohort(t) for t in range(20)]

@@ -30,7 +30,8 @@ def test_digits():
 
 
 def test_tensors_keep_their_type_and_labels_become_int64():
-    train, test = tensors([0, 2, 1], torch.float64), tensors([3], torch.float64)
+    train = tensors([0, 2, 1], torch.float64)
+    test = tensors([3], torch.float64)
     source = TensorSource(train, (test[0], test[1].to(torch.int32)))
     splits = source.load()
     assert source.num_classes == 4
@@ -42,7 +43,8 @@ def test_tensors_keep_their_type_and_labels_become_int64():
 
 
 def test_tensors_transform_and_given_classes():
-    x, y = torch.full((3, 2), 4, dtype=torch.uint8), torch.tensor([0, 1, 0])
+    x = torch.full((3, 2), 4, dtype=torch.uint8)
+    y = torch.tensor([0, 1, 0])
     source = TensorSource((x, y), (x, y), num_classes=7, transform=Scale(8))
     assert source.num_classes == 7
     assert torch.equal(batch_of(source.load()[1], 0)[0], torch.full((1, 2), 0.5))
@@ -96,13 +98,15 @@ class Pictures(TensorSource):
 
     def load(self):
         train, test = super().load()
-        train.transform, test.transform = (lambda x, generator: x + 100), (lambda x, generator: -x)
+        train.transform = lambda x, generator: x + 100
+        test.transform = lambda x, generator: -x
         return train, test
 
 
 def pictures():
     numbers = torch.arange(10)
-    x, y = numbers.float()[:, None], numbers % 2
+    x = numbers.float()[:, None]
+    y = numbers % 2
     return Pictures((x[:8], y[:8]), (x[8:], y[8:]))
 
 

@@ -59,7 +59,8 @@ def drawn(x, generator):
 def in_memory():
     data = toy_data((7, 12, 5), batch_size=3)
     data.setup("fit")
-    data.split("train").transform, data.split("train").augments = drawn, True
+    data.split("train").transform = drawn
+    data.split("train").augments = True
     return data
 
 
@@ -83,7 +84,8 @@ RUNS = {
 @pytest.fixture
 def staged(monkeypatch):
     """Let a CPU's batches be copied as a GPU's are; gives what was begun, and those that were used."""
-    begun, used = [], []
+    begun = []
+    used = []
 
     def begin(batch, device):
         begun.append(batch)
@@ -175,6 +177,7 @@ def test_batches_on_a_gpu_are_those_of_the_cpu(kind, monkeypatch):
         assert all(part.device == device for batch in found for part in batch)
         return [part.cpu() for batch in found for part in batch]
 
-    plain, staged = batches(torch.device("cpu")), batches(torch.device("cuda", 0))
+    plain = batches(torch.device("cpu"))
+    staged = batches(torch.device("cuda", 0))
     assert len(plain) == len(staged)
     assert all(map(torch.equal, staged, plain))

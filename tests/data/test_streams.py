@@ -30,9 +30,11 @@ def federated(**settings):
 def by_hand(module, rounds, steps, epochs, drop_last=False, every=1):
     """Stock Trainers over the same loaders, and the mean weighted by the samples of the steps that were taken."""
     for _ in range(rounds):
-        states, seen = [], []
+        states = []
+        seen = []
         for loader in Sensors(drop_last=drop_last).train_dataloader().values():
-            client, sizes = copy.deepcopy(module), []
+            client = copy.deepcopy(module)
+            sizes = []
 
             class Counts(pl.Callback):
                 def __init__(self, sizes):

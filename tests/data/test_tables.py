@@ -173,7 +173,8 @@ class Frame(dict):
 
 
 def test_categories_are_words_and_truth_values_numbers():
-    whole, truth = Column([2, 1, None], "category"), Column([np.True_, np.False_, np.True_], "bool")
+    whole = Column([2, 1, None], "category")
+    truth = Column([np.True_, np.False_, np.True_], "bool")
     columns = columns_of(Frame(a=whole, b=truth), "the train table")
     assert (columns["a"].tolist(), columns["b"].tolist()) == (["2", "1", ""], [1, 0, 1])
     with pytest.raises(ValueError, match="the train table must have rows, got 1 columns and no row"):

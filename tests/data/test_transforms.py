@@ -88,7 +88,9 @@ def test_crop_flip_reaches_every_place_and_both_sides_equally():
 def test_normalize_is_torchvisions():
     from torchvision.transforms import functional as tv
 
-    x, mean, std = images(), (0.5, 0.4, 0.1), (0.2, 0.3, 0.25)
+    x = images()
+    mean = (0.5, 0.4, 0.1)
+    std = (0.2, 0.3, 0.25)
     expected = tv.normalize(x / 255, mean, std)
     result = Normalize(mean, std)(x)
     assert result.dtype == torch.float32
@@ -185,7 +187,8 @@ def test_a_resized_crop_interpolates_within_the_image(dtype):
     found = ResizedCropFlip()(x, generator())
     assert found.shape == x.shape
     assert found.dtype == dtype
-    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    low = x.amin((2, 3), keepdim=True)
+    high = x.amax((2, 3), keepdim=True)
     assert bool(((found >= low) & (found <= high)).all())
     torch.testing.assert_close(found, ResizedCropFlip()(x, generator()))
     assert bool((found != x).flatten(1).any(1).all())

@@ -189,7 +189,8 @@ def test_a_teachers_logits_are_computed_in_the_first_epoch_only(sizes, monkeypat
         calls[chunk] += 1
         return compute(self, x)
 
-    compute, chunk = Teacher._logits, 1
+    compute = Teacher._logits
+    chunk = 1
     monkeypatch.setattr(Teacher, "_logits", counted)
     make = looped(partial(FedNTD, net=partial(Perceptron, hidden=(4,)), optimizer=sgd()), local_epochs=3)
     found = []
@@ -225,7 +226,8 @@ def test_afterwards_the_module_is_as_any_other():
         client = fedavg()
         client.build(3, (4,))
         engine = CohortEngine(client, chunk=2)
-        before, modes = set(vars(client)), [module.training for module in client.modules()]
+        before = set(vars(client))
+        modes = [module.training for module in client.modules()]
         running = engine.run("train", jobs_of(engine, toy_data((7, 5, 6))))
         next(running)
         running.close() if broken else list(running)
@@ -235,7 +237,8 @@ def test_afterwards_the_module_is_as_any_other():
 
 
 def test_jobs_are_drawn_a_stack_at_a_time():
-    engine, drawn = CohortEngine(fedavg(), chunk=2), []
+    engine = CohortEngine(fedavg(), chunk=2)
+    drawn = []
     engine.client.build(3, (4,))
     engine = CohortEngine(engine.client, chunk=2)
 
@@ -396,9 +399,12 @@ class OddNet(nn.Module):
     def __init__(self, num_classes, input_shape):
         super().__init__()
         self.transposed = nn.Parameter(torch.randn(8, *input_shape).t())
-        self.bias, self.scale = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.tensor(1.0))
-        self.unused, self.empty = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(0, 2))
-        self.convolution, self.head = nn.Conv1d(1, 4, 3, padding=1), nn.Linear(32, num_classes)
+        self.bias = nn.Parameter(torch.zeros(8))
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.unused = nn.Parameter(torch.zeros(3, 2))
+        self.empty = nn.Parameter(torch.zeros(0, 2))
+        self.convolution = nn.Conv1d(1, 4, 3, padding=1)
+        self.head = nn.Linear(32, num_classes)
 
     def forward(self, x):
         hidden = torch.tanh(x @ self.transposed + self.bias) * self.scale
@@ -431,7 +437,8 @@ class Scheduled(pl.LightningModule):
 
     def __init__(self, interval="epoch"):
         super().__init__()
-        self.net, self.unused = nn.Linear(4, 3), nn.Parameter(torch.ones(2))
+        self.net = nn.Linear(4, 3)
+        self.unused = nn.Parameter(torch.ones(2))
         self.register_buffer("last", torch.zeros(3))
         self.interval = interval
 
@@ -493,7 +500,8 @@ def test_tied_weights_are_one():
     class Tied(pl.LightningModule):
         def __init__(self):
             super().__init__()
-            self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+            self.first = nn.Linear(4, 4)
+            self.head = nn.Linear(4, 3)
             self.second = self.first
 
         def training_step(self, batch, batch_idx):
@@ -563,9 +571,11 @@ def test_callbacks_see_every_client_of_a_stack_after_each_of_its_epochs(kind, se
         more = {"local_epochs": 2, "precision": "64-true", "chunk": chunk, **settings}
         return fit(client, 2, toy_data((10, 7, 12, 10)), callbacks=list(callbacks), **more)
 
-    one, other = Epochs(), Epochs()
+    one = Epochs()
+    other = Epochs()
     run(1, one)
-    stacked, bare = run(3, other), run(3)
+    stacked = run(3, other)
+    bare = run(3)
     assert stacked.engine.why_not() is None
     assert equal(dict(stacked.state_dict()), dict(bare.state_dict()))
     assert stacked.round_metrics == bare.round_metrics
@@ -750,7 +760,8 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_said_once(reason, clie
         made = {"kind": FedAvg, "net": Net, "optimizer": sgd(), **client}
         return fit(made.pop("kind")(**made), 2, **{"chunk": chunk, **settings, **({} if chunk > 1 else {"chunk": 1})})
 
-    together, alone = run(3), run(1)
+    together = run(3)
+    alone = run(1)
     (said,) = [record.message for record in caplog.records if "one after the other" in record.message]
     assert re.search(reason, said)
     assert equal(dict(together.state_dict()), dict(alone.state_dict()))

@@ -15,7 +15,8 @@ from fl_lightning.methods import FedAvg, FedNTD
 from fl_lightning.nets import FedNTDCNN, Perceptron
 from tests.toys import equal, sgd, trainer, weights_of
 
-LAST, FIRST = torch.channels_last, torch.contiguous_format
+LAST = torch.channels_last
+FIRST = torch.contiguous_format
 
 
 def images() -> FederatedDataModule:
@@ -32,7 +33,8 @@ def loop_of(chunk: int = 1) -> FederatedLoop:
 
 def fitted(layout: str, rounds: int = 2, **settings) -> FederatedLoop:
     """Fit where weights (`channels_last`), batches of an evaluation (`evaluation`) or neither are laid out so."""
-    loop, ckpt_path = loop_of(), settings.pop("ckpt_path", None)
+    loop = loop_of()
+    ckpt_path = settings.pop("ckpt_path", None)
     with pytest.MonkeyPatch.context() as patch:
         if layout != "channels_last":
             patch.setattr(execution, "convolves", lambda client: False)
@@ -46,7 +48,8 @@ def first_convolution(loop: FederatedLoop) -> torch.Tensor:
 
 
 def test_channels_last_changes_the_last_bits_only():
-    plain, other = fitted("contiguous"), fitted("channels_last")
+    plain = fitted("contiguous")
+    other = fitted("channels_last")
     assert first_convolution(other).is_contiguous(memory_format=LAST)
     assert first_convolution(plain).is_contiguous(memory_format=FIRST)
     for name, value in weights_of(plain).items():
@@ -88,7 +91,8 @@ def test_auto_leaves_a_net_without_convolutions_and_a_module_of_the_users():
 
 def test_images_are_evaluated_channels_last_on_a_cpu():
     """In stacks, too, where the weights and the training stay as they are."""
-    loop, seen = loop_of(chunk=2), {True: set(), False: set()}
+    loop = loop_of(chunk=2)
+    seen = {True: set(), False: set()}
 
     class Watch(Callback):
         def on_fit_start(self, trainer, pl_module):
@@ -104,7 +108,8 @@ def test_images_are_evaluated_channels_last_on_a_cpu():
 
 
 def test_evaluation_channels_last_changes_the_last_bits_of_what_is_evaluated_only():
-    plain, other = fitted("contiguous"), fitted("evaluation")
+    plain = fitted("contiguous")
+    other = fitted("evaluation")
     assert equal(weights_of(plain), weights_of(other))
     assert plain.round_metrics == pytest.approx(other.round_metrics, rel=1e-5)
     found = [torch.cat(trainer(1).predict(loop, datamodule=images())) for loop in (plain, other)]

@@ -46,7 +46,8 @@ CLIENTS = {
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
 @pytest.mark.parametrize(("name", "plugin"), [("32-true", Precision), ("64-true", DoublePrecision)])
 def test_clients_get_every_bit_that_a_federation_gives_them(name, plugin, make, chunk):
-    watch, more = Updates(), {"local_epochs": 2, "lr_decay": {"cosine": 0.01}}
+    watch = Updates()
+    more = {"local_epochs": 2, "lr_decay": {"cosine": 0.01}}
     fit(make(), 1, toy_data((7, 12)), callbacks=[watch], precision=name, chunk=chunk, **more)
     engine = local_engine(
         make(), data := toy_data((7, 12)), None, plugin(), 1, LocalSettings(seed=3, **more), chunk=chunk

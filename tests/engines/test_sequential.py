@@ -29,7 +29,8 @@ def jobs_of(engine, data, round_idx=0, **message):
 
 def test_an_engine_trains_clients_without_a_trainer_and_a_loop():
     client = FedProx(mu=0.5, net=BatchNormNet, optimizer=sgd(), **SHAPE)
-    engine, data = SequentialEngine(client, LocalSettings(local_epochs=2, seed=3)), toy_data((7, 0, 12))
+    engine = SequentialEngine(client, LocalSettings(local_epochs=2, seed=3))
+    data = toy_data((7, 0, 12))
     client.load_state_dict(fit(FedAvg(net=BatchNormNet), 0).client.state_dict())  # where the loop below begins
     results = []
     for result in engine.run("train", jobs_of(engine, data)):  # its weights hold until the next is drawn
@@ -89,9 +90,12 @@ def test_what_clients_deploy_is_tested_on_their_own_samples(kind):
             return lambda x: self(x) + self.memory["bias"] * torch.eye(3)[0]
 
     client = Shifts(net=BatchNormNet, optimizer=sgd(), **SHAPE)
-    engine, data = kind(client), toy_data((7, 5, 6))
-    before, modes = clone(client.state_dict()), [module.training for module in client.modules()]
-    jobs, metrics = deployed_jobs(engine, data), MetricCollection({"recall": MulticlassRecall(3)})
+    engine = kind(client)
+    data = toy_data((7, 5, 6))
+    before = clone(client.state_dict())
+    modes = [module.training for module in client.modules()]
+    jobs = deployed_jobs(engine, data)
+    metrics = MetricCollection({"recall": MulticlassRecall(3)})
     scores = list(engine.evaluate(iter(jobs), batch_size=2, metrics=metrics))
     client.eval()
     for job, score in zip(jobs, scores, strict=True):
@@ -113,7 +117,8 @@ def test_afterwards_the_module_is_as_any_other():
     for broken in (False, True):
         client = FedAvg(net=BatchNormNet, optimizer=sgd(), **SHAPE)
         engine = SequentialEngine(client)
-        before, modes = set(vars(client)), [module.training for module in client.modules()]
+        before = set(vars(client))
+        modes = [module.training for module in client.modules()]
         running = engine.run("train", jobs_of(engine, toy_data((7, 1))))
         next(running)
         assert set(vars(client)) > before

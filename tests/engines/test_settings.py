@@ -9,7 +9,8 @@ from fl_lightning.methods import FedAvg
 from tests.hooks.toy import Updates
 from tests.toys import fit, sgd, toy_data
 
-LR, ROUNDS = 0.1, 4
+LR = 0.1
+ROUNDS = 4
 
 
 def rates(lr_decay, **options) -> list[float]:
@@ -28,7 +29,8 @@ def test_a_cosine_falls_from_the_optimizers_rate_to_the_final_one(chunk):
 
 def test_a_cosine_of_its_own_rounds_ends_with_them():
     """Whatever the number of rounds of the run; then the rate stays."""
-    final, T = 0.02, 2
+    final = 0.02
+    T = 2
     wanted = [final + (LR - final) * (1 + math.cos(math.pi * t / T)) / 2 for t in range(T)] + [final] * (ROUNDS - T)
     assert rates({"cosine": final, "rounds": T}) == pytest.approx(wanted, rel=1e-12)
     assert rates({"cosine": final, "rounds": 2.0}, chunk=2) == pytest.approx(wanted, rel=1e-12)

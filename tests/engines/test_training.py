@@ -142,7 +142,8 @@ def test_steps_that_do_not_count_are_neither_in_k_nor_in_e_nor_in_the_limit():
         accumulated_lr += 0.1 * momentum
     assert update.accumulated_lr == pytest.approx(accumulated_lr, rel=1e-12)
     everything = torch.arange(9)
-    slow, three = sgd(0.02), batches_of(loop, everything, 4, 3)
+    slow = sgd(0.02)
+    three = batches_of(loop, everything, 4, 3)
     wanted = by_hand(loop, (slow, three), (sgd(), batches_of(loop, everything, 4, 2)[:4]), (slow, three))
     torch.testing.assert_close(dict(loop.client.state_dict()), wanted, rtol=1e-12, atol=1e-12)
 
@@ -196,7 +197,9 @@ def test_what_optimizers_returns_passes_for_torchs_own(kind):
     class Manual(pl.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net, self.automatic_optimization, self.rates = torch.nn.Linear(4, 3), False, []
+            self.net = torch.nn.Linear(4, 3)
+            self.automatic_optimization = False
+            self.rates = []
 
         def training_step(self, batch, batch_idx):
             optimizer = self.optimizers()
@@ -251,6 +254,8 @@ def test_a_phase_that_does_not_count_has_the_batches_of_the_first_passes():
 
     seen = []
     fit(Notes(Phase(epochs=2), Phase(epochs=2, counts=False), Phase(epochs=1)), 1, toy_data((9,)))
-    first, between, last = seen[:4], seen[4:8], seen[8:]
+    first = seen[:4]
+    between = seen[4:8]
+    last = seen[8:]
     assert all(map(torch.equal, first, between))
     assert not any(torch.equal(last[0], other) for other in (first[0], first[2]))

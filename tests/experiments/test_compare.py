@@ -166,7 +166,8 @@ def test_a_grid_that_is_killed_again_and_again_ends_with_the_same_table(base, un
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_grid_whose_cell_is_killed_ends_with_the_same_table(base, unbroken, processes):
     """Alone, the cell has failed and is continued by the same command; beside others, it is run again by the grid."""
-    disturbed, least = start(base, "--output", "grid", "--processes", str(processes)), random.randrange(11)
+    disturbed = start(base, "--output", "grid", "--processes", str(processes))
+    least = random.randrange(11)
     pids = [pid for pid in after_rounds(disturbed, base / "grid", least) if "spawn_main" in command_of(pid)]
     if pids:  # else the grid was faster
         psutil.Process(random.choice(pids)).kill()
@@ -512,7 +513,8 @@ def test_a_cosine_over_max_epochs_is_no_beginning_of_a_longer_one(base, here):
 @pytest.fixture
 def begun(here, monkeypatch):
     """The names of the runs that are begun before any is trained."""
-    names, begin = [], run.start
+    names = []
+    begin = run.start
     monkeypatch.setattr(compare, "check_starts", check_starts)
     monkeypatch.setattr(run, "start", lambda files: (names.append(files.name), begin(files)))
     return names

@@ -64,7 +64,8 @@ def test_a_cell_that_fails_here_is_an_outcome_and_its_log_has_the_traceback(tmp_
         raise MemoryError("full")
 
     monkeypatch.setattr(running, "fit", fit)
-    told, ended = [], []
+    told = []
+    ended = []
     workers.run_all(
         [CellFiles(tmp_path, "a")], 0, lambda *found: told.append(found), lambda *found: ended.append(found)
     )

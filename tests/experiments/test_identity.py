@@ -66,7 +66,8 @@ COSINE = {"model.lr_decay": "{cosine: 0.001}"}
 
 
 def test_a_cosine_over_all_rounds_is_part_of_a_run_and_fewer_rounds_of_it_are_its_beginning():
-    whole, other = cell(COSINE), cell({**COSINE, "trainer.max_epochs": 60})
+    whole = cell(COSINE)
+    other = cell({**COSINE, "trainer.max_epochs": 60})
     assert whole.name != other.name
     half = cell(COSINE, rounds=0.5)
     assert half.name == whole.name

@@ -334,7 +334,8 @@ def test_a_run_that_fails_is_a_cell_with_its_reason(here):
 
 def test_a_run_that_another_process_is_at_is_waited_for(here, monkeypatch):
     assert say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*'").code == 0
-    files, slept = cell_files("reproduced", "FedNTD_weak-many-seed0"), []
+    files = cell_files("reproduced", "FedNTD_weak-many-seed0")
+    slept = []
     claim = files.claimed()
     (files.run / "done.json").unlink()
     assert claim.__enter__()

@@ -26,7 +26,9 @@ from fl_lightning.reports.result_tables import Table
 from fl_lightning.reports.saved import Group, read_run
 from tests.commands import refusal, say
 
-CLASSES, CLIENTS, ROUNDS = 10, 12, 6
+CLASSES = 10
+CLIENTS = 12
+ROUNDS = 6
 CURVES = (
     *(f"global/{name}" for name in ("acc", "forgetting", "acc_in_local", "acc_out_local")),
     *(f"local/{name}" for name in ("alma", "train", "initial", "personalised", "acc_in_local", "acc_out_local")),
@@ -60,7 +62,8 @@ def write_rows(path: Path, header: list[str], rows) -> None:
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory):
     """The folder of a run that has every file that a drawing reads, with random values."""
-    folder, draws = tmp_path_factory.mktemp("made_up"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("made_up")
+    draws = np.random.default_rng(0)
     names = [f"{c:02d}" for c in range(CLASSES)]
     keys = [*CURVES, *(f"{key}/std" for key in CURVES), *(f"global{BY_CLASS}{name}" for name in names)]
     write_rows(folder / "metrics.csv", ["round", *keys], [[t, *draws.random(len(keys))] for t in range(ROUNDS)])

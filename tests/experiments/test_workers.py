@@ -16,12 +16,15 @@ def run(monkeypatch):
     """Run cells by name in pretended processes; gives back their ends, and what ran beside each start."""
 
     def run(names, processes, outcome):
-        started, ended, made = [], [], []
+        started = []
+        ended = []
+        made = []
 
         class Pretended:
             def __init__(self, processes):
                 self.pipe, self.other = Pipe()
-                self.cell, self.process = None, SimpleNamespace(is_alive=lambda: True)
+                self.cell = None
+                self.process = SimpleNamespace(is_alive=lambda: True)
                 made.append(self)
 
             def start(self, cell):

@@ -12,7 +12,8 @@ from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.methods import FedAvg
 from tests.toys import BatchNormNet, folded, sgd
 
-CLIENT, ROUND = 2, 1
+CLIENT = 2
+ROUND = 1
 WEIGHTS = "net.head.weight"
 
 
@@ -21,7 +22,8 @@ class Faulty(FedAvg):
 
     def __init__(self, how="", always=False, **base):
         super().__init__(**base)
-        self.how, self.always = how, always
+        self.how = how
+        self.always = always
 
     def fails(self, local):
         return self.always or (local.client_id, local.round_idx) == (CLIENT, ROUND)

@@ -48,7 +48,8 @@ class OneDevice(TorchFunctionMode):
         self.mixed = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
         given = tensors_in((args, kwargs))
         kinds = {one.device.type for one in given if one.ndim or one.device == META}
         if len(kinds) > 1 and name not in MOVES:
@@ -69,7 +70,8 @@ def operations(client, net=None, callbacks=(), **settings):
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     strategy = SingleDeviceStrategy(META, StandIn())
     trainer = pl.Trainer(strategy=strategy, max_epochs=1, num_sanity_val_steps=0, **quiet)
-    seen, devices = OneDevice(), []
+    seen = OneDevice()
+    devices = []
     trainer.callbacks.extend(callbacks)
     trainer.callbacks.append(pl.callbacks.LambdaCallback(on_train_end=lambda *_: devices.append(loop.device)))
     with seen:

@@ -74,7 +74,8 @@ def test_what_is_trained_does_not_depend_on_how_often_it_is_evaluated(client):
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
 @pytest.mark.parametrize("how", ["validate", "test", "predict"])
 def test_a_pass_of_its_own_leaves_everything(client, how):
-    loop, run = fit(client, 1), trainer(1)
+    loop = fit(client, 1)
+    run = trainer(1)
     before = everything(loop)
     for _ in range(2):
         getattr(run, how)(loop, datamodule=data(), **({} if how == "predict" else {"verbose": False}))
@@ -91,7 +92,9 @@ def test_no_client_is_evaluated_with_what_another_left(habit):
 
     loop, found = alma()
     assert equal(weights_of(loop), weights_of(fit(net(habit), 2)))
-    evaluation, server, own = loop.evaluation, loop.server, []
+    evaluation = loop.evaluation
+    server = loop.server
+    own = []
     first = everything(loop)
     loop.data.setup("fit")
     for client_id in range(len(SIZES)):
@@ -108,7 +111,8 @@ def alone(loop, client_id):
     hits = count = 0
     with torch.no_grad():
         for x, y in loop.data.view(client_id, 1).batches("test", batch_size=loop.data.eval_batch_size):
-            hits, count = hits + int((client(x).argmax(1) == y).sum()), count + len(y)
+            hits = hits + int((client(x).argmax(1) == y).sum())
+            count = count + len(y)
     return hits / count
 
 
@@ -137,7 +141,8 @@ class Swaps(Plain):
     def __init__(self, last):
         super().__init__()
         self.kept = [torch.full_like(p, 0.25) for p in self.parameters()]
-        self.last, self.seen = last, []
+        self.last = last
+        self.seen = []
 
     def swap(self):
         for parameter, other in zip(self.parameters(), self.kept, strict=True):

@@ -56,7 +56,9 @@ def tensors_in(nest):
 
 @pytest.fixture
 def reads(monkeypatch):
-    mode, run, read = DeviceReads(), Rounds._exchange, ClientStore.record
+    mode = DeviceReads()
+    run = Rounds._exchange
+    read = ClientStore.record
 
     def watched(self, *args):
         data = self.parts.client.trainer.datamodule

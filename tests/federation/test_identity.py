@@ -95,14 +95,16 @@ def test_optimizer_factories_are_known_by_what_they_make(factory):
 
 
 def test_long_values_are_kept_short_and_still_compared():
-    a, b = described("x", list(range(1000))), described("x", [*range(999), 0])
+    a = described("x", list(range(1000)))
+    b = described("x", [*range(999), 0])
     assert len(a["x"]) < 100
     assert len(differences(a, b)) == 1
     assert described("path", Path("/x")) == {}
 
 
 def test_a_change_is_refused_by_name_unless_it_is_allowed():
-    before, after = RunIdentity(), RunIdentity()
+    before = RunIdentity()
+    after = RunIdentity()
     before.configure(CONFIG)
     after.configure(changed(model__client__init_args__beta=0.5, data__num_clients=20))
     with pytest.raises(ValueError, match=r"data.num_clients was 10, is 20; model.client.beta was 1.0, is 0.5; give"):

@@ -24,7 +24,8 @@ class Counts(Member):
     name = "counts"
 
     def __init__(self):
-        self.sent, self.rows = Counter(), []
+        self.sent = Counter()
+        self.rows = []
 
     def incoming(self, result):
         self.sent[result.update.client_id] += 1
@@ -50,7 +51,8 @@ class Counts(Member):
 @pytest.fixture
 def with_counts(monkeypatch):
     """One member more, by one line where the list is made."""
-    made, members_of = [], federated_run.members_of
+    made = []
+    members_of = federated_run.members_of
 
     def one_more(**parts):
         made.append(Counts())
@@ -140,7 +142,8 @@ def test_what_is_not_asked_for_takes_no_part():
 
 
 def test_every_verb_does_nothing_by_default():
-    member, value = Member(), object()
+    member = Member()
+    value = object()
     for verb in VERBS:
         given = {"outgoing": [value, 0], "incoming": [value], "on_client": [value], "aggregated": ["train", value]}
         rest = {"begin": [0, []], "end": [value, []], "enter": [value], "trained": [value], "take_checks": [None]}

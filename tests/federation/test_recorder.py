@@ -37,7 +37,8 @@ def values(n=40, seed=0):
 
 
 def test_a_value_is_reduced_as_it_was_asked_for():
-    recorder, pairs = Recorder(), values()
+    recorder = Recorder()
+    pairs = values()
     for value, weight in pairs:
         for kind in KINDS:
             recorder.log(kind, torch.tensor(value, dtype=torch.float64) if weight % 2 else value, weight, kind)
@@ -59,7 +60,8 @@ def test_neither_the_order_of_clients_nor_their_processes_can_be_seen():
             recorder.logged.absorb(of_client)
         return recorder.logged.drain()[1]
 
-    recorder, root = Recorder(), torch.nn.Module()
+    recorder = Recorder()
+    root = torch.nn.Module()
     whole = recorder.logged.reduce([logged(pairs)], [{}], root)
     assert recorder.logged.reduce([logged(pairs[::-1])], [{}], root) == whole
     assert recorder.logged.reduce([logged(pairs[k::3]) for k in range(3)], [{}] * 3, root) == whole
@@ -79,7 +81,8 @@ def test_a_metric_object_is_computed_once_and_reset_where_it_was_not_logged_too(
     root.inner = torch.nn.Module()
     root.inner.level = MeanMetric()
     root.inner.level.update(torch.tensor([1.0, 2.0, 6.0]))
-    logging, silent = Recorder(), Recorder()
+    logging = Recorder()
+    silent = Recorder()
     logging.log("level", root.inner.level)
     paths = logging.logged.metric_paths(root)
     assert paths == {"level": "inner.level"}
@@ -88,7 +91,8 @@ def test_a_metric_object_is_computed_once_and_reset_where_it_was_not_logged_too(
 
 
 def test_a_round_that_failed_leaves_nothing():
-    metric, recorder = MeanMetric(), Recorder()
+    metric = MeanMetric()
+    recorder = Recorder()
     metric.update(1.0)
     recorder.log("a", 1.0)
     recorder.log("b", metric)
@@ -126,7 +130,9 @@ def check(history, rows):
 
 
 def test_the_history_is_a_dictionary_of_rows():
-    draw, history, rows = random.Random(0), History(), {}
+    draw = random.Random(0)
+    history = History()
+    rows = {}
     for step in range(300):
         if draw.random() < 0.05:
             first = draw.randrange(step + 1)
@@ -161,7 +167,9 @@ def test_what_was_dropped_does_not_come_back_with_a_key_of_later():
 
 
 def test_the_history_goes_on_from_the_rows_that_a_logger_has_kept():
-    whole, first, resumed = Recorder(), Recorder(), Recorder()
+    whole = Recorder()
+    first = Recorder()
+    resumed = Recorder()
     for recorder, rounds in ((whole, range(40)), (first, range(25))):
         for t in rounds:
             recorder.round_metrics = {"a": float(t), **({"late": 1.0} if t % 7 == 6 else {})}
@@ -190,7 +198,8 @@ def test_a_checkpoint_does_not_grow_with_the_rounds(tmp_path):
 
 
 def test_forgetting_is_that_of_the_history():
-    recorder, table = Recorder(), torch.rand(12, 5, dtype=torch.float64)
+    recorder = Recorder()
+    table = torch.rand(12, 5, dtype=torch.float64)
     table[:, 3] = math.nan
     for t, row in enumerate(table):
         recorder.evaluated(row)

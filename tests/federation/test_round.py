@@ -80,7 +80,9 @@ class AfterRounds(pl.Callback):
     """Keeps all entries, what was skipped, and whether the rule is finite, after each round."""
 
     def __init__(self):
-        self.weights, self.skipped, self.finite = [], [], []
+        self.weights = []
+        self.skipped = []
+        self.finite = []
 
     def on_train_epoch_end(self, trainer, loop):
         self.weights.append(clone(loop.weights.live(loop.weights.entries)))

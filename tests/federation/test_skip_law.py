@@ -16,7 +16,8 @@ from fl_lightning.methods import FedAvg, FedEXPAggregator, FedNovaAggregator
 from fl_lightning.monitors import ClientTable, DriftMonitor
 from tests.toys import SIZES, BatchNormNet, equal, fit, folded, sgd, toy_data, trainer, weights_of
 
-CLIENT, ROUND = 2, 1
+CLIENT = 2
+ROUND = 1
 EVERYONE = list(range(len(SIZES)))
 OTHERS = [client_id for client_id in EVERYONE if client_id != CLIENT]
 BYTES = "comm/"
@@ -34,7 +35,8 @@ SEVERAL = ("FedPAC", "KnFu", "FedMD", "SelectiveFD")
 class Fails:
     """Client 2 fails at the end of an exchange of round 1; derive it together with the class of a client."""
 
-    how, fails_in = "", ""
+    how = ""
+    fails_in = ""
 
     def reply(self, exchange, local):
         extras = super().reply(exchange, local)
@@ -83,7 +85,9 @@ class Rows(pl.Callback):
     """The rows and skipped clients of every round."""
 
     def __init__(self):
-        self.rows, self.skipped, self.reasons = [], [], []
+        self.rows = []
+        self.skipped = []
+        self.reasons = []
 
     def on_train_epoch_end(self, trainer, loop):
         self.complete = dict(loop.round_metrics)
@@ -303,7 +307,8 @@ def test_too_few_that_are_left_lose_the_round_and_say_whom():
 
 def test_the_row_of_a_run_that_max_steps_ends_is_whole():
     """Its last round is evaluated and counted like any other, also one with a skipped client."""
-    watch, whole = Rows(), run(failing(FedAvg, "NaN"))[1]
+    watch = Rows()
+    whole = run(failing(FedAvg, "NaN"))[1]
     loop = FederatedLoop(failing(FedAvg, "NaN"), seed=3, threads=1, faults="skip")
     trainer(-1, max_steps=2, callbacks=[watch]).fit(loop, datamodule=data())
     assert watch.skipped == [[], [CLIENT]]

@@ -38,7 +38,9 @@ class Deployment:
     """
 
     def __init__(self, folder: Path, simulates: int = 0) -> None:
-        self.folder, self.simulates, self.port = folder, simulates, free_port()
+        self.folder = folder
+        self.simulates = simulates
+        self.port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
         threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self.environment = os.environ | OFFLINE | threads | {"FLWR_HOME": str(folder / "home")}

@@ -32,7 +32,8 @@ class GridHere(Grid):
     """
 
     def __init__(self, nodes: dict[int, Callable[[Message], Message]], keys: dict[int, bytes] | None = None) -> None:
-        self.nodes, self.keys = nodes, keys or {}
+        self.nodes = nodes
+        self.keys = keys or {}
         self.waiting: dict[str, Message] = {}
         self.log: list[Message] = []
         self._ids = map(str, count(1))
@@ -73,7 +74,8 @@ class Nodes:
     """Nodes of a command line, all of which have the whole data, with node ids from 100."""
 
     def __init__(self, arguments: list[str], folder: Path) -> None:
-        self.made, self.folder = parts_of(arguments), folder
+        self.made = parts_of(arguments)
+        self.folder = folder
         self.nodes: dict[int, Node] = {}
         for client_id in range(self.made.datamodule.num_clients):
             loop, data = copy.deepcopy((self.made.model, self.made.datamodule))
@@ -89,11 +91,13 @@ def federate(make_loop, make_data, folder, change=None, rounds=2, keys=None, tim
 
     Returns the loop, the grid and the server's nodes.
     """
-    server, data = make_loop(), make_data()
+    server = make_loop()
+    data = make_data()
     made = [Node(make_loop(), make_data(), i, folder / str(i), max_epochs=rounds) for i in range(data.num_clients)]
     answers = {100 + node.client_id: node.answer for node in made}
     grid = GridHere(answers if change is None else change(answers), keys)
-    shared, tolerant = shared_settings(server.parts, data, "32-true", rounds), server.parts.faults.on_error == "skip"
+    shared = shared_settings(server.parts, data, "32-true", rounds)
+    tolerant = server.parts.faults.on_error == "skip"
     nodes = Sites(grid, shared, data.num_clients, timeout, 0.0, tolerant)
     nodes.look()
     if isinstance(data.source, Elsewhere):

@@ -119,7 +119,8 @@ def test_what_is_killed_is_continued(link, tmp_path, monkeypatch):
 
     def ended() -> bool:
         """Kill the app whenever it is at a message, until the run has ended."""
-        log, app = link.log("node_0"), link.app_of("flwr-clientapp", "node_0")
+        log = link.log("node_0")
+        app = link.app_of("flwr-clientapp", "node_0")
         if app is not None and log.count("Start `flwr-clientapp`") > log.count("Sending: "):
             with suppress(psutil.NoSuchProcess):
                 app.kill()

@@ -17,7 +17,9 @@ from fl_lightning.methods import SCAFFOLD, FedAvg, FedNovaAggregator
 from tests.flower.grid import federate
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
-CLIENT, NODE, ROUND = 1, 101, 1
+CLIENT = 1
+NODE = 101
+ROUND = 1
 ENTRY = "net.body.0.weight"
 
 
@@ -222,7 +224,8 @@ def test_a_score_that_is_none(name, policy, tmp_path):
     edit, words = SCORES[name]
 
     def scored():
-        made, metrics = loop(policy), {"recall": MulticlassRecall(num_classes=3)}
+        made = loop(policy)
+        metrics = {"recall": MulticlassRecall(num_classes=3)}
         kinds = {"seed": 3, "faults": policy, "metrics": metrics, "evaluate_clients_every": 1}
         return FederatedLoop(made.client, **kinds)
 

@@ -80,12 +80,14 @@ def test_with_owners_that_have_a_folder_each(run, tmp_path):
 
 def assert_alike(tmp_path, server):
     """Weights, rows and records are those of the simulation."""
-    here, there = last_of(tmp_path / "here"), last_of(tmp_path / "there")
+    here = last_of(tmp_path / "here")
+    there = last_of(tmp_path / "there")
     assert here["state_dict"].keys() == there["state_dict"].keys()
     personal = {f"client.{name}" for name in server.model.weights.personal}
     for entry, value in here["state_dict"].items():
         assert entry in personal or torch.equal(value, there["state_dict"][entry])
-    rows, others = rows_of(tmp_path / "here"), rows_of(tmp_path / "there")
+    rows = rows_of(tmp_path / "here")
+    others = rows_of(tmp_path / "there")
     left_out = {key for key in rows[0] if key.startswith("global/")} if personal else set()
     assert [{k: v for k, v in row.items() if k not in left_out} for row in rows] == others
     assert records_here(tmp_path / "here") == records_there(server, tmp_path / "nodes")

@@ -139,7 +139,8 @@ def test_a_file_that_is_gone_or_altered_is_told_of(tmp_path):
 
 
 def test_frozen_entries_that_are_not_those_of_their_digest(tmp_path):
-    files, entries = ClientFiles(tmp_path, 0), {"a": torch.ones(2)}
+    files = ClientFiles(tmp_path, 0)
+    entries = {"a": torch.ones(2)}
     digest = hash_of(encode(entries))
     with pytest.raises(ValueError, match="must be those of the digest"):
         files.shared(digest, {"a": torch.zeros(2)})
@@ -153,7 +154,8 @@ def test_frozen_entries_that_are_not_those_of_their_digest(tmp_path):
 
 
 def test_a_node_refuses_a_model_that_is_not_finite(tmp_path):
-    node, grid = Node(loop_of(FedAvg), data(), 0, tmp_path), federate(lambda: loop_of(FedAvg), data, tmp_path)[1]
+    node = Node(loop_of(FedAvg), data(), 0, tmp_path)
+    grid = federate(lambda: loop_of(FedAvg), data, tmp_path)[1]
     first = next(m for m in grid.log if "ask" in (head := head_of(m)) and head["ask"] == "train")
     content = from_records(first.content, CPU)
     content["weights"]["net.body.0.weight"][0] = torch.inf

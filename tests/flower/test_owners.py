@@ -26,7 +26,8 @@ def test_a_run_is_continued(run, tmp_path):  # noqa: F811
     serve([*arguments, "--trainer.max_epochs", "1"], nodes.grid())
     more = Nodes(arguments, tmp_path / "nodes")  # other processes
     serve([*arguments, "--ckpt_path", "last"], more.grid())
-    here, there = last_of(tmp_path / "here"), last_of(tmp_path / "there")
+    here = last_of(tmp_path / "here")
+    there = last_of(tmp_path / "there")
     assert all(torch.equal(value, there["state_dict"][name]) for name, value in here["state_dict"].items())
     assert rows_of(tmp_path / "here") == rows_of(tmp_path / "there")
 
@@ -39,7 +40,8 @@ def test_a_server_without_samples(run, tmp_path):  # noqa: F811
         ["fit", *run.files, "-c", str(tmp_path / "nodes/server/data.yaml")], owners(run.files, tmp_path / "nodes")
     )
     assert isinstance(server.datamodule.source, Elsewhere)
-    here, there = rows_of(tmp_path / "here"), rows_of(tmp_path / "there")
+    here = rows_of(tmp_path / "here")
+    there = rows_of(tmp_path / "there")
     assert there == [{k: v for k, v in row.items() if not k.startswith("global/")} for row in here]
     assert "local/alma" in there[0]
 
@@ -63,7 +65,8 @@ def test_split_refuses(tmp_path, capsys):
 
 
 def test_a_set_is_read_as_it_was(tmp_path):
-    x, y = torch.randint(256, (6, 3, 8, 8), dtype=torch.uint8), torch.arange(6) % 3
+    x = torch.randint(256, (6, 3, 8, 8), dtype=torch.uint8)
+    y = torch.arange(6) % 3
     transform = Compose(CropFlip(padding=1), Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 3.0)))
     write_set(tmp_path / "set", TensorSplit(x, y, transform), torch.tensor([4, 1]), 3, ["a", "b", "c"])
     source = Folder(tmp_path / "set")

@@ -57,7 +57,8 @@ def test_class_split_edges():
 
 def test_in_and_out_local_are_distributions():
     counts = torch.randint(0, 9, (20, 6), generator=torch.Generator().manual_seed(1)) + torch.eye(20, 6).long()
-    p, out = in_local(counts), out_local(counts)
+    p = in_local(counts)
+    out = out_local(counts)
     torch.testing.assert_close(p.sum(-1), torch.ones(20, dtype=torch.float64))
     torch.testing.assert_close(out.sum(-1), torch.ones(20, dtype=torch.float64))
     assert p[3].tolist() == [k / sum(counts[3].tolist()) for k in counts[3].tolist()]

@@ -44,5 +44,6 @@ def test_one_round_forgets_nothing_or_is_undefined():
 
 
 def test_relabelling_permutes_the_classes():
-    table, order = torch.rand(6, 5, generator=torch.Generator().manual_seed(2)), torch.tensor([3, 0, 4, 1, 2])
+    table = torch.rand(6, 5, generator=torch.Generator().manual_seed(2))
+    order = torch.tensor([3, 0, 4, 1, 2])
     assert forgetting_per_class(table[:, order]).equal(forgetting_per_class(table)[order])

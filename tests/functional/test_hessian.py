@@ -13,7 +13,8 @@ def problem():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     params = {name: value.detach() for name, value in net.named_parameters()}
-    x, y = torch.randn(10, 3, dtype=torch.float64), torch.arange(10) % 2
+    x = torch.randn(10, 3, dtype=torch.float64)
+    y = torch.arange(10) % 2
 
     def loss(p, batch):
         return F.cross_entropy(functional_call(net, p, (batch[0],)), batch[1])

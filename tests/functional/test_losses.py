@@ -23,19 +23,23 @@ def naive_kl(local, teacher, temperature, exclude):
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_kl_equals_torch_and_a_naive_loop(temperature):
-    local, teacher = logits(0), logits(1)
+    local = logits(0)
+    teacher = logits(1)
     reference = F.kl_div(
         F.log_softmax(local / temperature, 1), F.softmax(teacher / temperature, 1), reduction="batchmean"
     )
     torch.testing.assert_close(kl_divergence(local, teacher, temperature), temperature**2 * reference)
     exclude = logits(2) > 0.3
-    exclude[0], exclude[1] = True, torch.tensor([True, True, False, True, True])
+    exclude[0] = True
+    exclude[1] = torch.tensor([True, True, False, True, True])
     value = kl_divergence(local, teacher, temperature, exclude)
     assert value.item() == pytest.approx(naive_kl(local, teacher, temperature, exclude), rel=1e-12)
 
 
 def test_kl_gradient_is_the_difference_of_the_softmaxes_and_zero_where_excluded():
-    temperature, local, teacher = 2.0, logits(0).requires_grad_(), logits(1)
+    temperature = 2.0
+    local = logits(0).requires_grad_()
+    teacher = logits(1)
     true = F.one_hot(torch.tensor([0, 1, 2, 3, 4, 0]), 5).bool()
     kl_divergence(local, teacher, temperature, true).backward()
     q_local, q_teacher = (
@@ -46,7 +50,9 @@ def test_kl_gradient_is_the_difference_of_the_softmaxes_and_zero_where_excluded(
 
 
 def test_kl_is_zero_at_the_teacher_and_blind_to_shifts_and_excluded_values():
-    local, teacher, exclude = logits(0), logits(1), logits(2) > 0.8
+    local = logits(0)
+    teacher = logits(1)
+    exclude = logits(2) > 0.8
     assert kl_divergence(local, local).item() == 0
     value = kl_divergence(local, teacher, 1.5, exclude)
     assert value > 0
@@ -56,7 +62,8 @@ def test_kl_is_zero_at_the_teacher_and_blind_to_shifts_and_excluded_values():
 
 
 def test_kl_takes_one_mask_for_the_whole_batch_and_treats_the_teacher_as_constant():
-    local, teacher = logits(0), logits(1).requires_grad_()
+    local = logits(0)
+    teacher = logits(1).requires_grad_()
     mask = torch.tensor([True, False, False, True, False])
     value = kl_divergence(local.requires_grad_(), teacher, 1.0, mask)
     assert value == kl_divergence(local, teacher, 1.0, mask.expand(6, 5))
@@ -95,7 +102,8 @@ def test_kl_refuses_a_temperature_that_is_not_positive(temperature):
 
 def test_losses_run_under_vmap_with_gradients():
     local = torch.stack([logits(s) for s in range(3)])
-    teacher, target = logits(9), torch.tensor([0, 1, 2, 3, 4, 0])
+    teacher = logits(9)
+    target = torch.tensor([0, 1, 2, 3, 4, 0])
     exclude = torch.stack([logits(s) > s - 1 for s in (20, 21, 22)])  # the last rows lose most classes, or all
 
     def loss(z, mask):
@@ -116,7 +124,8 @@ def test_losses_raise_half_types_and_keep_float64():
         (torch.float32, torch.float32),
         (torch.float64, torch.float64),
     ]:
-        local, teacher = logits(0).to(dtype), logits(1).to(dtype)
+        local = logits(0).to(dtype)
+        teacher = logits(1).to(dtype)
         values = (
             (cross_entropy(local, target), cross_entropy(local.double(), target)),
             (kl_divergence(local, teacher), kl_divergence(local.double(), teacher.double())),
@@ -132,7 +141,9 @@ def test_losses_raise_half_types_and_keep_float64():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_losses_do_not_change_under_cpu_autocast(dtype):
-    target, local, teacher = torch.tensor([0, 1, 2, 3, 4, 0]), logits(0).to(dtype), logits(1).to(dtype)
+    target = torch.tensor([0, 1, 2, 3, 4, 0])
+    local = logits(0).to(dtype)
+    teacher = logits(1).to(dtype)
 
     def values():
         exclude = F.one_hot(target, 5).bool()
@@ -145,7 +156,8 @@ def test_losses_do_not_change_under_cpu_autocast(dtype):
 
 
 def test_cross_entropy_equals_a_naive_loop_and_refuses_unknown_classes():
-    z, target = logits(3), torch.tensor([0, 1, 2, 3, 4, 0])
+    z = logits(3)
+    target = torch.tensor([0, 1, 2, 3, 4, 0])
     naive = [math.log(sum(map(math.exp, row))) - row[y] for row, y in zip(z.tolist(), target, strict=True)]
     assert cross_entropy(z, target).item() == pytest.approx(sum(naive) / 6, rel=1e-12)
     with pytest.raises(IndexError):
@@ -174,7 +186,8 @@ def test_proximal_has_zero_value_and_gradient_at_the_reference():
 
 
 def test_calibrated_cross_entropy_is_a_softmax_over_the_classes_left_in():
-    z, target = logits(0).requires_grad_(), torch.tensor([0, 2, 2, 4, 0, 4])
+    z = logits(0).requires_grad_()
+    target = torch.tensor([0, 2, 2, 4, 0, 4])
     shift = torch.tensor([0.3, -torch.inf, -1.0, -torch.inf, 0.5], dtype=torch.float64)
     value = calibrated_cross_entropy(z, target, shift)
     kept = [0, 2, 4]

@@ -33,9 +33,12 @@ def with_nan(accuracy):
 
 
 def test_a_class_without_test_samples_is_as_if_it_were_not_there():
-    table, counts = draw(5, 4), torch.tensor([7, 0, 2, 1])
+    table = draw(5, 4)
+    counts = torch.tensor([7, 0, 2, 1])
     more = torch.cat([counts, torch.tensor([5])])
-    nan_table, p, p_more = with_nan(table), in_local(counts), in_local(more)
+    nan_table = with_nan(table)
+    p = in_local(counts)
+    p_more = in_local(more)
     assert prediction_consistency(nan_table).allclose(prediction_consistency(table))
     assert normalised_class_accuracy(nan_table)[:, :-1].allclose(normalised_class_accuracy(table))
     assert class_weighted_accuracy(nan_table, p_more).allclose(class_weighted_accuracy(table, p))
@@ -43,7 +46,9 @@ def test_a_class_without_test_samples_is_as_if_it_were_not_there():
 
 
 def test_measures_of_class_accuracies_do_not_depend_on_the_names_of_the_classes():
-    table, p, order = draw(5, 4), in_local(torch.tensor([7, 0, 2, 1])), torch.tensor([2, 0, 3, 1])
+    table = draw(5, 4)
+    p = in_local(torch.tensor([7, 0, 2, 1]))
+    order = torch.tensor([2, 0, 3, 1])
     for measure in (class_weighted_accuracy, distribution_distance):
         assert measure(table[:, order], p[order]).allclose(measure(table, p))
     assert prediction_consistency(table[:, order]).allclose(prediction_consistency(table))
@@ -51,7 +56,8 @@ def test_measures_of_class_accuracies_do_not_depend_on_the_names_of_the_classes(
 
 
 def test_undefined_measures_are_nan_not_a_number_that_looks_like_one():
-    zeros, p = torch.zeros(3), torch.full((3,), 1 / 3)
+    zeros = torch.zeros(3)
+    p = torch.full((3,), 1 / 3)
     nothing = torch.full((3,), torch.nan)
     empty_client = in_local(torch.tensor([0, 0, 0]))
     assert prediction_consistency(torch.stack([zeros, p])).isnan().all()
@@ -121,7 +127,9 @@ def test_preferred_classes_equal_a_naive_loop_and_skip_classes_without_samples()
 
 
 def test_the_parts_of_the_kl_divergence_sum_to_it_and_act_on_in_and_out_local():
-    local, teacher, target = draw(30, 5, seed=1), draw(30, 5, seed=2), torch.arange(30) % 3
+    local = draw(30, 5, seed=1)
+    teacher = draw(30, 5, seed=2)
+    target = torch.arange(30) % 3
     true, not_true = kl_parts(local, teacher, target)
     inside, outside = kl_parts_by_class(local, teacher, target)
     counts = torch.bincount(target, minlength=5)

@@ -24,7 +24,8 @@ def closed_form(q, z, count, delta):
         x = z * z * math.log((math.exp(e) - 1 + q) / q) + 0.5
         return q * (1 - PHI((x - 1) / z)) + (1 - q - math.exp(e)) * (1 - PHI(x / z))
 
-    low, high = 0.0, 100.0
+    low = 0.0
+    high = 100.0
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if delta_of(middle) > delta else (low, middle)

@@ -17,7 +17,8 @@ def test_the_conditions_of_a_minimum_hold(m, shift):
     for seed in range(5):
         matrix = random_gram(m, max(1, m // 2), seed) + shift * torch.eye(m)
         weights = simplex_minimum(matrix)
-        slope, value = matrix @ weights, weights @ matrix @ weights
+        slope = matrix @ weights
+        value = weights @ matrix @ weights
         scale = matrix.diagonal().max()
         assert (weights >= 0).all()
         assert float(weights.sum()) == pytest.approx(1, abs=1e-12)

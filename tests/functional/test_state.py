@@ -13,7 +13,8 @@ def state(seed, dtype=torch.float32):
 
 
 def test_the_mean_is_exact_and_does_not_depend_on_the_order():
-    states, weights = [state(seed) for seed in range(5)], [7, 1, 12, 5, 900]
+    states = [state(seed) for seed in range(5)]
+    weights = [7, 1, 12, 5, 900]
     first = S.weighted_mean(states, weights)
     for order in itertools.permutations(range(5)):
         again = S.weighted_mean([states[i] for i in order], [weights[i] for i in order])
@@ -42,7 +43,8 @@ def test_types_are_kept():
 
 
 def test_booleans_must_be_equal():
-    yes, no = {"mask": torch.tensor([True, False])}, {"mask": torch.tensor([True, True])}
+    yes = {"mask": torch.tensor([True, False])}
+    no = {"mask": torch.tensor([True, True])}
     assert S.weighted_mean([yes, yes, yes], [1, 2, 3])["mask"].tolist() == [True, False]
     for weights in ([1, 1], [1, 1000]):
         with pytest.raises(ValueError, match="boolean entry 'mask' differs between clients"):
@@ -66,7 +68,8 @@ def test_states_of_another_layout_are_refused(other):
 
 
 def test_what_was_added_is_not_kept_nor_changed():
-    total, entry = S.StateSum(), {"w": torch.ones(3)}
+    total = S.StateSum()
+    entry = {"w": torch.ones(3)}
     total.add(entry, 2)
     entry["w"].zero_()
     total.add({"w": torch.ones(3)}, torch.tensor(3))
@@ -75,7 +78,8 @@ def test_what_was_added_is_not_kept_nor_changed():
 
 
 def test_the_order_of_names_does_not_matter():
-    a, b = torch.zeros(2), torch.ones(2)
+    a = torch.zeros(2)
+    b = torch.ones(2)
     mean = S.weighted_mean([{"a": a, "b": b}, {"b": b, "a": a}], [1, 1])
     assert torch.equal(mean["a"], a)
     assert torch.equal(mean["b"], b)
@@ -90,7 +94,8 @@ def test_a_state_whose_entries_are_replaced_is_laid_end_to_end_anew():
         assert S.flatten(state)[torch.float32].tolist() == [5.0, 6.0]
         del state["a"]
         assert S.flatten(state).keys() == {torch.int64}
-    total, again = S.StateSum(), S.StateSum()
+    total = S.StateSum()
+    again = S.StateSum()
     total.add(start, 2)
     again.add(total.state())
     assert {name: value.tolist() for name, value in again.state().items()} == {"a": [2.0, 4.0], "n": 8.0}
@@ -114,7 +119,8 @@ def test_a_long_vector_is_summed_and_averaged_as_a_whole_bit_for_bit(dtype, weig
 
 @pytest.mark.parametrize("weight", [2, torch.tensor(2)])
 def test_a_sum_takes_over_the_memory_of_one_that_is_done_with_and_starts_at_zero(weight):
-    old, new = S.StateSum(), {"w": torch.tensor([1.0, -0.0]), "n": torch.tensor(3)}
+    old = S.StateSum()
+    new = {"w": torch.tensor([1.0, -0.0]), "n": torch.tensor(3)}
     old.add({"w": torch.tensor([torch.nan, torch.inf]), "n": torch.tensor(1)})
     total = S.StateSum(after=old)
     total.add(new, weight)

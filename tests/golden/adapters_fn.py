@@ -128,7 +128,8 @@ def server_step(
         The server side, the new weights, and what the server keeps, which is `kept` before.
     """
     server_module = client.server_class()
-    name, weights = "module.w", {"module.w": float64(start)}
+    name = "module.w"
+    weights = {"module.w": float64(start)}
     server_module.attach(SimpleNamespace(weights=weights, trainable=(name,), module=client, num_clients=inputs["N"]))
     server_module.setup()
     (state,) = server_module.children()

@@ -40,7 +40,8 @@ def scaffold_step(inputs: Inputs) -> dict[str, Any]:
         return {"x": server.step(x, new, server.optimizer.step, None)[W], "c": control}
     client = M.SCAFFOLD(where=inputs["where"], module=end_to_end.GivenGradients(inputs))
     result = end_to_end.train_given(client, {"control": {W: float64(inputs["ci"])}}, control=c)
-    change, own = result.update.extras["control_change"][W], result.memory["control"][W]
+    change = result.update.extras["control_change"][W]
+    own = result.memory["control"][W]
     return {"y": client.module.w, "traj": client.module.steps, "dc": change, "ci_plus": own, "A": client.travelled}
 
 
@@ -51,7 +52,8 @@ def feddyn_step(inputs: Inputs) -> dict[str, Any]:
         term = partial(with_gradient, "theta", "penalty")
         found = term(lambda y, _: M.feddyn.dynamic_regularizer({W: y}, x, g, alpha))(inputs)
         return {**found, "g_new": add(g, sub(y, x), -alpha)[W]}
-    client, none = M.FedDyn(alpha, "active_mean"), [{} for _ in inputs["ys"]]
+    client = M.FedDyn(alpha, "active_mean")
+    none = [{} for _ in inputs["ys"]]
     server, new, h = server_step(client, inputs, inputs["theta_g"], inputs["h"], none)
     return {"theta": new[W], "h": h, "active_mean": server.evaluation_weights(new)[W]}
 
@@ -140,7 +142,9 @@ def selective_fd_step(inputs: Inputs) -> dict[str, Any]:
         found = M.selectivefd.kept_ensemble(total, masks.sum(0), inputs["tau_server"], inputs["criterion"])
         return {"kept": found.rows, "ensemble": found.mean, "ambiguity": found.ambiguity}
     known, reference, held, proxy = (float64(inputs[name]) for name in ("known", "aux", "held_out", "proxy"))
-    width, lam, n = inputs["width"], inputs["lam"], len(reference)
+    width = inputs["width"]
+    lam = inputs["lam"]
+    n = len(reference)
     ratio = DensityRatio.fit(known, reference, width, lam)
     threshold = ratio(held).quantile(inputs["quantile"])
     system = gaussian(reference, reference, width) / n + lam * torch.eye(n)
@@ -154,7 +158,8 @@ def selective_fd_step(inputs: Inputs) -> dict[str, Any]:
 def accumulated_lr(lrs: Iterable[float], rho: float, nesterov: bool, mu: float) -> float:
     """E after one step with each lr, of FedProx's client."""
     sgd = SGD([nn.Parameter(torch.zeros(()))], lr=1.0, momentum=rho, nesterov=nesterov)
-    counted, progress = AccumulatedLR([sgd], M.FedProx(mu=mu).accumulated_lr_slope), LocalProgress()
+    counted = AccumulatedLR([sgd], M.FedProx(mu=mu).accumulated_lr_slope)
+    progress = LocalProgress()
     counted.begin(progress)
     for lr in lrs:
         sgd.param_groups[0]["lr"] = lr
@@ -163,12 +168,14 @@ def accumulated_lr(lrs: Iterable[float], rho: float, nesterov: bool, mu: float) 
 
 
 def fednova_step(inputs: Inputs) -> dict[str, Any]:
-    lr, given = inputs.get("lr", 1.0), (inputs["rho"], inputs.get("nesterov", False), inputs.get("mu", 0.0))
+    lr = inputs.get("lr", 1.0)
+    given = (inputs["rho"], inputs.get("nesterov", False), inputs.get("mu", 0.0))
     if "n" not in inputs:
         E = accumulated_lr(inputs["lrs"] if "lrs" in inputs else [lr] * inputs["K"], *given)
         return {"E": E, "a": E / lr}
     start, clients = states(inputs)
-    lengths, found = [accumulated_lr([lr] * K, *given) for K in inputs["K"]], []
+    lengths = [accumulated_lr([lr] * K, *given) for K in inputs["K"]]
+    found = []
     for trainable in (inputs.get("trainable", ["w"]), [name for name, x in start.items() if x.is_floating_point()]):
         rule = M.FedNovaAggregator()
         rule.attach(Server(start, trainable))
@@ -198,7 +205,8 @@ def optimizer_step(inputs: Inputs) -> dict[str, Any]:
     else:
         state, *means = ({"w": torch.from_numpy(w)} for w in [inputs["w0"], *inputs["means"]])
     trainable = {name: state[name] for name in inputs.get("trainable", ["w"])}
-    server, found = ServerOptimizer(server_optimizer(inputs.get("kind", "avgm"), inputs, "lr"), trainable), []
+    server = ServerOptimizer(server_optimizer(inputs.get("kind", "avgm"), inputs, "lr"), trainable)
+    found = []
     for mean in means:
         state = server.step(state, mean, server.optimizer.step, None)
         found.append({"w": state["w"].clone(), **end_to_end.moments(server.optimizer, m="m", v="v")})
@@ -217,12 +225,14 @@ RULES: dict[str, Callable[[dict[str, Any]], rules.Aggregator]] = {
 
 
 def robust_step(inputs: Inputs) -> dict[str, Any]:
-    rows, clip = torch.from_numpy(inputs["V"]), rules.NormClip(inputs.get("bound", torch.inf))
+    rows = torch.from_numpy(inputs["V"])
+    clip = rules.NormClip(inputs.get("bound", torch.inf))
     signs = {"bound": "norm_clipping", "f": "krum", "beta": "trimmed_mean", "iters": "geometric_median", "V": "median"}
     rule = RULES[next(kind for name, kind in signs.items() if name in inputs)](inputs)
     for part in (rule.attach, clip.setup):
         part(Server({"w": torch.from_numpy(inputs["x"]) if "x" in inputs else rows[0]}, ["w"]))
-    sizes, weighting = inputs.get("n", [1] * len(rows)), inputs.get("weighting", "samples")
+    sizes = inputs.get("n", [1] * len(rows))
+    weighting = inputs.get("weighting", "samples")
     out = aggregated([{"w": row} for row in rows], sizes, weighting, rule, transform=clip)["w"]
     scores = rules.robust.krum_scores(rows, inputs["f"]) if "f" in inputs else None
     return {"out": out, "scores": scores, "selected": scores is not None and scores.argsort()[: inputs["m"]]}
@@ -314,7 +324,8 @@ def fedala_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
 
 class GivenSide(M.fedfomo.FedFOMOServer):
     def explored(self, client_id: int, others: list[int], epsilon: float) -> list[int] | None:
-        case, r = self.server.module.case, self.server.round_idx
+        case = self.server.module.case
+        r = self.server.round_idx
         return case["explored"][r][case["cfg"]["schedule"][r].index(client_id)] if "explored" in case else None
 
 
@@ -340,7 +351,8 @@ def fedpac_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
 
 
 def fedpac_side(loop: Any) -> dict[str, Any]:
-    server, cohort = loop.server_module, loop.data.cohort(loop.current_epoch)
+    server = loop.server_module
+    cohort = loop.data.cohort(loop.current_epoch)
     weights = torch.zeros(len(cohort), len(cohort)).double()
     for client_id, row in server.combined.items():
         weights[cohort.index(client_id), [cohort.index(other) for other in server.combined]] = row
@@ -374,7 +386,8 @@ def fedka_fednova(inputs: Inputs) -> dict[str, Any]:
 
 
 def feddf_rounds(inputs: Inputs) -> dict[str, Any]:
-    cfg, X = inputs["cfg"], inputs["unlabelled"]
+    cfg = inputs["cfg"]
+    X = inputs["unlabelled"]
     settings = {name: cfg[name] for name in ("distill_lr", "distill_steps")}
     made = Noting(cfg["T"], distill_schedule=cfg.get("distill_schedule", "constant"), distill_batch="full", **settings)
     none = {"mean": None, "teacher_probs": None}
@@ -389,7 +402,8 @@ def optimizer_rounds(kind: str, inputs: Inputs) -> dict[str, Any]:
 
 
 def robust_rounds(inputs: Inputs) -> dict[str, Any]:
-    rule, clip = RULES[inputs["cfg"]["server"]], rules.NormClip(inputs["cfg"].get("bound", torch.inf), buffers="keep")
+    rule = RULES[inputs["cfg"]["server"]]
+    clip = rules.NormClip(inputs["cfg"].get("bound", torch.inf), buffers="keep")
     return plain(aggregator=rule(inputs["cfg"]), transforms=clip)(inputs)
 
 

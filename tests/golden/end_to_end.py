@@ -38,7 +38,8 @@ class GoldenNet(Backbone):
         super().__init__()
         make = {"linear": nn.Linear, "bn": nn.BatchNorm1d, "gn": nn.GroupNorm, "ln": nn.LayerNorm, "relu": nn.ReLU}
         *body, head = [make[kind](*sizes) for kind, *sizes in layers]
-        self.body, self.head = nn.Sequential(*body), head
+        self.body = nn.Sequential(*body)
+        self.head = head
         self.double()
         nn.utils.vector_to_parameters(init.clone(), self.parameters())
 
@@ -98,7 +99,8 @@ def problem_of(problem: dict[str, Any], optimizer: Callable[[Iterable[Any]], SGD
         init = problem["w0_flat"]
         layers = [["linear", problem["d"], problem["k"], False], ["linear", problem["k"], problem["C"]]]
     elif kind == "net":
-        init, layers = problem["init"], problem["layers"]
+        init = problem["init"]
+        layers = problem["layers"]
     else:
         raise NotImplementedError(f"no adapter for problems of kind {kind!r}")
     net = partial(GoldenNet, layers=layers, init=torch.from_numpy(init))
@@ -326,7 +328,8 @@ class Run:
 
     def of_head(self, r: int) -> dict[str, Any]:
         """Steps of the participants' heads (0 of a client without data) and bodies, and the heads' learning rate."""
-        epochs, updates = self.cfg["head_epochs"], self.recorder.updates[r]
+        epochs = self.cfg["head_epochs"]
+        updates = self.recorder.updates[r]
         seen = {c: self.recorder.passes[r].get(c, [(0, set[float]())] * epochs)[epochs - 1] for c in self.schedule[r]}
         steps = {client_id: k for client_id, (k, _) in seen.items()}
         body = [updates[client_id].num_steps - k for client_id, k in steps.items()]
@@ -350,7 +353,8 @@ def run(
 
     `local_optimizer` makes the clients' optimizer of the factory of plain SGD; `sets` names inputs that are data.
     """
-    cfg, recorder = {"lr_decay": 1.0, "batch": None, **inputs["cfg"]}, recorder or Recorder()
+    cfg = {"lr_decay": 1.0, "batch": None, **inputs["cfg"]}
+    recorder = recorder or Recorder()
     optimizer = partial(SGD, lr=cfg["lr"], momentum=cfg["rho"], weight_decay=cfg["wd"])
     problem = problem_of(inputs["problem"], local_optimizer(optimizer))
     module = client(**problem.client)
@@ -380,7 +384,9 @@ class GivenGradients(pl.LightningModule):
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__()
-        self.w, self.inputs, self.steps = nn.Parameter(torch.from_numpy(inputs["x"]).clone()), inputs, list[Tensor]()
+        self.w = nn.Parameter(torch.from_numpy(inputs["x"]).clone())
+        self.inputs = inputs
+        self.steps = list[Tensor]()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return batch[0][0] @ self.w
@@ -434,7 +440,8 @@ def whole(
     """
 
     def adapted(inputs: Inputs) -> dict[str, Any]:
-        cfg, settings = inputs["cfg"], {}
+        cfg = inputs["cfg"]
+        settings = {}
         for setting, _, name in (word.partition("=") for word in names.split()):
             if (name or setting) in cfg:
                 value = cfg[name or setting]

@@ -31,13 +31,15 @@ def perceptron_loss(params: State, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def estimated(inputs: Inputs) -> dict[str, Any]:
-    x, y = float64(inputs["inputs"]), torch.tensor(inputs["targets"])
+    x = float64(inputs["inputs"])
+    y = torch.tensor(inputs["targets"])
     batches = zip(x.split(inputs["batch"]), y.split(inputs["batch"]), strict=True)
     return {"omega": importance(perceptron_loss, states(inputs["params"]), batches, inputs["kind"])}
 
 
 def penalty(inputs: Inputs) -> dict[str, Any]:
-    theta, received = states(inputs["theta"]), states(inputs["theta_global"])
+    theta = states(inputs["theta"])
+    received = states(inputs["theta_global"])
     omega = {name: torch.ones_like(value) for name, value in theta.items()}
     if inputs["omega"] is not None:
         omega = states(inputs["omega"])
@@ -77,7 +79,8 @@ class Omegas(Recorder):
 
 
 def fedcl_rounds(inputs: Inputs) -> dict[str, Any]:
-    cfg, recorder = inputs["cfg"], Omegas()
+    cfg = inputs["cfg"]
+    recorder = Omegas()
     client = partial(
         FedCL,
         strength=cfg["lam"],

@@ -64,10 +64,13 @@ FN = {
 class Server:
     """What an aggregator sees of a server that has these weights."""
 
-    round_idx, module = 0, None
+    round_idx = 0
+    module = None
 
     def __init__(self, weights: dict[str, Tensor], trainable: list[str]) -> None:
-        self.weights, self.trainable, self.cohort_size = weights, tuple(trainable), 1000
+        self.weights = weights
+        self.trainable = tuple(trainable)
+        self.cohort_size = 1000
 
 
 def fedexp(inputs: Inputs) -> dict[str, Any]:
@@ -102,10 +105,12 @@ def fedsam(inputs: Inputs) -> dict[str, Any]:
         gradients = {name: torch.from_numpy(value) for name, value in inputs["grads"].items()}
         norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
         return {"eps": perturbation(gradients, inputs["rho"]), "grad_norm": norm}
-    X, y = torch.from_numpy(inputs["X"]), torch.from_numpy(inputs["y"])
+    X = torch.from_numpy(inputs["X"])
+    y = torch.from_numpy(inputs["y"])
     params = {name: torch.from_numpy(value).requires_grad_() for name, value in inputs["init"].items()}
     sgd = partial(SGD, lr=inputs["lr"], weight_decay=inputs["wd"])
-    optimizer, passes = SAM(params.values(), sgd, sam_rho=inputs["rho"]), []
+    optimizer = SAM(params.values(), sgd, sam_rho=inputs["rho"])
+    passes = []
 
     def closure() -> Tensor:
         optimizer.zero_grad()

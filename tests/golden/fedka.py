@@ -43,7 +43,8 @@ def plan_anchors(inputs: Inputs) -> dict[str, Any]:
 
 
 def ka_loss(inputs: Inputs) -> dict[str, Any]:
-    rows, dominant = len(inputs["logits_local"]), inputs["dominant"]
+    rows = len(inputs["logits_local"])
+    dominant = inputs["dominant"]
     classes = len(inputs["logits_local"][0]) if rows else max(dominant) + 1
     received, local = (float64(inputs[name]).reshape(rows, classes) for name in ("logits_global", "logits_local"))
     local.requires_grad_()
@@ -55,7 +56,8 @@ def ka_loss(inputs: Inputs) -> dict[str, Any]:
 
 
 def anchor_pick(inputs: Inputs) -> dict[str, Any]:
-    labels, losses = torch.tensor(inputs["labels"]), float64(inputs["losses"])
+    labels = torch.tensor(inputs["labels"])
+    losses = float64(inputs["losses"])
     return {"index": pick(labels, inputs["klass"], inputs["how"], losses, None)}
 
 

@@ -49,8 +49,10 @@ def classwise_accuracy(inputs: Inputs) -> dict[str, Any]:
 
 
 def in_out_local(inputs: Inputs) -> dict[str, Any]:
-    counts, accuracy = torch.tensor(inputs["counts"]), float64(inputs["class_accuracy"])
-    p, p_out = in_local(counts), out_local(counts)
+    counts = torch.tensor(inputs["counts"])
+    accuracy = float64(inputs["class_accuracy"])
+    p = in_local(counts)
+    p_out = out_local(counts)
     return {
         "p": p,
         "p_out": p_out,

@@ -32,7 +32,8 @@ def fuse(inputs: Inputs) -> dict[str, Any]:
 
 
 def finetune(inputs: Inputs) -> dict[str, Any]:
-    logits, target = float64(inputs["logits"]), torch.tensor(inputs["targets"])
+    logits = float64(inputs["logits"])
+    target = torch.tensor(inputs["targets"])
     divergence = soft_label_divergence(logits, float64(inputs["F_agg"]))
     return {"value": cross_entropy(logits, target) + inputs["lam"] ** 2 * divergence}
 
@@ -42,9 +43,11 @@ FN: dict[str, Callable[[Inputs], Any]] = {"knfu_fuse": fuse, "knfu_finetune": fi
 
 def fedmd(inputs: Inputs) -> dict[str, Any]:
     logits = torch.stack([torch.from_numpy(one) for one in inputs["logits"]])
-    scores, labels = consensus(logits), consensus(soft_labels(logits))
+    scores = consensus(logits)
+    labels = consensus(soft_labels(logits))
     own = logits[0].requires_grad_()
-    absolute, divergence = mean_absolute_error(own, scores), soft_label_divergence(own, labels)
+    absolute = mean_absolute_error(own, scores)
+    divergence = soft_label_divergence(own, labels)
     return {
         "consensus_logits": scores,
         "mae_loss_client0": absolute,
@@ -98,7 +101,8 @@ class OwnModels(Recorder):
 
 
 def own_models(kind: Callable[..., Any], inputs: Inputs, **settings: Any) -> dict[str, Any]:
-    cfg, recorder = inputs["cfg"], OwnModels()
+    cfg = inputs["cfg"]
+    recorder = OwnModels()
     nets = [partial(GoldenNet, layers=m["layers"], init=torch.from_numpy(m["init"])) for m in inputs["models"]]
     settings |= {"finetune_epochs": cfg["finetune_epochs"]}
 

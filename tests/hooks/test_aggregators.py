@@ -18,7 +18,8 @@ from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, trainer
 
 
 def scaffold_loop():
-    client, rule = SCAFFOLD(net=BatchNormNet, optimizer=sgd()), Aggregator(weighting="uniform")
+    client = SCAFFOLD(net=BatchNormNet, optimizer=sgd())
+    rule = Aggregator(weighting="uniform")
     return FederatedLoop(client, rule, local_epochs=2, lr_decay=0.9, seed=3)
 
 
@@ -39,7 +40,8 @@ def test_a_server_module_with_state_keeps_its_invariant_and_resumes(participatio
                 trainer.save_checkpoint(tmp_path / "two.ckpt")
 
     sizes = (7, 12, 0, 9, 16)
-    whole, check = scaffold_loop(), Invariant()
+    whole = scaffold_loop()
+    check = Invariant()
     fit(None, 4, toy_data(sizes, participation=participation), loop=whole, callbacks=[check])
     assert check.rounds == 4
     assert any("control" in name for name in whole.state_dict())
@@ -99,12 +101,14 @@ class LastTwo(Aggregator):
 
 
 def test_evaluation_weights_are_evaluated_and_not_fed_back(tmp_path):
-    client, watch = FedAvg(net=BatchNormNet, optimizer=sgd()), Updates()
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
+    watch = Updates()
     loop = fit(client, 3, callbacks=[watch], aggregator=LastTwo())
     plain = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 3)
     assert equal(loop.client.state_dict(), plain.client.state_dict())
     net = BatchNormNet(3, (4,)).eval()
-    last, before = watch.after[2], watch.after[1]
+    last = watch.after[2]
+    before = watch.after[1]
     trainable = set(client.params())
     mean = {n: (v.double() + before[n].double()).div(2).to(v.dtype) if n in trainable else v for n, v in last.items()}
     net.load_state_dict({name.removeprefix("net."): value for name, value in mean.items()})

@@ -45,7 +45,8 @@ def test_alma_is_the_mean_over_all_clients_of_what_they_deploy(raises):
             super().deployed()
             raise ZeroDivisionError
 
-    rows, data = Rows(), toy_data((7, 12, 0, 9), schedule=[[0, 1], [1, 2], [0], [0, 1]])
+    rows = Rows()
+    data = toy_data((7, 12, 0, 9), schedule=[[0, 1], [1, 2], [0], [0, 1]])
     loop = FederatedLoop(
         (Fails if raises else Keeps)(net=BatchNormNet, optimizer=sgd()), evaluate_clients_every=2, seed=3
     )
@@ -191,7 +192,9 @@ def test_exposure_is_how_far_a_unit_gradient_carries(rho, mu, nesterov):
     """E of baselines.md §1: by the closed form, and by a real optimizer on one scalar with gradient 1 − μ·E."""
     if nesterov and not rho:
         pytest.skip("Nesterov needs momentum")
-    watch, lr, decay = Updates(), 0.1, 0.5
+    watch = Updates()
+    lr = 0.1
+    decay = 0.5
     optimizer = sgd(lr, rho, nesterov=nesterov, weight_decay=0.1)
     client = FedProx(mu=mu, optimizer=optimizer) if mu else FedAvg(optimizer=optimizer)
     fit(client, 2, toy_data((7, 0, 20)), callbacks=[watch], local_epochs=2, lr_decay=decay)
@@ -221,10 +224,12 @@ def test_exposure_follows_a_schedule_and_is_nan_where_it_is_not_defined():
 
     class TwoRates(FedAvg):
         def configure_optimizers(self):
-            head, body = self.net.head.parameters(), self.net.body.parameters()
+            head = self.net.head.parameters()
+            body = self.net.body.parameters()
             return torch.optim.SGD([{"params": head, "lr": 0.1}, {"params": body, "lr": 0.2}])
 
-    watch, data = Updates(), toy_data((12,))
+    watch = Updates()
+    data = toy_data((12,))
     fit(Scheduled(), 1, data, callbacks=[watch])
     assert watch.rounds[0][0].accumulated_lr == pytest.approx(0.1 + 0.05 + 0.025)
     for client in (TwoRates(), FedAvg(optimizer=partial(torch.optim.Adam, lr=0.01))):

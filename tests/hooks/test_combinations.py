@@ -56,7 +56,8 @@ def test_scaffold_with_a_median_keeps_the_invariant_of_the_one_and_the_rule_of_t
         data = toy_data((7, 12, 0, 9, 16), participation=participation)
         return fit(client, 4, data, aggregator=Median(), local_epochs=2, **more)
 
-    whole, mean = run(callbacks=[Invariant()]), fit(SCAFFOLD(net=BatchNormNet, optimizer=sgd(0.05)), 4, local_epochs=2)
+    whole = run(callbacks=[Invariant()])
+    mean = fit(SCAFFOLD(net=BatchNormNet, optimizer=sgd(0.05)), 4, local_epochs=2)
     assert not equal(whole.client.state_dict(), mean.client.state_dict())
     assert equal(weights_of(whole), weights_of(run(ckpt_path=tmp_path / "two.ckpt")))
 
@@ -74,10 +75,12 @@ def test_fedcl_with_fedexp():
     assert loop.aggregator.eta_g > 1
     assert loop.round_metrics["train/penalty"] > 0
     trainable = sum(value.numel() for value in client.params().values())
-    row, plain = loop.round_metrics, fit(FedAvg(net=BatchNormNet), 1, proxy_data()).round_metrics
+    row = loop.round_metrics
+    plain = fit(FedAvg(net=BatchNormNet), 1, proxy_data()).round_metrics
     assert row["comm/bytes_down"] == plain["comm/bytes_down"] + 4 * 4 * trainable
     assert row["comm/bytes_up"] == plain["comm/bytes_up"]
-    before, updates = watch.after[1], watch.rounds[2].values()
+    before = watch.after[1]
+    updates = watch.rounds[2].values()
     n = sum(u.num_samples for u in updates)
     for name in loop.server.trainable:
         mean = sum(u.num_samples * u.weights[name].double() for u in updates) / n
@@ -101,7 +104,8 @@ def test_what_the_server_module_makes_of_the_aggregate_is_the_model():
         def on_train_batch_end(self, trainer, loop, *_):
             self.after = (*self.after, weights_of(loop.client))
 
-    noted, watch = Noted(), Updates()
+    noted = Noted()
+    watch = Updates()
     client = SCAFFOLD(net=BatchNormNet, optimizer=sgd(0.05))
     loop = FederatedLoop(client, Median(), server_module=Halves(), seed=3)
     fit(None, 2, loop=loop, callbacks=[noted, watch])
@@ -134,7 +138,8 @@ def of_pair(kind, rounds=3, optimizer=None, **parts):
     made = {name: part() if name == "aggregator" else part for name, part in parts.items()}
     sizes = (7, 12, 0, 9, 16, 5, 8, 6)
     data = toy_data(sizes, participation=0.8)
-    ckpt_path, callbacks = made.pop("ckpt_path", None), made.pop("callbacks", None)
+    ckpt_path = made.pop("ckpt_path", None)
+    callbacks = made.pop("callbacks", None)
     epochs = [1 + i % 3 for i in range(len(sizes))]
     return fit(client, rounds, data, ckpt_path=ckpt_path, callbacks=callbacks, local_epochs=epochs, **made)
 

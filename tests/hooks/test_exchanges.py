@@ -42,7 +42,10 @@ class Halving(ServerModule):
 
     def __init__(self, keep_first=False):
         super().__init__()
-        self.keep_first, self.sent, self.returned, self.begun = keep_first, [], [], []
+        self.keep_first = keep_first
+        self.sent = []
+        self.returned = []
+        self.begun = []
 
     def begin_round(self, cohort):
         self.begun.append(cohort)
@@ -62,7 +65,9 @@ class Halving(ServerModule):
 @pytest.mark.parametrize("keep_first", [False, True])
 def test_two_exchanges(keep_first):
     """The second receives what `finish` of the first returned; the server steps once, to the last State returned."""
-    client, halving, watch = TwoExchanges(net=BatchNormNet), Halving(keep_first), Updates()
+    client = TwoExchanges(net=BatchNormNet)
+    halving = Halving(keep_first)
+    watch = Updates()
     start = []
 
     class Start(pl.Callback):
@@ -76,7 +81,8 @@ def test_two_exchanges(keep_first):
     assert client.seen == order
     assert halving.begun == data.schedule
     for r in range(2):
-        sent, halved = halving.sent[4 * r : 4 * r + 4], halving.returned[r]
+        sent = halving.sent[4 * r : 4 * r + 4]
+        halved = halving.returned[r]
         assert all(equal(weights, start[r]) for exchange, weights in sent if exchange == "first")
         assert all(equal(weights, halved) for exchange, weights in sent if exchange == "second")
         updates = [watch.rounds[r][c] for c in data.schedule[r]]
@@ -107,7 +113,8 @@ def test_phases_equal_a_loop_by_hand():
     for r, (start, updates) in enumerate(zip(watch.after, watch.rounds[1:], strict=False), 1):
         for client_id, rows in enumerate([slice(0, 5), slice(5, 11)]):
             net.load_state_dict({name.removeprefix("net."): value for name, value in start.items()})
-            x, y = data.split("train").x[rows], data.split("train").y[rows]
+            x = data.split("train").x[rows]
+            y = data.split("train").y[rows]
             steps = 0
             for part, lr, epochs, size in ((net.head, 0.05, 1, 2), (net.body, 0.2, 2, 4)):
                 optimizer = torch.optim.SGD(part.parameters(), lr=lr * 0.5**r, momentum=0.9)
@@ -171,7 +178,8 @@ def test_client_callbacks_are_called_in_order_with_their_arguments():
 
     log = Log()
     fit(TwoExchanges(), 2, toy_data((4, 0), schedule=[[1, 0], [0]]), callbacks=[log, pl.Callback()], local_epochs=2)
-    empty, first = [("start", 1), ("end", 1)], [("start", 0), ("end", 0)]
+    empty = [("start", 1), ("end", 1)]
+    first = [("start", 0), ("end", 0)]
     second = [("start", 0), ("epoch", 0, 0), ("epoch", 0, 1), ("end", 0)]
     round_0 = [*empty, *first, ("exchange", "first"), *empty, *second, ("exchange", "second")]
     round_1 = [*first, ("exchange", "first"), *second, ("exchange", "second")]
@@ -185,7 +193,8 @@ def test_views_of_client_and_server():
             n = local.size()
             assert torch.equal(torch.bincount(y, minlength=3), local.label_counts)
             assert (len(x), local.label_counts.sum()) == (n, n)
-            plain, shuffled = list(local.batches()), list(local.batches(epoch=1, batch_size=3, with_index=True))
+            plain = list(local.batches())
+            shuffled = list(local.batches(epoch=1, batch_size=3, with_index=True))
             assert sum(len(b[1]) for b in plain) == n
             if n:
                 assert torch.equal(torch.cat([b[0] for b in plain]), x)

@@ -32,9 +32,11 @@ class OwnNorms(FedAvg):
 @pytest.mark.parametrize("how", ["type", "pattern"])
 def test_personal_entries(how):
     if how == "type":
-        client, personal = OwnNorms(net=BatchNormNet, optimizer=sgd()), None
+        client = OwnNorms(net=BatchNormNet, optimizer=sgd())
+        personal = None
     else:
-        client, personal = FedAvg(net=BatchNormNet, optimizer=sgd()), ["*.body.1.*"]
+        client = FedAvg(net=BatchNormNet, optimizer=sgd())
+        personal = ["*.body.1.*"]
         client.receive = partial(OwnNorms.receive, client)
     client.came = {}
     watch = Updates()
@@ -100,7 +102,8 @@ class Checks(FedNTD):
 
 @pytest.mark.parametrize("body_only", [False, True])
 def test_every_client_may_be_sent_other_weights(body_only):
-    client, watch = Checks(net=BatchNormNet, optimizer=sgd()), Updates()
+    client = Checks(net=BatchNormNet, optimizer=sgd())
+    watch = Updates()
     client.starts = []
     loop = fit(client, 2, callbacks=[watch], server_module=Shifted(body_only))
     first = watch.after[0]

@@ -24,7 +24,8 @@ class Updates(pl.Callback):
     """Copies of every update, by round and client (the last exchange's), and of the global weights after each round."""
 
     def __init__(self):
-        self.rounds, self.after = [], []
+        self.rounds = []
+        self.after = []
 
     def on_train_epoch_start(self, trainer, loop):
         self.rounds.append({})
@@ -73,7 +74,8 @@ class SCAFFOLDServer(ServerModule):
 class SCAFFOLD(ClientModule):
     """The whole method in one screen (Karimireddy et al. 2020, Algorithm 1, Option II)."""
 
-    server_class, needs = SCAFFOLDServer, frozenset({"accumulated_lr"})
+    server_class = SCAFFOLDServer
+    needs = frozenset({"accumulated_lr"})
 
     def receive(self, broadcast, local):
         c = broadcast.extras["control"]
@@ -85,7 +87,8 @@ class SCAFFOLD(ClientModule):
         return self.local_loss(batch, batch_idx) + S.inner(correction, self.params())
 
     def reply(self, exchange, local):
-        c, c_i = self.round["c"], self.round["c_i"]
+        c = self.round["c"]
+        c_i = self.round["c_i"]
         if not self.num_steps:
             return {"control_delta": S.zeros_like(c_i)}
         delta = S.sub(S.scale(S.sub(self.received, self.params()), 1 / self.accumulated_lr), c)

@@ -45,7 +45,8 @@ class Messages:
     """Notes what every client sends, as it leaves it."""
 
     def __init__(self, monkeypatch):
-        self.sent, on_client = [], Encoder.on_client
+        self.sent = []
+        on_client = Encoder.on_client
 
         def noted(member, result):
             coded = on_client(member, result)
@@ -80,7 +81,8 @@ def test_bytes_are_those_of_what_is_sent(codec, size, monkeypatch):
 
 def test_what_nobody_trains_arrives_exactly(monkeypatch):
     """Statistics, counters, frozen and personal entries; every trained one as the codec has it."""
-    messages, watch = Messages(monkeypatch), Updates()
+    messages = Messages(monkeypatch)
+    watch = Updates()
     module = client()
     module.build(3, (4,))
     frozen = module.net.body[0].weight.requires_grad_(False).clone()
@@ -101,10 +103,13 @@ def test_what_nobody_trains_arrives_exactly(monkeypatch):
 
 def test_feedback_keeps_what_was_lost_and_sends_it_later(monkeypatch):
     """Σ decoded + residual = Σ moved, by client, up to rounding; where a client was left out of rounds, too."""
-    messages, watch = Messages(monkeypatch), Updates()
+    messages = Messages(monkeypatch)
+    watch = Updates()
     data = toy_data(schedule=[[0, 1, 2], [1, 3], [0, 1]])
     loop = fit(client(), 3, data, callbacks=[watch], codec=TopK(0.1))
-    moved, arrived, rounds = {}, {}, iter([0] * 3 + [1] * 2 + [2] * 2)
+    moved = {}
+    arrived = {}
+    rounds = iter([0] * 3 + [1] * 2 + [2] * 2)
     for trained, _, job in messages.sent:
         updates = watch.rounds[next(rounds)]
         for total, weights in ((moved, trained.weights), (arrived, updates[job.client_id].weights)):
@@ -156,7 +161,8 @@ def test_what_a_codec_would_not_send_is_found_too():
 
 
 def test_an_attack_is_coded_and_norm_clipping_sees_what_arrives(monkeypatch):
-    messages, watch = Messages(monkeypatch), Updates()
+    messages = Messages(monkeypatch)
+    watch = Updates()
     fit(sign_flip(client(), [1], factor=100.0), 1, callbacks=[watch], codec=QSGD(4), transforms=[NormClip(0.05)])
     norms = {job.client_id: moved(update.weights, job) for update, _, job in messages.sent}
     assert norms[1] > 10 * max(norm for client_id, norm in norms.items() if client_id != 1)
@@ -204,7 +210,8 @@ def test_the_change_of_a_control_variate_is_coded_where_what_is_lost_comes_later
 
 def test_clients_train_from_the_coded_weights_and_the_server_keeps_its_own(monkeypatch):
     """All start from the same coded weights; new = old + mean of what they moved, in every bit but the last ones."""
-    messages, watch = Messages(monkeypatch), Updates()
+    messages = Messages(monkeypatch)
+    watch = Updates()
     loop = fit(client(), 2, callbacks=[watch], codec=QSGD(3, down=True))
     size = -(-TRAINED * 3 // 8) + 4
     row = loop.round_metrics

@@ -50,7 +50,8 @@ class Keeps(pl.Callback):
     """The skipped clients and rows of every round."""
 
     def __init__(self):
-        self.skipped, self.rows = [], []
+        self.skipped = []
+        self.rows = []
 
     def on_train_epoch_end(self, trainer, loop):
         self.skipped.append([fault.client_id for fault in loop.skipped])
@@ -124,7 +125,8 @@ class Another(SequentialEngine):
 
     def run(self, exchange, jobs):
         for result in super().run(exchange, jobs):
-            update, late = result.update, (result.update.client_id, self.round_idx) == (CLIENT, ROUND)
+            update = result.update
+            late = (result.update.client_id, self.round_idx) == (CLIENT, ROUND)
             if late and self.how == "shape":
                 update = replace(update, weights={name: value[None] for name, value in update.weights.items()})
             if late and self.how == "n":

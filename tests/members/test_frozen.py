@@ -36,7 +36,9 @@ class Bytes(pl.Callback):
     """Notes each round's bytes, and the entries of every message up."""
 
     def __init__(self):
-        self.down, self.up, self.names = [], [], []
+        self.down = []
+        self.up = []
+        self.names = []
 
     def on_client_end(self, trainer, loop, update):
         self.names.append(set(update.weights))
@@ -62,7 +64,8 @@ def by_hand(module, rounds=3):
     federated.setup()
     server = module()
     for _ in range(rounds):
-        states, sizes = [], []
+        states = []
+        sizes = []
         for client_id, size in enumerate(SIZES):
             client = copy.deepcopy(server)
             (optimizer,) = [client.configure_optimizers()]
@@ -93,7 +96,8 @@ def test_is_the_loop_by_hand_bit_for_bit(module):
 def test_frozen_parameters_travel_in_the_first_round_only():
     counts = Bytes()
     run(Adapted, callbacks=[counts])
-    whole, part = size_of(Adapted(), trained_only=False), size_of(Adapted(), trained_only=True)
+    whole = size_of(Adapted(), trained_only=False)
+    part = size_of(Adapted(), trained_only=True)
     assert counts.down == counts.up == [3 * whole, 3 * part, 3 * part]
     assert [any("base" in name for name in names) for names in counts.names] == [True] * 3 + [False] * 6
     assert all("module.norm.running_mean" in names for names in counts.names)
@@ -102,7 +106,8 @@ def test_frozen_parameters_travel_in_the_first_round_only():
 def test_a_client_that_comes_later_is_sent_what_it_lacks():
     counts = Bytes()
     run(Adapted, 4, [counts], data(schedule=[[0, 1], [0], [2], [2]]))
-    whole, part = size_of(Adapted(), trained_only=False), size_of(Adapted(), trained_only=True)
+    whole = size_of(Adapted(), trained_only=False)
+    part = size_of(Adapted(), trained_only=True)
     assert counts.down == [2 * whole, part, whole, part]
     assert counts.up == [2 * whole, part, part, part]
 
@@ -120,7 +125,9 @@ class Switch(pl.Callback):
     """Freezes or unfreezes a part of the module when a round begins."""
 
     def __init__(self, part, freeze=(), unfreeze=()):
-        self.part, self.freeze, self.unfreeze = part, freeze, unfreeze
+        self.part = part
+        self.freeze = freeze
+        self.unfreeze = unfreeze
 
     def on_train_epoch_start(self, trainer, loop):
         part = loop.client.module.get_submodule(self.part)
@@ -131,7 +138,8 @@ class Switch(pl.Callback):
 
 
 def test_a_part_frozen_or_unfrozen_later_is_noticed():
-    counts, seen = Bytes(), []
+    counts = Bytes()
+    seen = []
 
     class Prox(FedProx):
         def training_step(self, batch, batch_idx):
@@ -142,7 +150,8 @@ def test_a_part_frozen_or_unfrozen_later_is_noticed():
         return Prox(module=module, mu=0.1)
 
     loop = run(Adapted, 6, [counts, Switch("norm", freeze=[2], unfreeze=[5])], wrap=wrap)
-    part, norm = size_of(Adapted(), trained_only=True), 4 * 2 * 64
+    part = size_of(Adapted(), trained_only=True)
+    norm = 4 * 2 * 64
     assert counts.up[1:] == [3 * part, 3 * part, 3 * (part - norm), 3 * (part - norm), 3 * part]
     assert counts.down == counts.up
     steps = len(seen) // 6
@@ -215,7 +224,8 @@ def test_every_rule_leaves_them_as_they_are(settings):
 
 def test_resume_is_exact(tmp_path):
     schedule = [[0, 1], [0], [2, 1], [2, 0]]
-    whole, rest = Bytes(), Bytes()
+    whole = Bytes()
+    rest = Bytes()
     expected = run(Adapted, 4, [whole], data(schedule=schedule))
     keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
     loop = FederatedLoop(Adapted(), seed=1)

@@ -47,7 +47,8 @@ class Stepped(Plateaued):
     """With another scheduler, which must not see the plateau's factor, and two parameter groups."""
 
     def configure_optimizers(self):
-        first, last = self.net[0].parameters(), self.net[2].parameters()
+        first = self.net[0].parameters()
+        last = self.net[2].parameters()
         optimizer = torch.optim.SGD([{"params": first}, {"params": last, "lr": 0.4}], lr=0.1)
         plateau = ReduceLROnPlateau(optimizer, **self.settings)
         return [optimizer], [StepLR(optimizer, 1, gamma=0.1), {"scheduler": plateau, "monitor": "val_loss"}]

@@ -60,7 +60,10 @@ class Leaves(Plain):
 
     def __init__(self, leave=None):
         super().__init__()
-        self.leave, self.seen, self.losses, self.scales = leave, 1.0, [], {"loss": 1.0}
+        self.leave = leave
+        self.seen = 1.0
+        self.losses = []
+        self.scales = {"loss": 1.0}
 
     def training_step(self, batch, batch_idx):
         scale = self.seen * self.scales["loss"] * (1 + sum(self.losses))
@@ -96,12 +99,15 @@ def fit(left, cohort, rounds=2, **settings):
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("left", LEFT)
 def test_everything_is_as_if_the_client_had_not_been_asked(left, chunk):
-    before, nesting = [value for value, _ in switches("cpu")], torch.autocast_increment_nesting()
+    before = [value for value, _ in switches("cpu")]
+    nesting = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
-    loop, other = fit(left, [0, 1, 2], chunk=chunk), fit(None, [0, 2])
+    loop = fit(left, [0, 1, 2], chunk=chunk)
+    other = fit(None, [0, 2])
     assert [fault.client_id for fault in loop.skipped] == [FAILS]
     assert equal(weights_of(loop), weights_of(other))
-    module, wanted = loop.client.module, other.client.module
+    module = loop.client.module
+    wanted = other.client.module
     assert type(module.net[0]) is nn.Linear
     assert [*vars(module)] == [*vars(wanted)]
     assert (module.seen, module.losses, module.scales) == (1.0, [], {"loss": 1.0})
@@ -183,7 +189,9 @@ class Extra(nn.Module):
 
     def __init__(self, kind):
         super().__init__()
-        self.kind, self.count, self.starts = kind, 0, []
+        self.kind = kind
+        self.count = 0
+        self.starts = []
 
     def get_extra_state(self):
         return STATES[self.kind](self.count)

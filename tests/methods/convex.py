@@ -13,10 +13,8 @@ from tests.toys import fit, sgd
 def quadratics(num_clients=4, dim=3, seed=0):
     """A (N, d, d) and b (N, d) of ½(w−b)ᵀA(w−b), and the minimum of their sum, float64."""
     g = torch.Generator().manual_seed(seed)
-    root, b = (
-        torch.randn(num_clients, dim, dim, generator=g).double(),
-        torch.randn(num_clients, dim, generator=g).double(),
-    )
+    root = torch.randn(num_clients, dim, dim, generator=g).double()
+    b = torch.randn(num_clients, dim, generator=g).double()
     A = root @ root.mT / dim + 0.5 * torch.eye(dim).double()
     return A, b, torch.linalg.solve(A.sum(0), (A @ b.unsqueeze(2)).sum(0)).squeeze(1)
 

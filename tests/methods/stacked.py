@@ -29,7 +29,8 @@ def stacked_and_alone(client: ClientModule, buffers, x, y):
         x: samples, (K, B, ...).
         y: targets, (K, B).
     """
-    step, number = Step(client), len(x)
+    step = Step(client)
+    number = len(x)
     params = {name: value.detach() for name, value in step.named_parameters()}
     params = {name: torch.stack([value + 0.05 * k for k in range(number)]) for name, value in params.items()}
     others = {name: torch.stack([value] * number) for name, value in step.named_buffers()}

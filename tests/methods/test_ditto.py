@@ -36,7 +36,8 @@ def test_the_global_model_is_fedavg_s_bit_for_bit(lam):
 
 def test_the_own_model_by_hand():
     """A fresh momentum each round, decay, the pull to the weights as received; a late client begins at the start."""
-    lam, data = 0.7, toy_data(dtype=torch.float64, shuffle=False, **LATE)
+    lam = 0.7
+    data = toy_data(dtype=torch.float64, shuffle=False, **LATE)
     settings = {"optimizer": sgd(0.1, 0.9, weight_decay=0.01), "lam": lam, "personal_epochs": 2}
     loop = fit(ditto(**settings), 3, data, precision="64-true", lr_decay=0.5)
     start = fit(ditto(**settings), 0, toy_data(dtype=torch.float64, **LATE), precision="64-true").client.net
@@ -93,7 +94,8 @@ def test_resume_is_exact_also_around_a_module_with_weights_of_its_own(tmp_path):
 def test_a_stronger_pull_stays_nearer():
     def away(lam):
         loop = fit(ditto(lam=lam, personal_epochs=3), 1, toy_data((9,)))
-        own, start = own_of(loop, 0), loop.client.initial
+        own = own_of(loop, 0)
+        start = loop.client.initial
         return sum((own[name] - start[name]).square().sum().item() for name in start)
 
     assert away(0.0) > away(1.0) > away(8.0) > 0

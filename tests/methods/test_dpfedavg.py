@@ -113,7 +113,8 @@ class Watch(pl.Callback):
     """Notes the shared entries after every round, and the cohorts."""
 
     def __init__(self):
-        self.weights, self.cohorts = [], []
+        self.weights = []
+        self.cohorts = []
 
     def on_train_epoch_end(self, trainer, loop):
         self.weights.append(loop.weights.snapshot(loop.weights.shared))
@@ -125,7 +126,8 @@ def test_the_noise_has_the_standard_deviation_that_is_paid_for_and_is_another_on
     fit(client(Still, Wide), 3, poisson(), callbacks=[watch], aggregator=rule(noise_multiplier=3.0, clip=0.2))
     wide = [weights["net.wide"].double() for weights in watch.weights]
     noises = [wide[0], wide[1] - wide[0], wide[2] - wide[1]]
-    sigma, n = 3.0 * 0.2 / (0.5 * len(SIZES)), len(wide[0])
+    sigma = 3.0 * 0.2 / (0.5 * len(SIZES))
+    n = len(wide[0])
     for noise in noises:
         assert abs(noise.std() / sigma - 1) < 4 / math.sqrt(2 * n)
         assert abs(noise.mean()) < 4 * sigma / math.sqrt(n)
@@ -137,10 +139,13 @@ class TwoExchanges(Still):
 
 
 def test_two_exchanges_have_noises_of_their_own_and_both_are_paid_for():
-    watch, one, two = Watch(), rule(), rule()
+    watch = Watch()
+    one = rule()
+    two = rule()
     fit(client(TwoExchanges, Wide), 1, poisson(), callbacks=[watch], aggregator=two)
     fit(client(Still, Wide), 1, poisson(), aggregator=one)
-    sigma, noise = 0.5 / (0.5 * len(SIZES)), watch.weights[0]["net.wide"].double()
+    sigma = 0.5 / (0.5 * len(SIZES))
+    noise = watch.weights[0]["net.wide"].double()
     assert abs(noise.std() / (sigma * math.sqrt(2)) - 1) < 4 / math.sqrt(2 * len(noise)), "not the same noise twice"
     assert two.spent(1) == pytest.approx(rule_of(1.0 / math.sqrt(2)), abs=1e-9)
     assert one.spent(1) == pytest.approx(rule_of(1.0), abs=1e-9)
@@ -193,7 +198,8 @@ def test_the_clip_converges_to_the_quantile_of_the_norms(quantile, start):
 
 
 def test_a_followed_clip_costs_what_a_fixed_one_does():
-    fixed, followed = rule(noise_multiplier=1.3), rule(noise_multiplier=1.3, quantile=0.5)
+    fixed = rule(noise_multiplier=1.3)
+    followed = rule(noise_multiplier=1.3, quantile=0.5)
     rows = [rows_of(fit(client(), 2, poisson(), aggregator=private)) for private in (fixed, followed)]
     assert [row["privacy/epsilon"] for row in rows[0]] == [row["privacy/epsilon"] for row in rows[1]]
     of_sum, count = followed.noises()
@@ -205,7 +211,8 @@ def test_a_followed_clip_costs_what_a_fixed_one_does():
 
 
 def test_a_round_without_clients_releases_noise_and_costs_as_much():
-    data, watch = poisson(participation=0.2, sampling_seed=EMPTY), Watch()
+    data = poisson(participation=0.2, sampling_seed=EMPTY)
+    watch = Watch()
     loop = fit(client(), 4, data, callbacks=[watch], aggregator=rule(), faults="skip")
     empty = watch.cohorts.index([])
     assert empty > 0
@@ -216,7 +223,8 @@ def test_a_round_without_clients_releases_noise_and_costs_as_much():
 
 
 def test_without_the_rule_a_round_without_clients_leaves_the_model():
-    data, watch = poisson(participation=0.2, sampling_seed=EMPTY), Watch()
+    data = poisson(participation=0.2, sampling_seed=EMPTY)
+    watch = Watch()
     fit(client(), 4, data, callbacks=[watch])
     empty = watch.cohorts.index([])
     assert equal(*watch.weights[empty - 1 : empty + 1])
@@ -323,7 +331,8 @@ def test_a_run_ends_at_its_budget_with_one_sentence(caplog):
     run = trainer(30)
     run.fit(loop, datamodule=poisson())
     told = [record.getMessage() for record in caplog.records if "privacy:" in record.getMessage()]
-    spent, rounds = loop.round_metrics["privacy/epsilon"], run.global_step
+    spent = loop.round_metrics["privacy/epsilon"]
+    rounds = run.global_step
     assert spent <= 4.0 < rule_of(1.0, rounds + 1)
     assert spent == pytest.approx(rule_of(1.0, rounds), abs=1e-9)
     assert len(told) == 1
@@ -435,7 +444,8 @@ def test_values_of_clients_are_marked_in_the_row_and_what_the_model_gives_is_not
 def test_row_csv_bar_report_and_end_tell_epsilon_and_mark_what_is_not_covered(tmp_path, caplog):
     caplog.set_level("INFO")
     loop = FederatedLoop(client(), aggregator=rule(), seed=3)
-    loggers, plots = [RoundCSVLogger(tmp_path)], RunPlots(tmp_path)
+    loggers = [RoundCSVLogger(tmp_path)]
+    plots = RunPlots(tmp_path)
     trainer(2, tmp_path, logger=loggers, callbacks=[plots]).fit(loop, datamodule=poisson())
     header, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
     names = header.split(",")
@@ -480,7 +490,8 @@ def test_a_secret_seed_stands_in_checkpoints_only_and_goes_on_from_them(tmp_path
             if trainer.current_epoch == 1:
                 trainer.save_checkpoint(tmp_path / "1.ckpt")
 
-    data, watch = poisson(secret_seed=True), Saves()
+    data = poisson(secret_seed=True)
+    watch = Saves()
     whole = fit(client(), 4, data, callbacks=[watch], aggregator=rule())
     assert data.secret not in repr(whole.parts.hyperparameters())
     assert whole.identity.objects["data.sampling_seed"] == "secret"
@@ -495,7 +506,8 @@ def test_a_secret_seed_stands_in_checkpoints_only_and_goes_on_from_them(tmp_path
 def test_who_has_the_seed_can_take_the_noise_away_and_who_has_not_cannot():
     recovered = []
     for secret in (False, True):
-        loop, data = FederatedLoop(client(Still, Wide), aggregator=rule(), seed=3), poisson(secret_seed=secret)
+        loop = FederatedLoop(client(Still, Wide), aggregator=rule(), seed=3)
+        data = poisson(secret_seed=secret)
         trainer(1).fit(loop, datamodule=data)
         noise = keyed_noise(3, "noise/0", 0)
         guess = {}

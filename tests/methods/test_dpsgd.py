@@ -65,7 +65,9 @@ def private(kind=FedAvg, net=Net, lr=0.1, z=1.0, bound=1.0, rate=0.25, **setting
 
 def test_the_sum_of_clipped_gradients_is_a_loop_over_samples():
     torch.manual_seed(0)
-    net, x, y = Net(3, (4,)), torch.randn(6, 4), torch.randint(3, (6,))
+    net = Net(3, (4,))
+    x = torch.randn(6, 4)
+    y = torch.randint(3, (6,))
     expected = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in net.named_parameters()}
     rows = {name: [] for name in expected}
     for i in range(6):
@@ -95,19 +97,22 @@ def test_without_bound_noise_and_sampling_it_is_the_method_itself_by_full_batche
 def test_removing_a_sample_changes_a_gradient_by_no_more_than_the_bound():
     generator = torch.Generator().manual_seed(0)
     rows = {"w": torch.randn(50, 300, generator=generator) * torch.logspace(-3, 6, 50)[:, None]}
-    whole, rest = clipped_sum(rows, 0.7)["w"], clipped_sum({"w": rows["w"][:-1]}, 0.7)["w"]
+    whole = clipped_sum(rows, 0.7)["w"]
+    rest = clipped_sum({"w": rows["w"][:-1]}, 0.7)["w"]
     assert (whole - rest).norm() <= 0.7 * (1 + 1e-12)
     assert (whole - rest).norm() > 0.69
 
 
 def test_the_noise_of_a_step_has_the_standard_deviation_that_is_paid_for():
-    made, n = private(net=Wide, lr=1.0, z=2.0, bound=0.5, rate=1.0), 10
+    made = private(net=Wide, lr=1.0, z=2.0, bound=0.5, rate=1.0)
+    n = 10
     loop = fit(made, 2, toy_data((n,)), local_epochs=1)
     wide = loop.client.net.wide.detach().double()
     sigma = math.sqrt(2) * 2.0 * 0.5 / n  # two rounds of one step
     assert abs(wide.std() / sigma - 1) < 4 / math.sqrt(2 * len(wide))
     single = fit(private(net=Wide, lr=1.0, z=2.0, bound=0.5, rate=1.0), 1, toy_data((n,))).client.net.wide
-    first, second = single.detach().double(), wide - single.detach().double()
+    first = single.detach().double()
+    second = wide - single.detach().double()
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 4 / math.sqrt(len(wide)), "not the same noise"
 
 
@@ -120,7 +125,8 @@ def test_every_sample_is_in_a_batch_with_the_probability_whatever_the_others_are
     samples = PoissonSamples(data.view(0, 0), 0.2, "train")
     sizes = [len(batch[0]) for epoch in range(60) for batch in samples.batches("train", epoch)]
     assert len(sizes) == 60 * 5, "an epoch has 1 / q batches"
-    mean, deviation = sum(sizes) / len(sizes), math.sqrt(40 * 0.2 * 0.8)
+    mean = sum(sizes) / len(sizes)
+    deviation = math.sqrt(40 * 0.2 * 0.8)
     assert abs(mean - 8) < 4 * deviation / math.sqrt(len(sizes))
     assert len(set(sizes)) > 5
     again = PoissonSamples(data.view(0, 1), 0.2, "train")

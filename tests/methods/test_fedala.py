@@ -38,7 +38,8 @@ class Seen(FedALA):
 
 def seen(rounds=2, data=None, net=Small, precision="32-true", **settings):
     client = Seen(net=net, optimizer=sgd(), **{"eta": 5.0, **settings})
-    client.starts, client.passes = {}, {}
+    client.starts = {}
+    client.passes = {}
     return fit(client, rounds, data, precision=precision), client
 
 
@@ -51,7 +52,8 @@ def test_one_pass_by_hand():
     data = toy_data((9, 5), dtype=torch.float64)
     loop, client = seen(2, data, first_epochs=1, share=1.0, precision="64-true")
     before = fit(fedala(), 1, toy_data((9, 5), dtype=torch.float64), precision="64-true")
-    received, own = before.client.state_dict(), before.store.memory(0)["own_models"][-1]
+    received = before.client.state_dict()
+    own = before.store.memory(0)["own_models"][-1]
     net = copy.deepcopy(before.client.net)
     names = ["net.head.weight", "net.head.bias"]
     mixing = {name: torch.ones_like(own[name]) for name in names}
@@ -106,7 +108,9 @@ def test_settled():
 
 
 def test_samples_are_drawn_anew_every_round():
-    data, one, client = toy_data((20,)), toy_data((1,)), fedala()
+    data = toy_data((20,))
+    one = toy_data((1,))
+    client = fedala()
     for each in (data, one):
         each.setup("fit")
     drawn = [client.drawn(data.view(0, r)) for r in (0, 1, 1)]

@@ -34,14 +34,16 @@ def test_a_block_without_output_has_norm_and_gradient_0():
 
 def test_transmission_pools_the_larger_map_and_divides_by_the_positions():
     g = torch.Generator().manual_seed(0)
-    before, after = torch.randn(2, 3, 4, 4, generator=g), torch.randn(2, 5, 2, 2, generator=g)
+    before = torch.randn(2, 3, 4, 4, generator=g)
+    after = torch.randn(2, 5, 2, 2, generator=g)
     pooled = before.unflatten(2, (2, 2)).unflatten(4, (2, 2)).mean((3, 5))
     expected = torch.einsum("bchw,bdhw->bcd", pooled, after) / 4
     torch.testing.assert_close(transmission(before, after), expected)
 
 
 def test_the_term_has_the_value_mu_ce_and_vanishes_where_both_agree():
-    ce, full = torch.tensor(1.3), torch.tensor([1.0, 2.0])
+    ce = torch.tensor(1.3)
+    full = torch.tensor([1.0, 2.0])
     assert float(aligned(ce, full + 0.5, full, 0.45)) == pytest.approx(0.45 * 1.3)
     narrow = full.clone().requires_grad_()
     value = aligned(ce, narrow, full, 0.45)
@@ -53,7 +55,8 @@ def test_the_term_has_the_value_mu_ce_and_vanishes_where_both_agree():
 @pytest.mark.parametrize("net", NETS, ids=lambda net: f"{net.func.__name__}{net.keywords['depth']}")
 def test_the_stages_are_the_net_and_the_narrow_block_is_its_first_channels(net, narrow_input):
     """At width 1 it is the block; at 1/4 its output has a quarter of the channels, and statistics stay."""
-    built, x = net(3, (3, 16, 16)).eval(), torch.randn(2, 3, 16, 16)
+    built = net(3, (3, 16, 16)).eval()
+    x = torch.randn(2, 3, 16, 16)
     before, last, after = built.stages()
     inner = before(x)
     outer = last(inner)
@@ -96,11 +99,13 @@ def test_widths_are_multiples_of_8():
 
 def by_hand(client, x, y, narrow_input):
     """ℓ, and the gradient of CE + μ (CE/ℓ) ℓ at the first layer of the last block, layer by layer."""
-    p, net = dict(client.net.named_parameters()), client.net
+    p = dict(client.net.named_parameters())
+    net = client.net
     blocks = [f"body.5.{k}" for k in range(len(net.body[5]))]
 
     def norm(z, name, width):
-        mean, var = z.mean((0, 2, 3), keepdim=True), z.var((0, 2, 3), correction=0, keepdim=True)
+        mean = z.mean((0, 2, 3), keepdim=True)
+        var = z.var((0, 2, 3), correction=0, keepdim=True)
         scale, shift = (p[f"{name}.{entry}"][:width, None, None] for entry in ("weight", "bias"))
         return (z - mean) / (var + 1e-5).sqrt() * scale + shift
 
@@ -146,7 +151,8 @@ def test_a_step_is_that_of_the_net_narrowed_by_hand(depth, narrow_input):
     settings = {"net": partial(FedAlignResNet, depth=depth), "num_classes": 3, "input_shape": (1, 8, 8)}
     client = FedAlign(**settings) if narrow_input else FedAlign(narrow_input=False, **settings)
     client.double().train()
-    x, y = torch.randn(4, 1, 8, 8).double(), torch.tensor([0, 1, 2, 0])
+    x = torch.randn(4, 1, 8, 8).double()
+    y = torch.tensor([0, 1, 2, 0])
     gap, gradient = by_hand(client, x, y, narrow_input)
     found = {}
     client.log_dict = found.update
@@ -180,7 +186,8 @@ def test_the_term_reaches_the_last_block_only():
 def test_it_stacks(net):
     client = FedAlign(net=net, num_classes=3, input_shape=(1, 8, 8)).double()
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(3, 5, 1, 8, 8, generator=g).double(), torch.randint(3, (3, 5), generator=g)
+    x = torch.randn(3, 5, 1, 8, 8, generator=g).double()
+    y = torch.randint(3, (3, 5), generator=g)
     torch.testing.assert_close(*stacked_and_alone(client, {}, x, y), rtol=1e-6, atol=1e-9)
 
 

@@ -21,9 +21,11 @@ def test_two_rounds_equal_the_algorithm_by_hand():
     loop = fit(client, 2, data, precision="64-true", local_epochs=2)
     start = fit(FedAvg(net=Perceptron), 0, data, precision="64-true").client.net.double()
     for t, cohort in enumerate(data.schedule):
-        states, sizes = [], []
+        states = []
+        sizes = []
         for client_id in cohort:
-            local, net = data.view(client_id, t), copy.deepcopy(start)
+            local = data.view(client_id, t)
+            net = copy.deepcopy(start)
             for epoch in range(2):
                 for x, y in local.batches(epoch=epoch):
                     net.zero_grad()

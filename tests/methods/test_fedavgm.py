@@ -24,7 +24,8 @@ def test_as_printed_it_is_torchs_sgd_with_momentum(nesterov):
 
 @pytest.mark.parametrize("form", [{}, {"nesterov": True}, {"ema": True}])
 def test_without_momentum_it_is_fedavg(form):
-    plain, ours = weights_of(server(None)), weights_of(server(partial(FedAvgM, momentum=0.0, **form)))
+    plain = weights_of(server(None))
+    ours = weights_of(server(partial(FedAvgM, momentum=0.0, **form)))
     for name, value in plain.items():
         torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-7)
 

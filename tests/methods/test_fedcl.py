@@ -34,7 +34,8 @@ class Watch(pl.Callback):
     """What every client used, by round and client, and the bytes of every round."""
 
     def __init__(self):
-        self.used, self.bytes = [], []
+        self.used = []
+        self.bytes = []
 
     def on_train_epoch_start(self, trainer, loop):
         self.used.append({})
@@ -105,7 +106,8 @@ def test_mas_of_a_linear_net_is_its_closed_form(monkeypatch):
 
 def test_si_of_a_quadratic_is_that_of_its_path_by_hand():
     """L = ½ a (w − b)²: two steps, by the mean of two samples and by a third."""
-    w, targets = {"w": torch.tensor([1.0, 5.0])}, torch.tensor([[3.0, 5.0], [5.0, 5.0], [0.0, 6.0]])
+    w = {"w": torch.tensor([1.0, 5.0])}
+    targets = torch.tensor([[3.0, 5.0], [5.0, 5.0], [0.0, 6.0]])
     curvature = torch.tensor([2.0, 1.0])
 
     def loss(params, b):
@@ -121,13 +123,15 @@ def test_si_of_a_quadratic_is_that_of_its_path_by_hand():
 def test_si_is_that_of_sgd_over_the_proxy_set():
     """Of torch's own SGD on a copy in float64, BatchNorm on running statistics; the weights stay as they are."""
     client = fedcl(importance="si", importance_batch=4, importance_lr=0.1, num_classes=3, input_shape=(4,))
-    net, before = copy.deepcopy(client.net).double().eval(), copy.deepcopy(client.state_dict())
+    net = copy.deepcopy(client.net).double().eval()
+    before = copy.deepcopy(client.state_dict())
     weights = {name: value.detach() for name, value in client.params().items()}
     assert client.samples_at_once(weights) == 4
     batches = [*zip(*(t.split(4) for t in PROXY), strict=True)]
     omega = client.importance_of(weights, batches)
     start = {name: value.detach().clone() for name, value in net.named_parameters()}
-    optimizer, fall = torch.optim.SGD(net.parameters(), lr=0.1), dict.fromkeys(start, 0.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    fall = dict.fromkeys(start, 0.0)
     for inputs, labels in batches:
         last = {name: value.detach().clone() for name, value in net.named_parameters()}
         optimizer.zero_grad()
@@ -187,11 +191,13 @@ def test_it_is_sent_every_interval_rounds_and_costs_bytes_only_there():
 @pytest.mark.parametrize("missing", ["identity", "cached", "local"])
 def test_what_stands_in_for_a_missing_importance(missing):
     """Client 2 comes late, in a round that sends nothing; client 3 has no data."""
-    schedule, watch = [[0, 1], [0, 2, 3], [1, 2]], Watch()
+    schedule = [[0, 1], [0, 2, 3], [1, 2]]
+    watch = Watch()
     source = data(schedule=schedule, sizes=(7, 12, 5, 0, 16))
     client = fedcl(interval=2, when_missing=missing)
     loop = fit(client, 3, source, callbacks=[watch])
-    sent, later = watch.used[0][0], watch.used[2][1]
+    sent = watch.used[0][0]
+    later = watch.used[2][1]
     assert equal(sent, watch.used[0][1])
     assert equal(later, watch.used[2][2])
     assert not equal(sent, later)
@@ -244,7 +250,8 @@ def edges(kind, rounds=3, strength=0.5, personal=None, **settings):
 @pytest.mark.parametrize("kind", ["mas", "si"])
 def test_a_run_with_a_further_importance_keeps_the_laws_of_runs(kind, tmp_path):
     """Deterministic, resumed exactly, the same with clients trained at once, close to itself in bfloat16."""
-    whole, half = edges(kind), edges(kind, 1)
+    whole = edges(kind)
+    half = edges(kind, 1)
     half.trainer.save_checkpoint(tmp_path / "half.ckpt")
     resumed = edges(kind, ckpt_path=tmp_path / "half.ckpt")
     assert equal(weights_of(resumed), weights_of(whole))
@@ -276,7 +283,8 @@ class Classifier(pl.LightningModule):
 
     def __init__(self, reads=False):
         super().__init__()
-        self.net, self.reads = nn.Linear(4, 3), reads
+        self.net = nn.Linear(4, 3)
+        self.reads = reads
 
     def training_step(self, batch, batch_idx):
         loss = F.cross_entropy(self.net(batch[0]), batch[1])
@@ -325,7 +333,8 @@ def test_importance_is_estimated_on_batches_as_training_sees_them(missing):
     """On the proxy set at the server, and on its own data at a client: through the user's transfer hooks."""
     watches = []
     for kind in (Turns, Classifier):
-        watch, module = Watch(), kind()
+        watch = Watch()
+        module = kind()
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))

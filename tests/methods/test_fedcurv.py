@@ -37,7 +37,8 @@ def test_u_and_v_are_the_sums_of_all_clients_latest(fisher):
     loop = fit(FedCurv(lam=0.1, fisher=fisher, net=BatchNormNet, optimizer=sgd()), 3, data)
     assert not loop.store.record(1)[0]
     for name in ("u", "v"):
-        kept, mean = getattr(loop.server_module, name), mean_in_memory(loop, name)
+        kept = getattr(loop.server_module, name)
+        mean = mean_in_memory(loop, name)
         for entry, value in mean.items():
             torch.testing.assert_close(kept[entry], 4 * value, rtol=1e-5, atol=1e-6)
 
@@ -56,7 +57,8 @@ class Pulls(pl.Callback):
     """Notes the penalty's coefficients that each client had in each round."""
 
     def __init__(self):
-        self.rounds, self.memories = [], []
+        self.rounds = []
+        self.memories = []
 
     def on_train_epoch_start(self, trainer, loop):
         self.rounds.append({})
@@ -156,7 +158,8 @@ def test_the_order_of_clients_does_not_matter():
 def test_it_stacks():
     client = FedCurv(lam=0.3, net=Small, num_classes=3, input_shape=(4,)).double()
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(3, 5, 4, generator=g).double(), torch.randint(3, (3, 5), generator=g)
+    x = torch.randn(3, 5, 4, generator=g).double()
+    y = torch.randint(3, (3, 5), generator=g)
     params = client.params() or dict(client.named_parameters())
     u, v = ({n: torch.rand(3, *p.shape, generator=g).double() for n, p in params.items()} for _ in range(2))
     torch.testing.assert_close(*stacked_and_alone(client, {"u": u, "v": v}, x, y))

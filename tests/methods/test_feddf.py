@@ -35,7 +35,8 @@ class Watched(FedDFServer):
 
 
 def feddf(rounds=1, client=None, on=None, rule=None, **settings):
-    side, watch = Watched(**{"distill_steps": 30, "distill_lr": 0.05, **settings}), Updates()
+    side = Watched(**{"distill_steps": 30, "distill_lr": 0.05, **settings})
+    watch = Updates()
     client = client or FedAvg(net=BatchNormNet, optimizer=sgd())
     loop = FederatedLoop(client, rule, server_module=side, seed=3)
     fit(None, rounds, data() if on is None else on, loop=loop, callbacks=[watch])

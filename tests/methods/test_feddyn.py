@@ -31,7 +31,8 @@ def test_h_is_the_mean_of_all_clients_g_i(weighting):
     """Under partial participation, with a client that has no data; the mean's weights do not matter."""
     data = toy_data((7, 0, 5, 9, 16), participation=0.6)
     loop = fit(FedDyn(net=BatchNormNet, optimizer=sgd()), 4, data, local_epochs=2, weighting=weighting)
-    h, mean = loop.server_module.correction, mean_in_memory(loop, "gradient")
+    h = loop.server_module.correction
+    mean = mean_in_memory(loop, "gradient")
     assert any(value.abs().max() > 1e-4 for value in mean.values())
     assert not loop.store.record(1)[0]
     for name, value in mean.items():

@@ -41,7 +41,8 @@ def naive_cal(z, y, p):
 
 
 def naive_dis(z, teacher, p):
-    empty, total = [c for c in range(len(p)) if not p[c]], 0.0
+    empty = [c for c in range(len(p)) if not p[c]]
+    total = 0.0
     for row, other in zip(z.tolist(), teacher.tolist(), strict=True):
         q = [math.exp(row[c]) / sum(math.exp(row[o]) for o in empty) for c in empty]
         q_g = [math.exp(other[c]) / sum(math.exp(other[o]) for o in empty) for c in empty]
@@ -50,7 +51,8 @@ def naive_dis(z, teacher, p):
 
 
 def naive_logit(z, y, p, form):
-    total, rows = 0.0, list(zip(z.tolist(), y.tolist(), strict=True))
+    total = 0.0
+    rows = list(zip(z.tolist(), y.tolist(), strict=True))
     for c in range(len(p)):
         if not p[c]:
             continue
@@ -167,7 +169,8 @@ def test_steps_of_clients_with_other_classes_stack():
     client = FedED(lam=0.3, omega=0.02, net=Small, num_classes=3, input_shape=(4,)).double()
     client.load_teacher("global")
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(3, 5, 4, generator=g).double(), torch.tensor([[0, 1, 0, 1, 1], [2] * 5, [0, 1, 2, 2, 0]])
+    x = torch.randn(3, 5, 4, generator=g).double()
+    y = torch.tensor([[0, 1, 0, 1, 1], [2] * 5, [0, 1, 2, 2, 0]])
     prior = in_local(torch.tensor([[5, 3, 0], [0, 0, 9], [1, 2, 4]]))
     torch.testing.assert_close(*stacked_and_alone(client, {"prior": prior}, x, y))
 
@@ -190,7 +193,8 @@ def test_the_printed_weight_stops_the_run_with_cause_and_remedy(omega):
 
 
 def test_the_default_is_the_authors_form_and_the_printed_one_has_no_default_weight():
-    ours, printed = FedED(), FedED(omega=1, logit_form="paper")
+    ours = FedED()
+    printed = FedED(omega=1, logit_form="paper")
     assert (ours.logit_form, ours.omega, ours.lam) == ("official", 0.005, 0.1)
     assert (printed.logit_form, printed.omega) == ("paper", 1)
 
@@ -236,7 +240,8 @@ def test_the_number_of_empty_classes_is_logged():
 
 def prototypes(n, seed):
     """Six classes of 784 inputs with MNIST's mean square and more noise than signal."""
-    centres, g = torch.randn(6, 784, generator=torch.Generator().manual_seed(99)), torch.Generator().manual_seed(seed)
+    centres = torch.randn(6, 784, generator=torch.Generator().manual_seed(99))
+    g = torch.Generator().manual_seed(seed)
     y = torch.randint(6, (n,), generator=g)
     return centres[y] + 2 * torch.randn(n, 784, generator=g), y
 

@@ -39,7 +39,8 @@ def aggregate(deltas, sizes, **settings):
 
 @pytest.mark.parametrize("eps_scale", ["paper", "code"])
 def test_the_step_is_that_of_a_loop_and_a_client_without_data_is_left_out(eps_scale):
-    deltas, sizes = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), [3, 0, 5, 1, 2]
+    deltas = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    sizes = [3, 0, 5, 1, 2]
     aggregator, new = aggregate(deltas, sizes, eps=0.1, eps_scale=eps_scale)
     p = [n / sum(sizes) for n in sizes]
     mean = [sum(weight * row[k] for weight, row in zip(p, deltas.tolist(), strict=True)) for k in range(4)]
@@ -80,11 +81,14 @@ def test_a_cohort_of_one_is_fedavg_bit_for_bit():
 
 def test_what_is_evaluated_is_the_mean_of_two_rounds_and_is_not_fed_back():
     """In the first round the round's own weights; averages and last weights give the same training."""
-    loops, evaluated, trained = {}, {}, {}
+    loops = {}
+    evaluated = {}
+    trained = {}
     for average_last in (True, False):
         aggregator = FedEXPAggregator(eps=1e-6, average_last=average_last)
         client = FedAvg(net=BatchNormNet, optimizer=sgd())
-        seen, after = [], []
+        seen = []
+        after = []
         inner = aggregator.evaluation_weights
 
         def spy(weights, inner=inner, seen=seen, after=after):
@@ -95,13 +99,15 @@ def test_what_is_evaluated_is_the_mean_of_two_rounds_and_is_not_fed_back():
 
         aggregator.evaluation_weights = spy
         loops[average_last] = fit(client, 3, loop=FederatedLoop(client, aggregator, seed=3))
-        evaluated[average_last], trained[average_last] = seen, after
+        evaluated[average_last] = seen
+        trained[average_last] = after
     for a, b in zip(*trained.values(), strict=True):
         assert equal(a, b)
     assert equal(evaluated[True][0], trained[True][0])
     for r in (1, 2):
         for name, value in evaluated[True][r].items():
-            now, before = trained[True][r][name], trained[True][r - 1][name]
+            now = trained[True][r][name]
+            before = trained[True][r - 1][name]
             assert value.dtype == now.dtype
             torch.testing.assert_close(value, ((now.double() + before.double()) / 2).to(now.dtype), rtol=0, atol=1e-6)
         assert equal(evaluated[False][r], trained[False][r])
@@ -125,7 +131,9 @@ def test_its_state_is_in_the_checkpoint(tmp_path):
         client = FedAvg(net=BatchNormNet, optimizer=sgd())
         return FederatedLoop(client, FedEXPAggregator(eps=1e-6), seed=3)
 
-    whole, first, second = loop(), loop(), loop()
+    whole = loop()
+    first = loop()
+    second = loop()
     trainer(3).fit(whole, datamodule=toy_data((4, 4, 4)))
     run = trainer(2)
     run.fit(first, datamodule=toy_data((4, 4, 4)))

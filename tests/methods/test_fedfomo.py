@@ -71,7 +71,8 @@ def test_equations():
     assert raw.tolist() == pytest.approx([0.4, -4.0])
     assert candidate_weights(raw).tolist() == [1.0, 0.0]
     assert candidate_weights(torch.tensor([-1.0, 0.0])).tolist() == [0.0, 0.0]
-    own, other = {"w": torch.tensor([1.0]), "n": torch.tensor(3)}, {"w": torch.tensor([3.0]), "n": torch.tensor(4)}
+    own = {"w": torch.tensor([1.0]), "n": torch.tensor(3)}
+    other = {"w": torch.tensor([3.0]), "n": torch.tensor(4)}
     new = moved_towards(own, [other], torch.tensor([0.5]))
     assert new["w"].item() == 2
     assert new["n"].item() == 4  # 3.5, half to even
@@ -124,7 +125,10 @@ def test_the_server_s_mean_is_the_cohort_s_by_all_its_samples():
 class Server:
     """What the server side sees of a federation of four."""
 
-    num_clients, round_idx, weights, trainable = 4, 0, {"w": torch.zeros(2)}, ("w",)
+    num_clients = 4
+    round_idx = 0
+    weights = {"w": torch.zeros(2)}
+    trainable = ("w",)
 
     def __init__(self, **settings):
         self.module = fedfomo(**settings)

@@ -25,14 +25,16 @@ class Watch(pl.Callback):
     """What every client used and its loss at each step, by round and client."""
 
     def __init__(self):
-        self.used, self.losses = [], []
+        self.used = []
+        self.losses = []
 
     def on_train_epoch_start(self, trainer, loop):
         self.used.append({})
         self.losses.append({})
 
     def on_client_start(self, trainer, loop, client_id):
-        inner, steps = loop.parts.services.log, self.losses[-1].setdefault(client_id, [])
+        inner = loop.parts.services.log
+        steps = self.losses[-1].setdefault(client_id, [])
 
         def log(name, value, *args, **kwargs):
             if name == "train/ka":
@@ -57,7 +59,8 @@ def run(client, rounds=2, data=None, **settings):
 def test_the_loss_is_that_of_a_loop():
     g = torch.Generator().manual_seed(0)
     received, local = (torch.randn(4, 5, generator=g, dtype=torch.float64) for _ in range(2))
-    kept, valid = torch.tensor([True, False, True, True, False]), torch.tensor([True, True, False, True])
+    kept = torch.tensor([True, False, True, True, False])
+    valid = torch.tensor([True, True, False, True])
     total = sum(
         (received[a, k].item() - local[a, k].item()) ** 2 for a in range(4) for k in range(5) if valid[a] and kept[k]
     )
@@ -91,7 +94,8 @@ def test_missing_classes_are_shared_and_non_dominant_ones_local():
 
 
 def test_hard_and_proficient_take_the_extreme_loss_and_the_first_of_equals():
-    labels, losses = torch.tensor([1, 0, 1, 1, 0]), torch.tensor([2.0, 9.0, 2.0, 1.0, -1.0])
+    labels = torch.tensor([1, 0, 1, 1, 0])
+    losses = torch.tensor([2.0, 9.0, 2.0, 1.0, -1.0])
     assert pick(labels, 1, "hard", losses, None) == 0
     assert pick(labels, 1, "proficient", losses, None) == 3
     drawn = {pick(labels, 1, "random", torch.empty(0), torch.Generator().manual_seed(seed)) for seed in range(30)}
@@ -128,8 +132,11 @@ def test_anchors_leave_running_statistics_and_gradients_of_the_batch_alone():
     client = FedKA(beta=0.5, gamma=0.4, net=partial(BatchNormNet, dropout=0.0), num_classes=3, input_shape=(4,))
     client.log = lambda *args: None
     g = torch.Generator().manual_seed(0)
-    x, y, anchors = torch.randn(6, 4, generator=g), torch.tensor([0, 1, 0, 1, 1, 0]), torch.randn(3, 4, generator=g)
-    kept, valid = torch.tensor([True, False, True]), torch.tensor([True, True, False])
+    x = torch.randn(6, 4, generator=g)
+    y = torch.tensor([0, 1, 0, 1, 1, 0])
+    anchors = torch.randn(3, 4, generator=g)
+    kept = torch.tensor([True, False, True])
+    valid = torch.tensor([True, True, False])
     received = torch.randn(3, 3, generator=g)
     client.context.round = {"anchors": anchors, "kept": kept, "valid": valid, "received": received}
     client.net.body[1].running_mean.fill_(0.3)
@@ -247,7 +254,8 @@ def test_a_study_may_draw_anchors_of_its_own():
 def test_steps_of_clients_with_other_anchors_stack():
     client = FedKA(beta=0.5, net=BatchNormNet, num_classes=3, input_shape=(4,)).double().eval()
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(3, 5, 4, generator=g).double(), torch.randint(3, (3, 5), generator=g)
+    x = torch.randn(3, 5, 4, generator=g).double()
+    y = torch.randint(3, (3, 5), generator=g)
     buffers = {
         "anchors": torch.randn(3, 3, 4, generator=g).double(),
         "received": torch.randn(3, 3, 3, generator=g).double(),

@@ -51,7 +51,8 @@ def test_the_loss_and_its_gradient_are_those_of_a_loop(form, counts):
     client.log = lambda *args: None
     client.round_buffer("margins", margins(torch.tensor(counts), 0.7, form))
     client.round["margins"] = margins(torch.tensor(counts), 0.7, form)  # the buffer is float32, as the net
-    ours, expected = client.training_step((None, y), 0), naive(logits, y, counts, form, 0.7)
+    ours = client.training_step((None, y), 0)
+    expected = naive(logits, y, counts, form, 0.7)
     torch.testing.assert_close(ours, torch.as_tensor(expected, dtype=torch.float64))
     (gradient,) = torch.autograd.grad(ours, logits)
     if sum(n > 0 for n in counts) > 1:
@@ -71,7 +72,8 @@ def test_the_paper_s_form_pulls_the_true_logit_for_ever():
 def test_it_stacks(form):
     client = client_of(form, num_classes=3, input_shape=(4,)).double()
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(3, 5, 4, generator=g).double(), torch.tensor([[0, 1, 0, 1, 1], [2] * 5, [0, 1, 2, 2, 0]])
+    x = torch.randn(3, 5, 4, generator=g).double()
+    y = torch.tensor([[0, 1, 0, 1, 1], [2] * 5, [0, 1, 2, 2, 0]])
     shift = margins(torch.tensor([[5, 3, 0], [0, 0, 9], [1, 2, 4]]), 0.5, form)
     torch.testing.assert_close(*stacked_and_alone(client, {"margins": shift}, x, y))
 

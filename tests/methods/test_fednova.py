@@ -20,7 +20,8 @@ UNEQUAL = [1, 4, 2, 3, 1]
 
 def nova(client=None, rounds=2, data=None, precision="64-true", weighting="samples", epochs=2, **settings):
     """A run's rule, updates and weights, in float64."""
-    watch, rule = Updates(), FedNovaAggregator(weighting=weighting, **settings)
+    watch = Updates()
+    rule = FedNovaAggregator(weighting=weighting, **settings)
     client = client or FedAvg(net=BatchNormNet, optimizer=sgd())
     loop = FederatedLoop(client, rule, seed=3, local_epochs=epochs)
     fit(None, rounds, data or toy_data(dtype=torch.float64), loop=loop, callbacks=[watch], precision=precision)
@@ -34,7 +35,9 @@ def test_the_step_is_that_of_a_loop(tau_eff, weighting):
     client = FedProx(mu=0.2, net=BatchNormNet, optimizer=sgd(0.05))
     data = toy_data((7, 0, 12, 5, 9), dtype=torch.float64)
     loop, watch = nova(client, 2, data, tau_eff=tau_eff, weighting=weighting, epochs=[1, 2, 4, 0, 3])
-    updates, before, after = watch.rounds[1], watch.after[0], watch.after[1]
+    updates = watch.rounds[1]
+    before = watch.after[0]
+    after = watch.after[1]
     assert [update.num_steps > 0 for update in updates.values()] == [True, False, True, False, True]
     n = {c: update.num_samples if weighting == "samples" else 1 for c, update in updates.items() if update.num_steps}
     E = {c: updates[c].accumulated_lr for c in n}
@@ -69,7 +72,8 @@ def test_without_momentum_and_terms_both_lengths_agree():
 
 def test_running_statistics_take_the_mean_and_stay_positive():
     loop, watch = nova(epochs=[1, 40, 1, 1, 1], rounds=1)
-    updates, n = watch.rounds[0].values(), sum(update.num_samples for update in watch.rounds[0].values())
+    updates = watch.rounds[0].values()
+    n = sum(update.num_samples for update in watch.rounds[0].values())
     name = "net.body.1.running_var"
     mean = sum(update.num_samples * update.weights[name] for update in updates) / n
     torch.testing.assert_close(watch.after[0][name], mean)
@@ -189,7 +193,8 @@ def test_a_client_that_starts_from_its_own_model_is_refused_by_both_names(rule):
 
 def test_only_the_steps_that_train_what_is_shared_are_a_client_s_length():
     """FedRep's steps of the head move nothing that is sent: they count as steps, but not as length."""
-    watch, settings = Updates(), {"net": BatchNormNet, "optimizer": sgd(0.05, momentum=0.0)}
+    watch = Updates()
+    settings = {"net": BatchNormNet, "optimizer": sgd(0.05, momentum=0.0)}
     loop = FederatedLoop(FedRep(head_epochs=3, body_epochs=1, **folded(settings)), FedNovaAggregator(), seed=3)
     fit(None, 1, toy_data((7, 12)), loop=loop, callbacks=[watch])
     assert [(u.num_steps, pytest.approx(u.accumulated_lr)) for u in watch.rounds[0].values()] == [(8, 0.1), (12, 0.15)]
@@ -231,11 +236,14 @@ def test_steps_count_with_the_learning_rate_of_their_phase_and_round():
         def phases(self, exchange):
             return (Phase(lr=0.02), Phase(lr=0.02))
 
-    watch, sizes = Updates(), (5, 15)
+    watch = Updates()
+    sizes = (5, 15)
     client = Phased(net=Small, optimizer=sgd(0.7, momentum=0.0))
     loop = FederatedLoop(client, FedNovaAggregator("steps"), seed=3, lr_decay=0.5)
     fit(None, 2, toy_data(sizes, dtype=torch.float64), loop=loop, callbacks=[watch], precision="64-true")
-    updates, before, after = watch.rounds[1], watch.after[0], watch.after[1]
+    updates = watch.rounds[1]
+    before = watch.after[0]
+    after = watch.after[1]
     assert float(loop.aggregator.tau_eff) == pytest.approx((5 * 2 + 15 * 6) / 20)
     name = "net.head.weight"
     step = sum(n * (updates[c].weights[name] - before[name]) / (2, 6)[c] for c, n in enumerate(sizes)) / 20

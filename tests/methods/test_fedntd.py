@@ -53,14 +53,16 @@ def naive_mse(local, teacher, target):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("ntd_weight", [0.0, 0.3, 1.0])
 def test_distillation_equals_a_naive_loop(temperature, ntd_weight):
-    local, teacher = logits(0), logits(1)
+    local = logits(0)
+    teacher = logits(1)
     kd, ntd = (naive(local, teacher, TARGET, temperature, not_true) for not_true in (False, True))
     value = distillation(local, teacher, TARGET, temperature, ntd_weight)
     assert value.item() == pytest.approx((1 - ntd_weight) * kd + ntd_weight * ntd, rel=1e-12)
 
 
 def test_mse_equals_a_naive_loop():
-    local, teacher = logits(0), logits(1)
+    local = logits(0)
+    teacher = logits(1)
     value = distillation(local, teacher, TARGET, distance="mse")
     assert value.item() == pytest.approx(naive_mse(local, teacher, TARGET), rel=1e-12)
     kept = ~F.one_hot(TARGET, 4).bool()
@@ -70,7 +72,8 @@ def test_mse_equals_a_naive_loop():
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
 def test_the_gradient_is_that_of_the_paper_and_none_in_the_true_class(temperature):
     """∂L/∂z_c = τ (q̃_l − q̃_g) / B for c ≠ y, exactly 0 for c = y; none in the teacher."""
-    local, teacher = logits(0).requires_grad_(), logits(1).requires_grad_()
+    local = logits(0).requires_grad_()
+    teacher = logits(1).requires_grad_()
     not_true_distillation(local, teacher, TARGET, temperature).backward()
     for b, y in enumerate(TARGET.tolist()):
         kept = [c for c in range(4) if c != y]
@@ -83,7 +86,8 @@ def test_the_gradient_is_that_of_the_paper_and_none_in_the_true_class(temperatur
 
 @pytest.mark.parametrize("distance", ["kl", "mse"])
 def test_it_does_not_see_true_logits_nor_the_order_of_classes(distance):
-    local, teacher = logits(0), logits(1)
+    local = logits(0)
+    teacher = logits(1)
     form = partial(distillation, distance=distance)
     value = form(local, teacher, TARGET)
     true = F.one_hot(TARGET, 4).bool()
@@ -111,7 +115,8 @@ def test_one_or_two_classes_leave_nothing_to_distil(classes):
 
 def test_a_batch_of_one_and_a_batch_of_one_class():
     for target in (TARGET[:1], torch.full((5,), 2)):
-        local, teacher = logits(0)[: len(target)], logits(1)[: len(target)]
+        local = logits(0)[: len(target)]
+        teacher = logits(1)[: len(target)]
         expected = naive(local, teacher, target, 1.0, True)
         assert not_true_distillation(local, teacher, target).item() == pytest.approx(expected, rel=1e-12)
 
@@ -129,14 +134,17 @@ def test_huge_logits_stay_finite_in_float32(temperature, ntd_weight):
 
 @pytest.mark.parametrize("distance", ["kl", "mse"])
 def test_half_types_are_raised(distance):
-    local, teacher = logits(0).bfloat16(), logits(1).bfloat16()
+    local = logits(0).bfloat16()
+    teacher = logits(1).bfloat16()
     value = distillation(local, teacher, TARGET, distance=distance)
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, distillation(local.float(), teacher.float(), TARGET, distance=distance))
 
 
 def test_it_runs_under_vmap():
-    local, teacher, target = logits(0).view(5, 1, 4), logits(1).view(5, 1, 4), TARGET.view(5, 1)
+    local = logits(0).view(5, 1, 4)
+    teacher = logits(1).view(5, 1, 4)
+    target = TARGET.view(5, 1)
     for distance, ntd_weight in (("kl", 1.0), ("kl", 0.4), ("mse", 1.0)):
         form = partial(distillation, distance=distance, ntd_weight=ntd_weight)
         stacked = torch.func.vmap(torch.func.grad_and_value(form))(local, teacher, target)
@@ -165,14 +173,17 @@ def test_two_rounds_equal_a_loop_by_hand(form):
     data = toy_data((9,), batch_size=4, dtype=torch.float64)
     loop = fit(FedNTD(**form, net=Small, optimizer=sgd()), 2, data, precision="64-true", local_epochs=2)
     net = fit(FedAvg(net=Small), 0, data, precision="64-true").client.net.double()
-    beta, convex = form.get("beta", 1.0), form.get("kd_form") == "convex"
-    temperature, weight = form.get("temperature", 1.0), form.get("ntd_weight", 1.0)
+    beta = form.get("beta", 1.0)
+    convex = form.get("kd_form") == "convex"
+    temperature = form.get("temperature", 1.0)
+    weight = form.get("ntd_weight", 1.0)
     for t in range(2):
         teacher = copy.deepcopy(net).eval()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         for epoch in range(2):
             for x, y in data.view(0, t).batches(epoch=epoch):
-                z, g = net(x), teacher(x).detach()
+                z = net(x)
+                g = teacher(x).detach()
                 if form.get("distance") == "mse":
                     kept = ~F.one_hot(y, 3).bool()
                     term = F.mse_loss(z[kept], g[kept])

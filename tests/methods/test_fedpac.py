@@ -28,7 +28,8 @@ def fedpac(kind=FedPAC, **settings):
 
 
 def test_statistics_by_a_loop():
-    f, y = torch.randn(9, 4).double(), torch.tensor([0, 0, 2, 2, 2, 0, 2, 2, 2])
+    f = torch.randn(9, 4).double()
+    y = torch.tensor([0, 0, 2, 2, 2, 0, 2, 2, 2])
     found = feature_statistics(f, y, 4)
     p = torch.tensor([3, 0, 6, 0]).double() / 9
     means = torch.stack([f[y == c].mean(0) if p[c] else torch.zeros(4).double() for c in range(4)])
@@ -41,7 +42,8 @@ def test_statistics_by_a_loop():
 
 
 def test_equal_clients_share_a_head_and_a_distant_one_keeps_its_own():
-    h, v = torch.zeros(3, 2, 2).double(), torch.tensor([0.1, 0.1, 0.1]).double()
+    h = torch.zeros(3, 2, 2).double()
+    v = torch.tensor([0.1, 0.1, 0.1]).double()
     h[2] = 50.0
     found = combinations(h, v)
     torch.testing.assert_close(found, torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]).double())

@@ -17,7 +17,9 @@ Small = partial(Perceptron, hidden=(6,))
 
 def test_a_round_equals_gradient_steps_with_the_pull_by_hand():
     """θ ← θ − η (∇L + μ (θ − x)) with momentum: the pull enters before decay and momentum."""
-    mu, lr, decay = 0.7, 0.1, 0.05
+    mu = 0.7
+    lr = 0.1
+    decay = 0.05
     data = toy_data((9,), batch_size=4, dtype=torch.float64)
     client = FedProx(mu=mu, net=Small, optimizer=sgd(lr, 0.9, weight_decay=decay))
     loop = fit(client, 1, data, precision="64-true", local_epochs=3)
@@ -41,7 +43,8 @@ class First(FedProx):
 
     def training_step(self, batch, batch_idx):
         if not self.num_steps:
-            loss, plain = super().training_step(batch, batch_idx), self.local_loss(batch, batch_idx)
+            loss = super().training_step(batch, batch_idx)
+            plain = self.local_loss(batch, batch_idx)
             params = list(self.params().values())
             gradients = [torch.autograd.grad(value, params, retain_graph=True) for value in (loss, plain)]
             self.equal.append(all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)) and bool(loss == plain))

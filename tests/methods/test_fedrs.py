@@ -52,7 +52,8 @@ def test_a_client_without_data_has_a_finite_scale():
 def test_it_stacks():
     client = FedRS(net=Small, num_classes=3, input_shape=(4,)).double()
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(3, 5, 4, generator=g).double(), torch.randint(3, (3, 5), generator=g)
+    x = torch.randn(3, 5, 4, generator=g).double()
+    y = torch.randint(3, (3, 5), generator=g)
     scale = torch.stack([scaling(counts, 0.5) for counts in torch.tensor([[5, 3, 0], [0, 0, 9], [1, 2, 4]])])
     torch.testing.assert_close(*stacked_and_alone(client, {"scale": scale}, x, y))
 

@@ -83,7 +83,8 @@ def test_weights_sum_to_one_and_keep_the_client_s_own_knowledge(beta):
 
 
 def test_clients_and_classes_may_be_renumbered():
-    clients, classes = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 2, 0])
+    clients = torch.tensor([2, 0, 3, 1])
+    classes = torch.tensor([1, 2, 0])
     torch.testing.assert_close(fuse(knowledge()[clients], 2.0), fuse(knowledge(), 2.0)[clients])
     torch.testing.assert_close(fuse(knowledge()[..., classes], 2.0), fuse(knowledge(), 2.0)[..., classes])
 
@@ -105,7 +106,8 @@ def test_divergence_is_zero_where_both_agree_and_finite_where_logits_are_huge():
             value = soft_label_divergence(own, soft_labels(-logits), direction=direction)
             assert value > 0
             assert torch.autograd.grad(value, own)[0].isfinite().all()
-    p, q = torch.tensor([[0.2, 0.8]]), torch.tensor([[0.6, 0.4]])
+    p = torch.tensor([[0.2, 0.8]])
+    q = torch.tensor([[0.6, 0.4]])
     assert soft_label_divergence(q.log(), p).item() == pytest.approx((p * (p / q).log()).sum().item())
     assert soft_label_divergence(q.log(), p, direction="reverse").item() == pytest.approx(
         (q * (q / p).log()).sum().item()
@@ -149,7 +151,8 @@ def run_by_hand(nets, data, schedule, epochs, finetune_epochs, size, lam, temper
 
 def test_three_architectures_against_a_loop_by_hand():
     """Client 3 has no data and still fine-tunes, client 4 joins in the last round with the weights of the start."""
-    schedule, sizes = [[0, 1, 3], [2, 0, 3], [1, 4, 3, 2]], (7, 12, 5, 0, 16)
+    schedule = [[0, 1, 3], [2, 0, 3], [1, 4, 3, 2]]
+    sizes = (7, 12, 5, 0, 16)
     data = transfer_data(torch.float64, sizes=sizes, schedule=schedule)
     settings = {"lam": 1.5, "temperature": 2.0, "beta": 3.0, "finetune_epochs": 2}
     loop = fit(knfu(finetune_batch=4, **settings), 3, data, precision="64-true", local_epochs=2)
@@ -167,7 +170,8 @@ def test_three_architectures_against_a_loop_by_hand():
 
 
 def test_the_module_keeps_the_weights_of_the_start_and_the_store_the_clients():
-    begun, loop = fit(knfu(), 0, transfer_data()), fit(knfu(), 2, transfer_data())
+    begun = fit(knfu(), 0, transfer_data())
+    loop = fit(knfu(), 2, transfer_data())
     assert equal(weights_of(begun), weights_of(loop))
     assert equal({f"client.{name}": value for name, value in loop.initial_personal.items()}, weights_of(loop))
     names = [sorted(loop.store.personal(c)) for c in range(5)]
@@ -265,7 +269,8 @@ def test_one_net_for_all_clients_is_as_many_of_it():
 
 
 def test_a_client_that_is_not_finite_is_left_out_of_the_fusion():
-    data, clean = transfer_data(sizes=(7, 12, 5)), transfer_data(sizes=(7, 12, 5), schedule=[[0, 2]])
+    data = transfer_data(sizes=(7, 12, 5))
+    clean = transfer_data(sizes=(7, 12, 5), schedule=[[0, 2]])
     data.setup()
     data.split("train").x[8] = torch.nan  # of client 1
     skipped, without = (fit(knfu(), 1, d, nonfinite="skip") for d in (data, clean))

@@ -26,7 +26,8 @@ def test_local_privacy_is_accounted_as_replace_one():
 def test_a_client_sends_clip_and_noise_of_its_own():
     class Sent(pl.Callback):
         def __init__(self):
-            self.wide, self.counts = {}, set()
+            self.wide = {}
+            self.counts = set()
 
         def on_client_end(self, trainer, loop, update):
             self.wide[update.client_id] = update.weights["net.wide"].double().clone()

@@ -66,7 +66,8 @@ class Trained(pl.Callback):
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_client_keeps_its_last_trained_models_with_their_statistics(number):
     """Its personal entries too; a client without data, or not yet drawn, keeps none."""
-    trained, schedule = Trained(), [[0, 1], [0, 2], [0, 1, 2]]
+    trained = Trained()
+    schedule = [[0, 1], [0, 2], [0, 1, 2]]
     client = MOON(previous_models=number, net=BatchNormNet, optimizer=sgd())
     data = toy_data((7, 0, 5, 9), schedule=schedule)
     loop = fit(client, 3, data, callbacks=[trained], personal="net.head.*")
@@ -141,7 +142,8 @@ def test_bad_settings():
 def test_what_a_client_deploys_is_the_received_model():
     """As FedAvg's: its own models serve the contrast only."""
     loop = fit(MOON(net=Small, optimizer=sgd()), 1, toy_data((7, 9)))
-    client, shared = loop.client, {name: value.clone() for name, value in loop.client.state_dict().items()}
+    client = loop.client
+    shared = {name: value.clone() for name, value in loop.client.state_dict().items()}
     client.context.memory = loop.store.memory(0)
     assert client.deployed() is client
     assert equal(client.state_dict(), shared)

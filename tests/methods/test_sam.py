@@ -12,7 +12,8 @@ from fl_lightning.methods import SAM, FedAvg
 from fl_lightning.methods.sam import perturbation
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
-X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 1])
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 2, 0, 1, 1])
 
 
 def closure_of(net, optimizer, passes=None):
@@ -38,13 +39,12 @@ def test_the_perturbation_has_one_norm_over_all_tensors():
 def test_a_step_takes_the_gradient_nearby_and_the_base_step_from_here():
     """Weight decay and momentum act on θ itself; θ is restored exactly."""
     torch.manual_seed(0)
-    net, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    net = nn.Linear(4, 3)
+    other = nn.Linear(4, 3)
     other.load_state_dict(net.state_dict())
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
-    sam, base = (
-        SAM(net.parameters(), partial(torch.optim.SGD, **settings), 0.3),
-        torch.optim.SGD(other.parameters(), **settings),
-    )
+    sam = SAM(net.parameters(), partial(torch.optim.SGD, **settings), 0.3)
+    base = torch.optim.SGD(other.parameters(), **settings)
     for _ in range(3):
         passes = []
         sam.step(closure_of(net, sam, passes))

@@ -23,7 +23,8 @@ def test_c_is_the_mean_of_all_clients_c_i(form):
     """Under partial participation, with a client that has no data."""
     data = toy_data((7, 0, 5, 9, 16), participation=0.6)
     loop = fit(SCAFFOLD(net=BatchNormNet, optimizer=sgd(), **form), 4, data, local_epochs=2)
-    control, mean = loop.server_module.control, mean_in_memory(loop, "control")
+    control = loop.server_module.control
+    mean = mean_in_memory(loop, "control")
     assert any(value.abs().max() > 1e-3 for value in mean.values())
     for name, value in mean.items():
         assert control[name].dtype == torch.float64
@@ -109,7 +110,8 @@ def test_a_module_s_own_optimizer_corrects_once_a_step():
             return super().configure_optimizers()
 
     torch.manual_seed(0)
-    start, runs = Regression().state_dict(), []
+    start = Regression().state_dict()
+    runs = []
     for kind in (SameOptimizer, Fresh):
         module = kind()
         module.load_state_dict(start)

@@ -48,7 +48,8 @@ def watched(monkeypatch):
     def whole(epoch=None, *args, **settings):
         return epoch is None  # a training step's batches are of an epoch
 
-    counts, added = ClientView.label_counts.fget, PersonalEntries.incoming
+    counts = ClientView.label_counts.fget
+    added = PersonalEntries.incoming
     monkeypatch.setattr(ClientView, "label_counts", property(lambda view: seen.add("label counts") or counts(view)))
     for name, kind, wants in ("all", "samples", None), ("labels", "labels", None), ("batches", "batches", whole):
         wrap = notes(kind) if wants is None else notes(kind, wants)

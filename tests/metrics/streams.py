@@ -15,7 +15,9 @@ import torch.multiprocessing as mp
 
 from fl_lightning import metrics as M
 
-C, N, D = 4, 5, 6
+C = 4
+N = 5
+D = 6
 COUNTS = torch.tensor([[0, 1, 40, 9], [10, 10, 10, 10]])
 
 

@@ -16,7 +16,8 @@ CASES = [case for file in (Path(golden.__file__).parent).glob("*.json") for case
 
 def answers(accuracy):
     """Predicted classes and targets with exactly these class-wise accuracies; a class that is NaN has no samples."""
-    preds, target = [], []
+    preds = []
+    target = []
     for c, value in enumerate(accuracy.tolist()):
         if not math.isnan(value):
             share = Fraction(value).limit_denominator(10_000)
@@ -42,14 +43,16 @@ def over_rounds(metric, inputs):
 def degree(inputs):
     """The accuracies have four digits: 10,000 samples of each class serve both models."""
     hits = [(10_000 * float64(inputs[name])).round().long() for name in ("acc_global", "acc_local")]
-    classes, at = len(hits[0]), torch.arange(10_000)
+    classes = len(hits[0])
+    at = torch.arange(10_000)
     target = torch.arange(classes)[:, None].expand(-1, 10_000)
     preds = [torch.where(at < count[:, None], target, (target + 1) % classes) for count in hits]
     return {"value": updated(M.ForgettingDegree(classes, xi=inputs["xi"], keep_invalid=True), (*preds, target))}
 
 
 def in_out_local(inputs):
-    accuracy, counts = float64(inputs["class_accuracy"]), torch.tensor(inputs["counts"])
+    accuracy = float64(inputs["class_accuracy"])
+    counts = torch.tensor(inputs["counts"])
     return {
         "in_acc": of_model(M.InLocalAccuracy(counts), accuracy),
         "out_acc": of_model(M.OutLocalAccuracy(counts), accuracy),
@@ -76,7 +79,8 @@ def diversity(inputs):
 
 
 def alignment(inputs):
-    first, second = float64(inputs["act1"]), float64(inputs["act2"])
+    first = float64(inputs["act1"])
+    second = float64(inputs["act2"])
     metric = M.WeightAlignment(inputs["num_classes"], first.shape[1])
     return {"value": updated(metric, (first, second, torch.tensor(inputs["targets"])))}
 
@@ -87,7 +91,8 @@ def divergence(inputs):
 
 
 def distance(inputs):
-    accuracy, p = float64(inputs["acc"]), float64(inputs["p"])
+    accuracy = float64(inputs["acc"])
+    p = float64(inputs["p"])
     return {"value": of_model(M.DistributionDistance((p * 1_000_000).round().long()), accuracy)}
 
 

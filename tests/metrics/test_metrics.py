@@ -37,13 +37,15 @@ def test_every_metric_has_a_stream():
 @pytest.mark.parametrize("name", STREAMS)
 class TestEach:
     def test_parts_merge_to_the_whole(self, name):
-        first, second = fed(name, slice(0, None, 2)), fed(name, slice(1, None, 2))
+        first = fed(name, slice(0, None, 2))
+        second = fed(name, slice(1, None, 2))
         first.merge_state(second)
         same(first.compute(), fed(name).compute())
 
     def test_forward_gives_the_batch_and_keeps_the_whole(self, name):
         make, stream = STREAMS[name]
-        metric, batches = make(), stream()
+        metric = make()
+        batches = stream()
         for batch in batches:
             value = metric(**batch)
         same(value, fed(name, slice(-1, None)).compute())
@@ -57,7 +59,8 @@ class TestEach:
         same(metric.compute(), fed(name).compute())
 
     def test_states_are_saved_pickled_and_copied(self, name):
-        metric, other = fed(name), STREAMS[name][0]()
+        metric = fed(name)
+        other = STREAMS[name][0]()
         for each in (metric, other):
             each.persistent(True)
         with warnings.catch_warnings():
@@ -112,7 +115,8 @@ def test_class_wise_accuracy_agrees_with_torchmetrics_and_scikit_learn():
     from sklearn.metrics import accuracy_score, log_loss, recall_score
 
     scores, target = (torch.cat(parts) for parts in zip(*(answers(seed) for seed in range(4)), strict=True))
-    ours, there = fed("ClasswiseAccuracy").compute(), [0, 1, 2]
+    ours = fed("ClasswiseAccuracy").compute()
+    there = [0, 1, 2]
     assert ours[3].isnan()
     for theirs in (MulticlassAccuracy(C, average=None), MulticlassRecall(C, average=None)):
         same(ours[there], theirs(scores, target)[there], 1e-6)
@@ -188,7 +192,8 @@ def test_undefined_values_are_nan():
 
 
 def test_tau_is_kept_or_masked_where_the_received_model_knows_nothing():
-    target, wrong = torch.tensor([0, 1]), torch.tensor([1, 1])
+    target = torch.tensor([0, 1])
+    wrong = torch.tensor([1, 1])
     for keep in (False, True):
         metric = M.ForgettingDegree(2, keep_invalid=keep)
         metric.update(wrong, target, target)
@@ -247,7 +252,8 @@ def test_they_work_in_a_plain_lightning_module():
             return torch.optim.SGD(self.parameters(), lr=0.5)
 
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples(40)), batch_size=8)
-    module, run = Plain(), trainer(3)
+    module = Plain()
+    run = trainer(3)
     run.fit(module, data, data)
     assert isinstance(module.forgetting, Metric)
     assert len(module.forgetting.table()) == 3

@@ -72,7 +72,8 @@ def test_the_clients_own_models_are_evaluated_where_alma_is():
 
 
 def test_a_users_module_is_measured_by_its_predictions():
-    data, module = toy.data(classes=False), toy.Regression()
+    data = toy.data(classes=False)
+    module = toy.Regression()
     module.forward = module.net.forward
     loop = fit(FedAvg(module=module), 2, data=data, metrics={"mae": MeanAbsoluteError()})
     x, y = data.split("test").all()
@@ -82,7 +83,8 @@ def test_a_users_module_is_measured_by_its_predictions():
 
 
 def test_metrics_leave_the_weights_and_the_checkpoint_alone(tmp_path):
-    plain, measured = run(None), run({"f1": MulticlassF1Score(3)}, evaluate_clients_every=1)
+    plain = run(None)
+    measured = run({"f1": MulticlassF1Score(3)}, evaluate_clients_every=1)
     assert equal(weights_of(plain), weights_of(measured))
     measured.trainer.save_checkpoint(tmp_path / "at.ckpt")
     loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3)

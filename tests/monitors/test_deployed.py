@@ -65,7 +65,9 @@ def net_of(state):
 
 def both_heads(state, memory):
     """FedRoD's predictor."""
-    net, weight, bias = net_of(state), state["personal_head.weight"], state["personal_head.bias"]
+    net = net_of(state)
+    weight = state["personal_head.weight"]
+    bias = state["personal_head.bias"]
     return lambda x: net(x) + F.linear(net.features(x), weight, bias)
 
 
@@ -102,7 +104,9 @@ def test_what_is_measured_after_training_is_what_the_client_deploys(name, chunk,
     loop = run(kind(net=Plain, optimizer=sgd()), [copies, *monitors(tmp_path)], chunk=chunk)
     predict = [predictor(*copies.ended[i][-1]) for i in EVERYONE]
     received = [net_of(copies.started[i][0][0]) for i in EVERYONE]
-    test, row, counts = loop.data.split("test").all(), loop.round_metrics, loop.data.label_counts
+    test = loop.data.split("test").all()
+    row = loop.round_metrics
+    counts = loop.data.label_counts
     by_class = [class_accuracy(class_counts(model(test[0]), test[1], 3)) for model in predict]
     module = [class_accuracy(class_counts(net_of(copies.ended[i][-1][0])(test[0]), test[1], 3)) for i in EVERYONE]
     assert differs != all(map(torch.equal, by_class, module))
@@ -135,7 +139,8 @@ def test_what_is_measured_after_training_is_what_the_client_deploys(name, chunk,
 @pytest.mark.parametrize("name", [slow(name) for name in CASES])
 def test_a_look_at_it_leaves_no_trace(name, chunk, tmp_path):
     """In the weights, in what a later callback sees of the client, and in the values of the round."""
-    kind, after = CASES[name][0], Copies()
+    kind = CASES[name][0]
+    after = Copies()
     with_them = run(kind(net=BatchNormNet, optimizer=sgd()), [*monitors(tmp_path), after], 3, chunk=chunk)
     alone = Copies()
     without = run(kind(net=BatchNormNet, optimizer=sgd()), [alone], 3, chunk=chunk)
@@ -143,7 +148,8 @@ def test_a_look_at_it_leaves_no_trace(name, chunk, tmp_path):
     for i in EVERYONE:
         assert with_them.store.memory(i).keys() == without.store.memory(i).keys()
         assert equal(after.ended[i][-1][0], alone.ended[i][-1][0])
-    plain, measured = without.round_metrics, with_them.round_metrics
+    plain = without.round_metrics
+    measured = with_them.round_metrics
     assert {key: measured[key] for key in plain} == plain
 
 
@@ -175,7 +181,8 @@ def test_a_client_s_move_is_that_of_all_its_exchanges(kind, chunk, tmp_path):
         for (before, _), (after, _) in zip(copies.started[i], copies.ended[i], strict=True):
             moves[i] += torch.cat([(after[name].double() - before[name].double()).flatten() for name in names])
     assert float(moves.norm()) > 0.01
-    row, diversity = loop.round_metrics, float(moves.square().sum() / moves.sum(0).square().sum())
+    row = loop.round_metrics
+    diversity = float(moves.square().sum() / moves.sum(0).square().sum())
     assert row["local/drift"] == pytest.approx(float(moves.norm(dim=1).mean()))
     assert row["local/weight_divergence"] == pytest.approx(float(moves.abs().sum(1).mean()))
     assert row["train/drift_diversity"] == pytest.approx(diversity)

@@ -90,7 +90,8 @@ def test_at_equal_chunk_the_weights_are_those_of_a_run_without(name, chunk, tmp_
     with_them, without = (run(name, callbacks, 2, chunk) for callbacks in (everything, everything[-1:]))
     assert (with_them.engine.why_not() is None) if chunk > 1 else not hasattr(with_them.engine, "why_not")
     assert equal(weights_of(with_them), weights_of(without))
-    measured, plain = with_them.recorder.history, without.recorder.history
+    measured = with_them.recorder.history
+    plain = without.recorder.history
     assert {key: measured.curve(key) for key in plain.names} == {key: plain.curve(key) for key in plain.names}
     assert len(measured.names) > len(plain.names) + 20
 
@@ -109,7 +110,8 @@ def contents(folder):
     [("FedAvg", 4, 0), slow("FedAvg", 1, 0), slow("FedAvg", 1, 1), slow("FedNTD", 4, 1), slow("KnFu", 1, 1)],
 )
 def test_a_run_that_was_broken_off_measures_what_the_whole_one_does(name, chunk, last, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     rounds = last + 3
     expected = run(name, every_monitor(whole), rounds, chunk, whole)
     save = toy.At(last, lambda t: t.save_checkpoint(tmp_path / "at.ckpt"))
@@ -118,7 +120,8 @@ def test_a_run_that_was_broken_off_measures_what_the_whole_one_does(name, chunk,
         run(name, broken, rounds, chunk, parts)
     again = run(name, every_monitor(parts), rounds, chunk, parts, tmp_path / "at.ckpt")
     assert equal(weights_of(again), weights_of(expected))
-    one, other = again.recorder.history, expected.recorder.history
+    one = again.recorder.history
+    other = expected.recorder.history
     assert one.names == other.names
     assert {key: one.curve(key) for key in one.names} == {key: other.curve(key) for key in other.names}
     assert contents(parts) == contents(whole)

@@ -27,7 +27,8 @@ def rows(path):
 
 
 def fitted(tmp_path, groups=GROUPS, metrics=None, of_loop=None, rounds=2):
-    loop, divided = FederatedLoop(Line(), metrics=of_loop), data(classes=False)
+    loop = FederatedLoop(Line(), metrics=of_loop)
+    divided = data(classes=False)
     watch = GroupMetrics(groups, metrics, dirpath=tmp_path)
     trainer([watch], rounds=rounds).fit(loop, datamodule=divided)
     return loop, divided
@@ -63,7 +64,8 @@ def test_the_weights_are_those_that_are_evaluated():
         def on_train_batch_end(self, trainer, loop, *_):
             after.append(copy.deepcopy(loop.client.module.net.state_dict()))
 
-    loop, divided = FederatedLoop(Line(), FedEXPAggregator(), seed=0), data(classes=False)
+    loop = FederatedLoop(Line(), FedEXPAggregator(), seed=0)
+    divided = data(classes=False)
     trainer([GroupMetrics(GROUPS, {"mae": MeanAbsoluteError()}), Weights()], rounds=2).fit(loop, datamodule=divided)
     weight, bias = (after[0][name] / 2 + after[1][name] / 2 for name in ("weight", "bias"))
     x, y = divided.split("test").all()

@@ -58,7 +58,9 @@ class Copies(pl.Callback):
     """Keeps a copy of every client's net as it is received and as it is trained."""
 
     def __init__(self):
-        self.received, self.trained, self.losses = {}, {}, {}
+        self.received = {}
+        self.trained = {}
+        self.losses = {}
 
     def on_client_start(self, trainer, loop, client_id):
         self.received[trainer.current_epoch, client_id] = copy.deepcopy(loop.client.net).eval()
@@ -102,9 +104,11 @@ def test_a_run_with_every_monitor_has_the_weights_of_one_without(name, tmp_path)
         return run(client, callbacks, data=data)
 
     callbacks = monitors(tmp_path)[2:] if name == "regression" else monitors(tmp_path)
-    with_them, without = fitted(callbacks), fitted([])
+    with_them = fitted(callbacks)
+    without = fitted([])
     assert equal(weights_of(with_them), weights_of(without))
-    measured, plain = with_them.round_metrics, without.round_metrics
+    measured = with_them.round_metrics
+    plain = without.round_metrics
     assert measured.keys() > plain.keys() or name in ("KnFu", "Local")
     assert {key: measured[key] for key in plain} == plain
     assert rows_of(tmp_path / "clients.csv")
@@ -113,7 +117,8 @@ def test_a_run_with_every_monitor_has_the_weights_of_one_without(name, tmp_path)
 def test_accuracies_are_those_of_copies_of_the_nets(tmp_path):
     copies = Copies()
     loop = run(callbacks=[copies, ForgettingMonitor(epochs=True, dirpath=tmp_path), PersonalisedAccuracy(train=True)])
-    test, row = loop.data.split("test").all(), loop.round_metrics
+    test = loop.data.split("test").all()
+    row = loop.round_metrics
     table = rows_of(tmp_path / "client_classwise.csv")
     assert [r["moment"] for r in table[:4]] == ["received", "0", "1", "trained"]
     assert len(table) == 3 * len(SIZES) * 4
@@ -176,7 +181,8 @@ def test_the_table_of_clients(tmp_path):
     assert [(int(r["round"]), int(r["client"])) for r in table] == [(t, i) for t in range(3) for i in range(5)]
     size = sum(value.nbytes for value in BatchNormNet(3, (4,)).state_dict().values())
     for r in table:
-        t, i = int(r["round"]), int(r["client"])
+        t = int(r["round"])
+        i = int(r["client"])
         x, y = loop.data.view(i, t).all()
         assert int(r["samples"]) == SIZES[i] == len(y)
         assert int(r["steps"]) == 2 * (-(-SIZES[i] // 5) - (SIZES[i] % 5 == 1))
@@ -192,7 +198,8 @@ def test_the_table_of_clients(tmp_path):
 def test_bytes_and_steps_are_those_of_all_exchanges(tmp_path):
     client, data = CLIENTS["KnFu"]()
     loop = run(client, [ClientTable(dirpath=tmp_path)], rounds=1, data=data)
-    table, row = rows_of(tmp_path / "clients.csv"), loop.round_metrics
+    table = rows_of(tmp_path / "clients.csv")
+    row = loop.round_metrics
     for way in ("down", "up"):
         assert sum(int(r[f"bytes_{way}"]) for r in table) == row[f"comm/bytes_{way}"] > 0
     assert all(int(r["steps"]) > 4 for r in table)
@@ -214,7 +221,8 @@ def test_a_client_that_is_skipped_is_named_and_left_out(how, tmp_path):
 
 
 def test_a_resumed_run_measures_what_the_whole_one_does(tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     loop = run(callbacks=monitors(whole), rounds=4, folder=whole)
     first = run(callbacks=[*monitors(parts), toy.At(1, lambda t: t.save_checkpoint(tmp_path / "at.ckpt"))], rounds=3,
                 folder=parts)  # fmt: skip

@@ -31,5 +31,6 @@ def test_the_table_has_the_distributions_that_the_server_infers(chunk, tmp_path)
 
 
 def test_it_changes_no_weight(tmp_path):
-    bare, watched = run([]), run([PredictedDistribution(dirpath=tmp_path, every=2)])
+    bare = run([])
+    watched = run([PredictedDistribution(dirpath=tmp_path, every=2)])
     assert all(map(equal, models_of(bare), models_of(watched)))

@@ -44,7 +44,8 @@ def test_a_run_with_every_probe_has_the_weights_of_one_without(name, tmp_path):
         return run(client, callbacks, rounds=2, data=toy_data(**own))
 
     layer = {"module": "module.net.1"}.get(name)
-    with_them, without = fitted(probes(tmp_path, layer)), fitted([])
+    with_them = fitted(probes(tmp_path, layer))
+    without = fitted([])
     assert equal(weights_of(with_them), weights_of(without))
     assert {key: with_them.round_metrics[key] for key in without.round_metrics} == without.round_metrics
     names = {path.name for path in tmp_path.iterdir()}
@@ -60,7 +61,9 @@ def test_neurons_prefer_what_those_of_the_copies_do(tmp_path):
     copies = Copies()
     loop = run(callbacks=[copies, NeuronActivations(dirpath=tmp_path)], data=toy_data(eval_batch_size=7))
     x, y = loop.data.split("test").all()
-    received, trained, dead = [], [], []
+    received = []
+    trained = []
+    dead = []
     with torch.no_grad():
         for i in range(5):
             received.append(preferred(copies.received[2, i].features(x), y, 3))
@@ -114,7 +117,8 @@ def test_features_of_two_dimensions_are_drawn_on_the_circle(tmp_path):
     from fl_lightning.data import TensorSource
     from tests.toys import trainer
 
-    x, y = torch.randn(40, 1, 12, 12, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    x = torch.randn(40, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(40) % 3
     data = FederatedDataModule(TensorSource((x, y), (x[:15], y[:15]), num_classes=3), num_clients=2)
     loop = FederatedLoop(FedAvg(net=partial(FedNTDHypersphere), optimizer=sgd(0.01)), seed=0)
     trainer(1, callbacks=[FeatureProbe(every=1, dirpath=tmp_path)]).fit(loop, datamodule=data)

@@ -25,7 +25,8 @@ def test_the_defaults_have_leafs_size():
 
 @pytest.mark.parametrize("build", SMALL.values(), ids=SMALL)
 def test_the_last_place_sees_all_and_the_order_counts(build):
-    net, x = build(5, (6,), vocabulary=9), torch.arange(6)[None]
+    net = build(5, (6,), vocabulary=9)
+    x = torch.arange(6)[None]
     assert net.features(x).shape == (1, net.head.in_features)
     for changed in (x.flip(1), torch.tensor([[8, 1, 2, 3, 4, 5]])):
         assert not torch.allclose(net(x), net(changed))

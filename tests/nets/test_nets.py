@@ -22,7 +22,9 @@ from fl_lightning.nets import (
     ResNet,
 )
 
-GREY, COLOUR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
+GREY = (1, 28, 28)
+COLOUR = (3, 32, 32)
+TINY = (3, 64, 64)
 SMALL = [
     (Perceptron, (2, 3)),
     (FedKATCNN, (3, 16, 20)),
@@ -94,7 +96,8 @@ def test_logits_are_the_head_on_features(net_class, shape):
 def test_the_head_comes_last_and_a_copy_is_apart(net_class, shape):
     net = net_class(4, shape)
     assert [name for name, _ in net.named_parameters()][-2:] == ["head.weight", "head.bias"]
-    twin, x = copy.deepcopy(net), torch.randn(2, *shape)
+    twin = copy.deepcopy(net)
+    x = torch.randn(2, *shape)
     net.eval()
     twin.eval()
     with torch.no_grad():

@@ -75,7 +75,9 @@ def cell_of(name, row, case=None, request=None):
     runs = next(runs for runs in experiment.runs if row == runs.label or (not runs.label and row in runs.methods))
     case = case or next(iter(experiment.cases_of(runs)))
     method = runs.methods[0] if runs.label else row
-    runs.cases, runs.methods, experiment.runs = {case: experiment.cases_of(runs)[case]}, [method], [runs]
+    runs.cases = {case: experiment.cases_of(runs)[case]}
+    runs.methods = [method]
+    experiment.runs = [runs]
     return Cells(experiment, request or Request()).compose(runs, method, case, 0)
 
 
@@ -138,7 +140,9 @@ FEDERATIONS = [  # clients, participation, epochs, batch, lr, decay of the lr, w
 @pytest.mark.parametrize(("name", "case", "settings"), FEDERATIONS)
 def test_a_column_has_the_federation_of_the_table_s_paper(name, case, settings):
     config = cell_of(name, whole(name).runs[0].methods[0], case).config
-    data, model, optimizer = config["data"], config["model"], config["model"]["client"]["init_args"]["optimizer"]
+    data = config["data"]
+    model = config["model"]
+    optimizer = config["model"]["client"]["init_args"]["optimizer"]
     assert optimizer["init_args"]["momentum"] == 0.9
     assert settings == (
         *(data["num_clients"], data["participation"], model["local_epochs"], data["batch_size"]),
@@ -163,7 +167,8 @@ def test_the_clients_of_fedka_s_figures_have_samples_of_the_classes_that_are_dra
     partition = DirichletPartition(**data["partition"]["init_args"])
     module = FederatedDataModule(source, data["num_clients"], partition=partition, seed=data["seed"])
     module.setup("fit")
-    counts, sizes = module.label_counts, module.label_counts.sum(1)
+    counts = module.label_counts
+    sizes = module.label_counts.sum(1)
     (third,), (sixth,) = (whole(name).draw.values() for name in ("fedka/3", "fedka/6"))
     few, dominant = (counts[third.client, third.classes[case]] for case in ("few samples", "dominant"))
     assert 10 < few < 0.005 * sizes[third.client]
@@ -173,7 +178,9 @@ def test_the_clients_of_fedka_s_figures_have_samples_of_the_classes_that_are_dra
 
 def tiny(config, source):
     """The configuration of a cell with few images and clients of one step."""
-    data, model, trainer = config["data"], config["model"], config["trainer"]
+    data = config["data"]
+    model = config["model"]
+    trainer = config["trainer"]
     like = source.rpartition(".")[2]
     data["source"] = {"class_path": "tests.papers.tiny.TinyImages", "init_args": {"like": like}}
     partition = data["partition"].get("init_args", {})
@@ -183,7 +190,8 @@ def tiny(config, source):
         partition |= {"samples_per_client": min(partition["samples_per_client"] or 4, 4), "overlap": True}
     data["participation"] = min(1.0, 2 / data["num_clients"])
     model |= {"evaluate_clients_every": 1} if model["evaluate_clients_every"] else {}
-    data["transfer_size"], data["client_test_size"] = 8 if data["transfer_size"] else 0, None
+    data["transfer_size"] = 8 if data["transfer_size"] else 0
+    data["client_test_size"] = None
     data["batch_size"] = 4
     model |= {"max_local_steps": 1, "local_epochs": 1, "threads": 1}
     trainer |= {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": "runs"}

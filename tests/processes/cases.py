@@ -330,7 +330,8 @@ class Trouble(pl.Callback):
     """In the third round rank 1's first client fails in the way that is asked."""
 
     def __init__(self, how):
-        self.how, self.done = how, False
+        self.how = how
+        self.done = False
 
     def on_client_start(self, trainer, loop, client_id):
         if trainer.current_epoch < 2 or trainer.global_rank != trainer.world_size - 1 or self.done:
@@ -376,7 +377,8 @@ def run_case(name, folder, devices):
     other = folder / f"{name}-1.ckpt"
     if devices > 1 and other.is_file():
         loop, data = CASES[name]()
-        rows, files = Rows(None), folder / f"{name}-{devices}-resumed"
+        rows = Rows(None)
+        files = folder / f"{name}-{devices}-resumed"
         run = trainer(rounds, folder, callbacks=[*callbacks_of(name, files), rows], **parallel(devices))
         run.fit(loop, datamodule=data, ckpt_path=other)
         found |= {"resumed": digest(loop), "resumed_rows": rows.rows}
@@ -386,7 +388,8 @@ def run_case(name, folder, devices):
 
 class Rows(pl.Callback):
     def __init__(self, path):
-        self.path, self.rows = path, []
+        self.path = path
+        self.rows = []
 
     def on_train_epoch_end(self, trainer, loop):
         self.rows.append(dict(loop.round_metrics))

@@ -18,7 +18,9 @@ class Writes(pl.Callback):
     """Writes what rank 0 sees of every round."""
 
     def __init__(self, path):
-        self.path, self.skipped, self.counts = path, [], []
+        self.path = path
+        self.skipped = []
+        self.counts = []
 
     def on_train_epoch_end(self, trainer, loop):
         self.skipped.append([fault.client_id for fault in loop.skipped])

@@ -26,7 +26,8 @@ def run_script(
     Raises:
         subprocess.TimeoutExpired: it took longer than so many seconds; all its processes were killed.
     """
-    out, err = cwd / "forked.out", cwd / "forked.err"
+    out = cwd / "forked.out"
+    err = cwd / "forked.err"
     child = os.fork()
     if not child:
         _run(script, arguments, cwd, (out if stdout is None else stdout, err))

@@ -18,7 +18,9 @@ class Mishap(Callback):
     """
 
     def __init__(self, how: str, rank: int = 1, round_idx: int = 1):
-        self.how, self.rank, self.round_idx = how, rank, round_idx
+        self.how = how
+        self.rank = rank
+        self.round_idx = round_idx
 
     def on_client_start(self, trainer, loop, client_id):
         now = (trainer.current_epoch, trainer.global_rank) == (self.round_idx, self.rank)

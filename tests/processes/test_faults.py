@@ -29,7 +29,9 @@ def together(request, tmp_path_factory):
 
 @pytest.mark.parametrize("mode", ["error", "skip"])
 def test_two_processes_do_what_one_does(together, mode):
-    kinds, folder, said = together[0], together[1], together[2][mode]
+    kinds = together[0]
+    folder = together[1]
+    said = together[2][mode]
     for kind in kinds:
         alone = run(folder, mode, kind)
         name = f"{mode}-{kind.replace(' ', '_')}"

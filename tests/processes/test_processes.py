@@ -43,7 +43,8 @@ def read(folder, name, devices):
 
 @pytest.mark.parametrize("name", CASES)
 def test_several_processes_give_the_numbers_of_one(alone, together, name):
-    one, many = read(alone, name, 1), read(alone, name, together)
+    one = read(alone, name, 1)
+    many = read(alone, name, together)
     assert many["hash"] == one["hash"]
     if name not in RESTLESS:
         check_rows(many["rows"], one["rows"])
@@ -72,7 +73,8 @@ def contents(folder):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_goes_on_with_another_number_of_processes(alone, together, name):
-    one, many = read(alone, name, 1), read(alone, name, together)
+    one = read(alone, name, 1)
+    many = read(alone, name, together)
     assert many["resumed"] == one["hash"]
     if name not in RESTLESS:
         check_rows(many["resumed_rows"], one["rows"][2:])

@@ -306,7 +306,8 @@ def test_a_forged_checkpoint_deletes_nothing(tmp_path, monkeypatch, victim):
     path = f"{saved}/../../../{victim}"
     for state in content["callbacks"].values():
         state.pop("dirpath")  # then Lightning takes its own
-        state["best_k_models"], state["kth_value"] = {path: torch.tensor(-1.0)}, torch.tensor(-1.0)
+        state["best_k_models"] = {path: torch.tensor(-1.0)}
+        state["kth_value"] = torch.tensor(-1.0)
         state["kth_best_model_path"] = state["best_model_path"] = state["last_model_path"] = path
     save_with_digest(content, saved / "last.ckpt")
     fit(3, saved / "last.ckpt")
@@ -349,7 +350,8 @@ def cosine(rounds, lr_decay, path=None, ckpt_path=None, **limits):
 @pytest.mark.parametrize("limits", [{}, {"max_steps": 5}], ids=str)
 def test_a_cosine_of_its_own_rounds_is_continued_exactly(tmp_path, limits):
     """Also beyond its rounds, and where the run has no number of rounds."""
-    at, decay = tmp_path / "at.ckpt", {"cosine": 0.001, "rounds": 3}
+    at = tmp_path / "at.ckpt"
+    decay = {"cosine": 0.001, "rounds": 3}
     cosine(2, decay, at)
     rounds = -1 if limits else 5
     again, whole = (cosine(rounds, decay, ckpt_path=path, **limits) for path in (at, None))

@@ -76,7 +76,8 @@ def goes_on(run):
 )
 def test_a_file_that_cannot_be_written(begun, name, code, monkeypatch):
     run, last = begun
-    before, flush = last.read_bytes(), files.flush_to_disk
+    before = last.read_bytes()
+    flush = files.flush_to_disk
 
     def fails(path):
         if name in path.name:

@@ -73,7 +73,8 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
 
 @pytest.mark.parametrize("name", ["clients", "CHANGES", "checkpoints"])
 def test_a_link_that_leads_out_of_a_run_is_refused(tmp_path, name):
-    run, mine = new_run(tmp_path / "runs"), tmp_path / "mine"
+    run = new_run(tmp_path / "runs")
+    mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "client_0_round_0_0123456789ab.safetensors").touch()
     (run / name).symlink_to(mine)
@@ -112,7 +113,8 @@ def test_only_the_first_process_of_a_run_makes_or_removes_folders(tmp_path, monk
 
 
 def test_discard_removes_the_run_and_nothing_else(tmp_path):
-    first, second = new_run(tmp_path / "a"), new_run(tmp_path / "a")
+    first = new_run(tmp_path / "a")
+    second = new_run(tmp_path / "a")
     discard(second)
     assert first.is_dir()
     assert not second.exists()
@@ -137,7 +139,8 @@ def test_last_is_that_of_the_newest_run_with_the_same_settings(tmp_path):
 
 def test_best_is_the_newest_of_its_run(tmp_path):
     run = new_run(tmp_path)
-    old, new = checkpoint(run, "best-v1.ckpt"), checkpoint(run, "best-on-test.ckpt")
+    old = checkpoint(run, "best-v1.ckpt")
+    new = checkpoint(run, "best-on-test.ckpt")
     os.utime(old, (1, 1))
     checkpoint(run)
     assert find_checkpoint("best", tmp_path, {}) == new

@@ -35,7 +35,9 @@ RUBBISH = (b"", PNG + bytes(500), b"round,global/acc\n0,0.5\n", b"trainer: {}\n"
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
     """The content with one of nine kinds of damage."""
-    new, at, length = bytearray(content), draw.randrange(len(content)), draw.randrange(1, max(2, len(content) // 4))
+    new = bytearray(content)
+    at = draw.randrange(len(content))
+    length = draw.randrange(1, max(2, len(content) // 4))
     kind = draw.randrange(9)
     if kind < 3:
         new[at] ^= 1 << draw.randrange(8)
@@ -63,7 +65,8 @@ def fingerprint(value: Any) -> str:
 
 def examine(path: Path, read: Callable[[], Any], number: int, draw: random.Random) -> Counter[str]:
     """Damage a file `number` times; counts what came of it."""
-    whole, counts = path.read_bytes(), Counter[str]()
+    whole = path.read_bytes()
+    counts = Counter[str]()
     expected = fingerprint(read())
     for _ in range(number):
         path.write_bytes(damaged(whole, draw))
@@ -120,7 +123,8 @@ def write_images(root: Path, draw: random.Random) -> list[Path]:
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part, n in (("train", 20), ("t10k", 10)):
-        pixels, labels = draw.randbytes(n * 28 * 28), bytes(i % 10 for i in range(n))
+        pixels = draw.randbytes(n * 28 * 28)
+        labels = bytes(i % 10 for i in range(n))
         (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, n, 28, 28) + pixels)
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, n) + labels)
     return sorted(raw.iterdir())
@@ -128,17 +132,20 @@ def write_images(root: Path, draw: random.Random) -> list[Path]:
 
 def soak(number: int, seed: int) -> int:
     """Read about `number` damaged files; returns how many readings were wrong."""
-    draw, wrong = random.Random(seed), 0
+    draw = random.Random(seed)
+    wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         knfu = f"-c {CONFIGS}/experiment/digits_knfu.yaml --model.store.memory_budget_mb 0 --trainer.max_epochs 3"
         for line in (f"fit {TINY} --trainer.max_epochs 3", f"fit {knfu}"):
             assert say(line).code == 0
-        simple, kept = run_in(Path(folder)), run_in(Path(folder), stem="digits_knfu")
+        simple = run_in(Path(folder))
+        kept = run_in(Path(folder), stem="digits_knfu")
         saved = torch.load(kept / "checkpoints/last.ckpt", weights_only=True)["federated"]
         table = torch.load(simple / "checkpoints/last.ckpt", weights_only=True)["federated"]["recorder"]
         io = FederatedCheckpointIO(TorchCheckpointIO())
-        file, config = next((kept / "clients").glob("*.safetensors")), Path(folder, "config.yaml")
+        file = next((kept / "clients").glob("*.safetensors"))
+        config = Path(folder, "config.yaml")
         config.write_text((simple / "config.yaml").read_text())
         net = partial(Perceptron, hidden=[64])
         client = simple / "checkpoints/client.ckpt"

@@ -134,7 +134,9 @@ def one(case: str, folder: Path, environment: Mapping[str, str], length: float, 
 
 def soak(number: int, seed: int) -> int:
     """Spread `number` kills over all cases and file systems; returns how many runs ended otherwise."""
-    draw, wrong, counts = random.Random(seed), 0, Counter[str]()
+    draw = random.Random(seed)
+    wrong = 0
+    counts = Counter[str]()
     places = [("same file system", Path("/tmp"), "/tmp"), ("other file system", Path("/tmp"), "/dev/shm")]
     expected: dict[str, tuple[str, float]] = {}
     for case in CASES:

@@ -50,8 +50,11 @@ class Watch(Callback):
     """
 
     def __init__(self, rounds: int) -> None:
-        self.every, self.rows = max(rounds // STRETCHES, 1), list[tuple[float, ...]]()
-        self._begun, self._times, self._skipped = 0.0, list[float](), 0
+        self.every = max(rounds // STRETCHES, 1)
+        self.rows = list[tuple[float, ...]]()
+        self._begun = 0.0
+        self._times = list[float]()
+        self._skipped = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begun = time.process_time()
@@ -62,7 +65,8 @@ class Watch(Callback):
         done = trainer.current_epoch + 1
         if done % self.every:
             return
-        process, files = psutil.Process(), [path for path in Path("runs").rglob("*") if path.is_file()]
+        process = psutil.Process()
+        files = [path for path in Path("runs").rglob("*") if path.is_file()]
         kept = [path for path in files if not path.name.startswith(GROWS)]
         disk = sum(path.stat().st_size for path in kept) / MB
         self.rows.append(
@@ -87,7 +91,8 @@ def soak(rounds: int) -> list[tuple[float, ...]]:
 
 def flat(rows: list[tuple[float, ...]]) -> list[str]:
     """Name what was greater by more than 10 % in the second half than ever in the first."""
-    names, half = ("memory", "handles", "files", "disk", "time"), len(rows) // 2
+    names = ("memory", "handles", "files", "disk", "time")
+    half = len(rows) // 2
     halves = [list(zip(*part, strict=True))[1:] for part in (rows[:half], rows[half:])]
     pairs = [(name, max(before), max(after)) for name, before, after in zip(names, *halves, strict=True)]
     return [f"{name}: {before:.4g} to {after:.4g}" for name, before, after in pairs if after > 1.1 * before]

@@ -66,8 +66,10 @@ class BYOL(LightningModule):
         update_momentum(self.backbone, self.backbone_momentum, m=momentum)
         update_momentum(self.projection_head, self.projection_head_momentum, m=momentum)
         (x0, x1) = batch[0]
-        p0, z0 = self.forward(x0), self.forward_momentum(x0)
-        p1, z1 = self.forward(x1), self.forward_momentum(x1)
+        p0 = self.forward(x0)
+        z0 = self.forward_momentum(x0)
+        p1 = self.forward(x1)
+        z1 = self.forward_momentum(x1)
         return 0.5 * (self.criterion(p0, z1) + self.criterion(p1, z0))
 
     def configure_optimizers(self):

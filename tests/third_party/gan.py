@@ -103,7 +103,9 @@ class GAN(LightningModule):
         pass
 
     def configure_optimizers(self):
-        lr, b1, b2 = self.hparams.lr, self.hparams.b1, self.hparams.b2
+        lr = self.hparams.lr
+        b1 = self.hparams.b1
+        b2 = self.hparams.b2
         opt_g = torch.optim.Adam(self.generator.parameters(), lr=lr, betas=(b1, b2))
         opt_d = torch.optim.Adam(self.discriminator.parameters(), lr=lr, betas=(b1, b2))
         return [opt_g, opt_d], []

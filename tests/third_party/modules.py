@@ -24,7 +24,8 @@ class Loaded(LightningDataModule):
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] = default_collate) -> None:
         super().__init__()
-        self.dataset, self.collate_fn = dataset, collate_fn
+        self.dataset = dataset
+        self.collate_fn = collate_fn
 
     def train_dataloader(self):
         return DataLoader(self.dataset, batch_size=4, collate_fn=self.collate_fn)
@@ -264,7 +265,8 @@ def bert_model() -> nn.Module:
 
 
 def sentences() -> Loaded:
-    words, labels = text().tensors[0], classes()
+    words = text().tensors[0]
+    labels = classes()
     return Loaded(
         Items(lambda i: {"input_ids": words[i], "attention_mask": torch.ones_like(words[i]), "labels": labels[i]})
     )

@@ -79,14 +79,16 @@ class Stateful(Base):
 
     def __init__(self):
         super().__init__()
-        self.lstm, self.head = nn.LSTM(4, 8), nn.Linear(8, 3)
+        self.lstm = nn.LSTM(4, 8)
+        self.head = nn.Linear(8, 3)
         self.register_buffer("h", torch.zeros(1, 8), persistent=False)
         self.register_buffer("c", torch.zeros(1, 8), persistent=False)
 
     def forward(self, x):
         out, (h, c) = self.lstm(x, (self.h, self.c))
         if self.training:
-            self.h, self.c = h.detach(), c.detach()
+            self.h = h.detach()
+            self.c = c.detach()
         return self.head(out)
 
 
@@ -109,12 +111,14 @@ class VAE(Base):
 
     def __init__(self):
         super().__init__()
-        self.encoder, self.decoder = nn.Linear(4, 4), nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.encoder = nn.Linear(4, 4)
+        self.decoder = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4))
 
     def training_step(self, batch, batch_idx):
         mean, log_var = self.encoder(batch[0]).chunk(2, dim=1)
         std = torch.exp(0.5 * log_var)
-        q, p = torch.distributions.Normal(mean, std), torch.distributions.Normal(0.0, 1.0)
+        q = torch.distributions.Normal(mean, std)
+        p = torch.distributions.Normal(0.0, 1.0)
         z = q.rsample()
         kl = torch.distributions.kl_divergence(q, p).sum(1).mean()
         reconstruction = F.mse_loss(self.decoder(z), batch[0])
@@ -324,7 +328,8 @@ class Sparse(Base):
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
-        self.table, self.head = nn.Embedding(3, 8, sparse=True), nn.Linear(8, 4)
+        self.table = nn.Embedding(3, 8, sparse=True)
+        self.head = nn.Linear(8, 4)
 
     def training_step(self, batch, batch_idx):
         x, y = batch

@@ -21,7 +21,8 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
 
 
 def test_content_is_on_disk_before_it_takes_its_place_and_the_name_after_it(tmp_path, monkeypatch):
-    path, seen = tmp_path / "table.csv", []
+    path = tmp_path / "table.csv"
+    seen = []
 
     def fsync(descriptor):
         kind = "folder" if os.path.sameopenfile(descriptor, folder) else "file"
@@ -90,7 +91,8 @@ def test_other_programs_read_a_file_with_a_digest(tmp_path):
 def test_no_flipped_bit_loads_as_something_else(tmp_path):
     path = tmp_path / "a.ckpt"
     save_with_digest(CONTENT, path)
-    whole, unseen = path.read_bytes(), []
+    whole = path.read_bytes()
+    unseen = []
     for bit in random.Random(0).sample(range(len(whole) * 8), 400):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8

@@ -9,7 +9,8 @@ import torch
 from fl_lightning.utils import staging
 from fl_lightning.utils.staging import Staging, begin_copy, fits, is_plain, staging_for
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
 Named = namedtuple("Named", "x")
 
 
@@ -75,7 +76,8 @@ def test_other_types_than_plain_ones_stay_where_they_are():
     def refused(batch, device):
         raise AssertionError
 
-    sparse, graph = torch.eye(2).to_sparse(), torch.nn.utils.rnn.pack_sequence([torch.ones(2)])
+    sparse = torch.eye(2).to_sparse()
+    graph = torch.nn.utils.rnn.pack_sequence([torch.ones(2)])
     for batch in (
         sparse,
         graph,
@@ -103,7 +105,8 @@ class Stream:
     """In place of CUDA's: notes what it is asked for."""
 
     def __init__(self, name, seen):
-        self.name, self.seen = name, seen
+        self.name = name
+        self.seen = seen
 
     def record_event(self):
         self.seen.append(f"{self.name} records")
@@ -114,7 +117,8 @@ class Stream:
 
 
 def test_what_is_asked_of_a_gpu(monkeypatch, seen):
-    present, side = Stream("present", seen), Stream("side", seen)
+    present = Stream("present", seen)
+    side = Stream("side", seen)
 
     @contextmanager
     def entered(stream):
