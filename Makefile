@@ -87,9 +87,11 @@ test-oldest: env  ## the tests with the oldest supported versions of what we dep
 	@'$(BIN)/uv' pip install --quiet --python '$(VENV)/oldest/bin/python' --resolution lowest-direct -e '.[dev,tensorboard]'
 	@'$(VENV)/oldest/bin/python' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu'
 
-lint: env  ## ruff, mypy --strict, import directions
+lint: env  ## ruff, plain style, mypy --strict, import directions
 	@'$(RUN)' -m ruff check .
 	@'$(RUN)' -m ruff format --check .
+	@'$(RUN)' -m tools.style
+	@'$(RUN)' -m ruff check --extend-select PLR0917,FBT003,C4 $$('$(RUN)' -m tools.style --list)
 	@'$(RUN)' -m mypy
 	@'$(BIN)/lint-imports'
 

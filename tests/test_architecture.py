@@ -67,12 +67,6 @@ def test_the_rooms_are_the_folders_and_the_files_of_a_round_are_named():
     assert set(re.findall(r"`(\w+\.py)`", federation)) == files
 
 
-def test_a_method_file_has_at_most_120_code_lines(trace_round):
-    files = sorted((ROOT / "fl_lightning/methods").glob("*.py"))
-    assert len(files) > 30
-    assert {file.name: size for file in files if (size := len(trace_round.code_lines(file))) > 120} == {}
-
-
 def kinds_of_members(base: type) -> set[str]:
     """Names of the package's classes of members that no other derives from."""
     kinds = [kind for kind in base.__subclasses__() if kind.__module__.startswith("fl_lightning.")]
