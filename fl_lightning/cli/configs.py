@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
@@ -11,7 +12,8 @@ from fl_lightning.utils.text import printable
 
 PROG = "fl-lightning configs"
 PACKAGE = Path(__file__).parents[1]
-HOME = next((home for home in (PACKAGE / "configs", PACKAGE.parent / "configs") if home.is_dir()), PACKAGE / "configs")
+PLACES = (PACKAGE / "configs", PACKAGE.parent / "configs")
+HOME = next((folder for folder in PLACES if folder.is_dir()), PLACES[0])
 """Folder of the files: within the package once it is installed, beside it in a clone and in an unpacked sdist."""
 
 
@@ -20,93 +22,117 @@ def names() -> list[str]:
     return sorted(path.relative_to(HOME).with_suffix("").as_posix() for path in HOME.rglob("*.yaml"))
 
 
+def path_of(name: str) -> Path:
+    """Return the path of the file that has a name."""
+    return HOME / f"{name}.yaml"
+
+
 def small_experiment(stem: str) -> list[str]:
-    """Name the files of a method's small experiment: its own where there is one, else FedAvg's with the method's.
+    """Return the names of the files of a method's small experiment.
+
+    It is a file of its own, or FedAvg's experiment with the method's file.
 
     >>> small_experiment("knfu"), small_experiment("moon")
     (['experiment/digits_knfu'], ['experiment/digits_fedavg', 'method/moon'])
     """
     own = f"experiment/digits_{stem}"
-    return [own] if own in names() else ["experiment/digits_fedavg", f"method/{stem}"]
+    if own in names():
+        return [own]
+    return ["experiment/digits_fedavg", f"method/{stem}"]
 
 
 def locate(asked: str) -> Path:
-    """Find a configuration file: the user's own, else the package's of that name, where `.yaml` may be left out.
+    """Find a configuration file: the user's own, or the package's file of that name.
 
     Args:
-        asked: a path; for the package's files also a name (`experiment/digits_fedntd`) or the path in a clone.
+        asked: A path, with or without `.yaml`. For files of the package also the name
+            (`experiment/digits_fedntd`) or the path in a clone.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is no such file.
     """
     for path in (Path(asked), Path(f"{asked}.yaml")):
         if path.is_file():
             return path
-    return shipped(asked)
+    return path_of(shipped(asked))
 
 
-def shipped(asked: str) -> Path:
-    """Find a file of the package by its name, or by its path in a clone.
+def shipped(asked: str) -> str:
+    """Return the name of a file of the package, given its name or its path in a clone.
 
     Raises:
-        ValueError: there is none.
+        ValueError: The package has no such file.
     """
     name = asked.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
-    if name in names():
-        return HOME / f"{name}.yaml"
+    known = names()
+    if name in known:
+        return name
     stem = name.rpartition("/")[2]
-    same_stem = [known for known in names() if known.rpartition("/")[2] == stem]
-    near = "".join(f"; the nearest is {known}" for known in [*same_stem, *get_close_matches(name, names(), 1)][:1])
+    candidates = [other for other in known if other.rpartition("/")[2] == stem]
+    candidates += get_close_matches(name, known, n=1)
+    nearest = f"; the nearest is {candidates[0]}" if candidates else ""
     raise ValueError(
-        f"there is no file {asked}, and no configuration of that name comes with the package{near}; "
+        f"there is no file {asked}, and no configuration of that name comes with the package{nearest}; "
         f"{PROG} lists all names"
     )
 
 
 def title(name: str) -> str:
-    """Return the first sentence of the comment with which a file begins."""
-    lines = (HOME / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line[:1] == "#", lines))
-    return re.split(r"(?<=\.)\s", comment)[0]
+    """Return the first sentence of the comment that a file begins with."""
+    lines = path_of(name).read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("#"), lines)
+    text = " ".join(line.removeprefix("#").strip() for line in comment)
+    return re.split(r"(?<=\.)\s", text)[0]
 
 
-def copy(chosen: list[str], folder: Path) -> None:
-    """Copy files into their sub-folders of `folder`.
+def copy(chosen: Sequence[str], folder: Path) -> None:
+    """Copy files into their sub-folders of a folder.
+
+    Args:
+        chosen: Names of the files.
+        folder: The folder, which is made if it does not exist.
 
     Raises:
-        FileExistsError: one of them is there already; nothing is copied then.
+        FileExistsError: One of the files exists in the folder. Nothing is copied.
     """
     targets = {name: folder / f"{name}.yaml" for name in chosen}
-    if there := [str(path) for path in targets.values() if path.exists()]:
-        raise FileExistsError(f"{PROG} replaces no file, and {there[0]} exists; name another folder or move it away")
-    for name, path in targets.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(HOME / f"{name}.yaml", path)
-    print(printable(f"{len(targets)} file{'s' * (len(targets) != 1)} copied to {folder}"))
+    for target in targets.values():
+        if target.exists():
+            raise FileExistsError(
+                f"{PROG} replaces no file, and {target} exists; name another folder or move the file away"
+            )
+    for name, target in targets.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path_of(name), target)
+    files = "1 file" if len(targets) == 1 else f"{len(targets)} files"
+    print(printable(f"{files} copied to {folder}"))
 
 
 def run(argv: list[str]) -> None:
     """List, print or copy files.
 
     Args:
-        argv: options of the command.
+        argv: Options of the command.
 
     Raises:
-        SystemExit: with 2 for a wrong option, 0 after the help.
-        ValueError: there is no such file.
+        SystemExit: With 2 for a wrong option, with 0 after the help.
+        ValueError: There is no such file.
     """
-    described = "List the configuration files that come with the package, print or copy them."
-    parser = PlainParser(PROG, description=described)
+    description = "List the configuration files that come with the package, print or copy them."
+    parser = PlainParser(PROG, description=description)
     parser.add_argument("name", nargs="?", help="print this one, or list those of this folder")
     parser.add_argument("--copy", metavar="DIR", type=Path, help="copy them, or the named one, into this folder")
     options = parser.parse_args(argv)
-    asked = options.name or ""
-    of_folder = [name for name in names() if not asked or name.startswith(f"{asked.rstrip('/')}/")]
-    chosen = of_folder or [shipped(asked).relative_to(HOME).with_suffix("").as_posix()]
+    listed = names()
+    if options.name:
+        folder = options.name.rstrip("/")
+        listed = [name for name in listed if name.startswith(f"{folder}/")]
+    chosen = listed or [shipped(options.name)]
     if options.copy:
         copy(chosen, options.copy)
-    elif of_folder:
-        width = max(map(len, chosen))
-        print("\n".join(f"{name:{width}}  {title(name)}" for name in chosen))
+    elif listed:
+        width = max(len(name) for name in listed)
+        for name in listed:
+            print(f"{name:{width}}  {title(name)}")
     else:
-        print((HOME / f"{chosen[0]}.yaml").read_text(encoding="utf-8"), end="")
+        print(path_of(chosen[0]).read_text(encoding="utf-8"), end="")
