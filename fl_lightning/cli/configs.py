@@ -17,6 +17,10 @@ HOME = next((folder for folder in PLACES if folder.is_dir()), PLACES[0])
 """Folder of the files: within the package once it is installed, beside it in a clone and in an unpacked sdist."""
 
 
+SMALL = "experiment/digits_"
+"""Beginning of the names of small experiments, one for each method."""
+
+
 def names() -> list[str]:
     """Return the names of all files: folder and stem, such as `experiment/digits_fedntd`."""
     return sorted(path.relative_to(HOME).with_suffix("").as_posix() for path in HOME.rglob("*.yaml"))
@@ -35,38 +39,50 @@ def small_experiment(stem: str) -> list[str]:
     >>> small_experiment("knfu"), small_experiment("moon")
     (['experiment/digits_knfu'], ['experiment/digits_fedavg', 'method/moon'])
     """
-    own = f"experiment/digits_{stem}"
+    own = f"{SMALL}{stem}"
     if own in names():
         return [own]
-    return ["experiment/digits_fedavg", f"method/{stem}"]
+    return [f"{SMALL}fedavg", f"method/{stem}"]
 
 
-def locate(asked: str) -> Path:
-    """Find a configuration file: the user's own, or the package's file of that name.
+def locate(asked: str) -> list[Path]:
+    """Find a configuration: the user's own file, or the files of the package that a name stands for.
 
     Args:
         asked: A path, with or without `.yaml`. For files of the package also the name
             (`experiment/digits_fedntd`) or the path in a clone.
+
+    Returns:
+        The paths of the files, in the order in which they are merged.
 
     Raises:
         ValueError: There is no such file.
     """
     for path in (Path(asked), Path(f"{asked}.yaml")):
         if path.is_file():
-            return path
-    return path_of(shipped(asked))
+            return [path]
+    return [path_of(name) for name in shipped(asked)]
 
 
-def shipped(asked: str) -> str:
-    """Return the name of a file of the package, given its name or its path in a clone.
+def shipped(asked: str) -> list[str]:
+    """Return the names of the files of the package that a name, or a path in a clone, stands for.
+
+    It is one file, except for the small experiment of a method that has none of its own.
 
     Raises:
         ValueError: The package has no such file.
+
+    >>> shipped("configs/experiment/digits_fedntd.yaml"), shipped("experiment/digits_moon")
+    (['experiment/digits_fedntd'], ['experiment/digits_fedavg', 'method/moon'])
     """
-    name = asked.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
+    name = name_of(asked)
     known = names()
     if name in known:
-        return name
+        return [name]
+    if name.startswith(SMALL):
+        parts = small_experiment(name.removeprefix(SMALL))
+        if set(parts) <= set(known):
+            return parts
     stem = name.rpartition("/")[2]
     candidates = [other for other in known if other.rpartition("/")[2] == stem]
     candidates += get_close_matches(name, known, n=1)
@@ -75,6 +91,11 @@ def shipped(asked: str) -> str:
         f"there is no file {asked}, and no configuration of that name comes with the package{nearest}; "
         f"{PROG} lists all names"
     )
+
+
+def name_of(asked: str) -> str:
+    """Return the name of a file of the package, given the name or the path in a clone."""
+    return asked.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
 
 
 def title(name: str) -> str:
@@ -127,12 +148,17 @@ def run(argv: list[str]) -> None:
     if options.name:
         folder = options.name.rstrip("/")
         listed = [name for name in listed if name.startswith(f"{folder}/")]
-    chosen = listed or [shipped(options.name)]
+    chosen = listed or shipped(options.name)
     if options.copy:
         copy(chosen, options.copy)
     elif listed:
         width = max(len(name) for name in listed)
         for name in listed:
             print(f"{name:{width}}  {title(name)}")
-    else:
+    elif len(chosen) == 1:
         print(path_of(chosen[0]).read_text(encoding="utf-8"), end="")
+    else:
+        raise ValueError(
+            f"{options.name} has no file of its own: it is {' with '.join(chosen)}; "
+            f"print these, or copy them with --copy DIR"
+        )

@@ -14,7 +14,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # type: ig
 from pytorch_lightning.cli import LightningArgumentParser
 
 import fl_lightning
-from fl_lightning.cli.configs import locate
+from fl_lightning.cli.configs import locate, name_of, path_of
 from fl_lightning.cli.errors import PROG, format_error
 from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.utils.text import printable
@@ -62,18 +62,22 @@ class CommandParser(ArgumentParser):
 
 
 class NamedConfigFile(ActionConfigFile):
-    """Reads the value of `-c`: a file, the name of a file that comes with the package, or YAML."""
+    """Reads the value of `-c`: a file, the name of one or several files of the package, or YAML."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         is_file = ":" not in values
         try:
-            if is_file:
-                values = str(locate(values))
-            check_option(values, option_string or "-c", is_file=is_file, is_yaml=True)
+            parts = [str(path) for path in locate(values)] if is_file else [values]
+            for part in parts:
+                check_option(part, option_string or "-c", is_file=is_file, is_yaml=True)
         except ValueError as error:
             # jsonargparse reports a TypeError as an error of the command line.
             raise TypeError(f'Parser key "{self.dest}": {error}') from None
-        super().__call__(parser, cfg, values, option_string=option_string)  # type: ignore[no-untyped-call]
+        for part in parts:
+            super().__call__(parser, cfg, part, option_string=option_string)  # type: ignore[no-untyped-call]
+        if len(parts) > 1:
+            # The name that was given, which has no file, names the folder of the run.
+            cfg[self.dest][-len(parts) :] = [path_of(name_of(values))]
 
 
 def check_option(value: str, option: str, *, is_file: bool = False, is_yaml: bool = False) -> None:
