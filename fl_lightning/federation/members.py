@@ -335,7 +335,7 @@ class PersonalEntries(Member):
         self._partial = PartialAggregate()
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        outcome.take_entries(self._mean)
+        outcome.update_entries(self._mean)
         return {}
 
     def undo(self, mark: None) -> None:
