@@ -254,7 +254,13 @@ class FederatedLoop(Forwarding):
             self._server = self.parts.make_server(data, self.trainer, self._saved.start)
             if deferred := self._saved.take_deferred():
                 super().load_state_dict(deferred, strict=False)
-        self._run = FederatedRun(self.parts, self._server, self.trainer, self.forward_hook, self.engine_factory)
+        self._run = FederatedRun(
+            parts=self.parts,
+            server=self._server,
+            trainer=self.trainer,
+            forward=self.forward_hook,
+            engine_factory=self.engine_factory,
+        )
         self._saved.give(self._run.members)
 
     def configure_optimizers(self) -> Any:

@@ -38,7 +38,7 @@ class Rounds:
 
     Raises:
         ValueError: A transform does not work with several processes.
-        Exception: The store could not be opened, on this or another process.
+        Exception: The store could not be opened, in this or another process.
     """
 
     def __init__(self, run: FederatedRun, server_step: ServerOptimizer) -> None:
