@@ -1,7 +1,7 @@
 """The objects of one run of a Trainer: communicator, members and engines."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 import torch
@@ -110,7 +110,7 @@ class FederatedRun:
         if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
             return size
         costs = [net.cost(index) for index in range(len(net.nets))]
-        return lambda client_id: size(client_id) * costs[client_id % len(costs)]
+        return partial(cost_of, size=size, costs=costs)
 
     def _is_watched(self) -> bool:
         """Return True if the user's own code may change the client module between two rounds."""
@@ -143,3 +143,14 @@ class FederatedRun:
         self.communicator.all_gather_or_raise(None, error)
         exchanges = () if self.data.pooled else parts.client.exchanges
         parts.recorder.traffic.start(exchanges)
+
+
+def cost_of(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:
+    """Return the cost of a client with one of several nets.
+
+    Args:
+        client_id: Id of the client, from 0.
+        size: Returns the number of samples of a client.
+        costs: The operations of one sample, by net. Client i has net i modulo the number of nets.
+    """
+    return size(client_id) * costs[client_id % len(costs)]
