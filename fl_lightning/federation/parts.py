@@ -312,7 +312,13 @@ class FederationParts:
         client.to(trainer.strategy.root_device)
         self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
         weights = GlobalWeights(client, self.personal, self.keep, self.keeps_state)
-        checks.check_shared(client, self.aggregator, self.server_optimizer, self.codec, weights.trainable)
+        checks.check_shared(
+            client=client,
+            aggregator=self.aggregator,
+            server_optimizer=self.server_optimizer,
+            codec=self.codec,
+            trainable=weights.trainable,
+        )
         checks.check_accumulated_lr(client, self.needs_by_name())
         start(weights)
         first = {**weights.live(weights.entries), **weights.non_persistent.state_dict()}
