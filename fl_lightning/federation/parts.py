@@ -237,7 +237,13 @@ class FederationParts:
             if self.client.is_private:
                 private.check_private_client(self.client, self.faults)
             if self.aggregator.is_private:
-                private.check_private_rule(self.client, self.aggregator, self.server_module, self.transforms, data)
+                private.check_private_rule(
+                    client=self.client,
+                    rule=self.aggregator,
+                    server_module=self.server_module,
+                    transforms=self.transforms,
+                    data=data,
+                )
                 private.check_private_faults(self.faults, type(self.aggregator).__name__)
         checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
         if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
