@@ -232,8 +232,8 @@ class ClientData(Protocol):
 
         Args:
             split: Name of the split.
-            epoch: Index of the local epoch. None yields the samples in order and unaugmented, with a smaller
-                last batch.
+            epoch: Index of the local epoch. None yields all samples in order, without augmentation, and keeps
+                the last batch even if it is smaller.
             batch_size: Samples per batch. None means the batch size of the data module.
             shuffle: Whether the samples are shuffled. None means as the data module says.
             with_index: Whether each item is `(batch, positions)`, with positions (B,) int64 within the split of
@@ -253,7 +253,10 @@ class ClientData(Protocol):
         """Return a CPU generator keyed by seed, purpose, client and, if `per_round`, round."""
 
     def noise_generator(self, purpose: str) -> np.random.Generator:
-        """Return a generator for noise with the same key, from the secret seed if the data module has one."""
+        """Return a generator for noise, keyed by seed, purpose, round and client.
+
+        The seed is the secret one if the data module has one.
+        """
 
 
 class ServerView(Protocol):
@@ -304,7 +307,10 @@ class ServerView(Protocol):
         """Return a CPU generator keyed by seed, purpose and round."""
 
     def noise_generator(self, purpose: str) -> np.random.Generator:
-        """Return a generator for noise with the same key, from the secret seed if the data module has one."""
+        """Return a generator for noise, keyed by seed, purpose and round.
+
+        The seed is the secret one if the data module has one.
+        """
 
 
 # --- engines ---
