@@ -101,10 +101,11 @@ class ClientRecords(Member):
         return {}
 
     def mark(self) -> bool:
-        """Return True, because a mark exists during a round, and nothing is stored before the end of the round."""
+        """Return True, which tells `state_dict` that a round is under way."""
         return True
 
     def undo(self, mark: bool) -> None:
+        """Forget the records of the round. The store has none of them before the round ends."""
         self._records = {}
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
@@ -223,7 +224,7 @@ class Arrivals(Member):
         update = result.update
         shared = self._server.transmitted_entries
         known_samples = result.job.data.num_samples
-        # These conditions are fast and hold for nearly every update, and `check_…` finds the sentence.
+        # These conditions are fast. The checks are slow, and name the fault of an update that does not meet them.
         if type(update.num_samples) is not int or not 0 <= update.num_samples <= known_samples:
             check_num_samples(update, known_samples)
         if self._transforms:
