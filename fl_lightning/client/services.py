@@ -283,37 +283,32 @@ class ClientServices:
 
     # --- called by what drives the client ---
 
-    def begin_client(self) -> MetricAccumulator:
-        """Begin with another client.
+    def begin(
+        self,
+        *,
+        logged: MetricAccumulator | None = None,
+        optimizers: LocalOptimizers | None = None,
+        batch: Any = None,
+        num_samples: int = 1,
+    ) -> None:
+        """Set the weight of the values that are logged from now on, and what else begins.
 
-        Returns the accumulator of what it will log.
+        Every call is a sign of life of the process.
+
+        Args:
+            logged: The accumulator of the client that begins or goes on. None keeps the present one.
+            optimizers: The optimizers of the phase that begins. None keeps the present ones.
+            batch: The batch that begins. A value weighs the number of its samples, which the first value counts.
+                None means that a value weighs `num_samples`.
+            num_samples: The weight of a value that is logged outside a batch, 1 or more.
         """
-        self.logged = MetricAccumulator()
-        self._weight = 1
-        self._batch = None
-        return self.logged
-
-    def resume_client(self, logged: MetricAccumulator, num_samples: int) -> None:
-        """Go on with a client that was begun: values go to `logged` and weigh `num_samples`."""
-        self.logged = logged
-        self._weight = num_samples
-        self._batch = None
-
-    def begin_epoch(self, optimizers: LocalOptimizers, num_samples: int) -> None:
-        """Begin an epoch of `num_samples` samples."""
-        self._optimizers = optimizers
-        self._weight = num_samples
-        self._batch = None
-
-    def begin_batch(self, batch: Any) -> None:
-        """Begin a batch: logged values weigh its number of samples (counted at the first value)."""
-        self._batch = batch
         LIFE.beat()
-
-    def begin_samples(self, num_samples: int) -> None:
-        """Let logged values weigh `num_samples` from now on."""
+        if logged is not None:
+            self.logged = logged
+        if optimizers is not None:
+            self._optimizers = optimizers
+        self._batch = batch
         self._weight = num_samples
-        self._batch = None
 
     # --- called by the client ---
 

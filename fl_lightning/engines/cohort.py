@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.progress import LocalProgress
+from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.engines.pytrees import StackingError
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.stack import ClientStack
@@ -234,7 +235,7 @@ class CohortEngine(SequentialEngine):
         start = job.broadcast.weights if job.start is None else job.start
         if start is not None and len(start) == len(self.weights.entries) and not prepares:
             context, entries = self._context(job), start  # all that it starts from: nobody looks at the module
-            self.services.begin_client()
+            self.services.begin(logged=MetricAccumulator())
         else:
             self._receive(exchange, job, self.client.is_fedavg_equivalent)
             context = self.client.context
@@ -253,7 +254,7 @@ class CohortEngine(SequentialEngine):
         client_id = stacked.job.client_id
         self.weights.load(state)
         self.client.begin(replace(stacked.context, progress=progress))
-        self.services.resume_client(stacked.logged, stacked.last_size)
+        self.services.begin(logged=stacked.logged, num_samples=stacked.last_size)
         for hook in super()._epoch_hooks():
             hook(client_id, epoch)
         self._epochs_notified[client_id] += 1
@@ -285,7 +286,7 @@ class CohortEngine(SequentialEngine):
     def _finish(self, exchange: str, stacked: StackedClient, state: State, checks: bool) -> ClientResult:
         """Make a trained client's result, which is in the module again where somebody looks at it there."""
         self.client.begin(stacked.context)  # the rule may ask how it has trained
-        self.services.resume_client(stacked.logged, stacked.last_size)
+        self.services.begin(logged=stacked.logged, num_samples=stacked.last_size)
         if isinstance(state, FlatState):
             return self._reply(exchange, stacked.job, checks, state)
         self.weights.load(state)

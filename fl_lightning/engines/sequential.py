@@ -16,7 +16,13 @@ from torchmetrics import MetricCollection
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services, world_size
+from fl_lightning.client.services import (
+    BatchTransfer,
+    ClientServices,
+    MetricAccumulator,
+    attach_services,
+    world_size,
+)
 from fl_lightning.engines.deployed import score
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.local_metrics import local_metrics
@@ -147,7 +153,7 @@ class SequentialEngine:
     def _receive(self, exchange: str, job: ClientJob, fedavg_equivalent: bool, announces: bool = True) -> None:
         """Turn the module into the client of a job, ready to train."""
         self.load_client(job)
-        self.services.begin_client()
+        self.services.begin(logged=MetricAccumulator())
         if announces:
             for hook in self.hooks.get("on_client_start", ()):
                 hook(job.client_id)

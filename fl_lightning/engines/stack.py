@@ -160,7 +160,6 @@ class ClientStack:
         """
         entries: list[LogEntry] = []
         row_loss = partial(self._row, step, index, services, entries)
-        services.begin_batch(None)
         dims = None if known is None else dict.fromkeys(known, 0)
         given = (batches[0], known), (batches[1], dims)
         params = [rows.params[name] for name in trained]
@@ -210,8 +209,8 @@ class ClientStack:
         cache = None if known is None else RowLogits(batch[0], known)
         context = ClientContext(absent, start, self._trainable, absent, None, round_, absent, cache)
         self._client.begin(context)
-        logged = services.begin_client()
-        services.begin_samples(batch_length(batch))
+        logged = MetricAccumulator()
+        services.begin(logged=logged, num_samples=batch_length(batch))
         loss, after = self._step.call(params, buffers, (step, batch, index))
         if not isinstance(loss, Tensor) or loss.ndim:
             raise StackingError("its training_step returns no single loss")
@@ -223,7 +222,7 @@ class ClientStack:
             for value, weight in pairs:
                 values += [value] if isinstance(value, Tensor) else []
                 entries.append((name, kind, weight, None if isinstance(value, Tensor) else value))
-        services.begin_client()  # what belongs to no row must not outlive the step
+        services.begin(logged=MetricAccumulator())  # what belongs to no row must not outlive the step
         self._client.begin(self._nobody)
         further = {("buffer", name): value for name, value in after.items() if value is not buffers[name]}
         if cache is not None:

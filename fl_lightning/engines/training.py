@@ -250,10 +250,10 @@ class LocalTrainer:
                 batches = passes.of_epoch(epoch, batch_limit)
             if progress.num_steps >= step_limit or (batch_limit is not None and batches.steps == 0):
                 break
-            self.services.begin_epoch(optimizers, size)
+            self.services.begin(optimizers=optimizers, num_samples=size)
             self._call("on_train_epoch_start")
             self._epoch(phase, data, batches, passed[phase.split] + epoch, optimizers)
-            self.services.begin_samples(size)
+            self.services.begin(num_samples=size)
             self._call("on_train_epoch_end")
             if optimizers.schedulers and client.automatic_optimization:
                 self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
@@ -303,7 +303,7 @@ class LocalTrainer:
             if monotonic() > self._deadline:
                 self._stop()
             batch = self._indexed(cache, *item) if with_index else self.transfer(item)
-            self.services.begin_batch(batch)
+            self.services.begin(batch=batch)
             answers = [hook(batch, index) for hook in self._hooks["on_train_batch_start"]]
             if -1 in answers:  # Lightning's sign that the epoch ends here.
                 return

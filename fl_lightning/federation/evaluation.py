@@ -138,7 +138,7 @@ class Evaluation:
         if self.metrics is not None:
             update(self.metrics, batch, self.client)
         if module is not None and overridden(module, f"{kind}_step"):
-            self.services.begin_batch(batch)
+            self.services.begin(batch=batch)
             if self.data.further_validation:
                 self.services.begin_loader(f"/dataloader_idx_{dataloader_idx}" if kind == "validation" else "")
             return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)

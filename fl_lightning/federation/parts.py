@@ -18,7 +18,7 @@ from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module, uncompiled
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientServices, EvaluationServices
+from fl_lightning.client.services import ClientServices, EvaluationServices, MetricAccumulator
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
@@ -248,7 +248,7 @@ class FederationParts:
         checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
         if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
             data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
-        self.services.begin_client()  # what was logged in an earlier run is not of this one
+        self.services.begin(logged=MetricAccumulator())  # what was logged in an earlier run is not of this one
         if server is not None:
             self.build_net(data)
             server.attach(data)
