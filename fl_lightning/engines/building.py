@@ -100,7 +100,13 @@ class OptimizerBuilder:
             backward(scaler.scale(loss), *args, **kwargs)
 
         configured = client.configure_optimizers()
-        optimizers = LocalOptimizers(configured, owner, self._slope, scaler, scaled_backward if scaled else backward)
+        optimizers = LocalOptimizers(
+            configured,
+            owner,
+            slope=self._slope,
+            scaler=scaler,
+            backward=scaled_backward if scaled else backward,
+        )
         if not client.automatic_optimization:
             return optimizers
         if len(optimizers.raw) > 1:
