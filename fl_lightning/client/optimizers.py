@@ -166,7 +166,7 @@ class LocalOptimizers:
             group_factors = list(factors[index]) if factors else [1.0] * len(groups)
             if factor is not None:
                 lrs = [float(group.get("initial_lr", group["lr"])) for group in groups]
-                group_factors = [own * factor(lr) for own, lr in zip(group_factors, lrs, strict=True)]
+                group_factors = [given * factor(lr) for given, lr in zip(group_factors, lrs, strict=True)]
             if any(value != 1.0 for value in group_factors):
                 wrapped.decay(group_factors, while_stepped=self._scheduled)
 
@@ -217,8 +217,8 @@ def foreign_part(optimizer: Optimizer) -> str | None:
 def is_torch_step(optimizer: Optimizer, value: Any) -> bool:
     """Return True if an attribute is the step of the optimizer's class, which torch's schedulers may wrap."""
     function = unwrapped_step(value)
-    is_bound_to_it = getattr(value, "__self__", optimizer) is optimizer
-    return function is not None and function is unwrapped_step(type(optimizer).step) and is_bound_to_it
+    is_bound = getattr(value, "__self__", optimizer) is optimizer
+    return function is not None and function is unwrapped_step(type(optimizer).step) and is_bound
 
 
 def has_torch_state(optimizer: Optimizer) -> bool:

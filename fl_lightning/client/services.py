@@ -340,7 +340,7 @@ class ClientServices:
         batch: Any = None,
         num_samples: int = 1,
     ) -> None:
-        """Set the weight of the values that are logged from now on, and what else begins.
+        """Begin a client, a phase or a batch, and set the weight of the values that follow.
 
         Every call is a sign of life of the process.
 

@@ -26,7 +26,7 @@ class LogitCache:
         self._x: Tensor | None = None
         self._positions = torch.empty(0, dtype=torch.int64)
         self._complete = False
-        self._kept: dict[str, Tensor] = {}
+        self._stored: dict[str, Tensor] = {}
         """Logits (n, C) of the samples that were seen, by teacher."""
         self._stopped: set[str] = set()
 
@@ -55,7 +55,7 @@ class LogitCache:
     def logits(self, name: str, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """Return a teacher's logits (B, C) of the batch in training.
 
-        In the first epoch they are computed and kept. In later epochs they are looked up.
+        In the first epoch they are computed and stored. In later epochs they are looked up.
 
         Args:
             name: The name of the teacher.
@@ -65,16 +65,16 @@ class LogitCache:
         if name in self._stopped:
             return compute(x)
         positions = to_device(self._positions, x.device)
-        kept = self._kept.get(name)
-        if self._complete and kept is not None:
-            return kept.index_select(0, positions)
+        stored = self._stored.get(name)
+        if self._complete and stored is not None:
+            return stored.index_select(0, positions)
         logits = compute(x)
-        if kept is None:
+        if stored is None:
             _, *shape = logits.shape
-            kept = logits.new_empty((self.size, *shape))
-            self._kept[name] = kept
-        kept.index_copy_(0, positions, logits)
-        return kept.index_select(0, positions)
+            stored = logits.new_empty((self.size, *shape))
+            self._stored[name] = stored
+        stored.index_copy_(0, positions, logits)
+        return stored.index_select(0, positions)
 
 
 class Teacher:
