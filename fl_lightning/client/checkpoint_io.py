@@ -6,7 +6,6 @@ Files of the client store that none needs are deleted.
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +16,7 @@ from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.utilities import rank_zero_info
 
-from fl_lightning.client.records import FileRecord, decode, files_of
+from fl_lightning.client.records import decode, delete, file_names, files_of
 from fl_lightning.utils.files import DIGEST, check_digest, loaded, read_saved, save_with_digest, write_atomically
 
 REGISTRY = "checkpoints.json"
@@ -220,23 +219,10 @@ def names_needed(checkpoint: Mapping[str, Any]) -> Names:
     return frozenset(file.name for file in files_of(store).values())
 
 
-def file_names(folder: Path) -> Names:
-    """Names in a folder that the client store could have written."""
-    names = os.listdir(folder) if folder.is_dir() else []
-    return frozenset(name for name in names if FileRecord.is_name(name))
-
-
 def inlined(store: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Records that lie in files as they stand in a checkpoint that needs no files."""
     records = {c: decode((folder / file.name).read_bytes()) for c, file in files_of(store).items()}
     return {"records": {**store["records"], **records}, "files": store["files"][:0]}
-
-
-def delete(folder: Path, names: Iterable[str]) -> None:
-    """Delete files of a folder, as far as they are there and may be deleted."""
-    for name in names:
-        with suppress(OSError):
-            (folder / name).unlink()
 
 
 def place_of(path: Any) -> tuple[str, str]:

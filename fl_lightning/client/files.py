@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.client.checkpoint_io import delete, file_names
-from fl_lightning.client.records import FileRecord, decode, encode
+from fl_lightning.client.records import FileRecord, decode, delete, encode, file_names
 from fl_lightning.client.store import hash_of, held
 from fl_lightning.types import State
 from fl_lightning.utils.files import write_file

@@ -1,9 +1,12 @@
 """Codec of the client store: a pytree of plain values is copied, measured, written to bytes and read back."""
 
 import json
+import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +71,19 @@ def files_of(store: Mapping[str, Any]) -> dict[int, FileRecord]:
         raise ValueError("the checkpoint's table of client files has numbers below 0; take another checkpoint")
     rows = table.tolist()
     return {c: FileRecord(c, t, struct.pack("<2q", *halves).hex(), size) for c, t, size, *halves in rows}
+
+
+def file_names(folder: Path) -> frozenset[str]:
+    """Names in a folder that the client store could have written."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return frozenset(name for name in names if FileRecord.is_name(name))
+
+
+def delete(folder: Path, names: Iterable[str]) -> None:
+    """Delete files of a folder, as far as they are there and may be deleted."""
+    for name in names:
+        with suppress(OSError):
+            (folder / name).unlink()
 
 
 def kept(value: Any, where: str, device: torch.device | None = None) -> Any:

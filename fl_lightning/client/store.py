@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_lightning import Trainer
 
-from fl_lightning.client.checkpoint_io import FederatedCheckpointIO, delete
-from fl_lightning.client.records import FileRecord, decode, encode, files_of, kept, num_bytes, table_of
+from fl_lightning.client.checkpoint_io import FederatedCheckpointIO
+from fl_lightning.client.records import FileRecord, decode, delete, encode, files_of, kept, num_bytes, table_of
 from fl_lightning.types import State
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.files import write_atomically, write_file
