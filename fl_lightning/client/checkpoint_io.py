@@ -1,4 +1,7 @@
-"""The checkpoint IO of a run: checkpoints are saved whole, checked when read, and keep the client store's files."""
+"""The checkpoint IO of a run, which saves checkpoints whole, and checks them when they are read.
+
+It also deletes files of the client store that no checkpoint needs.
+"""
 
 import json
 import os
@@ -109,7 +112,10 @@ class FederatedCheckpointIO(CheckpointIO):
         return type(self.inner) is TorchCheckpointIO and not is_url(str(path))
 
     def _with_records(self, checkpoint: dict[str, Any], path: Any) -> dict[str, Any]:
-        """Return the checkpoint with the client store's records in it, if their files are not found from `path`."""
+        """Return the checkpoint, with the client store's records in it if it must not need their files.
+
+        A checkpoint outside the run must not, unless the folder is found from every checkpoint.
+        """
         federated = checkpoint.get("federated", {})
         store = federated.get("store")
         folder = self._folder
@@ -135,7 +141,7 @@ class FederatedCheckpointIO(CheckpointIO):
             ) from error
 
     def _note(self, path: Any, files: Names) -> None:
-        """Note which files the checkpoint at `path` needs, and delete those that only its predecessor needed.
+        """Take down which files a checkpoint needs, and delete the files that no checkpoint needs any more.
 
         Args:
             path: The path of the checkpoint.
@@ -310,5 +316,8 @@ def is_below(path: Any, folder: Path) -> bool:
 
 
 def full_path(path: Any) -> str:
-    """Return the path by which checkpoints are compared: absolute, without links. An address stays as it is."""
+    """Return the path by which checkpoints are compared, absolute and without links.
+
+    An address stays as it is.
+    """
     return str(path) if is_url(str(path)) else os.path.realpath(path)

@@ -35,7 +35,7 @@ MAX_STEP_ARGUMENTS = 3
 
 
 def uncompiled(module: Any) -> Any:
-    """Return the module in what `torch.compile` returned. It computes by the compiled steps, as in a Trainer."""
+    """Return the module in what `torch.compile` returned, which computes by the compiled steps."""
     if type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), LightningModule):
         return from_compiled(module)
     return module
@@ -212,7 +212,7 @@ def check_optimized(owner: LightningModule, optimizers: Sequence[Optimizer], par
 
 
 def check_loss_returned(client: Any) -> None:
-    """Refuse a module that steps its optimizers itself, for a method that computes its loss outside training.
+    """Refuse a module that steps its optimizers itself, if its loss is computed outside training.
 
     Args:
         client: A ClientModule.

@@ -1,4 +1,4 @@
-"""The state of the one client that a module stands for: the weights it started from, its memory, its steps."""
+"""The state of the one client that a module stands for: start weights, memory, steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

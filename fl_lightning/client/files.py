@@ -1,4 +1,6 @@
-"""Files of one client at its own node, which never change: what the client keeps, and shared entries sent once.
+"""The files of one client at its own node, which never change.
+
+They hold what the client keeps, and shared entries that are sent once.
 
 Another party knows the names of the files only. A name says what the file holds, so that the other party can go back to
 the file of an earlier round.

@@ -25,9 +25,9 @@ def mixes_samples(net: nn.Module) -> bool:
 
 @contextmanager
 def evaluation_mode(client: Any) -> Iterator[None]:
-    """Put the client in eval mode within the block, in which it logs nothing, whatever services are attached.
+    """Put the client in eval mode within the block, in which it logs nothing.
 
-    Copies stand in for its metric objects, so that these count nothing.
+    It logs nothing whatever services are attached. Copies stand in for its metric objects, so that these count nothing.
 
     Args:
         client: A ClientModule.

@@ -148,10 +148,11 @@ def num_bytes(value: Any) -> int:
 
 
 def encode(value: Any) -> bytes:
-    """Write a pytree that `kept` allows as the content of a safetensors file. Equal pytrees give equal bytes.
+    """Return a pytree that `kept` allows as the content of a safetensors file.
 
-    The file holds the tensors of the pytree under numbers, and the pytree as JSON text in one more tensor of bytes
-    (`TREE`). In the text, every dict, tensor and dtype is an object with its kind as the only key.
+    Equal pytrees give equal bytes. The file holds the tensors of the pytree under numbers, and the pytree as JSON text
+    in one more tensor of bytes (`TREE`). In the text, every dict, tensor and dtype is an object with its kind as the
+    only key.
     """
     tensors: dict[str, Tensor] = {}
 

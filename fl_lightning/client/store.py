@@ -1,4 +1,4 @@
-"""The client store: memory and personal entries by client id, in host memory up to a budget, then in files."""
+"""The client store, which keeps memory and personal entries of clients in host memory or files."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -105,7 +105,7 @@ class ClientStore:
         return self.memory(client_id), self.personal(client_id)
 
     def own(self, owners: Mapping[int, int]) -> None:
-        """Note which process keeps the record of a client, by client id."""
+        """Take down which process keeps the record of a client, by client id."""
         self.owners |= owners
 
     def put(self, records: Mapping[int, tuple[Mapping[str, Any], State | None]], round_idx: int) -> None:
@@ -280,7 +280,7 @@ class ClientStore:
                 write_atomically(path, partial(shutil.copyfile, found))
 
     def _check_files(self) -> None:
-        """Check the content of this process's files up to `CHECKED_AT_START` bytes, and the size of the others."""
+        """Check the content of this process's files, or their size once `CHECKED_AT_START` bytes were read."""
         checked = 0
         for client_id, file in self._files.items():
             path = self.folder / file.name
