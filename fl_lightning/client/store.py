@@ -45,9 +45,9 @@ class ClientStore:
     All records lie in host memory while they fit into the budget. Above the budget, the records used last lie there.
 
     If the run has a folder (a logger or ModelCheckpoint), each record becomes a file of its own, named (client, round),
-    as soon as a checkpoint is saved or the budget is spent. A checkpoint then holds hashes only, and writes the records
-    of the clients that took part since the checkpoint before. Without a folder, and in a checkpoint that is saved
-    elsewhere, the records lie in the checkpoint.
+    as soon as a checkpoint is saved or the budget is spent. The checkpoint then holds hashes only, and the files that
+    are written for it are those of the clients that took part since the checkpoint before. Without a folder, and in a
+    checkpoint that is saved elsewhere, the records lie in the checkpoint.
 
     A record is replaced, never edited, so a checkpoint taken at any time holds whole rounds only. Files that no
     checkpoint needs any more are deleted.
@@ -122,19 +122,28 @@ class ClientStore:
         new: dict[int, HeldRecord] = {}
         for client_id, (memory, personal) in records.items():
             new[client_id] = held(client_id=client_id, round_idx=round_idx, memory=memory, personal=personal)
-        filled = {client_id: record for client_id, record in new.items() if record.content}
         change = sum(record.size for record in new.values())
         change -= sum(self._records[client_id].size for client_id in new if client_id in self._records)
         files: dict[int, FileRecord] = {}
         exceeds_budget = self._bytes + change > self.budget
         if exceeds_budget or (self._files and not self._in_files):
             older = {c: record for c, record in self._unwritten().items() if c not in new}
-            files = self._write_all(older | filled)
-        # Nothing fails from here on.
+            files = self._write_all(older | with_content(new))
+        self._replace(new, files=files, change=change)
+
+    def _replace(self, new: Mapping[int, HeldRecord], *, files: Mapping[int, FileRecord], change: int) -> None:
+        """Replace the records of a round's clients, once nothing can fail any more.
+
+        Args:
+            new: The new records by client id. An empty record removes the client.
+            files: The records that were written to files, by client id.
+            change: Bytes that the new records take more than the records they replace.
+        """
         outdated = {self._files.pop(client_id).name for client_id in new if client_id in self._files}
         outdated &= self._fresh - {file.name for file in files.values()}
         for client_id in new:
             self._records.pop(client_id, None)
+        filled = with_content(new)
         self._records |= filled
         self._files |= files
         self._bytes += change
@@ -366,6 +375,11 @@ def held(*, client_id: int, round_idx: int, memory: Mapping[str, Any], personal:
     if personal is not None:
         content["personal"] = on_device(personal, cpu)
     return HeldRecord(content, num_bytes(content), round_idx)
+
+
+def with_content(records: Mapping[int, HeldRecord]) -> dict[int, HeldRecord]:
+    """Return the records that are not empty, by client id."""
+    return {client_id: record for client_id, record in records.items() if record.content}
 
 
 def on_device(state: State, device: torch.device) -> State:
