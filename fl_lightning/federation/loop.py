@@ -44,6 +44,8 @@ Part = TypeVar("Part")
 class FederatedLoop(Forwarding):
     """Federates a client module: each epoch of the Trainer is one round of the federation.
 
+    All arguments except `client` and `aggregator` must be named.
+
     Args:
         client: the module that every client trains: a ClientModule, or any LightningModule (then by FedAvg).
         aggregator: the rule that makes one set of weights of the clients'; None: their mean, weighed by samples.
@@ -97,6 +99,7 @@ class FederatedLoop(Forwarding):
         self,
         client: LightningModule | TrainableModule,
         aggregator: Aggregator | None = None,
+        *,
         server_module: ServerModule | None = None,
         server_optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
         server_lr_scheduler: Callable[[Optimizer], LRScheduler] | None = None,
