@@ -78,7 +78,7 @@ class Evaluation:
             return
         self.weights.non_persistent.set_back({})
         self.data.to(self.communicator.device, early=not self.transfer.moves)
-        self.parts.recorder.evaluated(None)
+        self.parts.recorder.take_class_accuracy(None)
         self.services.logged.clear()
         if self._accuracy is not None:
             self._accuracy.reset()
@@ -219,7 +219,7 @@ class Evaluation:
         if self._accuracy is None:
             return values
         result = computed(self._accuracy).cpu()
-        self.parts.recorder.evaluated(result[:-2])
+        self.parts.recorder.take_class_accuracy(result[:-2])
         *by_class, accuracy, loss = result.tolist()
         scores = {f"{prefix}/acc": accuracy, f"{prefix}/loss": loss}
         scores |= {f"{prefix}/acc_class/{n}": v for n, v in zip(self.inspection.class_names, by_class, strict=True)}

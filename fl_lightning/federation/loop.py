@@ -401,7 +401,8 @@ class FederatedLoop(Forwarding):
             self.log_dict(values)
             return
         self.final_key, round_idx = summary_key(values) or "", cast(int, self.recorder.pending_round)
-        forgetting = self.recorder.forgetting(round_idx)
+        self.recorder.end_evaluation(round_idx)
+        forgetting = self.recorder.forgetting()
         self.add_to_row(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
         self.recorder.keep_round(round_idx)
 

@@ -144,23 +144,28 @@ class Recorder(Member):
         self.round_metrics = values
         self.pending_round = round_idx
 
-    def evaluated(self, class_accuracy: Tensor | None) -> None:
-        """Keep the class accuracies of the last evaluation, (C,) float64 on the CPU."""
+    def take_class_accuracy(self, class_accuracy: Tensor | None) -> None:
+        """Keep the class accuracies of an evaluation, (C,) float64 on the CPU, or None without classes."""
         self.class_accuracy = class_accuracy
 
-    def forgetting(self, round_idx: int) -> float | None:
-        """Update the peaks after a round's evaluation and compute FedNTD's F: the mean over classes of peak − accuracy.
+    def end_evaluation(self, round_idx: int) -> None:
+        """Count a round as evaluated, and raise each class's best accuracy to that of its evaluation."""
+        self.evaluated_rounds = round_idx + 1
+        if self.class_accuracy is None:
+            return
+        if self.peak is None:
+            self.peak = self.class_accuracy
+        else:
+            self.peak = torch.fmax(self.peak, self.class_accuracy)
 
-        None without classes.
+    def forgetting(self) -> float | None:
+        """Return FedNTD's F after `end_evaluation`: the mean over classes of peak − accuracy, or None without classes.
 
         Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eq. 5.
         """
-        now = self.class_accuracy
-        self.evaluated_rounds = round_idx + 1
-        if now is None:
+        if self.class_accuracy is None or self.peak is None:
             return None
-        self.peak = now if self.peak is None else torch.fmax(self.peak, now)
-        return float(forgetting_since(self.peak, now))
+        return float(forgetting_since(self.peak, self.class_accuracy))
 
     def wrote(self, rows: Mapping[int, Mapping[str, float]]) -> bool:
         """Return True where these rows are those of the complete rounds before, as they were logged."""
