@@ -55,17 +55,17 @@ class FederatedLoop(Forwarding):
         server_lr_scheduler: A function of the server optimizer that makes its scheduler, stepped once a round.
         local_epochs: Passes over a client's data in a round. A list gives each client its own number.
         max_local_steps: Largest number of optimizer steps of a client in an exchange. None means no limit.
-        lr_decay: Decay of the local learning rate. A factor d makes the rate of round t lr · d^t.
-            `{cosine: FINAL_LR, rounds: T}` makes it half a cosine down to FINAL_LR over T rounds, and FINAL_LR after
-            them; without `rounds` T is the Trainer's `max_epochs`, which is then fixed.
+        lr_decay: Decay of the local learning rate lr. A factor d gives lr · d^t in round t.
+            `{cosine: FINAL_LR, rounds: T}` gives half a cosine down to FINAL_LR over T rounds, and FINAL_LR after
+            round T. Without `rounds`, T is the Trainer's `max_epochs`, which a continued run then cannot change.
         accumulate_grad_batches: Batches per local optimizer step.
         clip_norm: Largest norm of a local gradient. None means that gradients are not clipped.
         personal: `fnmatch` patterns of entries that stay with each client. A pattern with `!` in front names
             exceptions.
         keep: `fnmatch` patterns of buffers with `persistent=False` that a client keeps in its memory. The other ones
             are set back to their start for every client.
-        faults: What happens on faults. `error` and `skip` stand for values that are not finite and for errors of
-            clients alike.
+        faults: What happens on faults: a FaultPolicy, or a word for values that are not finite and errors of clients
+            alike. `error` ends the run, and `skip` leaves the client out.
         transforms: Transforms of the updates between client and sum, in order, after the check for NaN and inf.
         codec: The codec of what clients send, and with its `down` also of what they are sent. None sends entries as
             they are.
@@ -80,9 +80,10 @@ class FederatedLoop(Forwarding):
         threads: Number of threads of this process for torch operations. None leaves it alone.
         store: Where clients keep their memory and personal entries between rounds. None means up to 4 GB in host
             memory, and beyond that files in the run's folder.
-        chunk: Number of clients that are trained at once, as rows of one stack: 1, K, or `auto`, which chooses a number
-            where that is known to be right and faster. A line in the log says if and why clients are trained one after
-            the other. The order of floating-point sums differs, so the results differ in the last bits.
+        chunk: Number of clients that are trained at once, as rows of one stack: 1, K or `auto`. `auto` chooses the
+            number, and more than 1 only where that is known to be right and faster. A line in the log says if and why
+            clients are trained one after the other. The order of floating-point sums differs between the two ways, so
+            the results differ in the last bits.
 
     Attributes:
         engine_factory: Makes what trains and tests the clients (in another process, on another machine), given the
