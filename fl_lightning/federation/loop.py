@@ -186,7 +186,7 @@ class FederatedLoop(Forwarding):
 
     @property
     def _under_way(self) -> Undo | None:
-        """What undoes the current round, or None between rounds."""
+        """The undo of the current round, or None between rounds."""
         if self._rounds is None:
             return None
         return self._rounds.under_way

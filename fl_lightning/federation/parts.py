@@ -1,4 +1,4 @@
-"""What a user chooses for a federation, and how the server is made of it."""
+"""The choices that a user made for a federation, and how the server is made of them."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
