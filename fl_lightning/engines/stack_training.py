@@ -13,7 +13,7 @@ from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.engines.blocks import Block, begin_blocks, clipped, laid_as
-from fl_lightning.engines.lockstep import Passes, lockstep, runs
+from fl_lightning.engines.lockstep import Passes, equal_neighbors, lockstep
 from fl_lightning.engines.pytrees import Stacked, StackingError
 from fl_lightning.engines.stack import ClientStack, Step
 from fl_lightning.engines.stack_batches import StackBatches
@@ -159,7 +159,7 @@ class StackTrainer:
             (stacked.context.progress.num_steps if phase.counts else 0, stacked.job.data.local_work) for stacked in rows
         ]
         blocks: list[Block] = []
-        for part in runs(list(zip(taken, steps, strict=True)), lambda pair: pair if pair[0] is not None else None):
+        for part in equal_neighbors([None if pair[0] is None else pair for pair in zip(taken, steps, strict=True)]):
             shared = blocks and not blocks[-1].optimizers.schedulers  # else these change the rates of all
             optimizers = blocks[-1].optimizers if shared else self._optimizers(phase)
             blocks.append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
