@@ -12,7 +12,7 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.services import MetricAccumulator
-from fl_lightning.engines.blocks import Block, begin_blocks, clipped, laid_as
+from fl_lightning.engines.blocks import Block, begin_blocks, clip_rows, lay_out_like
 from fl_lightning.engines.lockstep import Passes, equal_neighbors, lockstep
 from fl_lightning.engines.pytrees import Stacked, StackingError
 from fl_lightning.engines.stack import ClientStack, Step
@@ -284,15 +284,15 @@ class StackTrainer:
             rows, segment.trained, segment.step, batches, index, self.local.services, logged, known
         )
         if self.local.settings.clip_norm is not None:
-            gradients = clipped(gradients, self.local.settings.clip_norm)
-        gradients = laid_as(rows.params, gradients)
+            gradients = clip_rows(gradients, self.local.settings.clip_norm)
+        gradients = lay_out_like(rows.params, gradients)
         blocks = [block for block in segment.blocks if part.start <= block.rows.start < part.stop]
         for block in blocks:
             block.take_gradients(gradients, part, num_samples)
         for optimizers in dict.fromkeys(block.optimizers for block in blocks):
             optimizers.wrapped[0].step()
         for block in blocks:
-            block.stepped()
+            block.finish_step()
             if block.optimizers.schedulers:
                 self.local.builder.schedule(block.optimizers.schedulers, "step", block.accumulated_lr.steps)
         return logits
