@@ -217,11 +217,11 @@ class StackTrainer:
             batches = StackBatches(
                 [stacked.job.data for stacked in rows],
                 phase.split,
-                [earlier + epoch for earlier in before],
-                [cut.batch_size for cut in passes],
-                phase.with_index or logits is not None,
-                self.local.transfer,
-                self.local.device,
+                epochs=[earlier + epoch for earlier in before],
+                batch_sizes=[cut.batch_size for cut in passes],
+                with_index=phase.with_index or logits is not None,
+                transfer=self.local.transfer,
+                device=self.local.device,
             )
             for part, index in lockstep(now):
                 cut = now[part.start]
