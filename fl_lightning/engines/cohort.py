@@ -13,11 +13,12 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.services import MetricAccumulator
+from fl_lightning.engines.execution import Chunk
 from fl_lightning.engines.pytrees import StackingError
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.stack import ClientStack
 from fl_lightning.engines.stack_training import StackedClient, StackTrainer, common_phases
-from fl_lightning.engines.stacking import FEW_CLIENTS, Chunk, clients_at_once, why_not
+from fl_lightning.engines.stacking import MIN_CLIENTS_PER_STEP, clients_at_once, why_not
 from fl_lightning.engines.training import EpochHook
 from fl_lightning.functional.state import FlatState
 from fl_lightning.members.faults import client_error
@@ -116,7 +117,14 @@ class CohortEngine(SequentialEngine):
         if self.weights.extra.is_used:
             return "get_extra_state gives the state of one client"
         local = self.local
-        return why_not(self.client, local.settings, self.chunk, self.weights, local.precision, local.device)
+        return why_not(
+            self.client,
+            settings=local.settings,
+            chunk=self.chunk,
+            weights=self.weights,
+            precision=local.precision,
+            device=local.device,
+        )
 
     def _results(
         self, exchange: str, jobs: Iterable[ClientJob], announces: bool = True
@@ -152,7 +160,7 @@ class CohortEngine(SequentialEngine):
         if len(jobs) < 2 or self._refused is not None:
             yield from super()._results(exchange, jobs)
             return
-        if self.chunk == "auto" and self._stacks.clients_per_step(jobs) < FEW_CLIENTS:
+        if self.chunk == "auto" and self._stacks.clients_per_step(jobs) < MIN_CLIENTS_PER_STEP:
             self._tell("the clients of a stack have batches of so different sizes that few can step together")
             yield from super()._results(exchange, jobs)
             return

@@ -178,7 +178,7 @@ class StackTrainer:
             if phase.trains is None:
                 builder.forget()
             optimizers = builder.new()
-        reason = why_not_optimizers(optimizers, bool(self.local.batch_norms) and self._cautious)
+        reason = why_not_optimizers(optimizers, only_sgd=bool(self.local.batch_norms) and self._cautious)
         if any(map(has_backward_hooks, self.client.parameters())):  # which building them may have put there
             reason = "a hook of a parameter would not be called"
         if reason is not None:
