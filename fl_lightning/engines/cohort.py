@@ -203,14 +203,19 @@ class CohortEngine(SequentialEngine):
         states = [stacked.entries for stacked in rows]
         contexts = [stacked.context for stacked in rows]
         step = self.client.local_loss if self.client.is_fedavg_equivalent else self.client.training_step
-        places = (self.weights.entries, self.weights.tied)
         notified = self.hooks.get("on_client_epoch_end")
-        stack = ClientStack(self.client, states, contexts, *places)
+        stack = ClientStack(
+            self.client,
+            states=states,
+            contexts=contexts,
+            places=self.weights.entries,
+            tied=self.weights.tied,
+        )
         self._stacks.train(stack, rows, step, self._end_epoch if notified else None)
         if stack.proven:
             self._proven.add(exchange)
         looks = self._replies or self._needs_module() or self.weights.personal or self.weights.freezes
-        trained: Sequence[State] = stack.states() if looks else stack.flat_states(self.weights.transmitted_entries)
+        trained: Sequence[State] = stack.list_states() if looks else stack.copy_states(self.weights.transmitted_entries)
         return ((rows[row], trained[row]) for row in sorted(range(len(rows)), key=order.__getitem__))
 
     def _joined(self, exchange: str, jobs: Sequence[ClientJob]) -> list[StackedClient]:

@@ -162,7 +162,7 @@ class StackTrainer:
         for part in equal_neighbors([None if pair[0] is None else pair for pair in zip(taken, steps, strict=True)]):
             shared = blocks and not blocks[-1].optimizers.schedulers  # else these change the rates of all
             optimizers = blocks[-1].optimizers if shared else self._optimizers(phase)
-            blocks.append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
+            blocks.append(Block(part, passes[part.start], optimizers, stack.select(part).params))
         params = dict(self.client.named_parameters())
         factor = self.local.settings.lr_factor(rows[0].job.data.round_idx)
         for optimizers in dict.fromkeys(block.optimizers for block in blocks):
@@ -242,7 +242,7 @@ class StackTrainer:
 
     def _end_epoch(self, segment: "_Segment", now: Sequence[Passes], epoch: int, on_epoch_end: EpochEnd) -> None:
         """Show the clients that had the epoch, each with its steps so far."""
-        states = segment.stack.states()
+        states = segment.stack.list_states()
         for block in segment.blocks:
             if not now[block.rows.start].steps:
                 continue
@@ -278,10 +278,17 @@ class StackTrainer:
 
         Returns teachers' logits that were computed (`ClientStack`).
         """
-        rows = segment.stack.rows(part)
+        rows = segment.stack.select(part)
         logged = [stacked.logged for stacked in segment.rows[part]]
         gradients, logits = segment.stack.differentiate(
-            rows, segment.trained, segment.step, batches, index, self.local.services, logged, known
+            rows,
+            batches,
+            index=index,
+            trained=segment.trained,
+            step=segment.step,
+            services=self.local.services,
+            logged=logged,
+            known=known,
         )
         if self.local.settings.clip_norm is not None:
             gradients = clip_rows(gradients, self.local.settings.clip_norm)
