@@ -234,7 +234,7 @@ class CohortEngine(SequentialEngine):
             clients.append(self._join(exchange, job, bool(prepares)))
             held = held_by(self.client) if prepares else {}
             if asks:
-                held |= self._stacks.settings()
+                held |= self._stacks.optimizer_settings()
             first = first or held
             factory = factory or self.client.optimizer_factory
             if self.client.optimizer_factory is not factory:
