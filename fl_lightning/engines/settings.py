@@ -10,12 +10,12 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_count
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """Half a cosine from the optimizer's own learning rate down to `final`, over the first T rounds.
+    """Lowers the learning rate along half a cosine from the optimizer's own to `final`, over the first T rounds.
 
     lr_t = final + (lr − final) · (1 + cos(π t / T)) / 2 for t ≤ T, and final from then on.
 
     Args:
-        final: learning rate from round T on, ≥ 0.
+        final: Learning rate from round T on, ≥ 0.
         rounds: T, ≥ 1.
 
     Source:
@@ -30,14 +30,19 @@ class CosineDecay:
     rounds: int
 
     def factor(self, round_idx: int, lr: float) -> float:
-        """Ratio of the rate in a round to the optimizer's own rate."""
+        """Return the ratio of the learning rate in a round to the optimizer's own rate."""
+        if lr == 0:
+            return 1.0
         share = (1 + math.cos(math.pi * min(round_idx, self.rounds) / self.rounds)) / 2
-        return share + (1 - share) * self.final / lr if lr else 1.0
+        return share + (1 - share) * self.final / lr
 
 
 @dataclass(frozen=True)
 class PowerDecay:
-    """lr_t = lr · base^t.
+    """Multiplies the learning rate by the same factor in every round: lr_t = lr · base^t.
+
+    Args:
+        base: The factor, > 0.
 
     >>> PowerDecay(0.5).factor(2, lr=0.1)
     0.25
@@ -46,7 +51,7 @@ class PowerDecay:
     base: float
 
     def factor(self, round_idx: int, lr: float) -> float:
-        """Ratio of the rate in a round to the optimizer's own rate."""
+        """Return the ratio of the learning rate in a round to the optimizer's own rate."""
         return self.base**round_idx
 
 
@@ -101,19 +106,25 @@ def decay_of(lr_decay: LRDecay, rounds: int | None) -> Decay:
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of local training.
+    """Holds the settings of local training.
 
     Args:
-        local_epochs: passes over a client's data in a round; a list gives each client its own.
-        max_local_steps: at most so many optimizer steps per client and exchange.
-        lr_decay: the local learning rate of round t is lr · lr_decay^t; or as a `Decay` says.
-        accumulate_grad_batches: batches per local optimizer step.
-        clip_norm: largest norm of a local gradient; None: not clipped.
-        client_timeout: seconds that the training of a client may take in an exchange, asked between batches; None: any.
-        seed: keys every draw.
+        local_epochs: Passes over a client's samples in a round, ≥ 0. A list gives each client its
+            own number.
+        max_local_steps: Largest number of optimizer steps of a client in an exchange, ≥ 1. None is
+            no limit.
+        lr_decay: Decay of the local learning rate over the rounds. With a number > 0 the rate of
+            round t is lr · lr_decay^t. `{"cosine": final}` is half a cosine down to the rate
+            `final`, over the rounds of the run or over its own, `{"cosine": final, "rounds": T}`.
+        accumulate_grad_batches: Batches per local optimizer step, ≥ 1.
+        clip_norm: Largest norm of a local gradient, > 0. None does not clip.
+        client_timeout: Seconds that a client may train in an exchange, > 0, compared between
+            batches. None is no limit.
+        seed: Seed of the run, which keys every draw.
 
     Raises:
-        ValueError: naming the setting, its range and the value.
+        ValueError: A setting is out of its range.
+        TypeError: A setting is not a number of the right kind.
     """
 
     local_epochs: int | list[int] = 1
@@ -125,8 +136,8 @@ class LocalSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        epochs = self.local_epochs
-        for number in epochs if isinstance(epochs, list) else [epochs]:
+        numbers = self.local_epochs if isinstance(self.local_epochs, list) else [self.local_epochs]
+        for number in numbers:
             if number is None:
                 raise TypeError("local_epochs must be a whole number, got None; leave it out for 1")
             check_count(0, "a list gives each client its own", local_epochs=number)
@@ -135,24 +146,24 @@ class LocalSettings:
         check_above(0, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
 
     def epochs_of(self, client_id: int) -> int:
-        """Give the passes of a client over its data."""
-        epochs = self.local_epochs
-        return epochs[client_id] if isinstance(epochs, list) else epochs
+        """Return the number of passes of a client over its samples."""
+        if isinstance(self.local_epochs, list):
+            return self.local_epochs[client_id]
+        return self.local_epochs
 
     def lr_factor(self, round_idx: int) -> Callable[[float], float] | None:
-        """Choose the function of a learning rate that gives its factor in a round.
+        """Return the function of a learning rate that gives its factor in a round.
 
-        None: the rate stays.
+        None means that the rate stays.
 
         Raises:
-            ValueError: a cosine whose rounds are not known.
+            ValueError: The number of rounds of a cosine is not known.
         """
         return None if self.lr_decay in NO_DECAY else partial(decay_of(self.lr_decay, None).factor, round_idx)
 
     @property
     def max_batches(self) -> int | None:
-        """Most batches of a client in an exchange.
-
-        None: any number.
-        """
-        return None if self.max_local_steps is None else self.max_local_steps * self.accumulate_grad_batches
+        """The largest number of batches of a client in an exchange. None is no limit."""
+        if self.max_local_steps is None:
+            return None
+        return self.max_local_steps * self.accumulate_grad_batches
