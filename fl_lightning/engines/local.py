@@ -1,7 +1,6 @@
 """An engine without a Trainer, for a client's app in a real federation, a script or a test."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -15,7 +14,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.cohort import CohortEngine
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
-from fl_lightning.engines.settings import LocalSettings, decay_of
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Member, Members
 from fl_lightning.utils.keyed import keyed_seed
@@ -58,8 +57,7 @@ def local_engine(
     """
     device = device or torch.device("cpu")
     precision = precision or Precision()
-    settings = settings or LocalSettings()
-    settings = replace(settings, lr_decay=decay_of(settings.lr_decay, max_epochs))
+    settings = (settings or LocalSettings()).over(max_epochs)
     data.prepare_data()
     data.setup("fit")
     data.key_batches(settings.seed)

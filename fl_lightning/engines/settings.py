@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from fl_lightning.utils.settings import check_above, check_at_least, check_count
 
@@ -16,7 +17,7 @@ class CosineDecay:
 
     Args:
         final: Learning rate from round T on, ≥ 0.
-        rounds: T, ≥ 1.
+        rounds: T, ≥ 1. None until a run says its number of rounds.
 
     Source:
         Loshchilov and Hutter, arXiv:1608.03983, Eq. 5, as in FedCL's code.
@@ -27,10 +28,31 @@ class CosineDecay:
     """
 
     final: float
-    rounds: int
+    rounds: int | None = None
+
+    def over(self, rounds: int | None) -> "CosineDecay":
+        """Return the decay in a run. The decay's own number of rounds goes before the run's.
+
+        Args:
+            rounds: Number of rounds of the run. None or -1 is no limit.
+
+        Raises:
+            ValueError: The number of rounds is not known.
+        """
+        if self.rounds is not None:
+            return self
+        if rounds is None or rounds < 1:
+            raise unknown_rounds(rounds)
+        return replace(self, rounds=rounds)
 
     def factor(self, round_idx: int, lr: float) -> float:
-        """Return the ratio of the learning rate in a round to the optimizer's own rate."""
+        """Return the ratio of the learning rate in a round to the optimizer's own rate.
+
+        Raises:
+            ValueError: The number of rounds is not known.
+        """
+        if self.rounds is None:
+            raise unknown_rounds(None)
         if lr == 0:
             return 1.0
         share = (1 + math.cos(math.pi * min(round_idx, self.rounds) / self.rounds)) / 2
@@ -50,6 +72,10 @@ class PowerDecay:
 
     base: float
 
+    def over(self, rounds: int | None) -> "PowerDecay":
+        """Return the decay in a run, which is the same for any number of rounds."""
+        return self
+
     def factor(self, round_idx: int, lr: float) -> float:
         """Return the ratio of the learning rate in a round to the optimizer's own rate."""
         return self.base**round_idx
@@ -57,51 +83,65 @@ class PowerDecay:
 
 Decay = CosineDecay | PowerDecay
 LRDecay = float | Mapping[str, float] | Decay
-NO_DECAY = (1.0, PowerDecay(1.0))
+"""What `lr_decay` may be: a factor, a cosine by its names, or a decay."""
+
+NO_DECAY = PowerDecay(1.0)
 
 
-def check_decay(lr_decay: LRDecay) -> None:
-    """Refuse what is neither a factor nor `{cosine: FINAL_LR}`, with or without `rounds`.
-
-    Raises:
-        ValueError: naming the rule and the value.
-    """
-    if isinstance(lr_decay, Mapping):
-        if not {"cosine"} <= set(lr_decay) <= {"cosine", "rounds"}:
-            raise ValueError(
-                f"lr_decay must be a factor > 0, {{cosine: FINAL_LR}} or {{cosine: FINAL_LR, rounds: T}}, got "
-                f"{dict(lr_decay)}"
-            )
-        check_at_least(0, "it is the rate after the last round", cosine=lr_decay["cosine"])
-        rounds = lr_decay.get("rounds", 1)
-        if isinstance(rounds, bool) or not isinstance(rounds, int | float) or not (rounds >= 1 and rounds % 1 == 0):
-            raise ValueError(
-                f"rounds of lr_decay={{cosine: …}} must be a whole number ≥ 1, got {rounds}; from that round on the "
-                f"rate is FINAL_LR"
-            )
-    elif not isinstance(lr_decay, Decay):
-        check_above(0, "{cosine: FINAL_LR} is half a cosine", lr_decay=lr_decay)
+def cosine_of(lr_decay: object) -> Mapping[str, Any] | None:
+    """Return the settings of the cosine that `lr_decay` asks for, unchecked, or None if it asks for none."""
+    if isinstance(lr_decay, Mapping) and "cosine" in lr_decay:
+        return lr_decay
+    return None
 
 
-def decay_of(lr_decay: LRDecay, rounds: int | None) -> Decay:
-    """Make the decay of a run.
+def parse_decay(lr_decay: LRDecay) -> Decay:
+    """Return the decay that a user's `lr_decay` means.
 
     Args:
-        lr_decay: a factor, `{"cosine": final}` with or without its own `rounds`, or a decay.
-        rounds: T of a cosine that does not say it, or None or -1: the run has no last round.
+        lr_decay: A factor > 0, `{"cosine": final}`, `{"cosine": final, "rounds": T}` or a decay.
 
     Raises:
-        ValueError: a cosine over rounds without end.
+        ValueError: `lr_decay` is something else, or a number is out of its range.
+        TypeError: A number is something else.
     """
-    if isinstance(lr_decay, Mapping):
-        total = lr_decay.get("rounds", rounds)
-        if total is None or total < 1:
-            raise ValueError(
-                f"lr_decay={{cosine: …}} needs the number of rounds, got trainer.max_epochs={rounds}; set it, or give "
-                f"{{cosine: FINAL_LR, rounds: T}}"
-            )
-        return CosineDecay(lr_decay["cosine"], int(total))
-    return PowerDecay(lr_decay) if isinstance(lr_decay, int | float) else lr_decay
+    if isinstance(lr_decay, Decay):
+        return lr_decay
+    if not isinstance(lr_decay, Mapping):
+        check_above(0, "{cosine: FINAL_LR} is half a cosine", lr_decay=lr_decay)
+        return PowerDecay(lr_decay)
+    cosine = cosine_of(lr_decay)
+    if cosine is None or not cosine.keys() <= {"cosine", "rounds"}:
+        raise ValueError(
+            f"lr_decay must be a factor > 0, {{cosine: FINAL_LR}} or {{cosine: FINAL_LR, rounds: T}}, got "
+            f"{dict(lr_decay)}"
+        )
+    final = cosine["cosine"]
+    check_at_least(0, "it is the rate after the last round", cosine=final)
+    if "rounds" not in cosine:
+        return CosineDecay(final)
+    rounds = cosine["rounds"]
+    if not is_round_count(rounds):
+        raise ValueError(
+            f"rounds of lr_decay={{cosine: …}} must be a whole number ≥ 1, got {rounds}; from that round on the "
+            f"rate is FINAL_LR"
+        )
+    return CosineDecay(final, int(rounds))
+
+
+def is_round_count(rounds: object) -> bool:
+    """Return True for a whole number ≥ 1, as an int or a float."""
+    if isinstance(rounds, bool) or not isinstance(rounds, int | float):
+        return False
+    return rounds >= 1 and rounds % 1 == 0
+
+
+def unknown_rounds(max_epochs: int | None) -> ValueError:
+    """Return the error for a cosine over a number of rounds that is not known."""
+    return ValueError(
+        f"lr_decay={{cosine: …}} needs the number of rounds, got trainer.max_epochs={max_epochs}; set it, or give "
+        f"{{cosine: FINAL_LR, rounds: T}}"
+    )
 
 
 @dataclass(frozen=True)
@@ -122,6 +162,9 @@ class LocalSettings:
             batches. None is no limit.
         seed: Seed of the run, which keys every draw.
 
+    Attributes:
+        decay: The decay that `lr_decay` means.
+
     Raises:
         ValueError: A setting is out of its range.
         TypeError: A setting is not a number of the right kind.
@@ -134,6 +177,7 @@ class LocalSettings:
     clip_norm: float | None = None
     client_timeout: float | None = None
     seed: int = 0
+    decay: Decay = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         numbers = self.local_epochs if isinstance(self.local_epochs, list) else [self.local_epochs]
@@ -142,8 +186,20 @@ class LocalSettings:
                 raise TypeError("local_epochs must be a whole number, got None; leave it out for 1")
             check_count(0, "a list gives each client its own", local_epochs=number)
         check_count(1, max_local_steps=self.max_local_steps, accumulate_grad_batches=self.accumulate_grad_batches)
-        check_decay(self.lr_decay)
+        # A frozen dataclass has no other way to set an attribute.
+        object.__setattr__(self, "decay", parse_decay(self.lr_decay))
         check_above(0, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
+
+    def over(self, rounds: int | None) -> "LocalSettings":
+        """Return the settings in a run.
+
+        Args:
+            rounds: Number of rounds of the run. None or -1 is no limit.
+
+        Raises:
+            ValueError: The learning rate falls over the rounds of the run, and they have no limit.
+        """
+        return replace(self, lr_decay=self.decay.over(rounds))
 
     def epochs_of(self, client_id: int) -> int:
         """Return the number of passes of a client over its samples."""
@@ -155,11 +211,10 @@ class LocalSettings:
         """Return the function of a learning rate that gives its factor in a round.
 
         None means that the rate stays.
-
-        Raises:
-            ValueError: The number of rounds of a cosine is not known.
         """
-        return None if self.lr_decay in NO_DECAY else partial(decay_of(self.lr_decay, None).factor, round_idx)
+        if self.decay == NO_DECAY:
+            return None
+        return partial(self.decay.factor, round_idx)
 
     @property
     def max_batches(self) -> int | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.checks import check_simulated
+from fl_lightning.engines.settings import cosine_of
 from fl_lightning.functional.state import to_float32
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.types import TrainableModule
@@ -337,11 +338,11 @@ def cosine_rounds(model: Any, max_epochs: int | None) -> Settings:
         model: The settings of the loop.
         max_epochs: The maximal number of rounds of the run. None or -1 means no limit.
     """
-    lr_decay = model.get("lr_decay") if isinstance(model, Mapping) else None
-    if not isinstance(lr_decay, Mapping) or "cosine" not in lr_decay:
+    cosine = cosine_of(model.get("lr_decay")) if isinstance(model, Mapping) else None
+    if cosine is None:
         return {}
     settings: Settings = {"model.lr_decay": "cosine"}
-    rounds = lr_decay.get("rounds", max_epochs)
+    rounds = cosine.get("rounds", max_epochs)
     if rounds is not None:
         settings[COSINE_ROUNDS] = rounds
     return settings

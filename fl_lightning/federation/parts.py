@@ -22,7 +22,7 @@ from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.execution import Execution
-from fl_lightning.engines.settings import LocalSettings, decay_of
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks, private
 from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
 from fl_lightning.federation.recorder import Recorder
@@ -345,6 +345,8 @@ class FederationParts:
         settings = parts | asdict(self.settings)
         # `local_settings` fills in both, so that they have their values in `faults` and in `seed`.
         del settings["client_timeout"]
+        # The plain form of `lr_decay`, which is among the settings.
+        del settings["decay"]
         settings["seed"] = self.seed
         for name, value in asdict(self.faults).items():
             settings[f"faults.{name}"] = value
@@ -361,12 +363,8 @@ class FederationParts:
         Args:
             rounds: Number of rounds of the run. None and -1 mean no limit.
         """
-        return replace(
-            self.settings,
-            seed=self.seed,
-            lr_decay=decay_of(self.settings.lr_decay, rounds),
-            client_timeout=self.faults.client_timeout,
-        )
+        settings = self.settings.over(rounds)
+        return replace(settings, seed=self.seed, client_timeout=self.faults.client_timeout)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the settings by their dotted names, and what the modules saved by `save_hyperparameters`."""
