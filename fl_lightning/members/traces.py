@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning import LightningModule
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
@@ -27,11 +26,11 @@ class Traces(Member):
 
     at_client = True
 
-    def __init__(self, client: LightningModule) -> None:
+    def __init__(self, client: nn.Module) -> None:
         self._client = client
 
     def mark(self) -> "Snapshot":
-        return Snapshot(self._client, self._client.device.type)
+        return Snapshot(self._client)
 
     def undo(self, mark: "Snapshot") -> None:
         mark.undo()
@@ -46,10 +45,9 @@ class Snapshot:
 
     Args:
         client: The client module.
-        device_type: The kind of device on which the client is trained, such as `cpu` or `cuda`.
     """
 
-    def __init__(self, client: nn.Module, device_type: str = "cpu") -> None:
+    def __init__(self, client: nn.Module) -> None:
         self._attributes: list[tuple[nn.Module, type[nn.Module], dict[str, Any]]] = []
         self._collections: list[tuple[Any, Any]] = []
         """Collections, and copies of them."""
@@ -65,9 +63,7 @@ class Snapshot:
         for parameter in client.parameters():
             for name in PARAMETER_HOOKS:
                 self._hooks.append((parameter, name, dict(getattr(parameter, name) or {})))
-        self._device_type = device_type
-        self._switches = switches(device_type)
-        self._autocast_depth = autocast_depth()
+        self._switches = switches()
 
     def undo(self) -> None:
         """Restore everything."""
@@ -83,11 +79,9 @@ class Snapshot:
             current_hooks = getattr(parameter, name)
             if current_hooks:
                 refill(current_hooks, hooks)
-        for switch, current_switch in zip(self._switches, switches(self._device_type), strict=True):
+        for switch, current_switch in zip(self._switches, switches(), strict=True):
             if current_switch.value != switch.value:
                 switch.set(switch.value)
-        while autocast_depth() > self._autocast_depth:
-            torch.autocast_decrement_nesting()
 
 
 class Switch(NamedTuple):
@@ -102,14 +96,13 @@ class Switch(NamedTuple):
     set: Callable[[Any], Any]
 
 
-def switches(device_type: str) -> list[Switch]:
-    """Return torch's switches with their present values.
+def switches() -> list[Switch]:
+    """Return the switches that a client may set for a few lines, with their present values.
 
-    Args:
-        device_type: The kind of device on which clients are trained, such as `cpu` or `cuda`.
+    A client that fails in such lines does not set the switch back. All other switches either have a
+    context manager that sets them back on an error (autocast, default device, anomaly detection,
+    cuDNN), or are set once for a whole process (threads, precision of matrix products).
     """
-    cudnn = torch.backends.cudnn
-    anomaly = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
     deterministic = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -117,29 +110,8 @@ def switches(device_type: str) -> list[Switch]:
     return [
         Switch(torch.is_grad_enabled(), torch.set_grad_enabled),
         Switch(torch.get_default_dtype(), torch.set_default_dtype),
-        Switch(torch.get_default_device(), set_default_device),
-        Switch(torch.get_num_threads(), torch.set_num_threads),
-        Switch(torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision),
-        Switch(anomaly, lambda flags: torch.autograd.set_detect_anomaly(mode=flags[0], check_nan=flags[1])),
         Switch(deterministic, lambda flags: torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])),
-        Switch(torch.is_autocast_enabled(device_type), lambda flag: torch.set_autocast_enabled(device_type, flag)),
-        Switch(torch.get_autocast_dtype(device_type), lambda dtype: torch.set_autocast_dtype(device_type, dtype)),
-        Switch(torch.is_autocast_cache_enabled(), torch.set_autocast_cache_enabled),
-        Switch(cudnn.enabled, lambda flag: setattr(cudnn, "enabled", flag)),
-        Switch(cudnn.benchmark, lambda flag: setattr(cudnn, "benchmark", flag)),
-        Switch(cudnn.deterministic, lambda flag: setattr(cudnn, "deterministic", flag)),
     ]
-
-
-def set_default_device(device: torch.device) -> None:
-    """Set the device of new tensors. The CPU is torch's own default."""
-    torch.set_default_device(None if device.type == "cpu" else device)
-
-
-def autocast_depth() -> int:
-    """Return the number of autocast contexts in which this thread is."""
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
 
 
 def refill(collection: Any, contents: Any) -> None:
