@@ -95,6 +95,7 @@ class Sweep(Drawing):
         self,
         place: Any,
         series: Sequence[Series],
+        *,
         key: str,
         group: str,
         cases: Mapping[str, str],
@@ -129,7 +130,7 @@ class Sweep(Drawing):
             stds: Numbers | None = None
             if all(len(values) > 1 for values in points.values()):
                 stds = np.array([values.std(ddof=1) for values in points.values()])
-            draw_line(place, number, list(points), means, stds, label=method, every=1)
+            draw_line(place, number, x=list(points), mean=means, std=stds, label=method, every=1)
             if method in levels and len(means):
                 lines[method] = {"": float(means[0])}
             else:
@@ -245,7 +246,7 @@ class RoundsToTarget(Drawing):
                     reached[method] = rounds
                 else:
                     missed[method] = "never" if runs.is_whole else "not yet"
-            draw_bars(place, methods, reached, missed)
+            draw_bars(place, methods, reached=reached, missed=missed)
             name = ", ".join(filter(None, (case, f"{self.target(case):g} %")))
             sentences.append(f"{name}: {self._sentence(reached, missed)}")
         finish(figure, axes, "method")

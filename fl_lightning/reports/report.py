@@ -61,6 +61,7 @@ def write_report(
     groups: Sequence[Group],
     folder: Path,
     forms: Iterable[str] = (),
+    *,
     tables: Sequence[Table] | None = None,
     notes: Sequence[str] = (),
 ) -> Path:
@@ -191,7 +192,7 @@ def privacy_of(groups: Sequence[Group]) -> list[Table | str]:
         f"Values whose names begin with {UNPROTECTED} are of the clients as they are, and are not covered."
     )
     header = ["method", "hidden", "ε", "δ", "rounds", "seed of cohorts and noise"]
-    return [Table("Differential privacy", header, rows, note)]
+    return [Table("Differential privacy", header=header, rows=rows, note=note)]
 
 
 def cells(texts: Iterable[str]) -> list[Cell]:
@@ -281,7 +282,7 @@ def scores_of(groups: Sequence[Group]) -> list[Table]:
     if not rows:
         return []
     note = "Of the global model after the last round, on the split that is evaluated in every round."
-    return [Table("Precision, recall and F1 over the classes, %", header, rows, note)]
+    return [Table("Precision, recall and F1 over the classes, %", header=header, rows=rows, note=note)]
 
 
 def scores_of_runs(group: Group) -> list[dict[str, Any]]:
@@ -306,7 +307,7 @@ def classes_of(groups: Sequence[Group]) -> list[Picture]:
             continue
         names = class_names
         caption = caption_of_classes(group, names, accuracies)
-        figure = plot_classwise(accuracies, names, rounds, f"{group.label}: accuracy by class")
+        figure = plot_classwise(accuracies, class_names=names, rounds=rounds, title=f"{group.label}: accuracy by class")
         maps.append(Picture(f"classes-{number}", figure, caption, wide=True))
         forgotten[group.label] = forgetting_of(group, names)
     if not forgotten:
@@ -432,7 +433,7 @@ def communication_of(groups: Sequence[Group], shown: Sequence[Group]) -> list[Pi
     note = "Values of the messages as they are sent; mean over the rounds and seeds."
     if any(counts_unprotected(group) for group in groups):
         note += " Of private runs they are unprotected: they tell how many clients took part."
-    parts: list[Picture | Table] = [Table("Communication, MB", header, rows, note)]
+    parts: list[Picture | Table] = [Table("Communication, MB", header=header, rows=rows, note=note)]
     if any(band.x for band in bands.values()):
         caption = f"{scope_of(key)} over the bytes moved in both directions{bands_text(groups)}."
         figure = plot_bands(bands, NAMES.get(key, key), "communication, both directions (MB)")
