@@ -1,4 +1,4 @@
-"""What a client leaves behind besides its entries: attributes and hooks of modules, and switches of torch."""
+"""Traces that a client leaves besides its entries: attributes and hooks of modules, and switches of torch."""
 
 from collections import deque
 from collections.abc import Callable
