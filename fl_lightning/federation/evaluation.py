@@ -41,6 +41,7 @@ class Evaluation:
     """
 
     def __init__(self, run: FederatedRun) -> None:
+        self._run = run
         self.parts = run.parts
         self.data = run.data
         self.communicator = run.communicator
@@ -254,7 +255,7 @@ class Evaluation:
         """Make the job of every client of this process that has test samples."""
         start = self.weights.snapshot(self.weights.shared)
         clients = range(self.data.num_clients)
-        ranks = self.communicator.assign_clients(clients, self.data.size, self.parts.store.owners)
+        ranks = self.communicator.assign_clients(clients, work=self._run.work, owners=self.parts.store.owners)
         mine = [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
         for client_id in mine:
             local = self.data.view(client_id, round_idx)

@@ -13,6 +13,7 @@ from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import IGNORES, CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation import checks
+from fl_lightning.federation.costs import sample_costs
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.server import Server
@@ -83,12 +84,12 @@ class FederatedRun:
 
     @cached_property
     def work(self) -> Callable[[int], int]:
-        """The cost of a client: its samples, times the operations of one sample if the nets differ."""
+        """The cost of a client: its samples, times the operations of one sample in its net if the nets differ."""
         net = self.parts.client.net
         size = self.server.size
         if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
             return size
-        costs = [net.cost(index) for index in range(len(net.nets))]
+        costs = sample_costs(net.nets, net.input_shape)
         return lambda client_id: size(client_id) * costs[client_id % len(costs)]
 
     def make_engine(self) -> SequentialEngine:

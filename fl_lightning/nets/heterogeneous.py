@@ -1,12 +1,9 @@
 """Nets of different architectures for different clients, for methods that share no weights."""
 
-import copy
 from collections.abc import Callable
 from typing import cast
 
-import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.nets.backbone import Backbone
 
@@ -25,6 +22,7 @@ class HeterogeneousNets(Backbone):
     Attributes:
         nets: The nets, in the order of their factories.
         client_id: The id of the client whose net is used now.
+        input_shape: The sizes of one input, without the batch.
 
     Raises:
         ValueError: `nets` is empty.
@@ -41,7 +39,7 @@ class HeterogeneousNets(Backbone):
             raise ValueError("HeterogeneousNets needs at least one net, got none; list them under nets")
         self.nets = nn.ModuleList(make(num_classes, input_shape) for make in nets)
         self.client_id = 0
-        self._input_shape = input_shape
+        self.input_shape = input_shape
 
     @property
     def chosen(self) -> Backbone:
@@ -64,16 +62,6 @@ class HeterogeneousNets(Backbone):
         if parts[0] != "nets" or len(parts) == 1:
             return True
         return parts[1] == str(client_id % len(self.nets))
-
-    @torch.no_grad()
-    def cost(self, client_id: int) -> int:
-        """Count the operations of one sample in the net of a client, at least 1."""
-        net = copy.deepcopy(self.nets[client_id % len(self.nets)]).eval().cpu()
-        sample = torch.zeros((1, *self._input_shape))
-        with FlopCounterMode(display=False) as counter:
-            net(sample)
-        operations: int = counter.get_total_flops()
-        return max(1, operations)
 
     def features(self, x: Tensor) -> Tensor:
         return self.chosen.features(x)
