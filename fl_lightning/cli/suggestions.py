@@ -1,4 +1,4 @@
-"""Suggestions for a wrong option: the one of the same meaning first, else the one of the nearest spelling."""
+"""Suggestions for a wrong option: the option of the same meaning, or the option of the nearest spelling."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -29,20 +29,30 @@ OTHER_WORDS = {
     "ckpt_path": "checkpoint ckpt resume resume_from resume_from_checkpoint",
     "config": "configs config_file cfg yaml",
 }
-"""Words of other programs and papers for the options of this one."""
+"""The options of the command line, with the words for them in other programs and papers."""
 
 OF_FIT = tuple(option for option in OTHER_WORDS if "." in option)
-"""Those that commands which run experiments take, too."""
+"""The options that the commands for experiments take too, because they belong to the runs."""
 
-MEANT = {word: option for option, words in OTHER_WORDS.items() for word in words.split()}
+MEANT: dict[str, str] = {}
+"""The option that each of the other words stands for."""
+
+for _option, _words in OTHER_WORDS.items():
+    MEANT.update(dict.fromkeys(_words.split(), _option))
 
 
 def meant(name: str, options: Iterable[str]) -> str | None:
-    """Find the option that stands for a name in other programs, or that takes an argument of this name.
+    """Find the option that an unknown name stands for.
+
+    The options are tried in this order: the option for which other programs use the name, an option whose last part is
+    the name, and an option whose class takes an argument of this name.
 
     Args:
-        name: of the unknown option.
-        options: of the parser.
+        name: The unknown option.
+        options: The options of the parser.
+
+    Returns:
+        The option. None means that the name stands for no option of the parser.
 
     >>> meant("seed", ["seed_everything"]), meant("trainer.rounds", ["trainer.max_epochs"])
     ('seed_everything', 'trainer.max_epochs')
@@ -50,27 +60,65 @@ def meant(name: str, options: Iterable[str]) -> str | None:
     ('model.client.optimizer.lr', 'data.partition.alpha')
     """
     known = set(options)
-    word = name.rpartition(".")[2]
-    by_word = [MEANT[word]] if word in MEANT else []
-    same_word = sorted((option for option in known if option.rpartition(".")[2] == word), key=len)
-    group = name.partition(".")[0] if "." in name else ""
-    by_argument = [f"{option}.{word}" for option, base in OPTIONS.items() if word in arguments(base)]
-    for option in (*by_word, *same_word, *(option for option in by_argument if option.startswith(group))):
-        parts = option.split(".")
-        ways = {*parts, *(".".join(parts[:k]) for k in range(1, len(parts) + 1))}  # a class's parser knows one part
-        if option != name and ways & known:
+    for option in candidates(name, known):
+        if option != name and leads_to(option, known):
             return option
     return None
 
 
+def candidates(name: str, known: Iterable[str]) -> list[str]:
+    """List the options that a name may stand for, the likeliest first.
+
+    Args:
+        name: The unknown option.
+        known: The options of the parser.
+    """
+    group = name.partition(".")[0] if "." in name else ""
+    word = name.rpartition(".")[2]
+    found = [MEANT[word]] if word in MEANT else []
+    found += sorted((option for option in known if option.rpartition(".")[2] == word), key=len)
+    for option, base in OPTIONS.items():
+        if option.startswith(group) and word in arguments(base):
+            found.append(f"{option}.{word}")
+    return found
+
+
+def leads_to(option: str, known: set[str]) -> bool:
+    """Return True if a parser knows an option, a part of it, or a beginning of it.
+
+    The parser of a class knows an option by its last part. A parser of a command knows the option of the class whose
+    argument the option is.
+
+    Args:
+        option: The whole option.
+        known: The options of the parser.
+    """
+    parts = option.split(".")
+    beginnings = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    return not known.isdisjoint(beginnings.union(parts))
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Name the one of `names` that is it but for case, or is spelt most like it, or alone begins so, else nothing.
+    """Return the end of a sentence that suggests the name which was probably meant. It is empty if there is none.
+
+    The suggested name differs in case, hyphens and underscores only, or has the nearest spelling, or is the only name
+    with this beginning.
+
+    Args:
+        name: The unknown name.
+        names: The known names.
 
     >>> nearest("FedNtd", ["FedBN", "FedNTD"]), nearest("median", ["GeometricMedian", "MedianAggregator"])
     ("; the nearest is 'FedNTD'", "; the nearest is 'MedianAggregator'")
     """
-    spelt = {folded(known): known for known in names}
+    by_spelling = {folded(known): known for known in names}
     word = folded(name)
-    begin = [known for known in spelt if len(word) > 2 and known.startswith(word)]
-    close = [word] if word in spelt else get_close_matches(word, list(spelt), 1) or begin * (len(begin) == 1)
-    return "".join(f"; the nearest is {spelt[near]!r}" for near in close)
+    found = None
+    if word in by_spelling:
+        found = word
+    elif close := get_close_matches(word, list(by_spelling), n=1):
+        found = close[0]
+    elif len(word) > 2:
+        longer = [known for known in by_spelling if known.startswith(word)]
+        found = longer[0] if len(longer) == 1 else None
+    return "" if found is None else f"; the nearest is {by_spelling[found]!r}"
