@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, NoReturn, TypeVar, cast
 
-from fl_lightning.utils.renamed import instead_of
+from fl_lightning.utils.renamed import check_not_gone
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -113,9 +113,7 @@ def refuse_argument(kind: type, name: str) -> NoReturn:
     Raises:
         TypeError: Always. The sentence names the remedy.
     """
-    remedy = instead_of(kind, name)
-    if remedy:
-        raise TypeError(f"{kind.__name__}: the argument {name!r} is gone; {remedy}")
+    check_not_gone(kind, [name])
     raise TypeError(unknown_argument(kind, name))
 
 
