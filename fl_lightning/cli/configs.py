@@ -2,11 +2,11 @@
 
 import re
 import shutil
-from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 
 from fl_lightning.cli.plain_parser import PlainParser
+from fl_lightning.utils.suggestions import nearest
 from fl_lightning.utils.text import printable
 
 PROG = "fl-lightning configs"
@@ -56,7 +56,8 @@ def shipped(asked: str) -> Path:
         return HOME / f"{name}.yaml"
     stem = name.rpartition("/")[2]
     same_stem = [known for known in names() if known.rpartition("/")[2] == stem]
-    near = "".join(f"; the nearest is {known}" for known in [*same_stem, *get_close_matches(name, names(), 1)][:1])
+    close = same_stem[0] if same_stem else nearest(name, names())
+    near = "" if close is None else f"; the nearest is {close}"
     raise ValueError(
         f"there is no file {asked}, and no configuration of that name comes with the package{near}; "
         f"{PROG} lists all names"

@@ -3,9 +3,9 @@
 import argparse
 import re
 import sys
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.text import printable
 
 CHOICE = re.compile(r"argument (?:--)?(\S+): invalid choice: '(.*)' \(choose from (.*)\)")
@@ -38,8 +38,7 @@ class PlainParser(argparse.ArgumentParser):
         if wrong_choice:
             name, given, listed = wrong_choice.groups()
             choices = [choice.strip("'") for choice in listed.split(", ")]
-            near = "".join(f"; the nearest is {close!r}" for close in get_close_matches(given, choices, n=1))
-            return f"{name} must be {' or '.join(choices)}, got {given}{near}"
+            return f"{name} must be {' or '.join(choices)}, got {given}{suggestion(given, choices)}"
         usage = " ".join(self.format_usage().split())
         if message.startswith(UNKNOWN):
             word = message.removeprefix(UNKNOWN).split()[0]

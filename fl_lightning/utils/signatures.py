@@ -3,11 +3,11 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any, NoReturn, TypeVar, cast
 
 from fl_lightning.utils.renamed import check_not_gone
+from fl_lightning.utils.suggestions import MEANT, suggestion
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -21,38 +21,69 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 WHERE: dict[str, tuple[str, ...]] = {
     "it is the optimizer's: give the client optimizer=functools.partial(torch.optim.SGD, lr=0.1)": (
-        *("lr", "learning_rate", "local_lr", "client_lr", "momentum", "weight_decay", "nesterov", "betas"),
+        "model.client.optimizer.lr",
+        "momentum",
+        "weight_decay",
+        "nesterov",
+        "betas",
     ),
     "it is the server optimizer's: FederatedLoop(..., server_optimizer=functools.partial(torch.optim.SGD, lr=1.0))": (
-        *("server_lr", "server_momentum", "global_lr"),
-    ),
-    "it is an argument of FederatedLoop": (
-        *("local_epochs", "max_local_steps", "aggregator", "server_optimizer", "server_module", "transforms"),
-        *("clip_norm", "lr_decay", "chunk", "faults", "evaluate_clients_every"),
+        "model.server_optimizer.lr",
+        "server_momentum",
     ),
     "passes over a client's data are local_epochs of FederatedLoop, rounds max_epochs of the Trainer": (
-        *("epochs", "num_epochs", "num_local_epochs"),
+        "epochs",
+        "num_epochs",
+        "num_local_epochs",
     ),
-    "rounds are epochs of the Trainer: Trainer(max_epochs=...)": (
-        *("rounds", "num_rounds", "n_rounds", "max_rounds", "global_rounds", "max_epochs"),
+    "rounds are epochs of the Trainer: Trainer(max_epochs=...)": ("trainer.max_epochs",),
+    "it is {}an argument of FederatedLoop": (
+        "model.local_epochs",
+        "model.max_local_steps",
+        "model.clip_norm",
+        "aggregator",
+        "server_optimizer",
+        "server_module",
+        "transforms",
+        "lr_decay",
+        "chunk",
+        "faults",
+        "evaluate_clients_every",
     ),
-    "it is an argument of FederatedDataModule": (
-        *("num_clients", "participation", "batch_size", "partition", "val_fraction", "proxy_size", "schedule"),
+    "it is {}an argument of FederatedDataModule": (
+        "num_clients",
+        "participation",
+        "data.batch_size",
+        "data.partition",
+        "val_fraction",
+        "proxy_size",
+        "schedule",
     ),
-    "the clients are num_clients and participation of FederatedDataModule": (
-        *("clients", "n_clients", "num_users", "fraction", "fraction_fit", "clients_per_round", "cohort_size"),
-    ),
-    "it is a partition's: FederatedDataModule(..., partition=DirichletPartition(alpha=0.1))": ("alpha",),
+    "the clients are num_clients and participation of FederatedDataModule": ("data.num_clients", "data.participation"),
+    "it is a partition's: FederatedDataModule(..., partition=DirichletPartition(alpha=0.1))": ("data.partition.alpha",),
     "a client takes net= (a function that makes a net) or module= (a LightningModule), a FederatedLoop a client": (
-        *("model", "network", "backbone", "lightning_module", "net", "module"),
+        "model",
+        "lightning_module",
+        "model.client.net",
+        "model.client",
     ),
-    "datasets are given by FederatedDataModule.from_datasets(train, test)": (
-        *("train", "test", "train_dataset", "test_dataset", "dataset", "datasets"),
-    ),
-    "the Trainer takes it: Trainer(...)": ("devices", "accelerator", "precision", "strategy", "logger", "callbacks"),
     "the Trainer is given the data: Trainer(...).fit(loop, datamodule=...)": ("data", "datamodule", "dataloaders"),
+    "datasets are given by FederatedDataModule.from_datasets(train, test)": ("train", "test", "data.source"),
+    "it is {}an argument of the Trainer: Trainer(...)": (
+        "trainer.devices",
+        "trainer.accelerator",
+        "trainer.logger",
+        "precision",
+        "strategy",
+        "callbacks",
+    ),
 }
-"""Sentences that tell where an argument belongs, with the names of the arguments."""
+"""Sentences that tell where an argument belongs, each with its settings. The first sentence with a setting counts.
+
+An option of the command line, such as `data.batch_size`, stands for the argument `batch_size` and for the other words
+for this option (`OTHER_WORDS`). A name without a point stands for itself. `{}` stands for the name of the argument, if
+the user wrote another word for it.
+"""
 
 
 def named_arguments(kind: type) -> list[str]:
@@ -81,12 +112,27 @@ def unknown_argument(kind: type, name: str) -> str:
         name: The name of the argument.
     """
     refusal = f"{kind.__name__} got an unexpected keyword argument {name!r}"
-    for sentence, names in WHERE.items():
-        if name in names:
-            return f"{refusal}; {sentence}"
+    place = where_it_belongs(name)
+    if place is not None:
+        return f"{refusal}; {place}"
     known = named_arguments(kind)
-    near = "".join(f"the nearest is {close!r}; " for close in get_close_matches(name, known, 1))
-    return f"{refusal}; {near}it takes {', '.join(known)}"
+    return f"{refusal}{suggestion(name, known)}; it takes {', '.join(known)}"
+
+
+def where_it_belongs(name: str) -> str | None:
+    """Return the sentence that tells where an argument belongs. None means that nothing is known about the name.
+
+    >>> where_it_belongs("batch_size"), where_it_belongs("local_bs")  # doctest: +NORMALIZE_WHITESPACE
+    ('it is an argument of FederatedDataModule', 'it is batch_size, an argument of FederatedDataModule')
+    """
+    for sentence, settings in WHERE.items():
+        for setting in settings:
+            argument = setting.rpartition(".")[2]
+            if name == argument:
+                return sentence.format("")
+            if MEANT.get(name) == setting:
+                return sentence.format(f"{argument}, ")
+    return None
 
 
 def checks_arguments(init: Init) -> Init:
