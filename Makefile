@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help env demo test test-all test-oldest lint format smoke soak bench bench-gpu profile gpu docs notebooks dist clean
+.PHONY: help env demo test test-all test-oldest lint format smoke soak bench bench-gpu profile gpu docs notebooks changelog dist clean
 
 VENV ?= $(CURDIR)/.venv
 override VENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
@@ -130,6 +130,9 @@ docs: env  ## the site in site/: quick start, methods, recipes, API
 
 notebooks: env  ## run the notebooks and keep their outputs in them
 	@PYTHONPATH='$(CURDIR)' '$(RUN)' tools/refresh_notebooks.py
+
+changelog: env  ## print the next version's changes; VERSION=0.3.0 writes them into CHANGELOG.md
+	@'$(RUN)' -m tools.changelog $(VERSION)
 
 dist: env  ## wheel and sdist in dist/
 	@'$(RUN)' -m build --no-isolation .

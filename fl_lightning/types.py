@@ -1,4 +1,4 @@
-"""Messages between client and server, jobs and results of an engine, and the views that each side has of the data."""
+"""Messages, jobs and results of an engine, members of a round, and the protocols that several rooms share."""
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -15,52 +15,54 @@ State = dict[str, Tensor]
 """Tensors by name."""
 
 Batch = Any
-"""A batch of a dataloader: for our own sources a pair (x, y) of tensors (B, ...) and (B,)."""
+"""A batch of a dataloader. The sources of this package give a pair (x, y) of tensors (B, ...) and (B,)."""
 
 CONDITIONS = frozenset({"logits", "accumulated_lr", "start", "clients"})
-"""Names that `needs` may hold besides splits."""
+"""Names that `needs` may hold, in addition to the names of splits."""
 
 Sent = Literal[
     "weights", "statistics", "control", "importance", "prototypes", "label counts", "logits", "personal means"
 ]
-"""Kinds of what a method sends up; `personal means`: the server averages the clients' personal entries to evaluate."""
+"""Contents that a method sends up. For `personal means` the server averages personal entries, to evaluate them."""
 
 Read = Literal["label counts", "labels", "samples", "batches"]
-"""Kinds of what a method's client reads of its training data besides the batches of its training steps."""
+"""What a client reads of its training data, in addition to the batches of its training steps."""
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
-"""`params -> optimizer`."""
+"""Makes an optimizer of parameters or parameter groups."""
 
 ForwardContext = Callable[[], AbstractContextManager[Any]]
-"""Makes the context of a forward pass (the Trainer's precision)."""
+"""Makes the context of a forward pass, which holds the precision of the Trainer."""
 
 
-# --- a user's own classes, recognised by what they can do: they may come from `lightning.pytorch`
+# --- a user's own classes ---
+#
+# They are recognized by their methods, because they may come from `lightning.pytorch`.
 
 
 @runtime_checkable
 class TrainableModule(Protocol):
-    """A LightningModule of `pytorch_lightning` or of its twin package, which is an `nn.Module` besides."""
+    """Matches a LightningModule of `pytorch_lightning` or of `lightning.pytorch`."""
 
     def configure_optimizers(self) -> Any:
-        """Make optimizers and lr schedulers, in any form that Lightning allows."""
+        """Make optimizers and learning-rate schedulers, in any form that Lightning allows."""
 
     def configure_callbacks(self) -> Any:
-        """Make callbacks of the module's own."""
+        """Make the callbacks of the module."""
 
     def on_train_start(self) -> Any:
-        """Begin a fit."""
+        """Act at the start of a fit."""
 
     def lr_schedulers(self) -> Any:
-        """Give the lr schedulers."""
+        """Return the learning-rate schedulers."""
 
 
 @runtime_checkable
 class DataModule(Protocol):
-    """A LightningDataModule of `pytorch_lightning` or of its twin package."""
+    """Matches a LightningDataModule of `pytorch_lightning` or of `lightning.pytorch`."""
 
     def prepare_data(self) -> Any:
-        """Fetch the data, on one process."""
+        """Download and prepare the data, in one process."""
 
     def train_dataloader(self) -> Any:
         """Make the loader of the training samples."""
@@ -72,22 +74,22 @@ class DataModule(Protocol):
         """Make the loader of the test samples."""
 
     def on_exception(self, exception: Any, /) -> Any:
-        """Clean up after an error (a hook of data modules, which LightningModules with loaders do not have)."""
+        """Clean up after an error. A LightningModule with loaders does not have this hook."""
 
 
-# --- messages
+# --- messages ---
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Message from the server to one client, at the start of an exchange.
+    """Holds the message from the server to one client, at the start of an exchange.
 
     Args:
-        round_idx: communication round, from 0.
-        exchange: name of the exchange (`"train"` for methods with one).
-        weights: shared entries of the model, or None where nothing of the model is sent.
-        extras: further contents of the method's; what they hold counts as traffic.
-        uploads: whether the client's shared entries come back.
+        round_idx: Index of the round, from 0.
+        exchange: Name of the exchange. Methods with one exchange call it `"train"`.
+        weights: The shared entries of the model. None if no entry is sent.
+        extras: Further contents, by the names that the method gives them. They count as traffic.
+        uploads: Whether the client sends its shared entries back.
     """
 
     round_idx: int
@@ -99,21 +101,24 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """Message from one client to the server, at the end of an exchange.
+    """Holds the message from one client to the server, at the end of an exchange.
 
     Args:
-        client_id: 0 ... N-1.
-        num_samples: n_i, training samples of the client (0: no weight in any mean). A 0-d tensor where a transform
-            may set it to 0 on the device.
-        num_steps: K_i, optimizer steps taken in this exchange.
-        accumulated_lr: E_i, the distance that the local optimizer travels on a scalar whose gradient is always 1
-            (lr · K for plain SGD); NaN where it is not defined (Adam, several learning rates).
-        weights: the client's shared entries, live: valid until the next result is drawn, so clone what is kept.
-        extras: further contents of the method's (`ClientModule.reply`).
-        included: False, in a 0-d tensor, where the update is left out and its values are replaced (`nonfinite: skip`).
-        idle_steps: those of the K_i steps that trained no shared parameter.
-        lr: learning rate of the last step that counts in E_i and had one above 0; 0: there is none.
-        uncounted_steps: steps of phases that are not among the K_i.
+        client_id: Id of the client, from 0.
+        num_samples: The number of training samples n_i. A client with 0 has no weight in any mean.
+            A 0-d tensor if a transform may set it to 0 on the device.
+        num_steps: The number of optimizer steps K_i in this exchange.
+        accumulated_lr: The distance E_i that the local optimizer moves a scalar whose gradient is always 1.
+            It is lr · K for plain SGD, and NaN if it is not defined (Adam, several learning rates).
+        weights: The shared entries of the client, live. They are valid until the next result is drawn,
+            so clone what you keep. None if the client sends no entries.
+        extras: Further contents, from `ClientModule.reply`.
+        included: False, in a 0-d tensor, if the update is left out and its values are replaced
+            (`nonfinite: skip`).
+        idle_steps: The number of steps among the K_i that trained no shared parameter.
+        lr: The learning rate of the last step that counts in E_i and has a learning rate above 0.
+            0 if there is no such step.
+        uncounted_steps: The number of steps in phases that do not count in K_i.
     """
 
     client_id: int
@@ -128,23 +133,24 @@ class ClientUpdate:
     uncounted_steps: int = 0
 
 
-# --- local training, and what both sides see of the data
+# --- local training, and what both sides see of the data ---
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One segment of local training.
+    """Describes one segment of local training.
 
     Args:
-        split: name of the split trained on.
-        epochs: passes over it; None: the loop's `local_epochs`.
-        batch_size: samples per step, `full` for all; None: the data module's.
-        trains: names (or `fnmatch` patterns) of the parameters that are trained; None: all trainable ones.
-        lr: learning rate of the phase before the loop's `lr_decay`; None: the optimizer's own.
-        with_index: `training_step` gets `(batch, positions)`, positions (B,) int64 within the split.
-        indices: positions (k,) int64 within the client's split: the phase trains on these samples only; None: on all.
-        counts: whether the phase's steps are local steps (K_i, E_i, `max_local_steps`); one whose steps are not has
-            the batches of the first passes over its split.
+        split: Name of the split that the phase trains on.
+        epochs: Number of passes over the split. None means `local_epochs` of the loop.
+        batch_size: Samples per step. `full` means the whole split, None the batch size of the data module.
+        trains: Names or `fnmatch` patterns of the parameters that are trained. None means all trainable ones.
+        lr: Learning rate of the phase, before `lr_decay` of the loop. None means that of the optimizer.
+        with_index: Whether `training_step` gets `(batch, positions)`, with positions (B,) int64 within the split.
+        indices: Positions (k,) int64 within the split of the client. The phase trains only on these samples.
+            None means all samples.
+        counts: Whether the steps of the phase are local steps, which count in K_i, E_i and `max_local_steps`.
+            A phase that does not count draws the batches of the first passes over its split.
     """
 
     split: str = "train"
@@ -158,51 +164,59 @@ class Phase:
 
 
 class ClientData(Protocol):
-    """The data of one client in one round, as `ClientModule.receive` and `reply` see it."""
+    """Gives the data of one client in one round, as `ClientModule.receive` and `reply` see them."""
 
     client_id: int
     round_idx: int
     drop_last: bool
     ended: bool
-    """True where the batch given last is the last of its stream."""
+    """True if the last batch that was given is the last one of its stream."""
 
     @property
     def num_clients(self) -> int:
-        """N, the number of clients."""
+        """The number of clients, N."""
 
     @property
     def local_work(self) -> float:
-        """Share of its local steps that the client makes in this round, in (0, 1]."""
+        """The share of its local steps that the client makes in this round, in (0, 1]."""
 
     @property
     def label_counts(self) -> Tensor:
-        """Training samples of each class, (C,) int64."""
+        """The number of training samples of each class, (C,) int64."""
 
     @property
     def batch_size(self) -> int | Literal["full"]:
-        """Samples per local step, as the data module says."""
+        """The number of samples per local step, as the data module says."""
 
     @property
     def num_samples(self) -> int:
-        """Weight n_i of the client: its training samples, for a stream those trained on in this exchange."""
+        """The weight n_i of the client: its number of training samples.
+
+        For a stream it is the number of samples trained on in this exchange.
+        """
 
     def size(self, split: str = "train") -> int:
-        """Count the samples of a split, for a stream those of its longest pass."""
+        """Count the samples of a split, or those of the longest pass of a stream."""
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
-        """Choose the samples per batch of a split: those given or the data module's, for `full` the whole split."""
+        """Return the number of samples per batch of a split.
+
+        Args:
+            split: Name of the split.
+            given: The number of samples. `full` means the whole split, None the batch size of the data module.
+        """
 
     def augments(self, split: str = "train") -> bool:
-        """Tell whether a sample differs from one local epoch to the next."""
+        """Return True if a sample differs from one local epoch to the next."""
 
     def all(self, split: str = "train") -> Batch:
-        """Read the whole split as one batch, without augmentation."""
+        """Return the whole split as one batch, without augmentation."""
 
     def labels(self, split: str = "train") -> Tensor:
-        """Read the classes of a split's samples, (n,) int64 on the CPU.
+        """Return the classes of the samples of a split, (n,) int64 on the CPU.
 
         Raises:
-            ValueError: if the samples have no classes.
+            ValueError: The samples have no classes.
         """
 
     def batches(
@@ -210,32 +224,46 @@ class ClientData(Protocol):
         split: str = "train",
         epoch: int | None = None,
         batch_size: int | None = None,
+        *,
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:
-        """Yield batches of a split on the device, in order, unaugmented and the last one whole where `epoch` is None.
+        """Yield the batches of a split on the device.
 
-        With `with_index` each item is `(batch, positions)`, positions (B,) int64 within the client's split.
+        Args:
+            split: Name of the split.
+            epoch: Index of the local epoch. None yields all samples in order, without augmentation, and keeps
+                the last batch even if it is smaller.
+            batch_size: Samples per batch. None means the batch size of the data module.
+            shuffle: Whether the samples are shuffled. None means as the data module says.
+            with_index: Whether each item is `(batch, positions)`, with positions (B,) int64 within the split of
+                the client.
         """
 
     def restricted(self, split: str, positions: Tensor) -> "ClientData":
-        """Restrict the client to some samples of a split.
+        """Return a view with some samples of a split only.
 
         Args:
-            split: name of the split; the others stay as they are.
-            positions: of the samples that stay, (k,) int64 within the client's split. They are numbered 0 ... k-1 in
-                this order from then on.
+            split: Name of the split. The other splits stay as they are.
+            positions: The samples that stay, (k,) int64 within the split of the client. The view numbers them
+                0 ... k-1 in this order.
         """
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
-        """Make a CPU generator keyed by (seed, purpose, round, client), the round only where `per_round`."""
+        """Return a CPU generator keyed by seed, purpose, client and, if `per_round`, round."""
 
     def noise_generator(self, purpose: str) -> np.random.Generator:
-        """Make a generator for noise, keyed so, by the data module's secret seed where it has one."""
+        """Return a generator for noise, keyed by seed, purpose, round and client.
+
+        The seed is the secret one if the data module has one.
+        """
 
 
 class ServerView(Protocol):
-    """The server as its parts (server module, rule, transforms) see it, set before their `setup`."""
+    """Gives the server as its parts (server module, aggregator, transforms) see it.
+
+    The parts get it before their `setup`.
+    """
 
     module: nn.Module
     round_idx: int
@@ -243,7 +271,7 @@ class ServerView(Protocol):
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the shared entries that are trained."""
+        """The names of the shared entries that are trained."""
 
     @property
     def transmitted_entries(self) -> State:
@@ -251,51 +279,54 @@ class ServerView(Protocol):
 
     @property
     def num_clients(self) -> int:
-        """N, the number of clients."""
+        """The number of clients, N."""
 
     @property
     def cohort_size(self) -> int:
-        """Clients in the smallest cohort of the run."""
+        """The number of clients in the smallest cohort of the run."""
 
     @property
     def sampling_rate(self) -> float | None:
-        """Probability with which every client takes part by itself, or None where cohorts are drawn otherwise."""
+        """The probability that a client takes part, if each client is drawn independently. None otherwise."""
 
     @property
     def planned_rounds(self) -> int | None:
-        """Rounds that the run has at most, or None without a limit."""
+        """The maximal number of rounds of the run. None means no limit."""
 
     @property
     def weights(self) -> State:
-        """The global model's shared entries, as they were when the exchange began. Not to be edited."""
+        """The shared entries of the global model at the start of the exchange. They must not be edited."""
 
     def size(self, client_id: int) -> int:
-        """Count the training samples of a client."""
+        """Return the number of training samples of a client."""
 
     def data(self, split: str) -> Any:
-        """Get a split that the server owns (proxy, transfer, validation)."""
+        """Return a split that the server owns (proxy, transfer, validation)."""
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Make a CPU generator keyed by (seed, purpose, round)."""
+        """Return a CPU generator keyed by seed, purpose and round."""
 
     def noise_generator(self, purpose: str) -> np.random.Generator:
-        """Make a generator for noise, keyed so, by the data module's secret seed where it has one."""
+        """Return a generator for noise, keyed by seed, purpose and round.
+
+        The seed is the secret one if the data module has one.
+        """
 
 
-# --- engines
+# --- engines ---
 
 
 class ClientJob(NamedTuple):
-    """Job of an engine: one client to be trained in one exchange.
+    """Holds a job of an engine: the training of one client in one exchange.
 
     Args:
-        client_id: 0 ... N-1.
-        broadcast: what the client was sent.
-        data: the client's samples.
-        memory: what the client kept, a copy of its own.
-        personal: the client's personal entries, or None.
-        start: shared entries that training starts from, where they are not just the broadcast's (nothing or a part
-            of the model was sent).
+        client_id: Id of the client, from 0.
+        broadcast: The message to the client.
+        data: The samples of the client.
+        memory: What the client keeps between rounds. The job owns this copy.
+        personal: The personal entries of the client, or None.
+        start: The shared entries that training starts from. None means those of the broadcast. It is set if the
+            broadcast holds no entries or only some.
     """
 
     client_id: int
@@ -307,15 +338,15 @@ class ClientJob(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """Result of a job: the client's update, and what stays with the client.
+    """Holds the result of a job: the update of the client, and what stays with the client.
 
     Args:
-        job: that was run; its `memory` is to be kept.
-        update: what is sent up; its weights are valid until the next result is drawn.
-        personal: to be kept, or None.
-        logged: the values that the client logged (a `MetricAccumulator`).
-        trained: the shared entries as they were trained, live, where a transform may send something else in their
-            place; None: not known, or nothing of the model is sent.
+        job: The job. Its `memory` must be kept.
+        update: The message to the server. Its weights are valid until the next result is drawn.
+        personal: The personal entries that must be kept, or None.
+        logged: The values that the client logged, a `MetricAccumulator`.
+        trained: The shared entries as they were trained, live, if a transform may send other values instead.
+            None if they are not known, or if no entry is sent.
     """
 
     job: ClientJob
@@ -326,18 +357,18 @@ class ClientResult(NamedTuple):
 
     @property
     def memory(self) -> dict[str, Any]:
-        """The client's memory, to be kept."""
+        """The memory of the client, which must be kept."""
         return self.job.memory
 
 
 class ClientScore(NamedTuple):
-    """Score of what a client would deploy, on its own samples.
+    """Holds the score of the model that a client would deploy, on its own samples.
 
     Args:
-        client_id: 0 ... N-1.
-        num_samples: that it was tested on. A 0-d tensor where it lies on the device, as `correct`.
-        correct: right answers among them.
-        metrics: what further metrics computed, by name, on the CPU.
+        client_id: Id of the client, from 0.
+        num_samples: The number of samples tested. A 0-d tensor if it is on the device, as `correct`.
+        correct: The number of right answers.
+        metrics: The results of further metrics, by name, on the CPU.
     """
 
     client_id: int
@@ -347,48 +378,53 @@ class ClientScore(NamedTuple):
 
 
 class Engine(Protocol):
-    """Interface of what trains and tests clients, here or elsewhere: jobs, results and scores are plain values.
+    """Trains and tests clients, in this process or elsewhere. Jobs, results and scores are plain values.
 
-    An engine may draw all jobs before it yields its first result. Its generator is closed if the rest is not needed.
-    One whose clients keep memory and personal entries where they are has a true attribute `is_remote`; the memory in
-    its results names what is there, and their personal entries are None.
+    An engine may draw all jobs before it yields its first result. The caller closes the generator if it does not
+    need the remaining results.
+
+    An engine whose clients keep their memory and personal entries elsewhere has a true attribute `is_remote`. The
+    memory in its results then names what the client keeps, and the personal entries are None.
     """
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
         """Yield the result of every job, and close the generator of jobs if the round ends early.
 
-        Jobs may all be drawn before the first result is given.
+        Args:
+            exchange: Name of the exchange.
+            jobs: The jobs. The engine may draw all jobs before it yields the first result.
 
         Raises:
-            ClientError: of one job; it has no result, and those that have none yet may be asked for again.
+            ClientError: A client failed. Its job has no result, and the caller may run the jobs without a
+                result again.
         """
 
     def evaluate(
         self, jobs: Iterable[ClientJob], batch_size: int, metrics: Any = None, channels_last: bool = False
     ) -> Generator[ClientScore, None, None]:
-        """Test what the client of every job would deploy, on its own `test` split, and yield its score.
+        """Yield the score of the model that the client of each job would deploy, on its own `test` split.
 
         Args:
-            jobs: as of an exchange `deployed`.
-            batch_size: samples per batch.
-            metrics: a collection of torchmetrics objects that is evaluated besides; or None.
-            channels_last: whether batches of images (B, C, H, W) are laid out so for the net.
+            jobs: The jobs, whose exchange is called `deployed`.
+            batch_size: Samples per batch.
+            metrics: A collection of further torchmetrics objects to compute, or None.
+            channels_last: Whether batches of images (B, C, H, W) get the memory format `channels_last`.
         """
 
 
-# --- members of a round
+# --- members of a round ---
 
 
 class Check(NamedTuple):
-    """A value on the device that is judged at the end of the round.
+    """Holds a value on the device that is judged at the end of the round.
 
     Args:
-        client_id: of the client; -1: of what was made of all clients'.
-        kind: `values` (finite where all are), `norm` of the update, its number of `samples`, the `weight` that the rule
-            gave, or the `total` of all weights.
-        value: 0-d; a number once it is on the host.
-        least: that it may be.
-        most: that it may be.
+        client_id: Id of the client. -1 if the value was made from the updates of all clients.
+        kind: `values` (finite if all values of the client are), `norm` (of the update), `samples` (their number),
+            `weight` (from the aggregator), or `total` (of all weights).
+        value: The value, 0-d. A number once it is on the host.
+        least: The smallest value that is allowed.
+        most: The largest value that is allowed.
     """
 
     client_id: int
@@ -400,18 +436,32 @@ class Check(NamedTuple):
 
 @dataclass
 class RoundOutcome:
-    """Outcome of a round as it comes to be, before anything of it is kept.
+    """Records the outcome of one attempt at a round, before anything of the round is kept.
+
+    An outcome has one of four states. It moves only to the right, and it may skip states:
+
+    ```text
+    open ───────▶ problem ───────▶ repeats ───────▶ aborted
+
+    state    entered by        if it is the last state of the attempt
+    open     the constructor   the round is kept: `entries` become the model
+    problem  defer_error()     the run ends with this error, and the round is undone
+    repeats  request_repeat()  the round is undone, and a new attempt excludes the clients in `failed`
+    aborted  abort()           the round is undone, and the federation stays as it was
+    ```
+
+    `leave_out` adds clients to `failed` in any state. `set_weights` and `update_entries` collect the new model.
 
     Args:
-        round_idx: from 0.
-        cohort: ids of the clients that were asked.
-        before: all entries of the model as the round began.
-        failed: why a client is left out, by client id; ascending.
-        aborted: why the round leaves the federation as it was; empty where it does not.
-        repeats: whether it is to be undone and run again without the failed clients, which have left traces.
-        problem: error of the rule or the server module, which ends the run unless a client is at fault.
-        weights: the new shared entries; None: they stay.
-        entries: all entries of the model after the round, once it is decided.
+        round_idx: Index of the round, from 0.
+        cohort: Ids of the clients of the round.
+        before: All entries of the model when the round began.
+        failed: The reasons why clients are left out, by client id in ascending order.
+        aborted: The reason why the round leaves the federation as it was. Empty if the round is not aborted.
+        repeats: Whether the round must be undone and run again, because failed clients have left traces.
+        problem: The error of the aggregator or the server module. It ends the run unless a client is at fault.
+        weights: The new shared entries. None means that they do not change.
+        entries: All entries of the model after the round, once they are decided.
     """
 
     round_idx: int
@@ -426,54 +476,59 @@ class RoundOutcome:
 
     @property
     def asked(self) -> list[int]:
-        """The clients that have not failed."""
+        """The clients of the cohort that have not failed."""
         return [client_id for client_id in self.cohort if client_id not in self.failed]
 
     @property
     def is_over(self) -> bool:
-        """Tell whether no further exchange is needed."""
+        """True if the attempt needs no further exchange."""
         return bool(self.aborted or self.repeats or self.problem)
 
-    def leave_out(self, failed: Mapping[int, str]) -> None:
-        """Leave out clients, with the reasons, and keep nothing of them."""
-        self.failed = dict(sorted({**self.failed, **failed}.items()))
+    def leave_out(self, reasons: Mapping[int, str]) -> None:
+        """Leave out clients, whose results are not kept.
 
-    def repeat(self, needed: bool = True) -> None:
-        """Ask for the round to be run again, unless it is aborted."""
-        self.repeats = (self.repeats or needed) and not self.aborted
+        Args:
+            reasons: The reasons, by client id.
+        """
+        self.failed = dict(sorted({**self.failed, **reasons}.items()))
 
-    def abort(self, reason: str) -> None:
-        """Leave the federation as it was, for the first such reason."""
-        self.aborted = self.aborted or reason
-        if self.aborted:
-            self.repeats = False
-            self.weights = None
-
-    def take(self, weights: State | None) -> None:
-        """Take the shared entries after an exchange, or after all, or with None those before the round."""
-        self.weights = weights
-
-    def fail(self, problem: Exception) -> None:
-        """Keep an error of what all clients share."""
+    def defer_error(self, problem: Exception) -> None:
+        """Keep an error of the aggregator or the server module until the clients are judged."""
         self.problem = problem
 
-    def take_entries(self, entries: State) -> None:
-        """Take entries of the model as they are after the round, the later ones in place of earlier."""
+    def request_repeat(self) -> None:
+        """Ask for another attempt, unless the round is aborted."""
+        if not self.aborted:
+            self.repeats = True
+
+    def abort(self, reason: str) -> None:
+        """Leave the federation as it was. The first reason is kept."""
+        if not self.aborted:
+            self.aborted = reason
+        self.repeats = False
+        self.weights = None
+
+    def set_weights(self, weights: State | None) -> None:
+        """Set the new shared entries, after an exchange or after the checks. None means no change."""
+        self.weights = weights
+
+    def update_entries(self, entries: State) -> None:
+        """Add entries of the model after the round. Later entries replace earlier ones of the same name."""
         self.entries = self.entries | entries
 
 
 class Member:
-    """Base of what takes part in a round: keeps state over it, changes a message, or must be undone.
+    """Base of the members of a round: each keeps state, changes a message, or must be undone.
 
-    By default every verb does nothing, and one that does nothing is not called. The order of the members in their one
-    list is the order in which each verb is called.
+    A verb that a member does not override does nothing and is not called. The order of the members in the list
+    is the order in which each verb is called.
 
     Attributes:
-        name: of what it shares with other processes, and of its state in a checkpoint.
-        gathers: whether the rows of `partial` go to the root process only.
-        at_client: whether it goes with the engine, to where the client is.
-        keeps_clients: whether a client that was taken in leaves more than what a weight of 0 takes out again.
-        keeps_cohort: whether the clients that are asked leave something, before any of them has trained.
+        name: Name of what the member shares with other processes, and of its state in a checkpoint.
+        gathers: Whether the rows of `partial` go to the root process only.
+        at_client: Whether the member goes with the engine, to the machine of the client.
+        keeps_clients: Whether a client that was taken in leaves something that a weight of 0 does not remove.
+        keeps_cohort: Whether the cohort leaves something before any of its clients has trained.
     """
 
     name: str = ""
@@ -484,103 +539,129 @@ class Member:
 
     @property
     def is_used(self) -> bool:
-        """Tell whether it takes part in the round to come."""
+        """True if the member takes part in the next round."""
         return True
 
     @property
     def partial(self) -> Any:
-        """Its sums and rows (a `PartialAggregate`), which are added up over processes before `aggregated`."""
+        """The sums and rows of this process, a `PartialAggregate`. Processes merge them before `aggregated`."""
 
     # --- at the server, in this order ---
 
     def prepare(self) -> bool:
-        """Find out what the round to come is about, and return whether other members may take part than before."""
+        """Prepare the next round, and return True if the members that take part may differ from those before."""
         return False
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
-        """Begin a round with these clients, once more where it is run again without some of them."""
+        """Begin an attempt at a round.
+
+        Args:
+            round_idx: Index of the round, from 0.
+            cohort: Ids of the clients of the attempt.
+        """
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
-        """Change a message to a client, before its job is made."""
+        """Return the message to a client, changed or as it is, before the job is made."""
         return broadcast
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Check, change or take in the result of a client, to which `result.job` was sent."""
+        """Return the result of a client, checked, changed or taken in. `result.job` is the job of the client."""
         return result
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
-        """Hand over the values to be judged, and where the exchanges are over those of their `outcome`."""
+        """Return the values that must be judged, and forget them.
+
+        Args:
+            outcome: The outcome of the round. None if another exchange follows.
+        """
         return []
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        """Make the new shared entries of those that the members before have made, or None for no change."""
+        """Return the new shared entries of an exchange.
+
+        Args:
+            exchange: Name of the exchange.
+            state: The new shared entries that the members before have made. None means no change.
+        """
         return state
 
     def end_exchange(self) -> None:
-        """Forget what an exchange has collected."""
+        """Forget what the exchange has collected."""
 
     def share(self) -> Any:
-        """Hand over what all processes are told at the end of a round, plain values, in all of them or in none."""
+        """Return the plain values that all processes get at the end of a round.
+
+        A member that shares must do so in every process.
+        """
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        """Keep what a round has brought and give values of its row.
+        """Keep the result of a round, and return values of its row.
 
-        An aborted one brings nothing and is then undone.
+        An aborted round has no result and is undone afterwards.
 
         Args:
-            outcome: of the round.
-            shared: what `share` gave, by process; empty without a `share`.
+            outcome: The outcome of the round.
+            shared: The values that `share` has returned, by process. Empty for a member without `share`.
         """
         return {}
 
     # --- where the client is, in an engine ---
 
     def enter(self, job: ClientJob) -> None:
-        """Put what it keeps of a client into the module, before the client begins."""
+        """Put what the member keeps for a client into the module, before the client begins."""
 
     def trained(self, job: ClientJob) -> None:
-        """Check and keep what a client has left in the module, once it has trained and replied."""
+        """Check and keep what a client has left in the module, after its training and reply."""
 
     def on_client(self, result: ClientResult) -> ClientResult:
-        """Change what leaves the client."""
+        """Return what leaves the client, changed or as it is."""
         return result
 
     def leave(self) -> None:
-        """Let go of the last client of an exchange."""
+        """Release the last client of an exchange."""
 
     # --- undoing, and checkpoints ---
 
     def mark(self) -> Any:
-        """Record the present state, in little time: when a round begins, and in an engine before what may be undone."""
+        """Return a mark of the present state.
+
+        The rounds call it when a round begins. An engine calls it before a client that may be undone, so it must
+        be fast.
+        """
 
     def undo(self, mark: Any) -> None:
-        """Go back to a state that `mark` noted, maybe not for the last time."""
+        """Go back to the state of a mark, which may be used again."""
 
     def entries_at(self, mark: Any) -> Mapping[str, Any]:
-        """Give the entries of the loop's state dict as they were at a mark."""
+        """Return the entries of the loop's state dict as they were at a mark."""
         return {}
 
     def state_dict(self, mark: Any = None) -> Any:
-        """Give the state kept between rounds, inside a round as it was at the round's `mark`."""
+        """Return the state that is kept between rounds.
+
+        Args:
+            mark: The mark of the round, whose state is returned. None outside of rounds.
+        """
         return {}
 
     def load_state_dict(self, state: Any) -> None:
-        """Take what `state_dict` gave."""
+        """Load a state that `state_dict` has returned."""
 
 
 def does(member: Member, verb: str) -> bool:
-    """Tell whether the class of a member defines an action for a verb."""
+    """Return True if the class of a member overrides a verb."""
     return getattr(type(member), verb) is not getattr(Member, verb)
 
 
 class Members:
-    """The ordered list of members.
+    """Holds the members of a round in their order.
 
     Args:
-        members: in their order.
+        members: The members.
 
     Attributes:
-        used: those that take part in the present round.
+        all: All members.
+        used: The members that take part in the present round.
     """
 
     def __init__(self, members: Iterable[Member]) -> None:
@@ -589,38 +670,50 @@ class Members:
         self._by_verb: dict[str, list[Member]] = {}
 
     def prepare(self) -> None:
-        """Prepare a round, and choose who takes part in it."""
+        """Prepare a round, and choose the members that take part."""
         changes = [member.prepare() for member in self.all if does(member, "prepare")]
         if any(changes) or not self.used:
             self.used = [member for member in self.all if member.is_used]
             self._by_verb = {}
 
     def of(self, verb: str) -> list[Member]:
-        """List those who take part and do something at a verb."""
+        """Return the members that take part and override a verb."""
         if verb not in self._by_verb:
             self._by_verb[verb] = [member for member in self.used if does(member, verb)]
         return self._by_verb[verb]
 
     def undoing(self, at_client: bool = False) -> "Undo":
-        """Mark all who take part, or those of them who go with the engine."""
+        """Mark the members that take part.
+
+        Args:
+            at_client: Whether only the members that go with the engine are marked.
+        """
         return Undo(member for member in self.of("undo") if member.at_client or not at_client)
 
     def state_dict(self, undo: "Undo | None") -> dict[str, Any]:
-        """Give the states of all by name, inside a round, which `undo` would undo, those before it."""
-        keeping = [member for member in self.all if does(member, "state_dict")]
-        return {m.name: m.state_dict(undo and undo.marks.get(m)) for m in keeping}
+        """Return the states of all members by name.
+
+        Args:
+            undo: The marks of the current round, whose states are returned. None outside of rounds.
+        """
+        states: dict[str, Any] = {}
+        for member in self.all:
+            if does(member, "state_dict"):
+                mark = None if undo is None else undo.marks.get(member)
+                states[member.name] = member.state_dict(mark)
+        return states
 
 
 class Undo:
-    """Context in which members are undone if it fails, with marks made when it is made.
+    """Marks members, and undoes them if its context ends with an error.
 
-    One serves a round that is aborted or run again, and a client that is skipped.
+    It serves a round that is aborted or repeated, and a client that is skipped.
 
     Args:
-        members: in the order in which they are undone.
+        members: The members, in the order in which they are undone.
 
     Attributes:
-        marks: of the members.
+        marks: The marks, by member.
     """
 
     def __init__(self, members: Iterable[Member]) -> None:
@@ -634,10 +727,13 @@ class Undo:
             self.undo()
 
     def undo(self) -> None:
-        """Go back to the marks."""
+        """Undo the members, back to their marks."""
         for member, mark in self.marks.items():
             member.undo(mark)
 
     def entries(self) -> dict[str, Any]:
-        """Give the entries of the loop's state dict as they were at the marks."""
-        return {name: value for member, mark in self.marks.items() for name, value in member.entries_at(mark).items()}
+        """Return the entries of the loop's state dict as they were at the marks."""
+        entries: dict[str, Any] = {}
+        for member, mark in self.marks.items():
+            entries.update(member.entries_at(mark))
+        return entries

@@ -39,7 +39,8 @@ def settings_of(name):
     """Numbers in the settings of a figure, without what its drawings hold."""
     figure = files.read(files.shipped_path(name))
     rows = [text for runs in figure.runs for text in (runs.label, runs.settings, figure.cases_of(runs))]
-    files_below = [re.sub("#.*", "", locate(base).read_text(encoding="utf-8")) for base in figure.base]
+    below = [path for base in figure.base for path in locate(base)]
+    files_below = [re.sub("#.*", "", path.read_text(encoding="utf-8")) for path in below]
     return numbers(str([figure.config, figure.cases, rows]).replace("'", " "), *files_below)
 
 

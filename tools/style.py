@@ -54,11 +54,6 @@ def findings(source: str) -> list[tuple[int, str]]:
 
     Args:
         source: The text of a Python file.
-
-    >>> findings("a, b = 1, 2")
-    [(1, 'several assignments in one; write one a line')]
-    >>> findings("a, b = b, a")
-    []
     """
     excepted, problems = _exceptions(source)
     used = set[int]()

@@ -1,4 +1,4 @@
-"""Codecs: what the entries of a message moved, in fewer bytes."""
+"""Codecs, which send what the entries of a message moved in fewer bytes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,29 +22,30 @@ from fl_lightning.utils.settings import check_above, check_at_most, check_count
 from fl_lightning.utils.signatures import check_overrides
 
 LEAST_DOWN = 3
-"""Least bits with which weights are coded (docs/compression.md has what 2 bits do)."""
+"""Smallest number of bits with which weights are coded (docs/compression.md shows what 2 bits do)."""
 
 
 class Codec(ABC):
-    """Base of the codecs of what the trained entries of a client's message moved since they were sent to it.
+    """Codes what the trained entries of a client's message moved since they were sent to the client.
 
-    They are laid end to end as one vector (n,), float32 or float64. A vector of NaN must not come back finite: that is
-    how an update with NaN or inf is found behind the codec.
+    The entries are laid end to end as one vector (n,), float32 or float64. A vector with NaN must not come back finite,
+    because an update with NaN or inf is found behind the codec.
 
     Args:
-        feedback: error feedback: what is lost stays in the client's memory and is added to what it sends next time.
-        down: code the weights that go down, too, once when a round begins; everybody measures from what was sent, and
-            what the server's own weights are besides stays at the server.
+        feedback: Whether there is error feedback: what is lost stays in the client's memory, and is added to what the
+            client sends next time.
+        down: Whether the weights that go down are coded too, once when a round begins. Everybody then measures from
+            what was sent. The difference to the server's own weights stays at the server.
 
     Attributes:
-        contracts: whether with `feedback` a decoded C(x) has E‖x − C(x)‖² ≤ (1 − δ) ‖x‖² for a δ > 0, so that what is
+        contracts: Whether with `feedback` a decoded C(x) has E‖x − C(x)‖² ≤ (1 − δ) ‖x‖² for a δ > 0, so that what is
             kept back stays bounded (Karimireddy et al., ICML 2019, arXiv:1901.09847).
-        codes_weights: whether weights themselves can be coded, not only what they moved.
-        is_sparse: whether most of the numbers arrive as 0.
-        needs: `clients`, as of the server's parts: with all samples at one place nothing is sent.
+        codes_weights: Whether weights themselves can be coded, not only what they moved.
+        is_sparse: Whether most of the numbers arrive as 0.
+        needs: `clients`, as in the server's parts: with all samples at one place nothing is sent.
 
     Raises:
-        ValueError: feedback or `down` of a codec for which it does not hold.
+        ValueError: The codec does not allow `feedback` or `down`.
     """
 
     contracts: ClassVar[bool] = False
@@ -75,45 +76,50 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, vector: Tensor, draws: torch.Generator) -> State:
-        """Make the message: tensors by name, whose bytes are counted.
+        """Return the message: tensors by name, whose bytes are counted.
 
         Args:
-            vector: (n,), n ≥ 1, not to be edited.
-            draws: a CPU generator, keyed by (seed, round, client); `decode` is given an equal one.
+            vector: The vector (n,), n ≥ 1, which must not be edited.
+            draws: A CPU generator, keyed by (seed, round, client). `decode` is given an equal one.
         """
 
     @abstractmethod
     def decode(self, message: State, like: Tensor, draws: torch.Generator) -> Tensor:
-        """Make the vector of a message, (n,) in the type of `like` (n,), which may come from anybody.
+        """Return the vector of a message, (n,) in the type of `like`.
+
+        Args:
+            message: What `encode` returned, or something else, because a message may come from anybody.
+            like: A vector of the same size, type and device, (n,).
+            draws: A CPU generator, equal to that of `encode`.
 
         Raises:
-            Exception: whatever a message brings about that is none.
+            Exception: The message is not one of this codec.
         """
 
 
 class FP16(Codec):
-    """Half the bytes: float16, to the nearest, and beyond ±65504 that."""
+    """Sends float16, half the bytes, rounded to the nearest and at most ±65504."""
 
     contracts = codes_weights = True
 
     def encode(self, vector: Tensor, draws: torch.Generator) -> State:
-        most = torch.finfo(torch.float16).max
-        return {"values": vector.clamp(-most, most).half()}
+        largest_half = torch.finfo(torch.float16).max
+        return {"values": vector.clamp(-largest_half, largest_half).half()}
 
     def decode(self, message: State, like: Tensor, draws: torch.Generator) -> Tensor:
         return message["values"].to(like.dtype)
 
 
 class QSGD(Codec):
-    """b bits a number: a multiple of the greatest magnitude in its bucket over s = 2^(b-1) − 1.
+    """Sends b bits a number: a multiple of the greatest magnitude in its bucket over s = 2^(b-1) − 1.
 
-    Rounding is random, so that the mean over the draws is exact; with `feedback`, and downwards, it is to the nearest.
+    Rounding is random, so that the mean over the draws is exact. With `feedback`, and downwards, it is to the nearest.
 
     Args:
-        bits: b, from 2 to 8 (int8).
-        bucket: neighbours that share a scale.
-        feedback: error feedback.
-        down: code the weights that go down, too, with 3 bits or more.
+        bits: Bits of a number b, from 2 to 8 (int8).
+        bucket: Number of neighbours that share a scale, ≥ 1.
+        feedback: Whether there is error feedback.
+        down: Whether the weights that go down are coded too, which takes 3 bits or more.
 
     Source:
         Alistarh et al., NeurIPS 2017, arXiv:1610.02132, Section 3, with the maximum for the norm as in its experiments.
@@ -122,7 +128,7 @@ class QSGD(Codec):
     contracts = codes_weights = True
 
     def __init__(self, bits: int = 8, bucket: int = 512, feedback: bool = False, down: bool = False) -> None:
-        super().__init__(feedback, down)
+        super().__init__(feedback=feedback, down=down)
         check_count(2, "one of them is the sign", bits=bits)
         check_at_most(8, "FP16 has 16", bits=bits)
         check_count(1, bucket=bucket)
@@ -136,46 +142,49 @@ class QSGD(Codec):
 
     @property
     def levels(self) -> int:
-        """Multiples above 0, s."""
+        """Number of multiples above 0, s."""
         return (1 << self.bits - 1) - 1
 
     def encode(self, vector: Tensor, draws: torch.Generator) -> State:
         noise = None if self.feedback else torch.rand(len(vector), generator=draws).to(vector)
-        codes, scales = quantise(vector, self.levels, self.bucket, noise)
+        codes, scales = quantise(x=vector, levels=self.levels, bucket=self.bucket, noise=noise)
         return {"codes": pack(codes, self.bits), "scales": scales}
 
     def decode(self, message: State, like: Tensor, draws: torch.Generator) -> Tensor:
-        codes = unpack(message["codes"], self.bits, len(like))
-        return dequantise(codes, message["scales"], self.levels, self.bucket)
+        codes = unpack(packed=message["codes"], bits=self.bits, size=len(like))
+        return dequantise(codes=codes, scales=message["scales"], levels=self.levels, bucket=self.bucket)
 
 
 class SparseCodec(Codec, ABC):
-    """Base of codecs that send some of the numbers.
+    """Sends some of the numbers.
+
+    It is the base of such codecs.
 
     Args:
-        fraction: share of the numbers that are sent, in (0, 1].
-        feedback: error feedback.
+        fraction: Share of the numbers that are sent, in (0, 1].
+        feedback: Whether there is error feedback.
     """
 
     contracts = is_sparse = True
 
     def __init__(self, fraction: float, feedback: bool) -> None:
         super().__init__(feedback)
-        check_above(0, "it is the share of the numbers that are sent", fraction=fraction)
-        check_at_most(1, "it is the share of the numbers that are sent", fraction=fraction)
+        meaning = "it is the share of the numbers that are sent"
+        check_above(0, meaning, fraction=fraction)
+        check_at_most(1, meaning, fraction=fraction)
         self.fraction = fraction
 
     def count(self, size: int) -> int:
-        """Count the numbers that are sent of so many."""
+        """Return how many of `size` numbers are sent, at least 1."""
         return max(1, math.ceil(self.fraction * size - 1e-9))
 
 
 class TopK(SparseCodec):
-    """The numbers that moved most, as they are, each with its place in ⌈log₂ n⌉ bits.
+    """Sends the numbers that moved most, as they are, each with its place in ⌈log₂ n⌉ bits.
 
     Args:
-        fraction: share of the numbers that are sent, in (0, 1].
-        feedback: error feedback.
+        fraction: Share of the numbers that are sent, in (0, 1].
+        feedback: Whether there is error feedback.
 
     Source:
         Stich et al., NeurIPS 2018, arXiv:1809.07599, Definition 2.1 and Algorithm 1.
@@ -190,16 +199,20 @@ class TopK(SparseCodec):
 
     def decode(self, message: State, like: Tensor, draws: torch.Generator) -> Tensor:
         size = len(like)
-        places = unpack(message["places"], index_bits(size), self.count(size)).long().clamp(max=size - 1)
+        places = unpack(packed=message["places"], bits=index_bits(size), size=self.count(size))
+        places = places.long().clamp(max=size - 1)  # A message of somebody else may name places that do not exist.
         return torch.zeros_like(like).scatter(0, places, message["values"])
 
 
 class RandomK(SparseCodec):
-    """Numbers at places that both sides draw, times n / k, so that only values are sent and their mean is exact.
+    """Sends the numbers at places that both sides draw, times n / k.
+
+    Only values are sent, and their mean over the draws is exact.
 
     Args:
-        fraction: share of the numbers that are sent, in (0, 1].
-        feedback: refused: what is lost may be n / k − 1 times what moved, and would grow from round to round.
+        fraction: Share of the numbers that are sent, in (0, 1].
+        feedback: Always False. With error feedback, what is lost may be n / k − 1 times what moved, and would grow
+            from round to round.
 
     Source:
         Konečný et al. 2016, arXiv:1610.05492, Section 2 (random mask).
@@ -211,26 +224,28 @@ class RandomK(SparseCodec):
         super().__init__(fraction, feedback)
 
     def places(self, size: int, draws: torch.Generator, device: torch.device) -> Tensor:
-        """Draw the places of the numbers that are sent, (k,) int64."""
+        """Draw the places of the k numbers that are sent, (k,) int64."""
         return to_device(torch.randperm(size, generator=draws)[: self.count(size)], device)
 
     def encode(self, vector: Tensor, draws: torch.Generator) -> State:
         size = len(vector)
-        return {"values": vector[self.places(size, draws, vector.device)] * (size / self.count(size))}
+        places = self.places(size, draws, vector.device)
+        return {"values": vector[places] * (size / self.count(size))}
 
     def decode(self, message: State, like: Tensor, draws: torch.Generator) -> Tensor:
-        return torch.zeros_like(like).scatter(0, self.places(len(like), draws, like.device), message["values"])
+        places = self.places(len(like), draws, like.device)
+        return torch.zeros_like(like).scatter(0, places, message["values"])
 
 
 class Sign(Codec):
-    """A bit a number: its sign, times the mean magnitude in its bucket.
+    """Sends a bit a number: its sign, times the mean magnitude in its bucket.
 
     Args:
-        bucket: neighbours that share a scale.
-        feedback: error feedback.
+        bucket: Number of neighbours that share a scale, ≥ 1.
+        feedback: Whether there is error feedback.
 
     Source:
-        Karimireddy et al., ICML 2019, arXiv:1901.09847, Algorithm 1 (EF-signSGD), of buckets in place of layers.
+        Karimireddy et al., ICML 2019, arXiv:1901.09847, Algorithm 1 (EF-signSGD), with buckets in place of layers.
     """
 
     contracts = True
@@ -241,8 +256,11 @@ class Sign(Codec):
         self.bucket = bucket
 
     def encode(self, vector: Tensor, draws: torch.Generator) -> State:
-        return {"signs": pack((vector >= 0).to(torch.uint8), 1), "scales": mean_magnitudes(vector, self.bucket)}
+        is_positive = (vector >= 0).to(torch.uint8)
+        return {"signs": pack(is_positive, bits=1), "scales": mean_magnitudes(vector, self.bucket)}
 
     def decode(self, message: State, like: Tensor, draws: torch.Generator) -> Tensor:
-        signs = unpack(message["signs"], 1, len(like)) * 2 - 1
-        return signs * message["scales"].repeat_interleave(self.bucket)[: len(like)]
+        size = len(like)
+        signs = unpack(packed=message["signs"], bits=1, size=size) * 2 - 1
+        scales = message["scales"].repeat_interleave(self.bucket)[:size]
+        return signs * scales

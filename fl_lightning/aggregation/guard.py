@@ -16,12 +16,12 @@ from fl_lightning.types import Check, ClientResult, ClientUpdate, Member, RoundO
 class NonFiniteGuard(Member):
     """Finds values that must not become the model.
 
-    What it looks at stays on the device until the round ends.
+    The values that it looks at stay on the device until the round ends.
 
     Args:
-        skips: leave out an update that is not finite or too long (its weights become the round's, its extras 0); else
-            it stays and the round ends in an error.
-        max_norm: greatest norm of an update over the trainable entries; None: any.
+        skips: Whether an update that is not finite or too long is left out: its weights become the round's, and its
+            extras 0. If not, the update stays and the round ends in an error.
+        max_norm: Greatest norm of an update over the trainable entries. None sets no limit.
     """
 
     def __init__(self, skips: bool = False, max_norm: float | None = None) -> None:
@@ -32,15 +32,22 @@ class NonFiniteGuard(Member):
         self._checks: list[Check] = []
 
     def setup(self, server: ServerView) -> None:
-        """Exclude untrained entries that are not finite from the check (a transformer's mask): they are constants."""
+        """Take the server, and exclude constants from the check.
+
+        The constants are the untrained entries that are not finite, as a transformer's mask.
+        """
         self.server = server
-        fixed = {name: value for name, value in server.weights.items() if name not in set(server.trainable)}
-        self._nonfinite_constants = frozenset(n for n, value in fixed.items() if not bool(value.isfinite().all()))
+        trainable = set(server.trainable)
+        constants = {name: value for name, value in server.weights.items() if name not in trainable}
+        self._nonfinite_constants = frozenset(n for n, value in constants.items() if not bool(value.isfinite().all()))
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Check the update, the entries that stay with the client, and what was trained where no weights are sent."""
+        """Check an update and the entries that stay with the client.
+
+        If no weights are sent, what was trained is checked in their place.
+        """
         update = result.update
-        weights = result.update.weights or result.trained
+        weights = update.weights or result.trained
         values = self._extremes(weights) if weights else []
         if result.personal:
             values += self._extremes(result.personal)
@@ -50,31 +57,49 @@ class NonFiniteGuard(Member):
         is_short = None if self.max_norm is None else self._is_short(result, self.max_norm)
         if not values or not self.skips:
             return result
-        allowed = all_finite(values) if is_short is None else all_finite(values) & is_short
+        allowed = all_finite(values)
+        if is_short is not None:
+            allowed = allowed & is_short
         return result._replace(update=self._skipped(update, allowed))
 
     def _is_short(self, result: ClientResult, max_norm: float) -> Tensor | None:
-        """Check the norm of what the trainable entries moved, 0-d on their device, or None where none are sent."""
+        """Check the norm of what the trainable entries moved.
+
+        Returns:
+            Whether the norm is at most `max_norm`, 0-d on the device. None if no weights are sent.
+        """
         update = result.update
         trainable = self.server.trainable
         if not update.weights or not trainable:
             return None
         start = {**self.server.weights, **(result.job.broadcast.weights or {})}
-        pairs = [(update.weights[name], start[name]) for name in trainable]
-        norm = torch.stack([(new.double() - old.double()).square().sum() for new, old in pairs]).sum().sqrt()
-        self._checks.append(Check(update.client_id, "norm", norm, 0.0, max_norm))
+        squares = []
+        for name in trainable:
+            moved = update.weights[name].double() - start[name].double()
+            squares.append(moved.square().sum())
+        norm = torch.stack(squares).sum().sqrt()
+        self._checks.append(Check(update.client_id, "norm", norm, least=0.0, most=max_norm))
         return norm <= max_norm
 
     def counted(self, update: ClientUpdate, known: int) -> ClientUpdate:
-        """Check a number of samples that lies on the device, of a client that has `known` ones."""
-        n = torch.as_tensor(update.num_samples)
-        self._checks.append(Check(update.client_id, "samples", n, 0.0, known))
-        return self._skipped(update, (n >= 0) & (n <= known) & update.included) if self.skips else update
+        """Check a number of samples that lies on the device.
+
+        Args:
+            update: The update with this number.
+            known: Number of samples that the client has.
+        """
+        num_samples = torch.as_tensor(update.num_samples)
+        self._checks.append(Check(update.client_id, "samples", num_samples, least=0.0, most=known))
+        if not self.skips:
+            return update
+        allowed = (num_samples >= 0) & (num_samples <= known) & update.included
+        return self._skipped(update, allowed)
 
     def take_checks(self, outcome: RoundOutcome | None) -> list[Check]:
         checks = self._checks
         self._checks = []
-        if outcome is not None and outcome.weights:  # of which the server has those that are transmitted
+        if outcome is not None and outcome.weights:
+            # The server has the new weights that are transmitted.
             checks += [Check(-1, "values", value) for value in self._extremes(self.server.transmitted_entries)]
         return checks
 
@@ -82,9 +107,9 @@ class NonFiniteGuard(Member):
         self._checks = []
 
     def _extremes(self, state: State) -> list[Tensor]:
-        """Least and greatest number of each floating type, or what else tells that all are finite.
+        """Return values of a state that are all finite if the entries are, without its constants.
 
-        No constants.
+        They are the least and the greatest number of each floating type, or the greatest magnitudes if these are known.
         """
         if self._nonfinite_constants:
             state = {name: value for name, value in state.items() if name not in self._nonfinite_constants}
@@ -93,27 +118,53 @@ class NonFiniteGuard(Member):
         return extremes(flatten(state).values())
 
     def _skipped(self, update: ClientUpdate, allowed: Tensor) -> ClientUpdate:
-        """Replace an update that is not allowed by one without samples and without a change, on the device."""
-        known = self.server.weights  # a transform may have sent something else in the place of the shared entries
-        alike = {n: n in known and known[n].shape == value.shape for n, value in (update.weights or {}).items()}
-        instead = {n: known[n].to(v) if alike[n] else torch.zeros_like(v) for n, v in (update.weights or {}).items()}
-        weights = update.weights and choose(allowed, update.weights, instead)
-        extras = apply_to_collection(
-            dict(update.extras),
-            Tensor,
-            lambda value: torch.where(allowed, value, torch.zeros_like(value)) if value.is_floating_point() else value,
+        """Return an update that is left out if it is not allowed, without a transfer to the host.
+
+        It then has no samples, the round's weights, and zeros in its extras.
+
+        Args:
+            update: The update.
+            allowed: Whether the update is allowed, 0-d on the device.
+        """
+        weights = update.weights
+        if weights:
+            weights = choose(allowed, weights, self._unmoved(weights))
+
+        def zero_unless_allowed(value: Tensor) -> Tensor:
+            if not value.is_floating_point():
+                return value
+            return torch.where(allowed, value, torch.zeros_like(value))
+
+        return replace(
+            update,
+            num_samples=allowed.to(torch.int64) * update.num_samples,
+            weights=weights,
+            extras=apply_to_collection(dict(update.extras), Tensor, zero_unless_allowed),
+            included=allowed,
         )
-        num_samples = allowed.to(torch.int64) * update.num_samples
-        return replace(update, num_samples=num_samples, weights=weights, extras=extras, included=allowed)
+
+    def _unmoved(self, weights: State) -> State:
+        """Return the round's entries in the place of a client's.
+
+        A transform may have sent something else in their place. It becomes 0.
+        """
+        known = self.server.weights
+        unmoved: State = {}
+        for name, value in weights.items():
+            if name in known and known[name].shape == value.shape:
+                unmoved[name] = known[name].to(value)
+            else:
+                unmoved[name] = torch.zeros_like(value)
+        return unmoved
 
 
 def extremes_in(value: Any) -> list[Tensor]:
-    """Find the `extremes` of the tensors in a pytree of dicts, lists and tuples."""
+    """Return the `extremes` of the tensors in a pytree of dicts, lists and tuples."""
     tensors: list[Tensor] = []
     apply_to_collection(value, Tensor, tensors.append)
     return extremes(tensor.detach().reshape(-1) for tensor in tensors)
 
 
 def all_finite(values: Iterable[Tensor]) -> Tensor:
-    """Return True where all of some 0-d tensors are finite, 0-d on their device."""
+    """Return whether all of some 0-d tensors are finite, 0-d on their device."""
     return torch.stack([value.double() for value in values]).isfinite().all()

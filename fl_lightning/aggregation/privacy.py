@@ -1,4 +1,4 @@
-"""Base of rules that are private: what they release hides each client, and a ledger counts what that costs."""
+"""The base of private rules, whose releases hide each client, with a ledger of what they cost."""
 
 import math
 from abc import ABC
@@ -18,21 +18,22 @@ TERMS = ("noise_multiplier", "rate", "exchanges", "num_clients")
 
 
 class PrivateAggregator(Aggregator, ABC):
-    """A rule with Gaussian noise, of z times what one client can change, on sums over clients drawn each by itself.
+    """Adds Gaussian noise of z times what one client can change to the sums over the clients.
 
-    Whether a client takes part then changes what is released by (ε, δ) only. All clients weigh the same, and a round
-    without clients is released, too.
+    Every client is drawn by itself. Whether a client takes part then changes what is released by (ε, δ) only. All
+    clients weigh the same, and a round without clients is released too.
 
     Args:
-        noise_multiplier: z > 0; None: the least with which the planned rounds keep `target_epsilon`.
-        target_epsilon: the run ends before the round that would cost more; None: there is no budget.
-        delta: δ in (0, 1), which should be below 1 / N.
-        accountant: of ε: `pld` (privacy loss distributions), or `rdp` (Rényi divergences), which is looser.
-        weighting: of the clients: `uniform`, without another choice.
+        noise_multiplier: Noise multiplier z > 0. None is the smallest one with which the planned rounds keep
+            `target_epsilon`.
+        target_epsilon: Budget of the run, > 0. The run ends before the round that would cost more. None sets no budget.
+        delta: Probability δ in (0, 1), which should be below 1 / N.
+        accountant: Accountant of ε: `pld` (privacy loss distributions), or `rdp` (Rényi divergences), which is looser.
+        weighting: Weighting of the clients, which is always `uniform`.
 
     Attributes:
-        rounds: of the ledger.
-        ledger: terms of the rounds by name, equal for all of them; empty before the first.
+        rounds: Number of rounds in the ledger.
+        ledger: Terms of the rounds by name, equal for all of them. Empty before the first round.
     """
 
     is_private = True
@@ -42,6 +43,7 @@ class PrivateAggregator(Aggregator, ABC):
         self,
         noise_multiplier: float | None,
         target_epsilon: float | None,
+        *,
         delta: float,
         accountant: Accountant,
         weighting: str,
@@ -70,7 +72,7 @@ class PrivateAggregator(Aggregator, ABC):
         self.ledger = dict[str, float]()
 
     def setup(self) -> None:
-        imported("dp_accounting")  # before anything is trained
+        imported("dp_accounting")  # A missing package is reported before anything is trained.
         if self.delta * self.server.num_clients > 1:
             rank_zero_warn(
                 f"delta={self.delta:g} of {type(self).__name__} is above 1 / {self.server.num_clients} clients, which "
@@ -78,28 +80,35 @@ class PrivateAggregator(Aggregator, ABC):
             )
 
     def terms(self) -> Mapping[str, float]:
-        """Give the further terms of this rule's guarantee, by name."""
+        """Return the further terms of this rule's guarantee, by name."""
         return {}
 
     def get_extra_state(self) -> Tensor:
-        """Give the ledger, float64 on the CPU, where it can be read within a round."""
+        """Return the ledger, float64 on the CPU, where it can be read within a round."""
         names = [*TERMS, *self.terms()]
-        return torch.tensor([self.rounds, *(self.ledger.get(name, 0.0) for name in names)], dtype=torch.float64)
+        values = [self.ledger.get(name, 0.0) for name in names]
+        return torch.tensor([self.rounds, *values], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take what `get_extra_state` gave."""
-        rounds, *terms = state.tolist()
+        """Take what `get_extra_state` returned."""
+        rounds, *values = state.tolist()
         self.rounds = int(rounds)
         self.ledger = {}
         if self.rounds:
-            self.ledger = dict(zip([*TERMS, *self.terms()], terms, strict=True))
+            names = [*TERMS, *self.terms()]
+            self.ledger = dict(zip(names, values, strict=True))
 
     def spent(self, rounds: int) -> float:
-        """Compute ε of so many rounds."""
+        """Return ε of so many rounds."""
         if not self.ledger:
             return 0.0
-        z = self.ledger["noise_multiplier"] / math.sqrt(self.ledger["exchanges"])
-        return epsilon(self.ledger["rate"], z, rounds, self.delta, self.accountant)
+        return epsilon(
+            rate=self.ledger["rate"],
+            noise_multiplier=self.ledger["noise_multiplier"] / math.sqrt(self.ledger["exchanges"]),
+            count=rounds,
+            delta=self.delta,
+            accountant=self.accountant,
+        )
 
     @property
     def is_spent(self) -> bool:
@@ -107,16 +116,16 @@ class PrivateAggregator(Aggregator, ABC):
 
     @property
     def expected(self) -> float:
-        """Clients in a cohort that are expected, q N."""
+        """The expected number of clients in a cohort, q N."""
         return self.ledger["rate"] * self.ledger["num_clients"]
 
     def begin_round(self, cohort: list[int]) -> None:
         """Begin a round of the ledger.
 
         Raises:
-            ValueError: terms that are not those of the rounds before, or no budget for another one.
+            ValueError: The terms differ from those of the rounds before, or the budget allows no further round.
         """
-        self.ledger = self._agreed()
+        self.ledger = self._agreed_terms()
         if self.is_spent:
             raise ValueError(
                 f"{type(self).__name__} keeps target_epsilon={self.target_epsilon} at delta={self.delta}, and a "
@@ -125,25 +134,43 @@ class PrivateAggregator(Aggregator, ABC):
             )
         self.rounds += 1
 
-    def _agreed(self) -> dict[str, float]:
-        """Give the terms of this round, which are those of the rounds before, if there were any."""
+    def _agreed_terms(self) -> dict[str, float]:
+        """Return the terms of this round.
+
+        Raises:
+            ValueError: The terms differ from those of the rounds before.
+        """
         before = self.ledger if self.rounds else {}
         server = self.server
         rate = server.sampling_rate or 0.0
         exchanges = len(getattr(server.module, "exchanges", ("train",)))
-        z = self.noise_multiplier or before.get("noise_multiplier") or self._least_noise(rate, exchanges)
-        now = {**dict(zip(TERMS, (z, rate, float(exchanges), float(server.num_clients)), strict=True)), **self.terms()}
-        for name, was in before.items():
-            if was != now[name]:
+        noise_multiplier = self.noise_multiplier or before.get("noise_multiplier")
+        terms: dict[str, float] = {
+            "noise_multiplier": noise_multiplier or self._smallest_noise(rate, exchanges),
+            "rate": rate,
+            "exchanges": float(exchanges),
+            "num_clients": float(server.num_clients),
+            **self.terms(),
+        }
+        for name, earlier in before.items():
+            if earlier != terms[name]:
                 raise ValueError(
-                    f"the guarantee of {type(self).__name__} is of rounds with equal terms, but {name} was {was:.6g} "
-                    f"in the {self.rounds} rounds so far and is {now[name]:.6g}; go on with the terms that the run was "
-                    f"begun with"
+                    f"the guarantee of {type(self).__name__} is of rounds with equal terms, but {name} was "
+                    f"{earlier:.6g} in the {self.rounds} rounds so far and is {terms[name]:.6g}; go on with the terms "
+                    f"that the run was begun with"
                 )
-        return now
+        return terms
 
-    def _least_noise(self, rate: float, exchanges: int) -> float:
-        """Find the noise multiplier with which the planned rounds keep the budget."""
+    def _smallest_noise(self, rate: float, exchanges: int) -> float:
+        """Return the smallest noise multiplier with which the planned rounds keep the budget.
+
+        Args:
+            rate: Probability q with which a client takes part in a round.
+            exchanges: Number of exchanges of a round.
+
+        Raises:
+            ValueError: No number of rounds is planned.
+        """
         rounds = self.server.planned_rounds
         budget = self.target_epsilon
         if not rounds or budget is None:
@@ -151,7 +178,8 @@ class PrivateAggregator(Aggregator, ABC):
                 f"{type(self).__name__} finds the noise that keeps target_epsilon over the planned rounds, and "
                 f"trainer.max_epochs is not set; set it, or noise_multiplier"
             )
-        return noise_for(budget, rate, rounds, self.delta, self.accountant) * math.sqrt(exchanges)
+        noise = noise_for(budget=budget, rate=rate, count=rounds, delta=self.delta, accountant=self.accountant)
+        return noise * math.sqrt(exchanges)
 
     def row_values(self) -> Mapping[str, float]:
         return {EPSILON: self.spent(self.rounds)}
@@ -159,10 +187,11 @@ class PrivateAggregator(Aggregator, ABC):
     def summary(self) -> str:
         if not self.rounds:
             return ""
-        by = {"pld": "privacy loss distributions", "rdp": "Rényi divergences"}[self.accountant]
+        method = {"pld": "privacy loss distributions", "rdp": "Rényi divergences"}[self.accountant]
+        rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
         budget = f", which leaves no further round of target_epsilon={self.target_epsilon:g}" if self.is_spent else ""
         return (
             f"privacy: ε = {self.spent(self.rounds):.4g} at δ = {self.delta:g} for every client as a whole (added or "
-            f"removed) after {self.rounds} round{'s' * (self.rounds != 1)}{budget}, by {by}; "
+            f"removed) after {rounds}{budget}, by {method}; "
             f"q = {self.ledger['rate']:g}, noise multiplier {self.ledger['noise_multiplier']:.4g}"
         )

@@ -1,11 +1,11 @@
-"""Rules that compare the clients with each other, and bound what a few malicious or broken ones can do to the model.
+"""Rules that compare the clients, and bound what a few malicious or broken ones do to the model.
 
-A row is the trainable weights of a client with data; all that is not trained takes the weighted mean, which nothing
-protects.
+A row holds the trainable weights of a client with data. The entries that are not trained take the weighted mean, which
+nothing protects.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,67 +18,82 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_numbe
 
 
 def coordinate_median(rows: Tensor) -> Tensor:
-    """Take the median of every coordinate, for even m the mean of the two middle values: (m, P) -> (P,).
+    """Return the median of every coordinate, for even m the mean of the two middle values: (m, P) -> (P,).
 
     >>> coordinate_median(torch.tensor([[4.0], [1.0], [3.0], [2.0]]))
     tensor([2.5000])
     """
-    ordered = rows.sort(0).values
     m = len(rows)
+    ordered = rows.sort(0).values
     return (ordered[(m - 1) // 2] + ordered[m // 2]) / 2
 
 
 def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
-    """Average every coordinate without its `trim` smallest and largest values, m > 2 trim: (m, P) -> (P,).
+    """Return the mean of every coordinate without its `trim` smallest and largest values: (m, P) -> (P,).
+
+    There must be m > 2 trim rows.
 
     >>> trimmed_mean(torch.tensor([[0.0], [1.0], [3.0], [99.0]]), trim=1)
     tensor([2.])
     """
-    return rows.sort(0).values[trim : len(rows) - trim].mean(0)
+    m = len(rows)
+    ordered = rows.sort(0).values
+    return ordered[trim : m - trim].mean(0)
 
 
 def krum_scores(rows: Tensor, f: int) -> Tensor:
-    """Sum each row's m − f − 2 smallest squared distances to others, m ≥ f + 3: (m, P) -> (m,).
+    """Return the sum of each row's m − f − 2 smallest squared distances to other rows: (m, P) -> (m,).
+
+    There must be m ≥ f + 3 rows.
 
     >>> krum_scores(torch.tensor([[0.0], [1.0], [3.0], [99.0]]), f=1)
     tensor([1.0000e+00, 1.0000e+00, 4.0000e+00, 9.2160e+03])
     """
     distances = torch.stack([(rows - row).square().sum(1) for row in rows])
     distances.fill_diagonal_(torch.inf)
-    return distances.sort(1).values[:, : len(rows) - f - 2].sum(1)
+    num_neighbors = len(rows) - f - 2
+    return distances.sort(1).values[:, :num_neighbors].sum(1)
 
 
 def geometric_median(rows: Tensor, weights: Tensor, iters: int, nu: float) -> Tensor:
-    """Find z of least Σ w_i ‖z − v_i‖ by smoothed Weiszfeld steps from the mean: (m, P), (m,) -> (P,).
+    """Return the z that minimizes Σ w_i ‖z − v_i‖, by smoothed Weiszfeld steps from the mean.
 
     A step is the mean with weights w_i / max(ν, ‖z − v_i‖).
+
+    Args:
+        rows: The rows v_i, (m, P).
+        weights: The weights w_i, (m,).
+        iters: Number of steps, ≥ 0.
+        nu: Smallest distance ν by which a step divides.
 
     >>> geometric_median(torch.tensor([[0.0], [1.0], [99.0]]), torch.ones(3), iters=50, nu=1e-6)
     tensor([1.])
     """
     z = weights @ rows / weights.sum()
     for _ in range(iters):
-        w = weights / (rows - z).norm(dim=1).clamp(min=nu)
-        z = w @ rows / w.sum()
+        distances = (rows - z).norm(dim=1).clamp(min=nu)
+        step_weights = weights / distances
+        z = step_weights @ rows / step_weights.sum()
     return z
 
 
 class GatheringAggregator(Aggregator, ABC):
-    """A rule that compares the clients with each other (median, Krum): it sees every update at once.
+    """Compares the clients with each other (median, Krum).
 
-    The updates are gathered on the root process only, and what it returns goes to the others.
+    It is the base of rules that see every update at once. The updates are gathered on the root process only, and the
+    result goes to the other processes.
     """
 
     @abstractmethod
     def reduce(self, updates: Mapping[int, ClientUpdate]) -> Mapping[str, Tensor]:
-        """Make the new trainable shared entries, by name.
+        """Return the new trainable shared entries, by name.
 
         Args:
-            updates: of the clients with samples, by client id, ascending; at least one.
+            updates: The updates of the clients with samples, by client id, ascending. There is at least one.
         """
 
     def add(self, update: ClientUpdate) -> None:
-        """Keep the update, and take the weighted mean of the entries that are not trained."""
+        """Keep the update, and add its entries that are not trained to their weighted mean."""
         if update.weights is None:
             return
         trainable = set(self.server.trainable)
@@ -88,11 +103,14 @@ class GatheringAggregator(Aggregator, ABC):
 
     def finish(self) -> State | None:
         mean = super().finish()
-        counted = {} if mean is None else self.rows_with("num_samples")
-        if mean is None or not counted:
+        if mean is None:
+            return None
+        counted = self.rows_with("num_samples")
+        if not counted:
             return None
         new = {**mean, **self.reduce(counted)}
-        if missing := [name for name in self.server.trainable if name not in new]:
+        missing = [name for name in self.server.trainable if name not in new]
+        if missing:
             raise ValueError(
                 f"{type(self).__name__}.reduce must return every trainable shared entry, but {missing[0]!r} is "
                 f"missing; return it as it is where the rule does not touch it"
@@ -101,45 +119,58 @@ class GatheringAggregator(Aggregator, ABC):
 
 
 REMEDY = "let it expect fewer malicious clients, or raise data.participation"
+"""What to do if there are too few clients for a rule."""
 
 
 class RobustAggregator(GatheringAggregator):
-    """Base of the robust rules: one vector of many rows, whose number is checked at start and in every round."""
+    """Makes one row of many, whose number is checked at start and in every round.
+
+    It is the base of robust rules.
+    """
 
     needs = frozenset({"clients"})
 
     @abstractmethod
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Make the new weights of the clients' rows and their weights in a mean: (m, P), (m,) -> (P,), float64."""
+        """Return the new weights, (P,) float64.
+
+        Args:
+            rows: The rows of the clients, (m, P) float64.
+            weights: The weights of the clients in a mean, (m,) float64.
+        """
 
     def too_few(self, m: int) -> str | None:
-        """Report how many rows the rule needs, where m are too few.
-
-        None where they are not.
-        """
+        """Return how many rows the rule needs as words of a sentence, or None if m rows are enough."""
         return None
 
     def setup(self) -> None:
         m = self.server.cohort_size
-        if problem := self.too_few(m):
+        problem = self.too_few(m)
+        if problem:
             raise ValueError(f"{type(self).__name__} needs {problem}, got cohorts of {m} clients; {REMEDY}")
 
     def reduce(self, updates: Mapping[int, ClientUpdate]) -> State:
-        if problem := self.too_few(len(updates)):
+        problem = self.too_few(len(updates))
+        if problem:
             raise ValueError(
                 f"{type(self).__name__} needs {problem}, got {len(updates)} clients with data in round "
                 f"{self.server.round_idx}; {REMEDY}"
             )
-        like = {name: self.server.weights[name] for name in self.server.trainable}
-        flat = [torch.cat([u.weights[n].reshape(-1).double() for n in like]) for u in updates.values() if u.weights]
+        old = {name: self.server.weights[name] for name in self.server.trainable}
+        rows = [row_of(update.weights, old) for update in updates.values() if update.weights]
         weights = [float(self.weight(update)) for update in updates.values()]
-        center = self.center(torch.stack(flat), flat[0].new_tensor(weights))
-        parts = torch.split(center, [value.numel() for value in like.values()])
-        return {name: part.view_as(value) for (name, value), part in zip(like.items(), parts, strict=True)}
+        center = self.center(torch.stack(rows), rows[0].new_tensor(weights))
+        parts = torch.split(center, [value.numel() for value in old.values()])
+        return {name: part.view_as(old[name]) for name, part in zip(old, parts, strict=True)}
+
+
+def row_of(weights: State, names: Iterable[str]) -> Tensor:
+    """Return the named entries of a client end to end, (P,) float64."""
+    return torch.cat([weights[name].reshape(-1).double() for name in names])
 
 
 class MedianAggregator(RobustAggregator):
-    """Median of every coordinate, in which client weights do not count.
+    """Takes the median of every coordinate. The weights of the clients do not count.
 
     Source:
         Yin et al., ICML 2018, arXiv:1803.01498.
@@ -152,11 +183,13 @@ class MedianAggregator(RobustAggregator):
 
 
 class TrimmedMeanAggregator(RobustAggregator):
-    """Mean of every coordinate without its k = ⌊β m⌋ smallest and largest values, where client weights do not count.
+    """Takes the mean of every coordinate without its k = ⌊β m⌋ smallest and largest values.
+
+    The weights of the clients do not count.
 
     Args:
-        beta: β in [0, 0.5), the largest share of malicious clients; 0 is the plain mean.
-        base: of `Aggregator`.
+        beta: Largest share of malicious clients, β in [0, 0.5). 0 is the plain mean.
+        base: Arguments of `Aggregator`.
 
     Source:
         Yin et al., ICML 2018, arXiv:1803.01498.
@@ -172,7 +205,9 @@ class TrimmedMeanAggregator(RobustAggregator):
         self.beta = beta
 
     def too_few(self, m: int) -> str | None:
-        return f"m > 2 ⌊beta m⌋ clients (beta={self.beta})" if m <= 2 * self.trim(m) else None
+        if m > 2 * self.trim(m):
+            return None
+        return f"m > 2 ⌊beta m⌋ clients (beta={self.beta})"
 
     def setup(self) -> None:
         super().setup()
@@ -181,7 +216,7 @@ class TrimmedMeanAggregator(RobustAggregator):
             rank_zero_warn(f"TrimmedMeanAggregator with beta={self.beta} trims nothing of {m} clients; raise beta")
 
     def trim(self, m: int) -> int:
-        """Count the values cut off at each end, of m."""
+        """Return how many of m values are cut off at each end."""
         return int(self.beta * m + 1e-9)
 
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:
@@ -189,12 +224,14 @@ class TrimmedMeanAggregator(RobustAggregator):
 
 
 class KrumAggregator(RobustAggregator):
-    """The client nearest to its m − f − 2 nearest others, or the plain mean of several such (multi-Krum).
+    """Takes the client nearest to its m − f − 2 nearest others, or the mean of several such clients.
+
+    With several clients, the rule is multi-Krum.
 
     Args:
-        f: malicious clients in a cohort at most, ≥ 0.
-        num_selected: clients that are averaged, those of the lowest scores; 1 is Krum.
-        base: of `Aggregator`.
+        f: Largest number of malicious clients in a cohort, ≥ 0.
+        num_selected: Number of clients that are averaged, those of the lowest scores, ≥ 1. 1 is Krum.
+        base: Arguments of `Aggregator`.
 
     Source:
         Blanchard et al., NeurIPS 2017, arXiv:1703.02757.
@@ -210,20 +247,23 @@ class KrumAggregator(RobustAggregator):
     def too_few(self, m: int) -> str | None:
         if m < 2 * self.f + 3:
             return f"m ≥ 2f + 3 = {2 * self.f + 3} clients (f={self.f})"
-        return f"m ≥ num_selected = {self.num_selected} clients" if m < self.num_selected else None
+        if m < self.num_selected:
+            return f"m ≥ num_selected = {self.num_selected} clients"
+        return None
 
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:
-        nearest = krum_scores(rows, self.f).argsort(stable=True)[: self.num_selected]
-        return rows[nearest].mean(0)
+        scores = krum_scores(rows, self.f)
+        selected = scores.argsort(stable=True)[: self.num_selected]
+        return rows[selected].mean(0)
 
 
 class GeometricMedianAggregator(RobustAggregator):
-    """Geometric median of the clients, weighted as in a mean.
+    """Takes the geometric median of the clients, weighted as in a mean.
 
     Args:
-        iters: Weiszfeld steps, ≥ 0; 0 is the mean. The paper finds 3 enough, without attacks.
-        nu: ν > 0, smallest distance that a step divides by.
-        base: of `Aggregator`.
+        iters: Number of Weiszfeld steps, ≥ 0. 0 is the mean. The paper finds 3 enough, without attacks.
+        nu: Smallest distance by which a step divides, ν > 0.
+        base: Arguments of `Aggregator`.
 
     Source:
         Pillutla et al. 2022, arXiv:1912.13445.
@@ -237,4 +277,4 @@ class GeometricMedianAggregator(RobustAggregator):
         self.nu = nu
 
     def center(self, rows: Tensor, weights: Tensor) -> Tensor:
-        return geometric_median(rows, weights, self.iters, self.nu)
+        return geometric_median(rows, weights, iters=self.iters, nu=self.nu)

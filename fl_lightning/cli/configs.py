@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -11,8 +12,13 @@ from fl_lightning.utils.text import printable
 
 PROG = "fl-lightning configs"
 PACKAGE = Path(__file__).parents[1]
-HOME = next((home for home in (PACKAGE / "configs", PACKAGE.parent / "configs") if home.is_dir()), PACKAGE / "configs")
+PLACES = (PACKAGE / "configs", PACKAGE.parent / "configs")
+HOME = next((folder for folder in PLACES if folder.is_dir()), PLACES[0])
 """Folder of the files: within the package once it is installed, beside it in a clone and in an unpacked sdist."""
+
+
+SMALL = "experiment/digits_"
+"""Beginning of the names of small experiments, one for each method."""
 
 
 def names() -> list[str]:
@@ -20,94 +26,139 @@ def names() -> list[str]:
     return sorted(path.relative_to(HOME).with_suffix("").as_posix() for path in HOME.rglob("*.yaml"))
 
 
+def path_of(name: str) -> Path:
+    """Return the path of the file that has a name."""
+    return HOME / f"{name}.yaml"
+
+
 def small_experiment(stem: str) -> list[str]:
-    """Name the files of a method's small experiment: its own where there is one, else FedAvg's with the method's.
+    """Return the names of the files of a method's small experiment.
+
+    It is a file of its own, or FedAvg's experiment with the method's file.
 
     >>> small_experiment("knfu"), small_experiment("moon")
     (['experiment/digits_knfu'], ['experiment/digits_fedavg', 'method/moon'])
     """
-    own = f"experiment/digits_{stem}"
-    return [own] if own in names() else ["experiment/digits_fedavg", f"method/{stem}"]
+    own = f"{SMALL}{stem}"
+    if own in names():
+        return [own]
+    return [f"{SMALL}fedavg", f"method/{stem}"]
 
 
-def locate(asked: str) -> Path:
-    """Find a configuration file: the user's own, else the package's of that name, where `.yaml` may be left out.
+def locate(asked: str) -> list[Path]:
+    """Find a configuration: the user's own file, or the files of the package that a name stands for.
 
     Args:
-        asked: a path; for the package's files also a name (`experiment/digits_fedntd`) or the path in a clone.
+        asked: A path, with or without `.yaml`. For files of the package also the name
+            (`experiment/digits_fedntd`) or the path in a clone.
+
+    Returns:
+        The paths of the files, in the order in which they are merged.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is no such file.
     """
     for path in (Path(asked), Path(f"{asked}.yaml")):
         if path.is_file():
-            return path
-    return shipped(asked)
+            return [path]
+    return [path_of(name) for name in shipped(asked)]
 
 
-def shipped(asked: str) -> Path:
-    """Find a file of the package by its name, or by its path in a clone.
+def shipped(asked: str) -> list[str]:
+    """Return the names of the files of the package that a name, or a path in a clone, stands for.
+
+    It is one file, except for the small experiment of a method that has none of its own.
 
     Raises:
-        ValueError: there is none.
+        ValueError: The package has no such file.
+
+    >>> shipped("configs/experiment/digits_fedntd.yaml"), shipped("experiment/digits_moon")
+    (['experiment/digits_fedntd'], ['experiment/digits_fedavg', 'method/moon'])
     """
-    name = asked.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
-    if name in names():
-        return HOME / f"{name}.yaml"
+    name = name_of(asked)
+    known = names()
+    if name in known:
+        return [name]
+    if name.startswith(SMALL):
+        parts = small_experiment(name.removeprefix(SMALL))
+        if set(parts) <= set(known):
+            return parts
     stem = name.rpartition("/")[2]
-    same_stem = [known for known in names() if known.rpartition("/")[2] == stem]
-    close = same_stem[0] if same_stem else nearest(name, names())
-    near = "" if close is None else f"; the nearest is {close}"
+    same_stem = [other for other in known if other.rpartition("/")[2] == stem]
+    close = same_stem[0] if same_stem else nearest(name, known)
+    suggested = "" if close is None else f"; the nearest is {close}"
     raise ValueError(
-        f"there is no file {asked}, and no configuration of that name comes with the package{near}; "
+        f"there is no file {asked}, and no configuration of that name comes with the package{suggested}; "
         f"{PROG} lists all names"
     )
 
 
+def name_of(asked: str) -> str:
+    """Return the name of a file of the package, given the name or the path in a clone."""
+    return asked.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
+
+
 def title(name: str) -> str:
-    """Return the first sentence of the comment with which a file begins."""
-    lines = (HOME / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line[:1] == "#", lines))
-    return re.split(r"(?<=\.)\s", comment)[0]
+    """Return the first sentence of the comment that a file begins with."""
+    lines = path_of(name).read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("#"), lines)
+    text = " ".join(line.removeprefix("#").strip() for line in comment)
+    return re.split(r"(?<=\.)\s", text)[0]
 
 
-def copy(chosen: list[str], folder: Path) -> None:
-    """Copy files into their sub-folders of `folder`.
+def copy(chosen: Sequence[str], folder: Path) -> None:
+    """Copy files into their sub-folders of a folder.
+
+    Args:
+        chosen: Names of the files.
+        folder: The folder, which is made if it does not exist.
 
     Raises:
-        FileExistsError: one of them is there already; nothing is copied then.
+        FileExistsError: One of the files exists in the folder. Nothing is copied.
     """
     targets = {name: folder / f"{name}.yaml" for name in chosen}
-    if there := [str(path) for path in targets.values() if path.exists()]:
-        raise FileExistsError(f"{PROG} replaces no file, and {there[0]} exists; name another folder or move it away")
-    for name, path in targets.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(HOME / f"{name}.yaml", path)
-    print(printable(f"{len(targets)} file{'s' * (len(targets) != 1)} copied to {folder}"))
+    for target in targets.values():
+        if target.exists():
+            raise FileExistsError(
+                f"{PROG} replaces no file, and {target} exists; name another folder or move the file away"
+            )
+    for name, target in targets.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path_of(name), target)
+    files = "1 file" if len(targets) == 1 else f"{len(targets)} files"
+    print(printable(f"{files} copied to {folder}"))
 
 
 def run(argv: list[str]) -> None:
     """List, print or copy files.
 
     Args:
-        argv: options of the command.
+        argv: Options of the command.
 
     Raises:
-        SystemExit: with 2 for a wrong option, 0 after the help.
-        ValueError: there is no such file.
+        SystemExit: With 2 for a wrong option, with 0 after the help.
+        ValueError: There is no such file.
     """
-    described = "List the configuration files that come with the package, print or copy them."
-    parser = PlainParser(PROG, description=described)
+    description = "List the configuration files that come with the package, print or copy them."
+    parser = PlainParser(PROG, description=description)
     parser.add_argument("name", nargs="?", help="print this one, or list those of this folder")
     parser.add_argument("--copy", metavar="DIR", type=Path, help="copy them, or the named one, into this folder")
     options = parser.parse_args(argv)
-    asked = options.name or ""
-    of_folder = [name for name in names() if not asked or name.startswith(f"{asked.rstrip('/')}/")]
-    chosen = of_folder or [shipped(asked).relative_to(HOME).with_suffix("").as_posix()]
+    listed = names()
+    if options.name:
+        folder = options.name.rstrip("/")
+        listed = [name for name in listed if name.startswith(f"{folder}/")]
+    chosen = listed or shipped(options.name)
     if options.copy:
         copy(chosen, options.copy)
-    elif of_folder:
-        width = max(map(len, chosen))
-        print("\n".join(f"{name:{width}}  {title(name)}" for name in chosen))
+    elif listed:
+        width = max(len(name) for name in listed)
+        for name in listed:
+            print(f"{name:{width}}  {title(name)}")
+    elif len(chosen) == 1:
+        print(path_of(chosen[0]).read_text(encoding="utf-8"), end="")
     else:
-        print((HOME / f"{chosen[0]}.yaml").read_text(encoding="utf-8"), end="")
+        raise ValueError(
+            f"{options.name} has no file of its own: it is {' with '.join(chosen)}; "
+            f"print these, or copy them with --copy DIR"
+        )

@@ -14,38 +14,47 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # type: ig
 from pytorch_lightning.cli import LightningArgumentParser
 
 import fl_lightning
-from fl_lightning.cli.configs import locate
+from fl_lightning.cli.configs import locate, name_of, path_of
 from fl_lightning.cli.errors import PROG, format_error
 from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.utils.text import printable
 
 NO_VALUE = re.compile(r"argument (\S+): expected (one|at least one) argument")
+CLASS_PATH = re.compile(r"(?<=class_path: )[\w.]+$", flags=re.MULTILINE)
+FILE_ENDINGS = (".yaml", ".yml", ".json", ".conf")
 
 
 class CommandParser(ArgumentParser):
-    """A parser without abbreviations, with its errors in one sentence.
+    """Parses a command line without abbreviations, and reports an error in one sentence.
 
     Attributes:
-        kinds: classes whose arguments it has, by the prefix of the options.
-        words: of a command line in which an option may be that of a class within a class.
-        further: options that its command takes besides.
+        kinds: The classes whose arguments the parser has, by the prefix of their options.
+        words: The words of the command line. One of their options may be that of a class within a class.
+        further: The options that the command of the parser takes besides.
     """
 
     further: Iterable[str] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, "prog": PROG, **kwargs})
+        settings: dict[str, Any] = {"allow_abbrev": False, "prog": PROG}
+        super().__init__(*args, **(settings | kwargs))
         self.kinds: dict[str, type] = {}
         self.words: list[str] = []
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         parser = getattr(ex, "subcommand_parser", None) or self
-        options = list(parser.get_defaults().keys())
-        if wants := NO_VALUE.fullmatch(message):
-            message = no_value(self.words or parser.words, *wants.groups())
-        nested = not self.exit_on_error
-        further = getattr(parser, "further", ())
-        sentence = format_error(message, ex, options, parser.kinds, nested, further)
+        lacks_value = NO_VALUE.fullmatch(message)
+        if lacks_value:
+            option, count = lacks_value.groups()
+            message = no_value(self.words or parser.words, option, count)
+        sentence = format_error(
+            message,
+            ex,
+            options=list(parser.get_defaults().keys()),
+            kinds=parser.kinds,
+            nested=not self.exit_on_error,
+            further=getattr(parser, "further", ()),
+        )
         if not self.exit_on_error or os.environ.get("FL_LIGHTNING_DEBUG"):
             raise ArgumentError(None, sentence) from ex
         sys.stderr.write(f"{PROG}: error: {printable(sentence)}\n")
@@ -53,96 +62,126 @@ class CommandParser(ArgumentParser):
 
 
 class NamedConfigFile(ActionConfigFile):
-    """`-c`: a file, the name of one that comes with the package, or YAML."""
+    """Reads the value of `-c`: a file, the name of one or several files of the package, or YAML."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        is_file = ":" not in values
         try:
-            if ":" not in values:  # else it is YAML
-                values = str(locate(values))
-            check_option(values, option_string or "-c", is_file=":" not in values, is_yaml=True)
+            parts = [str(path) for path in locate(values)] if is_file else [values]
+            for part in parts:
+                check_option(part, option_string or "-c", is_file=is_file, is_yaml=True)
         except ValueError as error:
-            raise TypeError(f'Parser key "{self.dest}": {error}') from None  # what jsonargparse reports as an error
-        super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+            # jsonargparse reports a TypeError as an error of the command line.
+            raise TypeError(f'Parser key "{self.dest}": {error}') from None
+        for part in parts:
+            super().__call__(parser, cfg, part, option_string=option_string)  # type: ignore[no-untyped-call]
+        if len(parts) > 1:
+            # The name that was given, which has no file, names the folder of the run.
+            cfg[self.dest][-len(parts) :] = [path_of(name_of(values))]
 
 
-def check_option(value: str, option: str, is_file: bool = False, is_yaml: bool = False) -> None:
-    """Refuse a key that stands twice in an option's value, or in the file of YAML or JSON that it names.
+def check_option(value: str, option: str, *, is_file: bool = False, is_yaml: bool = False) -> None:
+    """Refuse a key that stands twice in the value of an option, or in the YAML or JSON file that it names.
 
     Args:
-        value: of the option.
-        option: its name.
-        is_file: whether the value can only be a file's name.
-        is_yaml: whether that file, or the value, can be nothing but YAML.
+        value: The value.
+        option: The name of the option.
+        is_file: Whether the value can only be the name of a file.
+        is_yaml: Whether the value, or the file, can only be YAML.
 
     Raises:
-        ValueError: as `check_keys`.
+        ValueError: A key stands twice.
     """
-    path = Path(value) if is_file or value.lower().endswith((".yaml", ".yml", ".json", ".conf")) else None
+    path: Path | None = None
+    if is_file or value.lower().endswith(FILE_ENDINGS):
+        path = Path(value)
     if path is not None and path.is_file():
-        with suppress(UnicodeDecodeError, OSError):  # whose reader says so
+        with suppress(UnicodeDecodeError, OSError):  # The reader of the file reports these.
             check_keys(path.read_text(encoding="utf-8"), value, is_yaml)
     elif "{" in value or "\n" in value or is_yaml:
         check_keys(value, option, is_yaml)
 
 
 def no_value(words: Sequence[str], option: str, count: str) -> str:
-    """Name the option of a command line that has no value: jsonargparse names the outermost option of a class.
+    """Return the sentence about an option that has no value.
+
+    jsonargparse names the outermost option of a class, and this sentence the option that was typed.
 
     Args:
-        words: of the command line.
-        option: that the parser names, perhaps in several ways.
-        count: of the values that it needs.
+        words: The words of the command line.
+        option: The option that the parser names, perhaps in several ways.
+        count: The number of values that the option needs, `one` or `at least one`.
 
     >>> no_value(["--model.client", "FedProx", "--model.client.mu"], "--model.client", "one")
     '--model.client.mu needs a value, got none; write --model.client.mu VALUE'
     """
     ways = option.split("/")
-    bare = [a for a, b in pairwise([*words, "-"]) if b.startswith("-") and "=" not in a]
-    name = next((word for word in bare if word in ways or word.startswith(tuple(f"{way}." for way in ways))), ways[-1])
-    return f"{name} needs a value, got none; write {name} VALUE{' ...' * (count != 'one')}"
+    nested = tuple(f"{way}." for way in ways)
+    name = ways[-1]
+    for word, following in pairwise([*words, "-"]):
+        has_value = "=" in word or not following.startswith("-")
+        if not has_value and (word in ways or word.startswith(nested)):
+            name = word
+            break
+    values = "VALUE" if count == "one" else "VALUE ..."
+    return f"{name} needs a value, got none; write {name} {values}"
 
 
 def home_path(path: str) -> str:
-    """Give the import path of a class in its room for the one at the top of the package, which jsonargparse prefers.
+    """Return the import path of a class in its room, given its path at the top of the package.
+
+    jsonargparse prefers the path at the top.
 
     >>> home_path("fl_lightning.FedProx"), home_path("fl_lightning.Aggregator"), home_path("my_task.FedProx")
     ('fl_lightning.methods.FedProx', 'fl_lightning.Aggregator', 'my_task.FedProx')
     """
     package, _, name = path.rpartition(".")
-    moves = package == fl_lightning.__name__ and name not in fl_lightning.__all__ and name in fl_lightning.HOMES
-    return f"{package}.{fl_lightning.HOMES[name]}.{name}" if moves else path
+    if package != fl_lightning.__name__ or name in fl_lightning.__all__ or name not in fl_lightning.HOMES:
+        return path
+    return f"{package}.{fl_lightning.HOMES[name]}.{name}"
 
 
 def move_home(value: Any) -> None:
-    """Let every `class_path` of a configuration be as `home_path`, whichever way a class is imported."""
+    """Replace every `class_path` of a configuration by its `home_path`, so that an import path does not matter."""
     if isinstance(value, list):
         for item in value:
             move_home(item)
-    elif isinstance(value, Namespace | dict):
-        for key in list(vars(value) if isinstance(value, Namespace) else value):
-            if key == "class_path" and isinstance(value[key], str):
-                value[key] = home_path(value[key])
-            move_home(value[key])
+        return
+    if not isinstance(value, Namespace | dict):
+        return
+    names = vars(value) if isinstance(value, Namespace) else value
+    for name in list(names):
+        if name == "class_path" and isinstance(value[name], str):
+            value[name] = home_path(value[name])
+        move_home(value[name])
 
 
 class FederatedParser(CommandParser, LightningArgumentParser):
-    """LightningCLI's parser."""
+    """Parses the command line of LightningCLI."""
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        self.words = list(sys.argv[1:] if not args or args[0] is None else args[0])
-        for option, value in pairwise(["", *self.words]):
-            name, given, beside = value.partition("=")
-            try:
-                check_option(beside if given and name.startswith("--") else value, name if given else option)
-            except ValueError as error:
-                self.error(str(error), error)
+        given = args[0] if args else None
+        self.words = list(sys.argv[1:] if given is None else given)
+        self._check_words()
         config = super().parse_args(*args, **kwargs)
         move_home(config)
         return config
 
+    def _check_words(self) -> None:
+        """Refuse a key that stands twice in a value of the command line."""
+        for before, word in pairwise(["", *self.words]):
+            name, has_value, value = word.partition("=")
+            try:
+                if not has_value:
+                    check_option(word, before)
+                else:
+                    check_option(value if name.startswith("--") else word, name)
+            except ValueError as error:
+                self.error(str(error), error)
+
     def dump(self, *args: Any, **kwargs: Any) -> str:
         text: str = super().dump(*args, **kwargs)
-        return re.sub(r"(?<=class_path: )[\w.]+$", lambda path: home_path(path[0]), text, flags=re.MULTILINE)
+        return CLASS_PATH.sub(lambda path: home_path(path[0]), text)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("action") is ActionConfigFile:
@@ -155,6 +194,7 @@ class FederatedParser(CommandParser, LightningArgumentParser):
 
     def add_method_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         added: list[str] = super().add_method_arguments(*args, **kwargs)
-        if "verbose" in added:  # of validate and test: the class-wise report says it all
+        if "verbose" in added:
+            # Of validate and test. The class-wise report says it all.
             self.set_defaults(verbose=False)
         return added

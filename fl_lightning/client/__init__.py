@@ -1,4 +1,4 @@
-"""The client: the base class of methods, the services that it is lent, and the store of client state."""
+"""The client: the base class of methods, the services of a client, and the store of its state."""
 
 from fl_lightning.client.checks import check_loss_returned as check_loss_returned
 from fl_lightning.client.context import ClientContext as ClientContext

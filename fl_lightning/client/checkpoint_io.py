@@ -1,12 +1,11 @@
-"""Checkpoint IO: files whole on disk, checked when read.
+"""The checkpoint IO of a run, which saves checkpoints whole, and checks them when they are read.
 
-Files of the client store that none needs are deleted.
+It also deletes files of the client store that no checkpoint needs.
 """
 
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -17,67 +16,66 @@ from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.utilities import rank_zero_info
 
-from fl_lightning.client.records import FileRecord, decode, files_of
+from fl_lightning.client.records import decode, delete, file_names, files_of
 from fl_lightning.utils.files import DIGEST, check_digest, loaded, read_saved, save_with_digest, write_atomically
 
 REGISTRY = "checkpoints.json"
-"""Name of the file beside the store's that lists the checkpoints that may need them."""
+"""Name of the file, beside the store's files, that lists the checkpoints that may need the store's files."""
 
 Names = frozenset[str]
+"""Names of files of the client store."""
 
 
 class FederatedCheckpointIO(CheckpointIO):
     """Saves checkpoints whole or not at all, with a digest that is checked when they are loaded.
 
-    Paths that are addresses (`s3://...`), and a checkpoint IO of the user's own, are left as they are.
+    A path that is an address (`s3://...`) and a checkpoint IO of the user's own are left to the inner checkpoint IO.
 
     Args:
-        inner: the Trainer's checkpoint IO.
+        inner: The Trainer's checkpoint IO.
     """
 
     def __init__(self, inner: CheckpointIO) -> None:
         super().__init__()
         self.inner = inner
-        self._folder: Path | None = None  # of the store's files
+        self._folder: Path | None = None
+        """The folder of the store's files. None if no store is tracked."""
         self._anywhere = False
-        self._latest: Names = frozenset()  # of the checkpoint saved last: all that are in use are among them
-        self._needed: dict[str, Names] = {}  # files that a checkpoint needs, by its path
+        """Whether the folder is found from every checkpoint."""
+        self._latest: Names = frozenset()
+        """The files that the checkpoint saved last needs. They include all files that the store uses."""
+        self._needed: dict[str, Names] = {}
+        """The files that each checkpoint needs, by the path of the checkpoint."""
         self._registered: list[str] = []
-        self._kept: Names = frozenset()  # that a checkpoint may need which a damaged registry named
-        self._places: set[tuple[str, str]] = set()  # folders in which this process saved, with the files' ending
+        """The names of the checkpoints in the registry on disk."""
+        self._protected: Names = frozenset()
+        """The files that a checkpoint of a damaged registry may need. They are never deleted."""
+        self._places: set[tuple[str, str]] = set()
+        """Where this process saved checkpoints: the folders, with the ending of the files."""
 
     def track(self, folder: Path, in_use: Iterable[str], ckpt_path: Any, anywhere: bool) -> None:
         """Keep the files of a client store that a checkpoint needs, and delete the others.
 
         Args:
-            folder: of the files.
-            in_use: names of those that the store uses now.
-            ckpt_path: checkpoint that is continued, or None.
-            anywhere: whether the folder is found from every checkpoint; else those outside the run hold the records.
+            folder: The folder of the store's files.
+            in_use: Names of the files that the store uses now.
+            ckpt_path: The checkpoint that the run continues. None is a new run.
+            anywhere: Whether the folder is found from every checkpoint. If it is not, a checkpoint outside the
+                run holds the records itself.
         """
         self._folder = folder
         self._anywhere = anywhere
         self._latest = frozenset(in_use)
         names = read_registry(folder / REGISTRY)
         self._registered = names or []
-        self._kept = file_names(folder) if names is None else frozenset()
+        self._protected = file_names(folder) if names is None else frozenset()
         self._needed = self._recall(ckpt_path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        store = checkpoint.get("federated", {}).get("store")
-        if store and self._folder is not None and not self._anywhere and not is_below(path, self._folder.parent):
-            whole = {**store, **inlined(store, self._folder)}
-            checkpoint = {**checkpoint, "federated": {**checkpoint["federated"], "store": whole}}
+        checkpoint = self._with_records(checkpoint, path)
         if storage_options is None and self._is_ours(path):
             self._places.add(place_of(path))
-            try:
-                save_with_digest({**checkpoint, DIGEST: "sha256"}, Path(path))
-            except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
-                reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-                raise OSError(
-                    f"the checkpoint {path} cannot be written ({reason}); the one before it is as it was: make space "
-                    f"or give the run another folder, then continue with --ckpt_path last"
-                ) from error
+            self._save(checkpoint, path)
         else:
             self.inner.save_checkpoint(checkpoint, path, storage_options=storage_options)
         if self._folder is not None:
@@ -94,7 +92,10 @@ class FederatedCheckpointIO(CheckpointIO):
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove a checkpoint, but nothing else: its name may come from a forged checkpoint that the run continues."""
+        """Remove a checkpoint of this run.
+
+        Another file stays, because its name may come from a forged checkpoint that the run continues.
+        """
         foreign = place_of(path) not in self._places or not os.path.isfile(path)
         if self._is_ours(path) and foreign and os.path.lexists(path):
             rank_zero_info(f"{path} stays: this run has saved no checkpoint beside it, so it may not be the run's own")
@@ -107,61 +108,123 @@ class FederatedCheckpointIO(CheckpointIO):
         self.inner.teardown()
 
     def _is_ours(self, path: Any) -> bool:
+        """Return True if a file is saved and loaded here, not by the inner checkpoint IO."""
         return type(self.inner) is TorchCheckpointIO and not is_url(str(path))
 
-    def _note(self, path: Any, files: Names) -> None:
-        """Record the files that the checkpoint at `path` needs.
+    def _with_records(self, checkpoint: dict[str, Any], path: Any) -> dict[str, Any]:
+        """Return the checkpoint, with the client store's records in it if it must not need their files.
 
-        Delete those that only its predecessor needed.
+        A checkpoint outside the run must not, unless the folder is found from every checkpoint.
+        """
+        federated = checkpoint.get("federated", {})
+        store = federated.get("store")
+        folder = self._folder
+        if not store or folder is None or self._anywhere or is_below(path, folder.parent):
+            return checkpoint
+        whole_store = {**store, **inlined(store, folder)}
+        return {**checkpoint, "federated": {**federated, "store": whole_store}}
+
+    def _save(self, checkpoint: Mapping[str, Any], path: Any) -> None:
+        """Save a checkpoint whole or not at all.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        try:
+            save_with_digest({**checkpoint, DIGEST: "sha256"}, Path(path))
+        except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError.
+            first_line = str(error).partition("\n")[0]
+            reason = getattr(error, "strerror", None) or first_line
+            raise OSError(
+                f"the checkpoint {path} cannot be written ({reason}); the one before it is as it was: make space "
+                f"or give the run another folder, then continue with --ckpt_path last"
+            ) from error
+
+    def _note(self, path: Any, files: Names) -> None:
+        """Take down which files a checkpoint needs, and delete the files that no checkpoint needs any more.
+
+        Args:
+            path: The path of the checkpoint.
+            files: Names of the files. Empty for a checkpoint that is gone.
         """
         folder = Path(self._folder or ".")
+        noted_path = full_path(path)
         before = self._needed
-        path = full_path(path)
-        self._needed = {p: names for p, names in before.items() if p != path and (is_url(p) or os.path.exists(p))}
+        after: dict[str, Names] = {}
+        for other_path, names in before.items():
+            if other_path != noted_path and (is_url(other_path) or os.path.exists(other_path)):
+                after[other_path] = names
         if files:
-            self._needed[path] = files
-        needed = self._latest.union(self._kept, *self._needed.values())
-        delete(folder, frozenset().union(*before.values()) - needed)
-        relative = [p if is_url(p) else os.path.relpath(p, folder) for p in self._needed]
-        if relative != self._registered:
-            write_atomically(folder / REGISTRY, lambda part: part.write_text(registry_of(relative)))
-            self._registered = relative
+            after[noted_path] = files
+        self._needed = after
+        still_needed = self._latest.union(self._protected, *after.values())
+        delete(folder, frozenset().union(*before.values()) - still_needed)
+        self._register(folder)
+
+    def _register(self, folder: Path) -> None:
+        """Write the registry of the checkpoints that need files, if it has changed."""
+        names = [path if is_url(path) else os.path.relpath(path, folder) for path in self._needed]
+        if names != self._registered:
+            write_atomically(folder / REGISTRY, lambda part: part.write_text(registry_of(names)))
+            self._registered = names
 
     def _recall(self, ckpt_path: Any) -> dict[str, Names]:
-        """Files that checkpoints of earlier runs in this folder need, and the one that is continued, by path."""
+        """Return the files that earlier checkpoints need, by the path of the checkpoint.
+
+        Args:
+            ckpt_path: The checkpoint that the run continues. None is a new run.
+        """
         folder = Path(self._folder or ".")
-        needed = dict[str, Names]()
+        needed: dict[str, Names] = {}
         for name in self._registered:
             path = name if is_url(name) else full_path(folder / name)
             if is_below(path, folder.parent):
                 needed[path] = read_names(path, folder)
-            elif not is_url(name):  # of another folder: the registry may be forged, so it is not read
+            elif not is_url(name):
+                # The registry may be forged, so a file outside the run is not read.
                 needed[path] = file_names(folder)
         if ckpt_path is not None:
-            needed[full_path(ckpt_path)] = read_names(full_path(ckpt_path), folder)
+            path = full_path(ckpt_path)
+            needed[path] = read_names(path, folder)
         return {path: names for path, names in needed.items() if names}
 
 
 def read_names(path: str | Path, folder: Path) -> Names:
-    """Names of the store's files that a saved checkpoint needs: all in `folder` where it cannot be read."""
+    """Return the names of the store's files that a saved checkpoint needs.
+
+    Args:
+        path: The path of the checkpoint.
+        folder: The folder of the store's files. If the checkpoint cannot be read, it may need all of them.
+    """
     if not os.path.exists(path):
         return frozenset()
+    if not os.path.isfile(path):
+        return file_names(folder)
     try:
-        return names_needed(loaded(path, mmap=True)) if os.path.isfile(path) else file_names(folder)
-    except Exception:  # incomplete, or unreadable to us: it may need any of them
+        return names_needed(loaded(path, mmap=True))
+    except Exception:  # A damaged file raises errors of many kinds.
         return file_names(folder)
 
 
 def collect_orphans(folder: Path, checkpoints: Iterable[Path]) -> None:
-    """Delete a store's files that neither these checkpoints nor those of its registry need: a killed run left them.
+    """Delete a store's files that no checkpoint needs, as a killed run leaves them.
 
-    To be called while no other process writes to the folder.
+    Call it while no other process writes to the folder.
+
+    Args:
+        folder: The folder of the store's files, with the registry.
+        checkpoints: The paths of the checkpoints that the registry may lack.
     """
     names = read_registry(folder / REGISTRY)
-    registered = [Path(full_path(folder / name)) for name in names or () if not is_url(name)]
-    if names is not None and all(is_below(path, folder.parent) for path in registered):
-        paths = [*checkpoints, *registered]
-        delete(folder, file_names(folder).difference(*(read_names(path, folder) for path in paths)))
+    if names is None:
+        return
+    registered = [Path(full_path(folder / name)) for name in names if not is_url(name)]
+    if not all(is_below(path, folder.parent) for path in registered):
+        return
+    orphans = file_names(folder)
+    for path in [*checkpoints, *registered]:
+        orphans -= read_names(path, folder)
+    delete(folder, orphans)
 
 
 def check_files_of(strategy: Strategy) -> None:
@@ -171,17 +234,17 @@ def check_files_of(strategy: Strategy) -> None:
 
 
 class CheckedLoading(LightningModule):
-    """A module whose checkpoints are checked when they are loaded."""
+    """Checks a checkpoint when it is loaded into the module."""
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load a checkpoint, as Lightning does, whose content is as it was written.
+        """Load a checkpoint as Lightning does, if the content is as it was written.
 
         Raises:
-            ValueError: if the file is damaged.
+            ValueError: The file is damaged.
         """
-        local = isinstance(checkpoint_path, str | Path) and not is_url(str(checkpoint_path))
-        if local and not check_digest(checkpoint_path) and kwargs.get("weights_only") is not False:
+        is_local = isinstance(checkpoint_path, str | Path) and not is_url(str(checkpoint_path))
+        if is_local and not check_digest(checkpoint_path) and kwargs.get("weights_only") is not False:
             say_if_unchecked(checkpoint_path, read_saved(checkpoint_path, mmap=True))
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
@@ -193,14 +256,15 @@ def say_if_unchecked(path: Any, checkpoint: Mapping[str, Any]) -> None:
 
 
 def registry_of(names: list[str]) -> str:
-    """Text of a registry: the names of checkpoints, and a digest of them."""
+    """Return the text of a registry: the names of checkpoints, and a digest of the names."""
     return json.dumps({"checkpoints": names, "sha256": sha256(json.dumps(names).encode()).hexdigest()})
 
 
 def read_registry(path: Path) -> list[str] | None:
-    """Names in a registry of checkpoints.
+    """Return the names in a registry of checkpoints.
 
-    None where there is no registry, None where it is damaged.
+    Returns:
+        The names. Empty if there is no registry, None if the registry is damaged.
     """
     if not path.exists():
         return []
@@ -209,61 +273,51 @@ def read_registry(path: Path) -> list[str] | None:
     try:
         text = path.read_text(encoding="utf-8")
         names: list[str] = json.loads(text)["checkpoints"]
-        return names if all(isinstance(name, str) for name in names) and text == registry_of(names) else None
+        is_whole = all(isinstance(name, str) for name in names) and text == registry_of(names)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+    return names if is_whole else None
 
 
 def names_needed(checkpoint: Mapping[str, Any]) -> Names:
-    """Names of the store's files that a checkpoint needs."""
+    """Return the names of the store's files that a checkpoint needs."""
     store = checkpoint.get("federated", {}).get("store") or {}
     return frozenset(file.name for file in files_of(store).values())
 
 
-def file_names(folder: Path) -> Names:
-    """Names in a folder that the client store could have written."""
-    names = os.listdir(folder) if folder.is_dir() else []
-    return frozenset(name for name in names if FileRecord.is_name(name))
-
-
 def inlined(store: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Records that lie in files as they stand in a checkpoint that needs no files."""
-    records = {c: decode((folder / file.name).read_bytes()) for c, file in files_of(store).items()}
-    return {"records": {**store["records"], **records}, "files": store["files"][:0]}
+    """Return the state of a client store whose records are all in the state, none in files.
 
-
-def delete(folder: Path, names: Iterable[str]) -> None:
-    """Delete files of a folder, as far as they are there and may be deleted."""
-    for name in names:
-        with suppress(OSError):
-            (folder / name).unlink()
+    Args:
+        store: The state of the client store in a checkpoint.
+        folder: The folder of the store's files.
+    """
+    records = dict(store["records"])
+    for client_id, file in files_of(store).items():
+        records[client_id] = decode((folder / file.name).read_bytes())
+    return {"records": records, "files": store["files"][:0]}
 
 
 def place_of(path: Any) -> tuple[str, str]:
-    """Folder and ending of a file.
-
-    Links are followed.
-    """
+    """Return the folder and the ending of a file, with links followed."""
     folder, name = os.path.split(full_path(path))
-    return folder, os.path.splitext(name)[1]
+    _, ending = os.path.splitext(name)
+    return folder, ending
 
 
 def is_url(path: str) -> bool:
-    """Return True for a path that is an address, such as `s3://bucket/last.ckpt`."""
+    """Return True if a path is an address, such as `s3://bucket/last.ckpt`."""
     return "://" in path
 
 
 def is_below(path: Any, folder: Path) -> bool:
-    """Return True for a file that lies in a folder or below it.
-
-    Links are followed.
-    """
+    """Return True if a file lies in a folder or below it, with links followed."""
     return not is_url(str(path)) and Path(path).resolve().is_relative_to(folder.resolve())
 
 
 def full_path(path: Any) -> str:
-    """A path as checkpoints are compared by: absolute, without links.
+    """Return the path by which checkpoints are compared, absolute and without links.
 
-    An address as it is.
+    An address stays as it is.
     """
     return str(path) if is_url(str(path)) else os.path.realpath(path)

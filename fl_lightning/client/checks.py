@@ -15,13 +15,27 @@ from fl_lightning.utils.packages import lightning_base
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_call
 
-KNOWN = frozenset(["fl_lightning", "torch", "torchvision", "pytorch_lightning", "lightning_fabric"])
-KNOWN |= {"lightning_utilities", "builtins", "abc", "typing"}
+KNOWN = frozenset(
+    {
+        "fl_lightning",
+        "torch",
+        "torchvision",
+        "pytorch_lightning",
+        "lightning_fabric",
+        "lightning_utilities",
+        "builtins",
+        "abc",
+        "typing",
+    }
+)
 """Packages whose modules keep their parameters and buffers as they are."""
+
+MAX_STEP_ARGUMENTS = 3
+"""Positional arguments that a step can be given: batch, index of the batch, index of the dataloader."""
 
 
 def uncompiled(module: Any) -> Any:
-    """Give the module in what `torch.compile` returned, which computes by the compiled steps, as a Trainer does."""
+    """Return the module in what `torch.compile` returned, which computes by the compiled steps."""
     if type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), LightningModule):
         return from_compiled(module)
     return module
@@ -31,22 +45,42 @@ def check_module(module: object) -> None:
     """Refuse a module that cannot be a client.
 
     Raises:
-        TypeError: if `module` is no LightningModule, of either package, has no `training_step` of its own or one that
-            draws its own batches, or a `state_dict` that cannot be called for a part of another module.
+        TypeError: `module` is no LightningModule of either package, it has no `training_step` of its own or one that
+            draws its own batches, or its `state_dict` cannot be called for a part of another module.
     """
-    kind: Any = type(module)
     if not (isinstance(module, nn.Module) and isinstance(module, TrainableModule)):
-        remedy = "derive it from pytorch_lightning.LightningModule"
-        if isinstance(module, type) and issubclass(module, nn.Module):
-            remedy = f"give an instance, {module.__name__}(...)"
-        elif isinstance(module, list | tuple):
-            remedy = "all clients have one; nets that differ are HeterogeneousNets"
-        elif isinstance(module, nn.Module):
-            remedy = "give a net by the function that makes it: FedAvg(net=lambda num_classes, input_shape: ...)"
         raise TypeError(
             f"a client must be a LightningModule, of pytorch_lightning or lightning.pytorch, got {described(module)}; "
-            f"{remedy}"
+            f"{remedy_for(module)}"
         )
+    check_training_step(module)
+    kind: Any = type(module)
+    parameters = inspect.signature(kind.state_dict).parameters
+    if "prefix" not in parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        raise TypeError(
+            f"{kind.__name__}.state_dict must take torch's arguments, since the module is part of another one; define "
+            f"state_dict(self, *args, **kwargs) and hand them on"
+        )
+
+
+def remedy_for(value: object) -> str:
+    """Return what to give in the place of a value that is no LightningModule."""
+    if isinstance(value, type) and issubclass(value, nn.Module):
+        return f"give an instance, {value.__name__}(...)"
+    if isinstance(value, list | tuple):
+        return "all clients have one; nets that differ are HeterogeneousNets"
+    if isinstance(value, nn.Module):
+        return "give a net by the function that makes it: FedAvg(net=lambda num_classes, input_shape: ...)"
+    return "derive it from pytorch_lightning.LightningModule"
+
+
+def check_training_step(module: Any) -> None:
+    """Refuse a LightningModule whose `training_step` cannot be called with a batch and its index.
+
+    Raises:
+        TypeError: There is no `training_step`, it draws its own batches, or it takes other arguments.
+    """
+    kind: Any = type(module)
     if getattr(kind, "training_step", None) is getattr(lightning_base(kind), "training_step", None):
         raise TypeError(
             f"a client needs a training_step, and {kind.__name__} has none; define training_step(batch, batch_idx) "
@@ -57,52 +91,50 @@ def check_module(module: object) -> None:
             f"{kind.__name__}.training_step takes dataloader_iter, but the batches of a client are drawn for it; "
             f"take (batch, batch_idx)"
         )
-    step: Any = module.training_step
+    step = module.training_step
     arguments = ["batch", "batch_idx"][: max(1, num_arguments(step))]
     check_call(f"{kind.__name__}.training_step", step, arguments, of_object=True)
-    takes = inspect.signature(kind.state_dict).parameters
-    if "prefix" not in takes and all(p.kind is not p.VAR_KEYWORD for p in takes.values()):
-        raise TypeError(
-            f"{kind.__name__}.state_dict must take torch's arguments, since the module is part of another one; define "
-            f"state_dict(self, *args, **kwargs) and hand them on"
-        )
 
 
 def num_arguments(step: Callable[..., Any]) -> int:
-    """Count the positional arguments of a step, at most three: batch, its index, its dataloader's index.
+    """Return the number of positional arguments that a step can be given, at most three.
+
+    The arguments are the batch, the index of the batch, and the index of the dataloader.
 
     >>> num_arguments(lambda batch: batch), num_arguments(lambda batch, batch_idx: batch), num_arguments(print)
     (1, 2, 3)
     """
     kinds = [parameter.kind for parameter in inspect.signature(step).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return MAX_STEP_ARGUMENTS
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return 3 if inspect.Parameter.VAR_POSITIONAL in kinds else sum(kind in positional for kind in kinds)
+    return sum(kind in positional for kind in kinds)
 
 
 def check_client_arguments(
     client: Any, module: LightningModule | None, num_classes: object, input_shape: object, **others: object
 ) -> None:
-    """Refuse arguments of a ClientModule that are none, or do not go together.
+    """Refuse arguments of a ClientModule that have a wrong type, or do not go together.
 
     Args:
-        client: the ClientModule under construction.
-        module: the LightningModule that it is built around, or None.
-        num_classes: C, or None.
-        input_shape: of a sample, or None.
+        client: The ClientModule under construction.
+        module: The LightningModule around which the client is built, or None.
+        num_classes: Number of classes C, or None.
+        input_shape: Shape of a sample, or None.
         others: `net` and `optimizer`.
 
     Raises:
-        ValueError: naming the argument.
-        TypeError: naming the argument, or as `check_module`.
+        ValueError: Two arguments do not go together.
+        TypeError: An argument has a wrong type, or `check_module` refuses `module`.
     """
-    given = others["net"]
-    if isinstance(given, nn.Module) and isinstance(given, TrainableModule):
+    net = others["net"]
+    if isinstance(net, nn.Module) and isinstance(net, TrainableModule):
         raise TypeError(
-            f"net makes a net for the data, got the LightningModule {type(given).__name__}; give it by name: "
-            f"{type(client).__name__}(module={type(given).__name__}(...))"
+            f"net makes a net for the data, got the LightningModule {type(net).__name__}; give it by name: "
+            f"{type(client).__name__}(module={type(net).__name__}(...))"
         )
     example = "lambda num_classes, input_shape: MyNet(num_classes)"
-    check_factory("num_classes, input_shape", "a net", example, net=given)
+    check_factory("num_classes, input_shape", "a net", example, net=net)
     check_factory(
         "parameters",
         "an optimizer, anew for every client and round",
@@ -111,8 +143,22 @@ def check_client_arguments(
     )
     check_whole(num_classes=num_classes)
     check_kind((tuple, list), "the sizes of one sample", "give such as (3, 32, 32)", input_shape=input_shape)
-    if module is None:
-        return
+    if module is not None:
+        check_wrapped(client, module, others)
+
+
+def check_wrapped(client: Any, module: LightningModule, others: Mapping[str, object]) -> None:
+    """Refuse a LightningModule around which this client cannot be built.
+
+    Args:
+        client: The ClientModule under construction.
+        module: The LightningModule.
+        others: `net` and `optimizer`, which the LightningModule brings itself.
+
+    Raises:
+        ValueError: The client is given another argument too, or needs what the module lacks.
+        TypeError: `check_module` refuses `module`.
+    """
     name = type(client).__name__
     inner = type(module).__name__
     for other, value in others.items():
@@ -136,19 +182,23 @@ def check_client_arguments(
 def check_optimized(owner: LightningModule, optimizers: Sequence[Optimizer], params: Iterable[Tensor]) -> None:
     """Refuse optimizers that hold no parameter of the client, which then learns nothing.
 
-    A module that steps them by hand may change its entries in another way, and is only told.
+    A module that steps its optimizers by hand may change its entries in another way, so it only gets a warning.
 
     Args:
-        owner: whose `configure_optimizers` has made them.
-        optimizers: all of them; none are right where nothing is trained by gradients.
-        params: of the client.
+        owner: The module whose `configure_optimizers` has made the optimizers.
+        optimizers: All optimizers of the client. Empty if nothing is trained by gradients.
+        params: The parameters of the client.
 
     Raises:
-        ValueError: naming the module and the optimizers.
+        ValueError: No optimizer holds a parameter of the client.
     """
     known = {id(param): param.requires_grad for param in params}
-    held = {id(param) for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]}
-    if not held or not any(known.values()) or not held.isdisjoint(known):  # frozen ones may be trained later
+    held = set[int]()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            held.update(id(param) for param in group["params"])
+    all_frozen = not any(known.values())  # Frozen parameters may be trained later.
+    if not held or all_frozen or not held.isdisjoint(known):
         return
     name = type(owner).__name__
     kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
@@ -162,13 +212,13 @@ def check_optimized(owner: LightningModule, optimizers: Sequence[Optimizer], par
 
 
 def check_loss_returned(client: Any) -> None:
-    """Refuse a module that steps its optimizers itself, where a method computes its loss besides training.
+    """Refuse a module that steps its optimizers itself, if its loss is computed outside training.
 
     Args:
-        client: a ClientModule.
+        client: A ClientModule.
 
     Raises:
-        ValueError: naming both.
+        ValueError: The client's module steps its optimizers itself.
     """
     if client.module is not None and not client.module.automatic_optimization:
         raise ValueError(
@@ -181,8 +231,13 @@ def check_loss_returned(client: Any) -> None:
 def made_net(factory: Callable[..., Any], num_classes: Any, input_shape: Any) -> Any:
     """Make a net by its factory.
 
+    Args:
+        factory: Makes the net, given `num_classes` and `input_shape`.
+        num_classes: Number of classes C.
+        input_shape: Shape of a sample.
+
     Raises:
-        TypeError: if that fails by a TypeError, or what it makes is no module.
+        TypeError: The factory raises a TypeError, or what it makes is no module.
     """
     try:
         net = factory(num_classes, input_shape)
@@ -198,10 +253,16 @@ def made_net(factory: Callable[..., Any], num_classes: Any, input_shape: Any) ->
 
 
 def same_or_unset(client: Any, name: str, given: Any, known: Any) -> Any:
-    """Choose the client's own value, else that of the data.
+    """Return the client's own value of a setting, or the value of the data if the client has none.
+
+    Args:
+        client: The ClientModule.
+        name: Name of the setting.
+        given: The client's value, or None.
+        known: The data's value, or None.
 
     Raises:
-        ValueError: if they differ, or neither is known.
+        ValueError: The two values differ, or neither is known.
     """
     if given is not None and known is not None and given != known:
         raise ValueError(
@@ -219,41 +280,58 @@ def same_or_unset(client: Any, name: str, given: Any, known: Any) -> Any:
 def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:
     """Split what the wrapped module's `training_step` returned into the loss and the further outputs.
 
+    Args:
+        client: A ClientModule around a LightningModule.
+        output: The loss, a mapping with the loss, or None.
+
     Raises:
-        ValueError: without a loss where one is needed.
+        ValueError: There is no loss, and one is needed.
     """
-    kind = type(client.module).__name__
-    more = isinstance(output, Mapping)
-    loss = output.get("loss") if more else output
-    if more and loss is None and client.automatic_optimization:
-        raise ValueError(f"{kind}.training_step must return its loss under 'loss', got the keys {sorted(output)}")
+    loss = output
+    outputs: dict[str, Any] = {}
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
+        outputs = {name: value for name, value in output.items() if name != "loss"}
+        if loss is None and client.automatic_optimization:
+            raise ValueError(
+                f"{type(client.module).__name__}.training_step must return its loss under 'loss', got the keys "
+                f"{sorted(output)}"
+            )
     if loss is None and client.adds_terms:
         raise ValueError(
-            f"{type(client).__name__} adds terms to the loss of {kind}.training_step, which returned None; return a "
-            f"loss for every batch"
+            f"{type(client).__name__} adds terms to the loss of {type(client.module).__name__}.training_step, which "
+            f"returned None; return a loss for every batch"
         )
-    outputs = {name: value for name, value in output.items() if name != "loss"} if more else {}
     return cast(Tensor, loss), outputs
 
 
 def can_be_fedavg_equivalent(client: Any) -> bool:
-    """Return True for a class with such coefficients, unless a subclass or the object overrides what they switch off.
+    """Return True if coefficients of this client may make its method FedAvg.
+
+    They may unless a subclass or the object overrides what the coefficients switch off.
 
     Args:
-        client: a ClientModule.
+        client: A ClientModule.
     """
+    if not client.fedavg_equivalent:
+        return False
     kind = type(client)
     owner = next(parent for parent in kind.__mro__ if "fedavg_equivalent" in vars(parent))
     hooks = ("training_step", "receive", "phases", "reply", "accumulated_lr_slope")
-    return bool(client.fedavg_equivalent) and all(getattr(kind, hook) is getattr(owner, hook) for hook in hooks)
+    return all(getattr(kind, hook) is getattr(owner, hook) for hook in hooks)
 
 
 def runs_foreign_code(client: nn.Module) -> bool:
-    """Return True where a module in the client is of neither this package nor torch: it may do anything."""
+    """Return True if the client has a module of another package than this one and torch.
+
+    Such a module may do anything.
+    """
     return are_foreign(client.modules())
 
 
 def are_foreign(parts: Iterable[object]) -> bool:
-    """Return True where one of the parts is of a class that neither this package, torch nor Lightning defines."""
-    kinds = {base for part in parts for base in type(part).__mro__}
+    """Return True if a part is of a class that neither this package, torch nor Lightning defines."""
+    kinds = set[type]()
+    for part in parts:
+        kinds.update(type(part).__mro__)
     return any(kind.__module__.partition(".")[0] not in KNOWN for kind in kinds)

@@ -1,4 +1,4 @@
-"""The state of the one client that a module stands for: weights that it started from, memory, steps."""
+"""The state of the one client that a module stands for: start weights, memory, steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,17 +12,17 @@ from fl_lightning.types import State
 
 @dataclass
 class ClientContext:
-    """State of one client in one exchange.
+    """Holds the state of one client in one exchange.
 
     Args:
-        client_id: 0 ... N-1; -1: no client.
-        start: shared entries that training starts from.
-        trainable: names of those that are trained.
-        memory: state of the client between rounds.
-        weights_token: the same object for all clients that received the same weights.
-        round: constants of the client for this round, by name.
-        progress: steps so far.
-        logit_cache: of teachers' logits in the present phase, or None.
+        client_id: The client's id, 0 ... N-1. -1 is no client.
+        start: Shared entries that training starts from, by name.
+        trainable: Names of the shared entries that are trained.
+        memory: State of the client between rounds.
+        weights_token: The same object for all clients that received the same weights.
+        round: Constants of the client for this round, by name.
+        progress: The client's steps so far.
+        logit_cache: Cache of the teachers' logits in the present phase, or None.
     """
 
     client_id: int = -1
@@ -36,7 +36,7 @@ class ClientContext:
 
     @cached_property
     def received(self) -> State:
-        """The shared trainable weights as they came."""
+        """The shared trainable weights as the client received them."""
         return {name: self.start[name] for name in self.trainable if name in self.start}
 
     def keep_logits(self, cache: LogitCache | None) -> None:

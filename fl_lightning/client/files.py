@@ -1,28 +1,30 @@
-"""Files of one client at its own node, which never change: what it keeps, and shared entries that are sent once.
+"""The files of one client at its own node, which never change.
 
-Another party knows their names only, which say what they hold, so that it can go back to the file of an earlier round.
+They hold what the client keeps, and shared entries that are sent once.
+
+Another party knows the names of the files only. A name says what the file holds, so that the other party can go back to
+the file of an earlier round.
 """
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.client.checkpoint_io import delete, file_names
-from fl_lightning.client.records import FileRecord, decode, encode
+from fl_lightning.client.records import FileRecord, decode, delete, encode, file_names
 from fl_lightning.client.store import hash_of, held
 from fl_lightning.types import State
 from fl_lightning.utils.files import write_file
 
 FROZEN = "frozen"
-"""Beginning of the name of the file with entries that nobody trains."""
+"""First part of the name of the file with the entries that nobody trains."""
 
 
 class ClientFiles:
-    """Keeps a client's memory and personal entries, and entries that nobody trains.
+    """Keeps a client's memory and personal entries, and the entries that nobody trains.
 
     Args:
-        folder: of the files.
-        client_id: 0 ... N-1.
+        folder: The folder of the files.
+        client_id: The client's id, 0 ... N-1.
     """
 
     def __init__(self, folder: Path, client_id: int) -> None:
@@ -30,25 +32,32 @@ class ClientFiles:
         self.client_id = client_id
 
     def keep(self, round_idx: int, memory: Mapping[str, Any], personal: State | None) -> str | None:
-        """Write what the client keeps, and return the name of the file.
+        """Write what the client keeps.
 
-        None: it keeps nothing.
+        Args:
+            round_idx: The round after which the client keeps it.
+            memory: The client's memory.
+            personal: The client's personal entries, or None.
+
+        Returns:
+            The name of the file. None if the client keeps nothing.
         """
-        kept = held(self.client_id, round_idx, memory, personal).content
-        if not kept:
+        record = held(client_id=self.client_id, round_idx=round_idx, memory=memory, personal=personal)
+        if not record.content:
             return None
-        content = encode(kept)
-        file = FileRecord(self.client_id, round_idx, hash_of(content), len(content))
-        if not (self.folder / file.name).exists():
-            write_file(self.folder / file.name, content)
+        content = encode(record.content)
+        file = FileRecord(client_id=self.client_id, round_idx=round_idx, hash=hash_of(content), bytes=len(content))
+        path = self.folder / file.name
+        if not path.exists():
+            write_file(path, content)
         return file.name
 
     def read(self, name: str) -> tuple[dict[str, Any], State | None]:
-        """Read what the client kept: memory and personal entries.
+        """Return the memory and the personal entries that the client kept in a file.
 
         Raises:
-            FileNotFoundError: the file is not there.
-            ValueError: it was altered.
+            FileNotFoundError: The file is missing.
+            ValueError: The file was altered.
         """
         path = self.folder / name
         if not FileRecord.is_name(name) or not path.is_file():
@@ -59,23 +68,26 @@ class ClientFiles:
         content = path.read_bytes()
         if not name.endswith(f"_{hash_of(content)[:12]}.safetensors"):
             raise ValueError(f"{path} must be as it was written, and was altered; restore it, or begin a new run")
-        kept = decode(content)
-        return kept.get("memory", {}), kept.get("personal")
+        record = decode(content)
+        return record.get("memory", {}), record.get("personal")
 
     def shared(self, digest: str, entries: State | None) -> State:
-        """Keep entries that nobody trains, or read those that were kept.
+        """Keep the entries that nobody trains, or read the entries that were kept.
 
         Args:
-            digest: of their content; empty: there are none.
-            entries: that are sent; None: they were sent before.
+            digest: Hash of the entries. Empty if there are no such entries.
+            entries: The entries as they are sent. None if they were sent before.
 
         Raises:
-            ValueError: they are not those of the digest.
+            ValueError: The entries are not those of the digest.
         """
         if not digest:
             return {}
         path = self.folder / f"{FROZEN}_{digest}.safetensors"
-        content = b"" if not digest.isalnum() else path.read_bytes() if entries is None else encode(entries)
+        if digest.isalnum():
+            content = path.read_bytes() if entries is None else encode(entries)
+        else:  # A forged digest must not lead to another folder.
+            content = b""
         if hash_of(content) != digest:
             raise ValueError(f"frozen entries must be those of the digest {digest!r}, and are not; begin a new run")
         if entries is not None:
@@ -84,6 +96,7 @@ class ClientFiles:
         return dict(decode(content))
 
     def collect(self, named: Iterable[str]) -> None:
-        """Delete the client's files that are not named."""
-        mine = {name for name in file_names(self.folder) if name.startswith(f"client_{self.client_id}_")}
-        delete(self.folder, mine.difference(named))
+        """Delete the client's files except the named ones."""
+        own_prefix = f"client_{self.client_id}_"
+        own_names = {name for name in file_names(self.folder) if name.startswith(own_prefix)}
+        delete(self.folder, own_names.difference(named))

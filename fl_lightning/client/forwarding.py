@@ -1,4 +1,4 @@
-"""Hands the Trainer's hooks on to the client's modules, which stock Lightning calls for the fitted module only."""
+"""Forwards the Trainer's hooks to the client's modules: Lightning calls only the fitted module's."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,11 @@ from fl_lightning.utils.settings import as_list
 
 
 def forwards(name: str) -> Callable[..., None]:
-    """Make a hook that calls the clients' hooks of that name, with the logging services attached."""
+    """Make a hook that calls the modules' hooks of the same name, with services attached.
+
+    Args:
+        name: The name of the hook.
+    """
 
     def hook(self: "Forwarding", *args: Any, **kwargs: Any) -> None:
         if not any(argument is EMPTY_BATCH for argument in args):
@@ -24,24 +28,37 @@ def forwards(name: str) -> Callable[..., None]:
 
 
 class Forwarding(CheckedLoading):
-    """A LightningModule that forwards its hooks to `client_modules`, with the services of `services_of` attached."""
+    """Forwards its hooks to the `client_modules`, with the services of `services_of` attached.
+
+    Attributes:
+        batch_hooks: Hooks on batches of the callbacks that the modules make, by name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._forwarded: dict[str, list[Callable[..., Any]]] = {}
         self.batch_hooks: dict[str, list[Callable[..., None]]] = {}
-        """Hooks on batches of the callbacks that the modules make, by name."""
 
     def client_modules(self) -> list[LightningModule]:
-        """List the modules whose hooks are called."""
+        """Return the modules whose hooks are called."""
         raise AttributeError("client_modules must be given by the subclass")
 
     def services_of(self, hook: str) -> ClientServices:
-        """Services that are attached while the hook of that name runs."""
+        """Return the services that are attached while a hook runs.
+
+        Args:
+            hook: The name of the hook.
+        """
         raise AttributeError("services_of must be given by the subclass")
 
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call the hook `name` of the modules that override it."""
+        """Call a hook of the modules that override it, and return what each returns.
+
+        Args:
+            name: The name of the hook.
+            args: The positional arguments of the hook.
+            kwargs: The named arguments of the hook.
+        """
         if name not in self._forwarded:
             self._forwarded[name] = [*self.batch_hooks.get(name, ()), *hooks(self.client_modules(), name)]
         if not self._forwarded[name]:
@@ -50,27 +67,38 @@ class Forwarding(CheckedLoading):
             return [hook(*args, **kwargs) for hook in self._forwarded[name]]
 
     def module_callbacks(self) -> list[Callback]:
-        """Ask the modules for their callbacks.
+        """Return the callbacks that the modules make, and take over their hooks on batches.
 
-        Their hooks on batches are taken over, since the Trainer's are rounds.
-
-        These are called as `(trainer, module, ...)` of the module that made the callback, before its own of the name.
+        The batches of the Trainer are rounds, so the Trainer must not call these hooks. They are called for the batches
+        of a client, as `(trainer, module, ...)` with the module that made the callback, before the module's own hook.
         """
         self._forwarded.clear()
         self.batch_hooks.clear()
-        asked = [module for module in self.client_modules() if overridden(module, "configure_callbacks")]
-        made = [*zip(asked, self.forward_hook("configure_callbacks"), strict=True)]
-        pairs = [(module, callback) for module, callbacks in made for callback in as_list(callbacks)]
-        for module, callback in pairs:
-            for name in hooks_on_batches(callback):
-                hook = getattr(callback, name)
-                if not isinstance(hook, NotOfTheLoop):
-                    vars(callback)[name] = hook = NotOfTheLoop(callback, hook)
-                self.batch_hooks.setdefault(name, []).append(partial(hook, self.trainer, module))
-        return [callback for _, callback in pairs]
+        makers = [module for module in self.client_modules() if overridden(module, "configure_callbacks")]
+        all_callbacks: list[Callback] = []
+        for module, made in zip(makers, self.forward_hook("configure_callbacks"), strict=True):
+            callbacks: list[Callback] = as_list(made)
+            for callback in callbacks:
+                self._take_batch_hooks(callback, module)
+            all_callbacks += callbacks
+        return all_callbacks
+
+    def _take_batch_hooks(self, callback: Callback, module: LightningModule) -> None:
+        """Take over a callback's hooks on batches.
+
+        Args:
+            callback: The callback.
+            module: The module that made the callback.
+        """
+        for name in hooks_on_batches(callback):
+            hook = getattr(callback, name)
+            if not isinstance(hook, ClientBatchHook):
+                hook = ClientBatchHook(callback, hook)
+                vars(callback)[name] = hook
+            self.batch_hooks.setdefault(name, []).append(partial(hook, self.trainer, module))
 
     def on_validation_model_zero_grad(self) -> None:
-        """Do nothing: there are no gradients between rounds."""
+        """Do nothing, because there are no gradients between rounds."""
 
     def on_validation_model_eval(self) -> None:
         super().on_validation_model_eval()
@@ -105,12 +133,12 @@ class Forwarding(CheckedLoading):
     teardown = forwards("teardown")
 
 
-class NotOfTheLoop:
-    """A callback's hook `(trainer, module, ...)` that does nothing when the Trainer calls it with the loop.
+class ClientBatchHook:
+    """Calls a callback's hook `(trainer, module, ...)`, unless the Trainer calls it with the loop.
 
     Args:
-        callback: whose hook it is; within it the callback logs as the module does, elsewhere as the loop.
-        hook: the callback's own.
+        callback: The callback of the hook. Within the hook it logs as the module does, elsewhere as the loop.
+        hook: The callback's own hook.
     """
 
     def __init__(self, callback: Callback, hook: Callable[..., Any]) -> None:
@@ -121,9 +149,10 @@ class NotOfTheLoop:
         if isinstance(module, Forwarding):
             return
         attributes = vars(self._callback)
-        before: dict[str, Any] = {n: attributes[n] for n in ("log", "log_dict") if n in attributes}  # the Trainer's
-        attributes.update({name: getattr(module, name) for name in before})
+        # The Trainer gives callbacks these methods of the fitted module, which is the loop.
+        methods_of_loop: dict[str, Any] = {name: attributes[name] for name in ("log", "log_dict") if name in attributes}
+        attributes.update({name: getattr(module, name) for name in methods_of_loop})
         try:
             self._hook(trainer, module, *args)
         finally:
-            attributes.update(before)
+            attributes.update(methods_of_loop)

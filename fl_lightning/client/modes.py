@@ -1,6 +1,6 @@
 """Modes of modules: eval mode for a method's own passes over data.
 
-BatchNorm, which mixes samples of a batch.
+BatchNorm, which mixes the samples of a batch, is here too.
 """
 
 from collections.abc import Iterator
@@ -16,26 +16,23 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def mixes_samples(net: nn.Module) -> bool:
-    """Tell whether a sample's output depends on its batch in eval mode too: BatchNorm without running statistics."""
+    """Return True if a sample's output depends on its batch in eval mode too.
+
+    It does behind a BatchNorm without running statistics.
+    """
     return any(isinstance(module, BATCH_NORMS) and module.running_mean is None for module in net.modules())
 
 
 @contextmanager
 def evaluation_mode(client: Any) -> Iterator[None]:
-    """Put the client in eval mode and log nothing within the block, whatever services are attached.
+    """Put the client in eval mode within the block, in which it logs nothing.
 
-    Its metric objects count nothing either: copies stand in for them.
+    It logs nothing whatever services are attached. Copies stand in for its metric objects, so that these count nothing.
 
     Args:
-        client: a ClientModule.
+        client: A ClientModule.
     """
-    metrics = [
-        (parent, name, child)
-        for parent in [*client.modules()]
-        if not isinstance(parent, MetricCollection)
-        for name, child in parent.named_children()
-        if isinstance(child, Metric | MetricCollection)
-    ]
+    metrics = metric_objects(client)
     for parent, name, metric in metrics:
         setattr(parent, name, metric.clone())
     modes = [(module, module.training) for module in client.modules()]
@@ -46,8 +43,23 @@ def evaluation_mode(client: Any) -> Iterator[None]:
     finally:
         for parent, name, metric in metrics:
             setattr(parent, name, metric)
-        for part, mode in modes:
-            part.training = mode
+        for module, was_training in modes:
+            module.training = was_training
+
+
+def metric_objects(client: nn.Module) -> list[tuple[nn.Module, str, Metric | MetricCollection]]:
+    """Return the metric objects in a module, each with its parent and its name there.
+
+    A collection stands for the metric objects in it.
+    """
+    found: list[tuple[nn.Module, str, Metric | MetricCollection]] = []
+    for parent in client.modules():
+        if isinstance(parent, MetricCollection):
+            continue
+        for name, child in parent.named_children():
+            if isinstance(child, Metric | MetricCollection):
+                found.append((parent, name, child))
+    return found
 
 
 @contextmanager
@@ -64,4 +76,4 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Replacement of `log` where nothing is logged."""
+    """Stand in for `log` where nothing is logged."""

@@ -1,4 +1,4 @@
-"""Base class of clients: a LightningModule, the hooks that a method overrides, and helpers for methods."""
+"""Base class of clients: a LightningModule with the hooks that a method overrides, and helpers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,42 +47,46 @@ from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.signatures import check_overrides, checks_arguments, document_arguments_of
 
 ONE_PHASE = (Phase(),)
+"""The phases of most methods: one, in which everything is trained."""
 
 
 class ClientModule(CheckedLoading):
-    """A client of the federation.
+    """Trains as a client of the federation. The class itself is the client of FedAvg.
 
-    As it stands, FedAvg's.
-
-    Built around a net (a classifier trained with cross-entropy) or around any LightningModule, whose own
-    `training_step` is then the local loss and whose `configure_optimizers` gives the local optimizer.
+    It is built around a net, a classifier that is trained with cross-entropy, or around any LightningModule. The
+    `training_step` of that module is then the local loss, and its `configure_optimizers` makes the local optimizer.
 
     Args:
-        net: factory `(num_classes, input_shape) -> net`; None: a small perceptron.
-        module: a LightningModule to train in place of a net.
-        optimizer: factory of the local optimizer, for a net; None: SGD(lr=0.01, momentum=0.9). It is built anew for
-            every client and round.
-        num_classes: classes C; None: taken from the data.
-        input_shape: shape of one sample; None: taken from the data.
+        net: A factory `(num_classes, input_shape) -> net`. None makes a small perceptron.
+        module: A LightningModule that is trained in place of a net.
+        optimizer: A factory of the local optimizer, for a net. It is called anew for every client and round. None makes
+            SGD(lr=0.01, momentum=0.9).
+        num_classes: The number of classes C. None takes it from the data.
+        input_shape: The shape of one sample. None takes it from the data.
 
     Attributes:
-        server_class: the method's server side.
-        exchanges: names of a round's exchanges, in order.
-        needs: names of splits, `logits` (a net, not a module), `accumulated_lr` (E_i is defined: SGD) or `clients`
-            (several, not one that has all samples); checked at start.
-        own_start: whether training starts from the client's own model, not from the weights that it received.
-        stackable: whether an engine may train several clients at once; counts only in the class that sets it.
-        sends: kinds of what goes up to the server.
-        changes: names of extras that are changes of a state over the trained entries: a codec with feedback codes them.
-        reads: kinds of what is read of the client's training data besides the batches of its training steps.
-        is_private: whether what leaves a client hides its samples.
-        sends_counts: whether its numbers of samples and steps go up.
-        fedavg_equivalent: coefficients by name at which the method is FedAvg, bit for bit: then only `local_loss` is
-            called.
+        server_class: The server side of the method.
+        exchanges: The names of the exchanges of a round, in order.
+        needs: The conditions of the method: names of splits, `logits` (a net, not a module), `accumulated_lr` (an
+            optimizer for which E_i is defined: SGD) or `clients` (several clients, not one with all samples). They are
+            checked at the start.
+        own_start: Whether training starts from the client's own model, not from the weights that it received.
+        stackable: Whether an engine may train several clients at once. It counts only in the class that sets it.
+        sends: The kinds of what goes up to the server.
+        changes: The names of extras that are changes of a state over the trained entries. A codec with feedback codes
+            them.
+        reads: The kinds of what is read of the client's training data besides the batches of its training steps.
+        is_private: Whether the messages of a client hide its samples.
+        sends_counts: Whether the client's numbers of samples and steps go up.
+        fedavg_equivalent: Coefficients by name at which the method is FedAvg, bit for bit. At these values only
+            `local_loss` is called.
+        adds_terms: Whether the class overrides `training_step`.
+        may_be_fedavg_equivalent: Whether the class can be FedAvg at some coefficients.
+        outputs: The outputs of the wrapped module's last `training_step` besides the loss.
 
     Raises:
-        ValueError: if `module` is given together with `net` or `optimizer`.
-        TypeError: if `module` is no LightningModule or has no `training_step`.
+        ValueError: `module` was given together with `net` or `optimizer`.
+        TypeError: `module` is not a LightningModule, or has no `training_step`.
     """
 
     server_class: ClassVar[type[ServerModule]] = ServerModule
@@ -101,6 +105,7 @@ class ClientModule(CheckedLoading):
     def __init__(
         self,
         net: Callable[[int, tuple[int, ...]], Backbone] | None = None,
+        *,
         module: LightningModule | TrainableModule | None = None,
         optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
         num_classes: int | None = None,
@@ -110,21 +115,29 @@ class ClientModule(CheckedLoading):
         self.may_be_fedavg_equivalent = can_be_fedavg_equivalent(self)
         self.adds_terms = type(self).training_step is not ClientModule.training_step
         self.module = cast(LightningModule | None, uncompiled(module))
-        check_client_arguments(self, self.module, num_classes, input_shape, net=net, optimizer=optimizer)
+        check_client_arguments(
+            self,
+            module=self.module,
+            num_classes=num_classes,
+            input_shape=input_shape,
+            net=net,
+            optimizer=optimizer,
+        )
         self.net: Backbone | None = None
         self.net_factory: Callable[[int, tuple[int, ...]], Backbone] = net or Perceptron
         self.optimizer_factory: OptimizerFactory = optimizer or partial(SGD, lr=0.01, momentum=0.9)
         self.num_classes = num_classes
-        self.input_shape = input_shape and tuple(input_shape)
+        self.input_shape = None if input_shape is None else tuple(input_shape)
         self.context = ClientContext()
         self.forward_context: ForwardContext = nullcontext
         self.outputs: dict[str, Any] = {}
-        """Further outputs of the wrapped module's last `training_step`, besides the loss."""
         self._transfer: Callable[[Batch], Batch] | None = None
         self._teachers: dict[str, Teacher] = {}
         self._parameter_owners: list[tuple[str, nn.Module, str]] = []
+        """The trainable parameters: name, the module that has it, and its name there."""
         self._personal: frozenset[str] = frozenset()
         self._num_arguments = 2 if self.module is None else num_arguments(self.module.training_step)
+        """The number of positional arguments of the wrapped module's `training_step`."""
         if self.module is not None:
             self.automatic_optimization = self.module.automatic_optimization
         elif num_classes is not None and input_shape is not None:
@@ -136,48 +149,68 @@ class ClientModule(CheckedLoading):
         document_arguments_of(cls, ClientModule)
 
     def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
-        """Build the net once the data are known (idempotent).
+        """Build the net, once the data are known. A net that is built already stays.
+
+        Args:
+            num_classes: The number of classes in the data. None: the data do not know it.
+            input_shape: The shape of a sample in the data. None: the data do not know it.
 
         Raises:
-            ValueError: if a value given to the constructor is not that of the data, or is known to neither.
+            ValueError: A value that the constructor was given differs from that of the data, or a value is unknown.
         """
         if self.module is not None:
             return
-        self.num_classes = same_or_unset(self, "num_classes", self.num_classes, num_classes)
-        self.input_shape = same_or_unset(self, "input_shape", self.input_shape, input_shape)
+        self.num_classes = same_or_unset(self, "num_classes", given=self.num_classes, known=num_classes)
+        self.input_shape = same_or_unset(self, "input_shape", given=self.input_shape, known=input_shape)
         if self.net is None:
-            self.net = made_net(self.net_factory, self.num_classes, self.input_shape)
+            self.net = made_net(self.net_factory, num_classes=self.num_classes, input_shape=self.input_shape)
 
     # --- hooks of a method -------------------------------------------------------------------------------------
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
         """Return True for an entry of the state dict that is never transmitted.
 
-        `owner` is the module that holds it.
+        Args:
+            name: The name of the entry.
+            owner: The module that has the entry.
         """
         return False
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         """Prepare for an exchange, once its weights are loaded: make teachers, masks, round buffers.
 
-        May make own passes over the local data (`over`) and move the starting point (edit the module's weights).
+        The hook may pass over the local data (`over`), and move the starting point by editing the module's weights.
+
+        Args:
+            broadcast: The message of the server.
+            local: The client's data.
         """
 
     def training_data(self, local: ClientData) -> ClientData:
-        """Give the data that an exchange's batches are drawn from, the client's own by default."""
+        """Return the data from which an exchange draws its batches, by default the client's own.
+
+        Args:
+            local: The client's data.
+        """
         return local
 
     def phases(self, exchange: str) -> Iterable[Phase]:
-        """The segments of local training of an exchange, in order.
+        """Return the phases of local training in an exchange, in order. Without a phase nothing is trained.
 
-        None: nothing is trained.
+        The hook may be a generator. Code between two `yield`s runs between the two phases.
 
-        May be a generator: code between two `yield`s runs between the two segments.
+        Args:
+            exchange: The name of the exchange.
         """
         return ONE_PHASE
 
     def local_loss(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean cross-entropy of the batch, or the wrapped module's own `training_step`."""
+        """Return the mean cross-entropy of a batch, or what the wrapped module's `training_step` returns.
+
+        Args:
+            batch: The batch.
+            batch_idx: The index of the batch in its epoch.
+        """
         if self.module is not None:
             return self._loss_of(self.module, batch, batch_idx)
         x, y = batch
@@ -186,49 +219,69 @@ class ClientModule(CheckedLoading):
         return loss
 
     def _loss_of(self, module: LightningModule, batch: Batch, batch_idx: int) -> Tensor:
-        """Call the wrapped module's `training_step`, and keep what it returns besides the loss.
+        """Call the wrapped module's `training_step`, and keep its outputs besides the loss.
 
-        None skips the step, as in Lightning.
+        As in Lightning, a `training_step` that returns None skips the step.
         """
+        output: Any
         with self.forward_context():
-            output: Any = module.training_step(*(batch, batch_idx)[: self._num_arguments])
+            if self._num_arguments == 1:
+                output = module.training_step(batch)
+            else:
+                output = module.training_step(batch, batch_idx)
         loss, self.outputs = check_returned(self, output)
         return loss
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of a batch: `local_loss` and the method's own terms."""
+        """Return the loss of a batch: `local_loss` and the method's own terms.
+
+        Args:
+            batch: The batch.
+            batch_idx: The index of the batch in its epoch.
+        """
         return self.local_loss(batch, batch_idx)
 
     def accumulated_lr_slope(self, accumulated_lr: float) -> float:
-        """Give the gradient of the method's terms on a scalar that has moved by `accumulated_lr` (FedProx: 1 − μ·E)."""
+        """Return the gradient of the method's loss on a scalar whose local loss has the gradient 1.
+
+        FedProx returns 1 − μ·E.
+
+        Args:
+            accumulated_lr: How far the scalar has moved, E.
+        """
         return 1.0
 
     def why_not_stacked(self) -> str | None:
-        """Explain why these settings are not stacked although the class is stackable.
-
-        None: they are.
-        """
+        """Return why these settings are not stacked although the class is stackable, or None if they are."""
         return None
 
     def nonfinite_hint(self) -> str:
-        """Advice for an update that is not finite.
-
-        Ends the error's sentence.
-        """
+        """Return advice for an update that is not finite, as the end of the error's sentence."""
         return "lower the learning rate, set model.clip_norm, or set model.faults.nonfinite to skip"
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
-        """Make the extras that go up besides the weights, after the exchange's training."""
+        """Return the extras that go up besides the weights, after the training of an exchange.
+
+        Args:
+            exchange: The name of the exchange.
+            local: The client's data.
+        """
         return {}
 
     def transmitted(self, update: ClientUpdate, broadcast: Broadcast, local: ClientData) -> ClientUpdate:
-        """Replace what leaves the client, once its transforms have made it: an attack's place."""
+        """Return the update that leaves the client. An attack returns another one.
+
+        Args:
+            update: The update, as the client's transforms have made it.
+            broadcast: The message of the server.
+            local: The client's data.
+        """
         return update
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """Predictor `x -> logits` that this client would use after training.
+        """Return the predictor `x -> logits` that this client would use after training.
 
-        Its entries and memory are loaded.
+        The client's entries and memory are loaded.
         """
         return self
 
@@ -236,64 +289,77 @@ class ClientModule(CheckedLoading):
 
     @property
     def memory(self) -> dict[str, Any]:
-        """State of this client between rounds: tensors, numbers, strings, lists and dicts of them."""
+        """The state of this client between rounds: tensors, numbers, strings, lists and dicts of them."""
         return self.context.memory
 
     @property
     def received(self) -> State:
-        """The shared trainable weights as they came at the start of the exchange, by name."""
+        """The shared trainable weights at the start of the exchange, by name."""
         return self.context.received
 
     @property
     def round(self) -> dict[str, Any]:
-        """This round's buffers of the current client, by name."""
+        """The round buffers of this client, by name."""
         return self.context.round
 
     @property
     def num_steps(self) -> int:
-        """K_i: optimizer steps of this exchange so far."""
+        """K_i, the number of optimizer steps of this exchange so far."""
         return self.context.progress.num_steps
 
     @property
     def accumulated_lr(self) -> float:
-        """E_i: how far the local optimizer would have moved a scalar whose gradient is always 1."""
+        """E_i, how far the local optimizer would have moved a scalar whose gradient is always 1."""
         return self.context.progress.accumulated_lr
 
     @property
     def is_fedavg_equivalent(self) -> bool:
-        """True where all coefficients have the values at which the method is FedAvg.
+        """Whether all coefficients have the values at which the method is FedAvg.
 
-        Never for a subclass that overrides what the method itself does to the loss.
+        It is False for a subclass that overrides what the method does to the loss.
         """
-        return self.may_be_fedavg_equivalent and all(getattr(self, n) == v for n, v in self.fedavg_equivalent.items())
+        if not self.may_be_fedavg_equivalent:
+            return False
+        return all(getattr(self, name) == value for name, value in self.fedavg_equivalent.items())
 
     def params(self) -> State:
-        """The shared trainable parameters as they are now, by the names fixed at setup."""
+        """Return the present shared trainable parameters, by the names that were fixed at setup."""
         return {name: value for name, value in self.trained().items() if name not in self._personal}
 
     def trained(self) -> State:
-        """All trainable parameters of the current client, the personal ones too."""
+        """Return all present trainable parameters of the client by name, with the personal ones."""
         owners = self._parameter_owners or self.fix_trainable()
         if isinstance(self.net, HeterogeneousNets):
-            owners = [entry for entry in owners if self.has(self.context.client_id, entry[0])]
+            client_id = self.context.client_id
+            owners = [entry for entry in owners if self.has(client_id, name=entry[0])]
         return {name: getattr(owner, attribute) for name, owner, attribute in owners}
 
     def round_buffer(self, name: str, value: Tensor | State) -> None:
-        """Keep a constant of this client for this round, on the module's device, floats in the module's type."""
+        """Keep a constant of this client for this round, on the module's device.
+
+        Args:
+            name: The name of the constant.
+            value: A tensor, or several by name. Floating-point tensors get the type of the module's parameters, which
+                is float32 at least.
+        """
         like = next(self.parameters())
-
-        def placed(x: Tensor) -> Tensor:
-            there = to_device(x, like.device)
-            return there.to(to_float32(like).dtype) if x.is_floating_point() else there
-
-        kept = placed(value) if isinstance(value, Tensor) else {n: placed(x) for n, x in value.items()}
-        self.context.round[name] = kept
+        if isinstance(value, Tensor):
+            self.context.round[name] = placed_like(like, value)
+        else:
+            self.context.round[name] = {key: placed_like(like, entry) for key, entry in value.items()}
 
     def load_teacher(self, name: str, state: State | None = None, mode: Literal["eval", "train"] = "eval") -> None:
-        """Make the teacher `name`: a frozen copy of the net with the weights as they came, or with `state`.
+        """Make a teacher, a frozen copy of the net.
 
-        One copy serves all clients of a round that received the same weights. With `mode="train"` its BatchNorm uses
-        batch statistics.
+        One copy serves all clients of a round that received the same weights.
+
+        Args:
+            name: The name of the teacher.
+            state: The entries of the net by name. None means the weights as they were received.
+            mode: The mode of BatchNorm. With "train" it uses batch statistics.
+
+        Raises:
+            ValueError: The client is built around a module.
         """
         if self.net is None:
             raise ValueError(f"{type(self).__name__}.load_teacher({name!r}) needs a client built with net=")
@@ -303,17 +369,27 @@ class ClientModule(CheckedLoading):
         context = self.context
         if isinstance(teacher.net, HeterogeneousNets):
             teacher.net.choose(context.client_id)
-        # as they came: the net itself may have moved since
-        given, token = (context.start, context.weights_token) if state is None else (state, None)
+        token: object = None
+        if state is None:
+            # The net itself may have moved since it received the weights.
+            state = context.start
+            token = context.weights_token
         if teacher.holds(token, mode):
             return
-        entries = {n.removeprefix("net."): value for n, value in given.items()}
-        teacher.load({**self.net.state_dict(), **entries}, token, mode)
+        entries = {entry_name.removeprefix("net."): value for entry_name, value in state.items()}
+        teacher.load({**self.net.state_dict(), **entries}, token=token, mode=mode)
         if context.logit_cache is not None:
             context.logit_cache.stop(name)
 
     def teacher(self, name: str) -> Teacher:
-        """The teacher `name` that `receive` made: callable for logits (B, C), `features` for features."""
+        """Return a teacher that `receive` made. A call gives logits (B, C), and `features` gives features.
+
+        Args:
+            name: The name of the teacher.
+
+        Raises:
+            ValueError: `load_teacher` did not make the teacher.
+        """
         if name not in self._teachers:
             raise ValueError(f"{type(self).__name__}.teacher({name!r}) needs load_teacher({name!r}) in receive")
         teacher = self._teachers[name]
@@ -325,14 +401,18 @@ class ClientModule(CheckedLoading):
         """The net.
 
         Raises:
-            RuntimeError: it is not built yet, or there is a module in its place.
+            RuntimeError: The net is not built yet, or the client is built around a module.
         """
         if self.net is None:
             raise RuntimeError(f"{type(self).__name__} has no net before it is built for the data, nor around a module")
         return self.net
 
     def features(self, x: Tensor) -> Tensor:
-        """Compute the net's features of a batch, (B, D), in the Trainer's precision."""
+        """Return the net's features (B, D) of a batch, in the Trainer's precision.
+
+        Args:
+            x: The inputs (B, ...).
+        """
         with self.forward_context():
             return self.built_net.features(x)
 
@@ -343,7 +423,11 @@ class ClientModule(CheckedLoading):
         return evaluation_mode(self)
 
     def transferred(self, batch: Batch) -> Batch:
-        """Put a batch where training has it: through the transfer hooks, on the device, in the Trainer's precision."""
+        """Put a batch on the device as for training: through the transfer hooks, in the Trainer's precision.
+
+        Args:
+            batch: The batch, on any device.
+        """
         if self._transfer is None:
             self._transfer = BatchTransfer(self.lightning_modules(), device=next(self.parameters()).device)
         return self._transfer(batch)
@@ -351,23 +435,35 @@ class ClientModule(CheckedLoading):
     def over(
         self, local: ClientData, fn: Callable[[Batch], Any], split: str = "train", batch_size: int | None = None
     ) -> list[Any]:
-        """Apply `fn` to every batch of a split, in order and without augmentation, in eval mode."""
+        """Apply a function to every batch of a split, in order and without augmentation, in eval mode.
+
+        Args:
+            local: The client's data.
+            fn: The function of a batch.
+            split: The name of the split.
+            batch_size: The number of samples in a batch. None: the batch size of training.
+
+        Returns:
+            The result for each batch.
+        """
         with self.evaluation_mode():
             return [fn(self.transferred(batch)) for batch in local.batches(split, batch_size=batch_size)]
 
     def loss_at(self, params: State, batch: Batch) -> Tensor:
-        """Compute `local_loss` of a batch at other values of some parameters, by name.
+        """Return `local_loss` of a batch at other values of some parameters. It is differentiable in them.
 
-        Differentiable in them.
+        It is computed in full precision, because torch.func has no rule for BatchNorm in mixed types.
 
-        In full precision: torch.func has no rule for BatchNorm in mixed types.
+        Args:
+            params: The other values, by name.
+            batch: The batch.
         """
         with self.in_full_precision():
             return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
 
     @contextmanager
     def in_full_precision(self) -> Iterator[None]:
-        """Context in which nothing is cast to the types of a mixed precision, for which torch.func lacks rules."""
+        """Context without casts to the types of a mixed precision, for which torch.func lacks rules."""
         precision = self.forward_context
         self.forward_context = nullcontext
         try:
@@ -379,13 +475,22 @@ class ClientModule(CheckedLoading):
     # --- for the engine ----------------------------------------------------------------------------------------
 
     def begin(self, context: ClientContext) -> None:
-        """Become the client of `context`."""
+        """Become the client of a context.
+
+        Args:
+            context: The state of the client.
+        """
         self.context = context
         if isinstance(self.net, HeterogeneousNets):
             self.net.choose(context.client_id)
 
     def connect(self, forward_context: ForwardContext, transfer: Callable[[Batch], Batch]) -> None:
-        """Use the Trainer's precision and the user's transfer hooks."""
+        """Use the Trainer's precision and the user's transfer hooks.
+
+        Args:
+            forward_context: The context of the precision.
+            transfer: A function that puts a batch on the device.
+        """
         self.forward_context = forward_context
         self._transfer = transfer
 
@@ -395,32 +500,48 @@ class ClientModule(CheckedLoading):
         self._transfer = None
 
     def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
-        """Fix which parameters are trainable (inside vmap none requires a gradient), and which are never sent."""
-        names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
-        places = [(name, *name.rpartition(".")[::2]) for name in names]
-        self._parameter_owners = [(name, self.get_submodule(path), attribute) for name, path, attribute in places]
+        """Fix which parameters are trainable, because none requires a gradient inside vmap.
+
+        Args:
+            personal: The names of the entries that are never sent.
+
+        Returns:
+            Of each trainable parameter the name, the module that has it, and its name there.
+        """
+        owners = []
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                path, _, attribute = name.rpartition(".")
+                owners.append((name, self.get_submodule(path), attribute))
+        self._parameter_owners = owners
         self._personal = frozenset(personal)
         return self._parameter_owners
 
     def has(self, client_id: int, name: str) -> bool:
-        """Return True where the entry (or module) `name` belongs to this client, not to another client's net."""
+        """Return True if an entry or a module belongs to a client, and not to another client's net.
+
+        Args:
+            client_id: The id of the client.
+            name: The name of the entry or module.
+        """
         net = self.net
         return not isinstance(net, HeterogeneousNets) or net.has(client_id, name.removeprefix("net."))
 
     @property
     def distils(self) -> bool:
-        """True once `load_teacher` was called."""
+        """Whether `load_teacher` was called."""
         return bool(self._teachers)
 
     def teaches_alike(self, token: object) -> bool:
-        """Return True where every teacher has the weights that `token` stands for.
+        """Return True if every teacher has the same weights for all clients.
 
-        None: of no common ones.
+        Args:
+            token: The object that identifies the weights that the clients received. None: they received different ones.
         """
         return all(token is not None and teacher.token is token for teacher in self._teachers.values())
 
     def lightning_modules(self) -> list[LightningModule]:
-        """This module and the LightningModule it wraps, whose hooks the loop forwards."""
+        """Return this module and the LightningModule that it wraps. The loop forwards hooks to them."""
         return [self] if self.module is None else [self, self.module]
 
     # --- Lightning ---------------------------------------------------------------------------------------------
@@ -434,7 +555,8 @@ class ClientModule(CheckedLoading):
     def trainer(self, trainer: Any) -> None:
         LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
         if self.module is not None:
-            self.module.trainer = trainer  # Lightning hands it on to modules of its own package only
+            # Lightning passes the Trainer only to modules of its own package, not to those of its twin.
+            self.module.trainer = trainer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inner: Any = self.built_net if self.module is None else self.module
@@ -451,14 +573,34 @@ class ClientModule(CheckedLoading):
         elif self.net is None:
             try:
                 data = getattr(self.trainer, "datamodule", None)
-            except RuntimeError:  # not attached to a Trainer
+            except RuntimeError:
+                # The module is not attached to a Trainer.
                 data = None
-            self.build(getattr(data, "num_classes", None), getattr(data, "input_shape", None))
+            self.build(
+                num_classes=getattr(data, "num_classes", None),
+                input_shape=getattr(data, "input_shape", None),
+            )
 
     def configure_optimizers(self) -> Any:
         if self.module is not None:
             return self.module.configure_optimizers()
         optimizer: Any = self.optimizer_factory(self.parameters())
-        if hasattr(optimizer, "attach_module"):  # SAM keeps BatchNorm's statistics in its second pass
+        if hasattr(optimizer, "attach_module"):
+            # SAM must keep the statistics of BatchNorm in its second pass.
             optimizer.attach_module(self)
         return optimizer
+
+
+def placed_like(like: Tensor, value: Tensor) -> Tensor:
+    """Return a tensor on the device of another tensor, and in the type of that tensor.
+
+    An integer tensor keeps its type. A half type of `like` counts as float32.
+
+    Args:
+        like: The other tensor.
+        value: The tensor.
+    """
+    moved = to_device(value, like.device)
+    if not value.is_floating_point():
+        return moved
+    return moved.to(to_float32(like).dtype)

@@ -12,44 +12,47 @@ from fl_lightning.functional.state import clone, is_entry
 from fl_lightning.types import Batch, ClientData, State
 
 OWN = "own_models"
+"""Key of the client's own models in its memory."""
+
 INITIAL = "initial_model"
+"""Key of the initial model in a checkpoint."""
+
 HEAD = "net.head."
+"""First part of the names of the head's entries."""
 
 
 class OwnModelClient(ClientModule):
-    """A client that keeps a model of its own in its memory, and deploys it.
+    """Trains a client that keeps a model of its own in its memory, and deploys it.
 
-    As it stands, FedAvg's.
-
-    After an exchange in which it took a step it keeps the module as it is: all entries of the state dict, buffers too.
+    The client trains as FedAvg's does. After an exchange in which it took a step, it keeps the module as it is: all
+    entries of the state dict, buffers too.
 
     Attributes:
-        models_kept: how many it keeps, the last ones, >= 1.
+        models_kept: Number of models that the client keeps, the last ones, ≥ 1.
     """
 
     models_kept: int = 1
 
     def entries(self) -> State:
-        """All entries of the client as they are now: they change in training, so clone what is kept."""
+        """Return all entries of the client as they are now. Training changes them, so clone what is kept."""
         client_id = self.context.client_id
-        return {n: value for n, value in self.state_dict().items() if is_entry(n, value) and self.has(client_id, n)}
+        entries = entries_of(self)
+        return {name: value for name, value in entries.items() if self.has(client_id, name)}
 
     def own_models(self) -> list[State]:
         """Return the models that this client kept, the last one at the end."""
-        kept: list[State] = self.memory.get(OWN, [])
-        return kept
+        models: list[State] = self.memory.get(OWN, [])
+        return models
 
     def own_model(self) -> State | None:
-        """Return the model that this client kept last.
-
-        None before the first.
-        """
-        kept = self.own_models()
-        return kept[-1] if kept else None
+        """Return the model that this client kept last, or None before the first."""
+        models = self.own_models()
+        return models[-1] if models else None
 
     def keep_model(self) -> None:
         """Keep the entries as they are now as the client's own model."""
-        self.memory[OWN] = [*self.own_models(), clone(self.entries())][-self.models_kept :]
+        models = [*self.own_models(), clone(self.entries())]
+        self.memory[OWN] = models[-self.models_kept :]
 
     @torch.no_grad()
     def load_model(self, state: Mapping[str, Tensor]) -> None:
@@ -64,34 +67,42 @@ class OwnModelClient(ClientModule):
         return {}
 
     def mean_over(self, local: ClientData, loss: Callable[[Batch], Tensor]) -> Tensor:
-        """Compute the mean over the client's samples of `loss`, the mean of a batch, in eval mode: () float64."""
+        """Return the mean of a loss over the client's samples in eval mode, () float64.
+
+        Args:
+            local: The client's data.
+            loss: Returns the mean loss of a batch, ().
+        """
         losses = self.over(local, lambda batch: (loss(batch).detach().double(), batch_length(batch)))
-        return torch.stack([value * (size / local.size()) for value, size in losses]).sum()
+        num_samples = local.size()
+        return torch.stack([value * (size / num_samples) for value, size in losses]).sum()
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """Predict with the own model.
-
-        With the module as it is before the client has one.
-        """
+        """Return the module with the client's own model, or as it is if the client has none."""
         self.load_model(self.own_model() or {})
         return self
 
 
 class InitialModelClient(OwnModelClient):
-    """A client whose own model is the initial model until it has trained one.
+    """Trains a client whose own model is the initial model until it has trained one.
 
     Attributes:
-        initial: entries of the initial model, once a fit has begun; checkpoints hold them.
+        initial: Entries of the initial model, which checkpoints hold. None before a fit has begun.
     """
 
     initial: State | None = None
 
     def own_model(self) -> State | None:
-        return super().own_model() or (self.initial and {name: self.initial[name] for name in self.entries()})
+        model = super().own_model()
+        if model:
+            return model
+        if not self.initial:
+            return self.initial
+        return {name: self.initial[name] for name in self.entries()}
 
     def on_fit_start(self) -> None:
         if self.initial is None:
-            self.initial = clone({n: value for n, value in self.state_dict().items() if is_entry(n, value)})
+            self.initial = clone(entries_of(self))
         device = next(self.parameters()).device
         self.initial = {name: value.to(device) for name, value in self.initial.items()}
 
@@ -103,15 +114,15 @@ class InitialModelClient(OwnModelClient):
 
 
 class PersonalHeadClient(ClientModule):
-    """A client that keeps the net's head (its last linear layer) to itself.
+    """Trains a client that keeps the net's head (its last linear layer) to itself.
 
-    The body, all else, is shared.
+    The body, which is the rest of the net, is shared.
 
     Args:
-        base: of `ClientModule`; needs `net`.
+        base: Arguments of `ClientModule`; needs `net`.
 
     Raises:
-        ValueError: when the net is built, if it has no head that is trained, or nothing else to train.
+        ValueError: The net has no head that is trained, or nothing else to train. The error comes when it is built.
     """
 
     needs = frozenset({"logits"})
@@ -134,23 +145,28 @@ class PersonalHeadClient(ClientModule):
         return self.built_net.head
 
     def head_names(self) -> tuple[str, ...]:
-        """Name the trainable entries of the head."""
+        """Return the names of the trainable entries of the head."""
         return tuple(name for name in self.trained() if name.startswith(HEAD))
 
     def body_names(self) -> tuple[str, ...]:
-        """Name the trainable entries of the body."""
+        """Return the names of the trainable entries of the body."""
         return tuple(name for name in self.trained() if not name.startswith(HEAD))
 
 
+def entries_of(client: nn.Module) -> State:
+    """Return all entries of a module, live: its state dict without extra states."""
+    return {name: value for name, value in client.state_dict().items() if is_entry(name, value)}
+
+
 def check_head(client: Any, needs_body: bool = True) -> None:
-    """Refuse a net without `head`, or one that is nothing else.
+    """Refuse a net that has no `head`, or nothing to train except the head.
 
     Args:
-        client: a ClientModule whose net is built.
-        needs_body: whether there must be something to train besides the head.
+        client: A ClientModule whose net is built.
+        needs_body: Whether there must be something to train besides the head.
 
     Raises:
-        ValueError: naming client and net.
+        ValueError: The net has no head, or nothing else to train.
     """
     name = type(client).__name__
     net = client.net
@@ -159,8 +175,8 @@ def check_head(client: Any, needs_body: bool = True) -> None:
             f"{name} needs a net whose last layer is a torch.nn.Linear called head, got {type(net).__name__}; derive "
             f"it from fl_lightning.nets.Backbone"
         )
-    body = [n for n, p in client.named_parameters() if p.requires_grad and not n.startswith(HEAD)]
-    if needs_body and not body:
+    trained = [name for name, parameter in client.named_parameters() if parameter.requires_grad]
+    if needs_body and all(entry.startswith(HEAD) for entry in trained):
         raise ValueError(
             f"{name} shares all but the head, but {type(net).__name__} has nothing else to train; give it a hidden "
             f"layer, or take Local"

@@ -1,9 +1,15 @@
-"""Codec of the client store: a pytree of plain values is copied, measured, written to bytes and read back."""
+"""The codec of the client store, and the names of the store's files.
+
+A pytree of plain values is copied, measured, written as bytes and read back.
+"""
 
 import json
+import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,15 +22,18 @@ from fl_lightning.utils.devices import to_device
 TREE = "tree"
 """Name of the tensor that holds the pytree itself, as the bytes of its JSON text."""
 
+COLUMNS = 5
+"""Columns of a table of files: client, round, bytes, and both halves of the hash."""
+
 
 class FileRecord(NamedTuple):
-    """A client's record in a file, which never changes: its name says client, round and content.
+    """Describes a client's record in a file, which never changes: its name says client, round and content.
 
     Args:
-        client_id: 0 ... N-1.
-        round_idx: of the record.
-        hash: of the content, 32 hex digits.
-        bytes: of the content.
+        client_id: The client's id, 0 ... N-1.
+        round_idx: The round that wrote the record.
+        hash: Hash of the file's content, 32 hex digits.
+        bytes: Size of the file.
     """
 
     client_id: int
@@ -39,53 +48,79 @@ class FileRecord(NamedTuple):
 
     @staticmethod
     def is_name(name: str) -> bool:
-        """Return True for the name of such a file."""
+        """Return True if a file of this name may hold a client's record."""
         return re.fullmatch(r"client_\d+_round_\d+_[0-9a-f]{12}\.safetensors", name) is not None
 
 
 def table_of(files: Iterable[FileRecord]) -> Tensor:
-    """Lay files out as a checkpoint holds them: a row (client, round, bytes, both halves of the hash), (n, 5) int64."""
-    rows = [[f.client_id, f.round_idx, f.bytes, *struct.unpack("<2q", bytes.fromhex(f.hash))] for f in files]
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 5)
+    """Return the table of files that a checkpoint holds, (n, 5) int64.
+
+    A row is (client, round, bytes, first half of the hash, second half of the hash).
+    """
+    rows = []
+    for file in files:
+        first_half, second_half = struct.unpack("<2q", bytes.fromhex(file.hash))
+        rows.append([file.client_id, file.round_idx, file.bytes, first_half, second_half])
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, COLUMNS)
 
 
 def files_of(store: Mapping[str, Any]) -> dict[int, FileRecord]:
-    """Files by client id that a client store's state names.
+    """Return the files that a client store's state names, by client id.
 
     Raises:
-        ValueError: if a checkpoint holds something else there.
+        ValueError: The checkpoint holds something else in the place of the table.
     """
-    table = store.get("files", torch.empty(0, 5, dtype=torch.int64))
-    form = (torch.strided, torch.int64, "cpu", 2)
-    if (
-        not isinstance(table, Tensor)
-        or (table.layout, table.dtype, table.device.type, table.ndim) != form
-        or table.shape[1] != 5
-        or not table.is_contiguous()  # a few bytes may claim to be any number of rows
-    ):
+    table = store.get("files", torch.empty(0, COLUMNS, dtype=torch.int64))
+    if not is_table(table):
         raise ValueError("the checkpoint's table of client files is none; take another checkpoint")
     if bool((table[:, :3] < 0).any()):
         raise ValueError("the checkpoint's table of client files has numbers below 0; take another checkpoint")
-    rows = table.tolist()
-    return {c: FileRecord(c, t, struct.pack("<2q", *halves).hex(), size) for c, t, size, *halves in rows}
+    files = {}
+    for client_id, round_idx, size, first_half, second_half in table.tolist():
+        content_hash = struct.pack("<2q", first_half, second_half).hex()
+        files[client_id] = FileRecord(client_id=client_id, round_idx=round_idx, hash=content_hash, bytes=size)
+    return files
+
+
+def is_table(value: object) -> bool:
+    """Return True if a value of a checkpoint has the form of a table of files."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.dtype != torch.int64:
+        return False
+    if value.device.type != "cpu" or value.ndim != 2 or value.shape[1] != COLUMNS:
+        return False
+    # With strides of 0, a few bytes may claim to be any number of rows.
+    return value.is_contiguous()
+
+
+def file_names(folder: Path) -> frozenset[str]:
+    """Return the names of the files in a folder that the client store may have written."""
+    if not folder.is_dir():
+        return frozenset()
+    return frozenset(name for name in os.listdir(folder) if FileRecord.is_name(name))
+
+
+def delete(folder: Path, names: Iterable[str]) -> None:
+    """Delete files of a folder. A file that is missing or protected is passed over."""
+    for name in names:
+        with suppress(OSError):
+            (folder / name).unlink()
 
 
 def kept(value: Any, where: str, device: torch.device | None = None) -> Any:
-    """Copy a pytree.
-
-    Only what `torch.load(weights_only=True)` reads is allowed.
+    """Copy a pytree of values that `torch.load(weights_only=True)` reads.
 
     Args:
-        value: tensors, numbers, strings, None, dtypes, and (nested) lists, tuples and dicts of them; keys are strings
-            or whole numbers. Tuples become lists.
-        where: name of the value, for the error.
-        device: of the copied tensors; None: that of each tensor.
+        value: Tensors, numbers, strings, None, dtypes, and (nested) lists, tuples and dicts of these. Keys of dicts
+            are strings or whole numbers. The copy has lists in the place of tuples.
+        where: Name of the value, for the error.
+        device: The device of the copied tensors. None is the device of each tensor.
 
     Raises:
-        TypeError: naming what cannot be kept.
+        TypeError: The pytree holds something that cannot be kept.
     """
     if isinstance(value, Tensor):
         there = value.detach() if device is None else to_device(value.detach(), device)
+        # A tensor that was on the device already has not been copied.
         return there.clone() if there.device == value.device else there
     if isinstance(value, dict):
         for key in value:
@@ -106,28 +141,29 @@ def kept(value: Any, where: str, device: torch.device | None = None) -> Any:
 
 
 def num_bytes(value: Any) -> int:
-    """Count the bytes of all tensors in a pytree."""
+    """Return the number of bytes of all tensors in a pytree."""
     sizes: list[int] = []
     apply_to_collection(value, Tensor, lambda tensor: sizes.append(tensor.nbytes))
     return sum(sizes)
 
 
 def encode(value: Any) -> bytes:
-    """Write a pytree that `kept` allows as the content of a safetensors file: equal pytrees give equal bytes.
+    """Return a pytree that `kept` allows as the content of a safetensors file.
 
-    The file holds the pytree's tensors, numbered, and one more of bytes (`TREE`): the pytree as JSON text, in which
-    every dict, tensor and dtype is an object with its kind as the only key.
+    Equal pytrees give equal bytes. The file holds the tensors of the pytree under numbers, and the pytree as JSON text
+    in one more tensor of bytes (`TREE`). In the text, every dict, tensor and dtype is an object with its kind as the
+    only key.
     """
     tensors: dict[str, Tensor] = {}
 
     def pairs(items: Mapping[Any, Any]) -> dict[str, Any]:
-        """A dict as a list of pairs, which keeps keys that are numbers."""
+        """Return a dict as a list of pairs, which keeps keys that are numbers."""
         return {"dict": [[key, apply_to_collection(item, dict, pairs)] for key, item in items.items()]}
 
     def leaf(value: Any) -> dict[str, str]:
-        """A tensor or dtype as JSON.
+        """Return a tensor or dtype as JSON, and set a tensor aside.
 
-        Tensors are set aside, each contiguous and apart from the others.
+        The tensors that are set aside are contiguous and share no memory.
         """
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
@@ -135,21 +171,23 @@ def encode(value: Any) -> bytes:
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": name}
 
-    tree = json.dumps(apply_to_collection(value, dict, pairs), default=leaf)  # floats are written exactly
-    return save({**tensors, TREE: torch.frombuffer(bytearray(tree.encode()), dtype=torch.uint8)})
+    text = json.dumps(apply_to_collection(value, dict, pairs), default=leaf)  # JSON writes floats exactly.
+    tree = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    return save({**tensors, TREE: tree})
 
 
 def decode(content: bytes) -> Any:
-    """Read back the pytree that `encode` was given."""
+    """Return the pytree that `encode` wrote."""
     tensors = load(content)
-    read: dict[str, Callable[[Any], Any]] = {
+    readers: dict[str, Callable[[Any], Any]] = {
         "dict": dict,
         "tensor": tensors.__getitem__,
         "dtype": lambda name: getattr(torch, name),
     }
 
-    def nested(tagged: dict[str, Any]) -> Any:
+    def read(tagged: dict[str, Any]) -> Any:
+        """Return the value of a JSON object, whose only key is the kind of the value."""
         ((kind, inner),) = tagged.items()
-        return read[kind](inner)
+        return readers[kind](inner)
 
-    return json.loads(tensors[TREE].numpy().tobytes(), object_hook=nested)
+    return json.loads(tensors[TREE].numpy().tobytes(), object_hook=read)

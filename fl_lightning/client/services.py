@@ -1,12 +1,10 @@
-"""Services that Lightning gives the fitted module only (logging, optimizers, transfer), for a client that is driven."""
+"""Services that Lightning gives only the fitted module: logging, optimizers, transfer of batches."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from itertools import islice
 from numbers import Number
-from operator import mul
 from typing import Any, ClassVar
 
 import torch
@@ -22,38 +20,49 @@ from fl_lightning.functional.state import to_host
 from fl_lightning.utils.life import LIFE
 
 MOST_ROWS = 512
+"""Number of values of one name at which a client's accumulator reduces them to one."""
+
+DeviceRows = dict[str, tuple[str, list[tuple[Any, float]]]]
+"""Logged values, on any device: by name the reduction and the (value, weight) pairs."""
 
 Rows = dict[str, tuple[str, list[tuple[float, float]]]]
 """Logged values on the host: by name the reduction and the (value, weight) pairs."""
 
-
 TRAINER_SERVICES = ("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients")
+"""Names of the services that a Trainer gives the fitted module, but not a module inside it."""
+
 SERVICES = (*TRAINER_SERVICES, "toggle_optimizer", "untoggle_optimizer", "all_gather")
-"""Names of what Lightning gives the fitted module, and of all that a client is given."""
+"""Names of all services that a client is given."""
 
 
 class MetricAccumulator:
-    """Logged values, kept on the device until they are read.
+    """Holds logged values on their device until they are read.
 
     Args:
-        most_rows: more values of one name are reduced to one on the device; None: never.
+        most_rows: The number of values of one name that are reduced to one on the device. None: never.
 
     Attributes:
-        metrics: the metric objects that were logged, by name.
+        metrics: The metric objects that were logged, by name.
     """
 
     def __init__(self, most_rows: int | None = MOST_ROWS) -> None:
         self.most_rows = most_rows
         self.metrics: dict[str, Metric] = {}
-        self._rows: dict[str, tuple[str, list[tuple[Any, float]]]] = {}
+        self._rows: DeviceRows = {}
         self._ended: dict[str, Metric] = {}
+        """Metric objects of dataloaders that have ended, by name."""
 
     def log(self, name: str, value: Any, weight: float, reduce_fx: Any = "mean") -> None:
         """Take one value, without moving it to the host.
 
+        Args:
+            name: The key of the value.
+            value: A number, a tensor of one element or a metric object.
+            weight: The weight of the value in a mean.
+            reduce_fx: The reduction, mean, sum, max or min, by its name or as a function of that name.
+
         Raises:
-            ValueError: if `value` is neither a number, a tensor of one element nor a metric, or the reduction is
-                unknown.
+            ValueError: `value` is neither a number, a tensor of one element nor a metric, or the reduction is unknown.
         """
         if isinstance(value, Metric):
             self.metrics[name] = value
@@ -64,31 +73,34 @@ class MetricAccumulator:
             check_number(name, value)
         if name not in self._rows:
             self._rows[name] = (reduction_of(name, reduce_fx), [])
-        kind, rows = self._rows[name]
-        rows.append((value, weight))
-        if len(rows) == self.most_rows:
-            rows[:] = [self._reduced(kind, rows)]
+        kind, pairs = self._rows[name]
+        pairs.append((value, weight))
+        if len(pairs) == self.most_rows:
+            pairs[:] = [self._reduced(kind, pairs)]
 
     @staticmethod
-    def _reduced(kind: str, rows: list[tuple[Any, float]]) -> tuple[Tensor, float]:
-        """Reduce many values to one, on the device."""
-        values = torch.stack([torch.as_tensor(value).reshape(()).double() for value, _ in rows])
-        sizes = torch.tensor([size for _, size in rows], dtype=torch.float64).to(values.device)
-        value = (values @ sizes) / sizes.sum() if kind == "mean" else getattr(values, kind)()
-        return value, float(sum(size for _, size in rows))
+    def _reduced(kind: str, pairs: list[tuple[Any, float]]) -> tuple[Tensor, float]:
+        """Reduce many (value, weight) pairs to one, on the device."""
+        values = torch.stack([torch.as_tensor(value).reshape(()).double() for value, _ in pairs])
+        if kind == "mean":
+            weights = torch.tensor([weight for _, weight in pairs], dtype=torch.float64).to(values.device)
+            value = (values @ weights) / weights.sum()
+        else:
+            value = getattr(values, kind)()
+        return value, float(sum(weight for _, weight in pairs))
 
     def absorb(self, other: "MetricAccumulator") -> None:
-        """Add the values of another accumulator (a client's)."""
+        """Add the values of another accumulator, such as a client's."""
         self.metrics |= other.metrics
         add_rows(self._rows, other._rows)
 
     def end_loader(self) -> None:
-        """Keep the values of the metric objects so far for the keys they were logged by.
+        """Keep what the metric objects have counted so far under the keys by which they were logged.
 
-        As in Lightning they go on.
+        As in Lightning, the objects themselves go on counting.
 
         Raises:
-            RuntimeError: with several processes, which must all have the same objects.
+            RuntimeError: There are several processes, which must all have the same metric objects.
         """
         if self.metrics and world_size() > 1:
             raise RuntimeError(
@@ -102,50 +114,56 @@ class MetricAccumulator:
 
     @property
     def rows(self) -> Mapping[str, tuple[str, Sequence[tuple[Any, float]]]]:
-        """The values since they were read: by name the reduction and the (value, weight) pairs."""
+        """The values that were not read yet: by name the reduction and the (value, weight) pairs."""
         return self._rows
 
     def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
-        """Move all values, and `more` 0-d tensors, to the host at once.
+        """Move all values to the host at once, and return them. The metric objects stay here.
 
-        Only the metric objects stay here.
+        Args:
+            more: Further tensors of one element, which are moved in the same transfer.
+
+        Returns:
+            The numbers of `more`, and the values.
         """
-        numbers, (rows,) = drain([self], more)
-        return numbers, rows
+        numbers, rows_of_parts = drain([self], more)
+        return numbers, rows_of_parts[0]
 
-    def take_rows(self) -> dict[str, tuple[str, list[tuple[Any, float]]]]:
-        """Hand over the values.
-
-        The metric objects stay.
-        """
+    def take_rows(self) -> DeviceRows:
+        """Return the values, and forget them. The metric objects stay here."""
         rows = self._rows
         self._rows = {}
         return rows
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of the values since they were read, by name."""
+        """The number of values that were not read yet, by name."""
         return {name: len(pairs) for name, (_, pairs) in self._rows.items()}
 
     def cut(self, sizes: Mapping[str, int]) -> None:
-        """Drop the values since there were so many, by name, and reset the metric objects."""
-        self._rows = {n: (kind, pairs[: sizes[n]]) for n, (kind, pairs) in self._rows.items() if n in sizes}
+        """Drop the values after the first ones, and reset the metric objects.
+
+        Args:
+            sizes: The number of values to keep, by name. The values of other names are dropped.
+        """
+        self._rows = {name: (kind, pairs[: sizes[name]]) for name, (kind, pairs) in self._rows.items() if name in sizes}
         self._reset_metrics()
 
     def metric_paths(self, root: nn.Module) -> dict[str, str]:
-        """Find the paths in `root` of the logged metric objects, for the ranks on which none was logged."""
-        where = {id(module): path for path, module in root.named_modules()} if self.metrics else {}
-        return {name: where[id(metric)] for name, metric in self.metrics.items() if id(metric) in where}
+        """Return the paths in `root` of the logged metric objects, for processes that have logged none."""
+        if not self.metrics:
+            return {}
+        paths = {id(module): path for path, module in root.named_modules()}
+        return {name: paths[id(metric)] for name, metric in self.metrics.items() if id(metric) in paths}
 
     def reduce(self, rows: Sequence[Rows], paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
-        """Reduce all processes' rows and the metric objects to values.
-
-        The metrics are reset.
+        """Reduce the values of all processes to one value a name, and reset the metric objects.
 
         Args:
-            rows: of every rank.
-            paths: `metric_paths` of every rank; the metrics are computed in one order, since each is a collective.
-            root: the module that the metric objects are part of.
+            rows: The values of every process.
+            paths: The `metric_paths` of every process. All processes compute the metric objects in one order,
+                since each computation is a collective.
+            root: The module that contains the metric objects.
         """
         values = reduced(rows)
         if self.metrics or any(paths):
@@ -153,9 +171,9 @@ class MetricAccumulator:
         return values
 
     def _computed(self, paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
-        """Compute the values of the metric objects, those of the other ranks too, and reset these."""
-        for paths_of_rank in paths:
-            for name, path in paths_of_rank.items():
+        """Return the values of all processes' metric objects, and reset the objects."""
+        for paths_of_process in paths:
+            for name, path in paths_of_process.items():
                 self.metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
         values = {name: float(self.metrics[name].compute()) for name in sorted(self.metrics)}
         self._reset_metrics()
@@ -163,21 +181,24 @@ class MetricAccumulator:
 
     def _reset_metrics(self) -> None:
         """Reset the metric objects, and forget them."""
-        for metric in (*self.metrics.values(), *self._ended.values()):  # one may have several names
+        # One object may have several names.
+        for metric in self.metrics.values():
+            metric.reset()
+        for metric in self._ended.values():
             metric.reset()
         self.metrics = {}
         self._ended = {}
 
     def clear(self) -> None:
-        """Drop everything and reset the metric objects (a round that failed)."""
+        """Drop all values and reset the metric objects, after a round that failed."""
         self.cut({})
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuse a logged value that is no number.
+    """Refuse a logged value that is not a number.
 
     Raises:
-        ValueError: naming it.
+        ValueError: `value` is not a number. The sentence names the key.
     """
     if isinstance(value, Tensor):
         raise ValueError(f"self.log({name!r}) takes one number, got a tensor of shape {tuple(value.shape)}")
@@ -186,10 +207,14 @@ def check_number(name: str, value: Any) -> None:
 
 
 def reduction_of(name: str, reduce_fx: Any) -> str:
-    """Name the reduction of logged values.
+    """Return the name of a reduction.
+
+    Args:
+        name: The key of the logged value, for the error.
+        reduce_fx: The reduction, by its name or as a function of that name.
 
     Raises:
-        ValueError: it is unknown.
+        ValueError: The reduction is unknown.
     """
     reduction = getattr(reduce_fx, "__name__", reduce_fx)
     if reduction not in ("mean", *REDUCTIONS):
@@ -198,35 +223,47 @@ def reduction_of(name: str, reduce_fx: Any) -> str:
 
 
 def drain(parts: Iterable[MetricAccumulator], more: Sequence[Tensor] = ()) -> tuple[list[float], list[Rows]]:
-    """Move all values of some accumulators, and `more` 0-d tensors, to the host at once.
+    """Move the values of some accumulators to the host at once. Their metric objects stay there.
 
-    Metric objects stay there.
+    Args:
+        parts: The accumulators.
+        more: Further tensors of one element, which are moved in the same transfer.
+
+    Returns:
+        The numbers of `more`, and the values of each accumulator.
     """
-    rows = [part.take_rows() for part in parts]
-    lists = [pairs for of_part in rows for _, pairs in of_part.values()]
-    tensors = (value for pairs in lists for value, _ in pairs if isinstance(value, Tensor))
-    numbers = iter(to_host([*more, *tensors]))
-    host = list(islice(numbers, len(more)))
-    for pairs in lists:
-        pairs[:] = [(next(numbers) if isinstance(v, Tensor) else float(v), float(n)) for v, n in pairs]
-    return host, rows
+    rows_of_parts = [part.take_rows() for part in parts]
+    lists_of_pairs: list[list[tuple[Any, float]]] = []
+    for rows in rows_of_parts:
+        lists_of_pairs += [pairs for _, pairs in rows.values()]
+    tensors = [*more]
+    for pairs in lists_of_pairs:
+        tensors += [value for value, _ in pairs if isinstance(value, Tensor)]
+    numbers = to_host(tensors)
+    numbers_of_values = iter(numbers[len(more) :])
+    for pairs in lists_of_pairs:
+        for index, (value, weight) in enumerate(pairs):
+            number = next(numbers_of_values) if isinstance(value, Tensor) else float(value)
+            pairs[index] = (number, float(weight))
+    return numbers[: len(more)], rows_of_parts
 
 
 def world_size() -> int:
-    """Number of processes."""
+    """Return the number of processes."""
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def add_rows(rows: dict[str, tuple[str, list[Any]]], more: Mapping[str, tuple[str, list[Any]]]) -> None:
-    """Add further values to those of the same names."""
-    for name, (kind, pairs) in more.items():
-        rows.setdefault(name, (kind, []))[1].extend(pairs)
+    """Append further values to `rows`, name by name."""
+    for name, (kind, more_pairs) in more.items():
+        _, pairs = rows.setdefault(name, (kind, []))
+        pairs.extend(more_pairs)
 
 
 def reduced(parts: Sequence[Rows]) -> dict[str, float]:
-    """Reduce the rows of several processes.
+    """Reduce the values of several processes to one value for each name.
 
-    Sums are exact, so the division of clients among them does not show.
+    Sums are exact, so the result does not depend on the process of a client.
     """
     merged: Rows = {}
     for rows in parts:
@@ -235,16 +272,18 @@ def reduced(parts: Sequence[Rows]) -> dict[str, float]:
 
 
 def reduced_pairs(kind: str, pairs: Sequence[tuple[float, float]]) -> float:
-    """Reduce (value, weight) pairs to one value, NaN for a mean of no weight."""
-    values, sizes = zip(*pairs, strict=True)
+    """Reduce (value, weight) pairs to one value. A mean of no weight is NaN."""
+    values = [value for value, _ in pairs]
     if kind != "mean":
         return REDUCTIONS[kind](values)
-    size = math.fsum(sizes)
-    return exact_sum([*map(mul, values, sizes)]) / size if size else math.nan
+    total_weight = math.fsum(weight for _, weight in pairs)
+    if total_weight == 0:
+        return math.nan
+    return exact_sum([value * weight for value, weight in pairs]) / total_weight
 
 
 def exact_sum(values: Sequence[float]) -> float:
-    """Sum with one rounding, or one by one where a value is not finite.
+    """Return the sum with one rounding. If a value is not finite, they are added one by one.
 
     >>> exact_sum([1e100, 1.0, -1e100]), exact_sum([math.inf, -math.inf])
     (1.0, nan)
@@ -253,14 +292,18 @@ def exact_sum(values: Sequence[float]) -> float:
 
 
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"sum": exact_sum, "max": max, "min": min}
-"""What makes one value of many, besides the weighted mean."""
+"""The reductions besides the weighted mean, by name."""
 
 
 def batch_length(batch: Any) -> int:
-    """Count the samples in a batch: the length of its first tensor (1 where there is none)."""
+    """Return the number of samples in a batch: the length of its first tensor, or 1 without a tensor."""
     if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    for item in batch if isinstance(batch, list | tuple) else (batch,):
+        items = list(batch.values())
+    elif isinstance(batch, list | tuple):
+        items = list(batch)
+    else:
+        items = [batch]
+    for item in items:
         if isinstance(item, Tensor):
             return item.shape[0] if item.ndim else 1
         if isinstance(item, Mapping | list | tuple):
@@ -269,9 +312,15 @@ def batch_length(batch: Any) -> int:
 
 
 class ClientServices:
-    """Implements a client's `self.log`, `self.optimizers()`, … while an engine or an evaluation drives it."""
+    """Implements a client's `self.log`, `self.optimizers()`, … while an engine or evaluation drives it.
+
+    Attributes:
+        logged: The accumulator that takes what the client logs.
+        methods: The services, by the name of the method that each replaces.
+    """
 
     services: ClassVar[Sequence[str]] = SERVICES
+    """Names of the services that the class implements."""
 
     def __init__(self) -> None:
         self.logged = MetricAccumulator()
@@ -283,37 +332,32 @@ class ClientServices:
 
     # --- called by what drives the client ---
 
-    def begin_client(self) -> MetricAccumulator:
-        """Begin with another client.
+    def begin(
+        self,
+        *,
+        logged: MetricAccumulator | None = None,
+        optimizers: LocalOptimizers | None = None,
+        batch: Any = None,
+        num_samples: int = 1,
+    ) -> None:
+        """Begin a client, a phase or a batch, and set the weight of the values that follow.
 
-        Returns the accumulator of what it will log.
+        Every call is a sign of life of the process.
+
+        Args:
+            logged: The accumulator of the client that begins or goes on. None keeps the present one.
+            optimizers: The optimizers of the phase that begins. None keeps the present ones.
+            batch: The batch that begins. A value weighs the number of its samples, which the first value counts.
+                None means that a value weighs `num_samples`.
+            num_samples: The weight of a value that is logged outside a batch, 1 or more.
         """
-        self.logged = MetricAccumulator()
-        self._weight = 1
-        self._batch = None
-        return self.logged
-
-    def resume_client(self, logged: MetricAccumulator, num_samples: int) -> None:
-        """Go on with a client that was begun: values go to `logged` and weigh `num_samples`."""
-        self.logged = logged
-        self._weight = num_samples
-        self._batch = None
-
-    def begin_epoch(self, optimizers: LocalOptimizers, num_samples: int) -> None:
-        """Begin an epoch of `num_samples` samples."""
-        self._optimizers = optimizers
-        self._weight = num_samples
-        self._batch = None
-
-    def begin_batch(self, batch: Any) -> None:
-        """Begin a batch: logged values weigh its number of samples (counted at the first value)."""
-        self._batch = batch
         LIFE.beat()
-
-    def begin_samples(self, num_samples: int) -> None:
-        """Let logged values weigh `num_samples` from now on."""
+        if logged is not None:
+            self.logged = logged
+        if optimizers is not None:
+            self._optimizers = optimizers
+        self._batch = batch
         self._weight = num_samples
-        self._batch = None
 
     # --- called by the client ---
 
@@ -325,19 +369,21 @@ class ClientServices:
                 self._weight = batch_length(self._batch)
                 self._batch = None
             batch_size = self._weight
-        self.logged.log(name, value, batch_size, reduce_fx)
+        self.logged.log(name, value, weight=batch_size, reduce_fx=reduce_fx)
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in values.items():
             self.log(name, value, *args, **kwargs)
 
     def all_gather(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return `data`, with one process.
+        """Return `data` as it is, in a run of one process.
 
         Raises:
-            RuntimeError: with several processes, which are at different clients and would wait for each other for ever.
+            RuntimeError: There are several processes. They are at different clients, and would wait for each other
+                forever.
         """
-        if (world := world_size()) > 1:
+        world = world_size()
+        if world > 1:
             raise RuntimeError(
                 f"self.all_gather cannot be called in local training, where {world} processes are at different "
                 f"clients; log the value, or gather in on_validation_epoch_end"
@@ -351,7 +397,9 @@ class ClientServices:
 
     def lr_schedulers(self) -> Any:
         schedulers = [entry.scheduler for entry in self._optimizers.schedulers]
-        return schedulers[0] if len(schedulers) == 1 else schedulers or None
+        if not schedulers:
+            return None
+        return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         self._optimizers.backward(loss, *args, **kwargs)
@@ -360,7 +408,7 @@ class ClientServices:
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
-        Precision().clip_gradients(optimizer, gradient_clip_val or 0, algorithm)
+        Precision().clip_gradients(optimizer, clip_val=gradient_clip_val or 0, gradient_clip_algorithm=algorithm)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require a gradient, until `untoggle_optimizer`."""
@@ -371,30 +419,33 @@ class ClientServices:
 
 
 class EvaluationServices(ClientServices):
-    """Implements the same in an evaluation, where all processes are at the same batch and may gather."""
+    """Implements the services in an evaluation, where all processes are at the same batch and may gather."""
 
-    services = SERVICES[:-1]
+    services = tuple(name for name in SERVICES if name != "all_gather")
     _suffix = ""
 
     def begin_loader(self, suffix: str) -> None:
-        """Let keys end in `suffix` from now on: that of one of several dataloaders, as Lightning's."""
+        """Let keys end in `suffix` from now on, as Lightning does for one of several dataloaders.
+
+        Args:
+            suffix: The end of the keys. An empty one belongs to the only dataloader.
+        """
         if suffix and suffix != self._suffix:
             self.logged.end_loader()
         self._suffix = suffix
 
     def log(self, name: str, *args: Any, add_dataloader_idx: bool = True, **kwargs: Any) -> None:
-        super().log(name + self._suffix if add_dataloader_idx else name, *args, **kwargs)
+        key = name + self._suffix if add_dataloader_idx else name
+        super().log(key, *args, **kwargs)
 
 
 @contextmanager
 def attach_services(modules: Sequence[LightningModule], methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Put services over the modules' own methods within the block.
-
-    What was there before is put back after it.
+    """Put services over the modules' own methods within the block, and restore the methods after it.
 
     Args:
-        modules: the client and the module in it.
-        methods: by name.
+        modules: The client, and the module that it is built around.
+        methods: The services, by the name of the method that each replaces.
     """
     before = [{name: vars(module)[name] for name in methods if name in vars(module)} for module in modules]
     for module in modules:
@@ -412,14 +463,15 @@ class BatchTransfer:
     """Puts batches on the device and in the Trainer's precision, through the client's own transfer hooks.
 
     Args:
-        modules: the client and the module in it.
-        device: where batches belong.
-        precision: the Trainer's precision plugin; None: 32-true.
-        datamodule: the user's own, whose transfer hooks go before the module's, as in Lightning; or None.
+        modules: The client, and the module that it is built around.
+        device: The device of the batches.
+        precision: The Trainer's precision plugin. None: 32-true.
+        datamodule: The user's own data module. As in Lightning, its transfer hooks go before the module's. None: there
+            is no such data module.
 
     Attributes:
-        hooked: whether a hook of the user's may change a batch.
-        moves: whether one of them sees it before it lies on the device.
+        hooked: Whether a hook of the user may change a batch.
+        moves: Whether a hook of the user sees a batch before the batch lies on the device.
     """
 
     def __init__(
@@ -432,18 +484,25 @@ class BatchTransfer:
         self._precision = precision or Precision()
         self._device = device
         data: Any = datamodule
-        names = ("on_before_batch_transfer", "transfer_batch_to_device")
-        after = "on_after_batch_transfer"
-        owners = [data if overridden(data, name) else modules[-1] for name in names]
-        self._before, self._transfer = map(getattr, owners, names)
-        self.moves = any(map(overridden, owners, names))
-        self._after = hooks([data], after) or hooks(modules, after)
+        module = modules[-1]
+        before_owner = data if overridden(data, "on_before_batch_transfer") else module
+        transfer_owner = data if overridden(data, "transfer_batch_to_device") else module
+        self._before = before_owner.on_before_batch_transfer
+        self._transfer = transfer_owner.transfer_batch_to_device
+        self._after = hooks([data], "on_after_batch_transfer") or hooks(modules, "on_after_batch_transfer")
+        hooked_before = overridden(before_owner, "on_before_batch_transfer")
+        self.moves = hooked_before or overridden(transfer_owner, "transfer_batch_to_device")
         self.hooked = self.moves or bool(self._after)
 
     def __call__(self, batch: Any) -> Any:
-        there = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self._device
-        if self.moves or not there:
-            batch = self._transfer(self._before(batch, 0), self._device, 0)
+        """Return the batch on the device and in the Trainer's precision.
+
+        A batch that lies on the device already is not moved, unless a hook of the user would see the move.
+        """
+        on_device = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self._device
+        if self.moves or not on_device:
+            batch = self._before(batch, 0)
+            batch = self._transfer(batch, self._device, 0)
         for hook in self._after:
             batch = hook(batch, 0)
         return self._precision.convert_input(batch)

@@ -1,7 +1,7 @@
-"""Client store: memory and personal entries by client id, in host memory up to a budget, then in files."""
+"""The client store, which keeps memory and personal entries of clients in host memory or files."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
@@ -11,21 +11,27 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_lightning import Trainer
 
-from fl_lightning.client.checkpoint_io import FederatedCheckpointIO, delete
-from fl_lightning.client.records import FileRecord, decode, encode, files_of, kept, num_bytes, table_of
+from fl_lightning.client.checkpoint_io import FederatedCheckpointIO
+from fl_lightning.client.records import FileRecord, decode, delete, encode, files_of, kept, num_bytes, table_of
 from fl_lightning.types import State
 from fl_lightning.utils.devices import to_device
 from fl_lightning.utils.files import write_atomically, write_file
 from fl_lightning.utils.settings import check_at_least
 
 CHECKED_AT_START = 2**30
-"""Bytes of files up to which their content is checked at the start of a fit, not only where they are read."""
+"""Bytes of files whose content is checked at the start of a fit. The others are checked when they are read."""
+
+PARENTS_SEARCHED = 3
+"""Folders above a checkpoint in which the files of its clients may lie."""
 
 
 class HeldRecord(NamedTuple):
-    """A client's record in host memory: its `memory` and `personal` entries, where it has them.
+    """Holds the memory and personal entries of a client in host memory, with the round that wrote them.
 
-    From which round.
+    Args:
+        content: `memory` and `personal`, if the client has them.
+        size: Bytes of the tensors.
+        round_idx: The round that wrote the record.
     """
 
     content: dict[str, Any]
@@ -36,24 +42,27 @@ class HeldRecord(NamedTuple):
 class ClientStore:
     """Keeps memory and personal entries of every client that has taken part.
 
-    While all records fit into the budget they lie in host memory; beyond it what was used last does. Where a run has a
-    folder (a logger or ModelCheckpoint), each record becomes a file of its own, named (client, round), as soon as a
-    checkpoint is saved or the budget is spent, and a checkpoint holds hashes only: what it writes depends on the
-    clients that took part since the one before. Without a folder, and in a checkpoint that is saved elsewhere, the
-    records lie in the checkpoint. A record is replaced, never edited, so a checkpoint taken at any time holds whole
-    rounds only. Files that no checkpoint needs any more are deleted.
+    All records lie in host memory while they fit into the budget. Above the budget, the records used last lie there.
+
+    If the run has a folder (a logger or ModelCheckpoint), each record becomes a file of its own, named (client, round),
+    as soon as a checkpoint is saved or the budget is spent. The checkpoint then holds hashes only, and the files that
+    are written for it are those of the clients that took part since the checkpoint before. Without a folder, and in a
+    checkpoint that is saved elsewhere, the records lie in the checkpoint.
+
+    A record is replaced, never edited, so a checkpoint taken at any time holds whole rounds only. Files that no
+    checkpoint needs any more are deleted.
 
     Args:
-        memory_budget_mb: megabytes (2^20 bytes) of host memory for the records, of each process; 0: always files;
-            None: no limit, never files.
-        folder: of the files; None: `clients` in the run's folder. On several nodes all must see it.
+        memory_budget_mb: Megabytes (2^20 bytes) of host memory for the records of each process, ≥ 0. 0 keeps every
+            record in a file. None sets no limit and writes no files.
+        folder: The folder of the files. None is `clients` in the run's folder. All nodes must see it.
 
     Attributes:
-        clients: ids of the clients that have a record in this process, in memory or in a file.
-        owners: the process that keeps a client's record, by client id; empty with one process.
+        clients: Ids of the clients that have a record in this process, in memory or in a file.
+        owners: The process that keeps a client's record, by client id. Empty with one process.
 
     Raises:
-        ValueError: a budget below 0.
+        ValueError: The budget is below 0.
     """
 
     def __init__(self, memory_budget_mb: float | None = 4096, folder: str | Path | None = None) -> None:
@@ -65,66 +74,87 @@ class ClientStore:
         self.clients: set[int] = set()
         self.owners: dict[int, int] = {}
         self._unshared = False
+        """Whether some nodes do not see the folder."""
         self._in_files = False
-        self._records: dict[int, HeldRecord] = {}  # in order of use: all records, or those used last
-        self._bytes = 0  # of the records held
+        """Whether every record becomes a file when a checkpoint is saved."""
+        self._records: dict[int, HeldRecord] = {}
+        """The records in host memory, by client id. The record used last is at the end."""
+        self._bytes = 0
+        """Bytes of the records in host memory."""
         self._files: dict[int, FileRecord] = {}
-        self._loaded: dict[int, FileRecord] = {}  # all processes' files that a checkpoint named, until the fit starts
-        self._fresh: set[str] = set()  # names of files that were written here and are in no checkpoint yet
+        """The records in files, by client id."""
+        self._loaded: dict[int, FileRecord] = {}
+        """The files of all processes that a checkpoint named, until the fit starts."""
+        self._fresh: set[str] = set()
+        """Names of the files that were written here and are in no checkpoint yet."""
 
-    # --- records -----------------------------------------------------------------------------------------------
+    # --- records ---
 
     def memory(self, client_id: int) -> dict[str, Any]:
-        """A copy of the client's memory: edited in place, or in a round that fails, it leaves the record as it is."""
+        """Return a copy of the client's memory, which may be edited without a change of the record."""
         memory: dict[str, Any] = kept(self._record(client_id).get("memory", {}), "memory", self.device)
         return memory
 
     def personal(self, client_id: int) -> State | None:
-        """The client's own entries, or None before its first training. Not to be edited."""
+        """Return the client's own entries, which must not be edited, or None before its first training."""
         personal: State | None = self._record(client_id).get("personal")
         return personal if personal is None else on_device(personal, self.device)
 
     def record(self, client_id: int) -> tuple[dict[str, Any], State | None]:
-        """A copy of the client's memory, and its own entries, as `memory` and `personal` give them."""
+        """Return what `memory` and `personal` return."""
         return self.memory(client_id), self.personal(client_id)
 
     def own(self, owners: Mapping[int, int]) -> None:
-        """Record which process keeps the record of a client, by client id."""
+        """Take down which process keeps the record of a client, by client id."""
         self.owners |= owners
 
     def put(self, records: Mapping[int, tuple[Mapping[str, Any], State | None]], round_idx: int) -> None:
-        """Keep the memory and the personal entries of a round's clients: all of them, or after an error none.
+        """Keep the memory and the personal entries of all clients of a round, or of none after an error.
+
+        Args:
+            records: Memory and personal entries (or None), by client id.
+            round_idx: The round that wrote them.
 
         Raises:
-            TypeError: if a memory holds something that a checkpoint cannot.
-            OSError: if a file cannot be written.
+            TypeError: A memory holds something that a checkpoint cannot.
+            OSError: A file cannot be written.
         """
-        new = {c: held(c, round_idx, memory, personal) for c, (memory, personal) in records.items()}
-        filled = {client_id: record for client_id, record in new.items() if record.content}
+        new: dict[int, HeldRecord] = {}
+        for client_id, (memory, personal) in records.items():
+            new[client_id] = held(client_id=client_id, round_idx=round_idx, memory=memory, personal=personal)
         change = sum(record.size for record in new.values())
         change -= sum(self._records[client_id].size for client_id in new if client_id in self._records)
         files: dict[int, FileRecord] = {}
-        if self._bytes + change > self.budget or (self._files and not self._in_files):
-            unwritten = {c: record for c, record in self._records.items() if c not in self._files and c not in new}
-            files = {c: self._write(c, record) for c, record in (unwritten | filled).items()}
-        replaced = {self._files.pop(client_id).name for client_id in new if client_id in self._files}
-        replaced &= self._fresh - {file.name for file in files.values()}
+        exceeds_budget = self._bytes + change > self.budget
+        if exceeds_budget or (self._files and not self._in_files):
+            older = {c: record for c, record in self._unwritten().items() if c not in new}
+            files = self._write_all(older | with_content(new))
+        self._replace(new, files=files, change=change)
+
+    def _replace(self, new: Mapping[int, HeldRecord], *, files: Mapping[int, FileRecord], change: int) -> None:
+        """Replace the records of a round's clients, once nothing can fail any more.
+
+        Args:
+            new: The new records by client id. An empty record removes the client.
+            files: The records that were written to files, by client id.
+            change: Bytes that the new records take more than the records they replace.
+        """
+        outdated = {self._files.pop(client_id).name for client_id in new if client_id in self._files}
+        outdated &= self._fresh - {file.name for file in files.values()}
         for client_id in new:
             self._records.pop(client_id, None)
+        filled = with_content(new)
         self._records |= filled
         self._files |= files
         self._bytes += change
         self.clients.difference_update(new)
         self.clients.update(filled)
         self._evict()
-        delete(self.folder, replaced)
-        self._fresh -= replaced
+        delete(self.folder, outdated)
+        self._fresh -= outdated
 
     def _record(self, client_id: int) -> dict[str, Any]:
-        """The client's record, which becomes the one used last.
-
-        Empty where it has none.
-        """
+        """Return the content of the client's record, which becomes the record used last, or an empty dict."""
         if client_id not in self.clients:
             return {}
         record = self._records.pop(client_id, None)
@@ -136,20 +166,45 @@ class ClientStore:
         self._evict()
         return record.content
 
-    def _evict(self) -> None:
-        """Release the records that were not used for longest, but never the one used last, nor one without a file."""
-        while self._bytes > self.budget and len(self._records) > 1 and next(iter(self._records)) in self._files:
-            self._bytes -= self._records.pop(next(iter(self._records))).size
+    def _unwritten(self) -> dict[int, HeldRecord]:
+        """Return the records that are in no file, by client id."""
+        return {client_id: record for client_id, record in self._records.items() if client_id not in self._files}
 
-    # --- files -------------------------------------------------------------------------------------------------
+    def _evict(self) -> None:
+        """Release the records that were not used for longest, until the rest fits into the budget.
+
+        The record used last stays, and so does a record without a file.
+        """
+        while self._bytes > self.budget and len(self._records) > 1:
+            oldest = next(iter(self._records))
+            if oldest not in self._files:
+                return
+            self._bytes -= self._records.pop(oldest).size
+
+    # --- files ---
+
+    def _write_all(self, records: Mapping[int, HeldRecord]) -> dict[int, FileRecord]:
+        """Write records to files, and return the files by client id."""
+        return {client_id: self._write(client_id, record) for client_id, record in records.items()}
 
     def _write(self, client_id: int, record: HeldRecord) -> FileRecord:
+        """Write a record to its file.
+
+        Raises:
+            ValueError: Some nodes do not see the folder.
+            OSError: The file cannot be written.
+        """
         if self._unshared:
             raise ValueError(self._not_shared())
         content = encode(record.content)
-        file = FileRecord(client_id, record.round_idx, hash_of(content), len(content))
+        file = FileRecord(
+            client_id=client_id,
+            round_idx=record.round_idx,
+            hash=hash_of(content),
+            bytes=len(content),
+        )
         path = self.folder / file.name
-        if not path.exists():  # else an earlier run wrote the same, and a checkpoint may need it
+        if not path.exists():  # A file that an earlier run wrote may be needed by a checkpoint, so it is not fresh.
             self._fresh.add(file.name)
         try:
             write_file(path, content)
@@ -161,6 +216,12 @@ class ClientStore:
         return file
 
     def _read(self, client_id: int) -> bytes:
+        """Return the content of a client's file.
+
+        Raises:
+            FileNotFoundError: The file is missing.
+            ValueError: The file was altered.
+        """
         file = self._files[client_id]
         path = self.folder / file.name
         try:
@@ -177,18 +238,22 @@ class ClientStore:
             )
         return content
 
-    # --- a run -------------------------------------------------------------------------------------------------
+    # --- a run ---
 
     def start(self, trainer: Trainer, device: torch.device) -> None:
         """Begin a fit: find the folder, check the files that a checkpoint named, track checkpoints.
 
+        Args:
+            trainer: The Trainer of the fit.
+            device: The device on which clients get their memory and personal entries.
+
         Raises:
-            FileNotFoundError: if a file is missing.
-            ValueError: if a file was altered, or not all nodes see the folder.
+            FileNotFoundError: A file is missing.
+            ValueError: A file was altered, or some nodes do not see the folder.
         """
         self.device = device
-        run = Path(trainer.log_dir or trainer.default_root_dir)
-        self.folder = Path(self.given_folder or run / "clients").resolve()
+        run_folder = Path(trainer.log_dir or trainer.default_root_dir)
+        self.folder = Path(self.given_folder or run_folder / "clients").resolve()
         self._check_shared(trainer)
         has_folder = bool(trainer.loggers or trainer.checkpoint_callbacks)
         self._in_files = has_folder and self.budget != float("inf") and not self._unshared
@@ -198,23 +263,33 @@ class ClientStore:
         self._check_files()
         checkpoint_io = trainer.strategy.checkpoint_io
         if trainer.is_global_zero and isinstance(checkpoint_io, FederatedCheckpointIO):
-            in_use = [file.name for file in self._loaded.values()]
-            checkpoint_io.track(self.folder, in_use, trainer.ckpt_path, anywhere=self.given_folder is not None)
+            checkpoint_io.track(
+                folder=self.folder,
+                in_use=[file.name for file in self._loaded.values()],
+                ckpt_path=trainer.ckpt_path,
+                anywhere=self.given_folder is not None,
+            )
         self._loaded = {}
 
     def _find_files(self, ckpt_path: Any) -> None:
-        """Bring each file that a checkpoint names, of any process, from beside the checkpoint to this run's folder."""
-        beside = [] if ckpt_path is None else [folder / "clients" for folder in list(Path(ckpt_path).parents)[:3]]
+        """Copy the files that a checkpoint names from beside the checkpoint to this run's folder.
+
+        The files are those of all processes.
+
+        Args:
+            ckpt_path: The path of the checkpoint. None if there is none.
+        """
+        if ckpt_path is None:
+            return
+        folders = [parent / "clients" for parent in list(Path(ckpt_path).parents)[:PARENTS_SEARCHED]]
         for file in self._loaded.values():
-            there = next((folder / file.name for folder in beside if (folder / file.name).is_file()), None)
-            if there is not None and not (self.folder / file.name).exists():
-                write_atomically(self.folder / file.name, partial(shutil.copyfile, there))
+            found = first_file(folders, file.name)
+            path = self.folder / file.name
+            if found is not None and not path.exists():
+                write_atomically(path, partial(shutil.copyfile, found))
 
     def _check_files(self) -> None:
-        """Read this process's files, up to so many bytes.
-
-        Of the others the size is compared.
-        """
+        """Check the content of this process's files, or their size once `CHECKED_AT_START` bytes were read."""
         checked = 0
         for client_id, file in self._files.items():
             path = self.folder / file.name
@@ -223,7 +298,11 @@ class ClientStore:
                 self._read(client_id)
 
     def _check_shared(self, trainer: Trainer) -> None:
-        """Learn whether all nodes see the folder."""
+        """Find out whether all nodes see the folder.
+
+        Raises:
+            ValueError: The run needs the folder, and some nodes do not see it.
+        """
         if trainer.num_nodes == 1:
             return
         mark = self.folder / "seen_by_all_nodes"
@@ -236,43 +315,58 @@ class ClientStore:
         trainer.strategy.barrier("client store seen")
         if trainer.is_global_zero:
             mark.unlink(missing_ok=True)
-            with suppress(OSError):  # it holds files, or was never made
+            with suppress(OSError):  # The folder holds files, or was never made.
                 self.folder.rmdir()
         if self._unshared and (self.given_folder is not None or self.budget == 0 or self._files):
             raise ValueError(self._not_shared())
 
     def _not_shared(self) -> str:
+        """Return the sentence about a folder that some nodes do not see."""
         return (
             f"on several nodes the folder of the client store must be one that all of them see, and {self.folder} is "
             f"not; set model.store.folder to a shared one, or model.store.memory_budget_mb to null"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The records that lie in memory only, and the files of the others, for a checkpoint."""
+        """Return the records that lie in memory only and the files of the others, for a checkpoint."""
         if self._in_files:
-            unwritten = {c: record for c, record in self._records.items() if c not in self._files}
-            self._files |= {c: self._write(c, record) for c, record in unwritten.items()}
+            self._files |= self._write_all(self._unwritten())
         self._fresh.clear()
-        records = {c: record.content for c, record in sorted(self._records.items()) if c not in self._files}
-        return {"records": records, "files": table_of(file for _, file in sorted(self._files.items()))}
+        records = {client_id: record.content for client_id, record in sorted(self._unwritten().items())}
+        files = [file for _, file in sorted(self._files.items())]
+        return {"records": records, "files": table_of(files)}
 
     def load_state_dict(self, state: Mapping[str, Any], rank: int = 0, world: int = 1) -> None:
-        """Restore what `state_dict` gave: a client's record goes to rank `client_id mod world`."""
+        """Load the records of a checkpoint, of which this process keeps its share.
+
+        Args:
+            state: What `state_dict` returned, with the records of all processes.
+            rank: The rank of this process. It keeps the clients with `client_id mod world = rank`.
+            world: Number of processes.
+        """
         self._loaded = files_of(state)
         clients = sorted(self._loaded | state["records"])
         self.owners = {client_id: client_id % world for client_id in clients} if world > 1 else {}
         self.clients = {client_id for client_id in clients if client_id % world == rank}
-        self._files = {c: file for c, file in self._loaded.items() if c in self.clients}
-        records = state["records"].items()
-        self._records = {c: HeldRecord(content, num_bytes(content), 0) for c, content in records if c in self.clients}
+        self._files = {client_id: file for client_id, file in self._loaded.items() if client_id in self.clients}
+        self._records = {}
+        for client_id, content in state["records"].items():
+            if client_id in self.clients:
+                self._records[client_id] = HeldRecord(content, num_bytes(content), round_idx=0)
         self._bytes = sum(record.size for record in self._records.values())
 
 
-def held(client_id: int, round_idx: int, memory: Mapping[str, Any], personal: State | None) -> HeldRecord:
-    """A client's record in host memory, without what is empty.
+def held(*, client_id: int, round_idx: int, memory: Mapping[str, Any], personal: State | None) -> HeldRecord:
+    """Make a client's record in host memory, without empty parts.
+
+    Args:
+        client_id: The client's id.
+        round_idx: The round that writes the record.
+        memory: The client's memory, which is copied.
+        personal: The client's personal entries, or None.
 
     Raises:
-        TypeError: if the memory holds something that a checkpoint cannot.
+        TypeError: The memory holds something that a checkpoint cannot.
     """
     cpu = torch.device("cpu")
     content: dict[str, Any] = {}
@@ -283,11 +377,25 @@ def held(client_id: int, round_idx: int, memory: Mapping[str, Any], personal: St
     return HeldRecord(content, num_bytes(content), round_idx)
 
 
+def with_content(records: Mapping[int, HeldRecord]) -> dict[int, HeldRecord]:
+    """Return the records that are not empty, by client id."""
+    return {client_id: record for client_id, record in records.items() if record.content}
+
+
 def on_device(state: State, device: torch.device) -> State:
-    """A state with its tensors on a device: those that are there already are not copied."""
+    """Return a state with its tensors on a device. A tensor that lies there is not copied."""
     return {name: to_device(value, device) for name, value in state.items()}
 
 
+def first_file(folders: Sequence[Path], name: str) -> Path | None:
+    """Return the path of a file in the first of the folders that has it, or None."""
+    for folder in folders:
+        path = folder / name
+        if path.is_file():
+            return path
+    return None
+
+
 def hash_of(content: bytes) -> str:
-    """A 128-bit hash as hex digits."""
+    """Return a 128-bit hash as 32 hex digits."""
     return blake2b(content, digest_size=16).hexdigest()

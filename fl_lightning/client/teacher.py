@@ -15,10 +15,10 @@ from fl_lightning.utils.devices import to_device
 
 
 class LogitCache:
-    """A teacher's logits of one client's samples, where these come back unchanged in every epoch.
+    """Holds teachers' logits of one client's samples, which come back unchanged in every epoch.
 
     Args:
-        size: samples n of the split.
+        size: The number of samples n of the split.
     """
 
     def __init__(self, size: int) -> None:
@@ -26,15 +26,21 @@ class LogitCache:
         self._x: Tensor | None = None
         self._positions = torch.empty(0, dtype=torch.int64)
         self._complete = False
-        self._kept: dict[str, Tensor] = {}
+        self._stored: dict[str, Tensor] = {}
+        """Logits (n, C) of the samples that were seen, by teacher."""
         self._stopped: set[str] = set()
 
     def stop(self, name: str) -> None:
-        """Keep nothing of the teacher `name`, which has other weights now."""
+        """Keep no logits of the teacher `name`, which has other weights from now on."""
         self._stopped.add(name)
 
     def begin_batch(self, x: Tensor, positions: Tensor) -> None:
-        """Record the batch in training: inputs (B, ...), and its samples' positions in the split, (B,) int64."""
+        """Record the batch in training.
+
+        Args:
+            x: The inputs (B, ...).
+            positions: The positions of the samples in the split, (B,) int64.
+        """
         self._x = x
         self._positions = positions
 
@@ -43,58 +49,84 @@ class LogitCache:
         self._complete = True
 
     def holds(self, x: Tensor) -> bool:
-        """Return True for the inputs of the batch in training."""
+        """Return True if `x` is the tensor of inputs of the batch in training."""
         return self._x is x
 
     def logits(self, name: str, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Give a teacher's logits of the batch in training: kept ones from the second epoch on, else `compute(x)`."""
+        """Return a teacher's logits (B, C) of the batch in training.
+
+        In the first epoch they are computed and stored. In later epochs they are looked up.
+
+        Args:
+            name: The name of the teacher.
+            x: The inputs of the batch, (B, ...).
+            compute: A function that computes the logits of inputs.
+        """
         if name in self._stopped:
             return compute(x)
         positions = to_device(self._positions, x.device)
-        kept = self._kept.get(name)
-        if self._complete and kept is not None:
-            return kept.index_select(0, positions)
+        stored = self._stored.get(name)
+        if self._complete and stored is not None:
+            return stored.index_select(0, positions)
         logits = compute(x)
-        if kept is None:
-            kept = self._kept[name] = logits.new_empty(self.size, *logits.shape[1:])
-        return kept.index_copy_(0, positions, logits).index_select(0, positions)
+        if stored is None:
+            _, *shape = logits.shape
+            stored = logits.new_empty((self.size, *shape))
+            self._stored[name] = stored
+        stored.index_copy_(0, positions, logits)
+        return stored.index_select(0, positions)
 
 
 class Teacher:
-    """A frozen copy of a net: called for its outputs, without gradient, in no state dict.
+    """Computes the outputs of a frozen copy of a net, without gradient and in no state dict.
 
-    Its logits of a client's samples are computed in the first local epoch and looked up in the others, where samples
-    are not augmented and none depends on others of its batch.
+    Its logits of a client's samples are computed in the first local epoch and looked up in the others, if samples are
+    not augmented and no output depends on other samples of the batch.
 
     Args:
-        name: of the teacher.
-        net: the net that is copied.
+        name: The name of the teacher.
+        net: The net that is copied.
+
+    Attributes:
+        net: The copy.
+        token: The object that identifies the weights that were loaded last. None: no client shares them.
+        mode: The mode that was loaded last.
+        batch_statistics: Whether BatchNorm uses the statistics of the batch.
     """
 
     def __init__(self, name: str, net: nn.Module) -> None:
         self.name = name
-        self.net = copy.deepcopy(net).requires_grad_(False)
+        self.net = copy.deepcopy(net).requires_grad_(requires_grad=False).eval()
         self.token: object = None
         self.mode = "eval"
         self.forward_context: ForwardContext = nullcontext
         self.cache: LogitCache | None = None
         self.batch_statistics = False
         self._targets = self.net.state_dict(keep_vars=True)
-        self._norms = [module for module in self.net.eval().modules() if isinstance(module, BATCH_NORMS)]
-        self._mixes = mixes_samples(self.net)
+        self._norms = [module for module in self.net.modules() if isinstance(module, BATCH_NORMS)]
+        self._mixes_samples = mixes_samples(self.net)
 
     def holds(self, token: object, mode: str) -> bool:
-        """Return True where these are the weights and the mode that were loaded last."""
+        """Return True if the teacher has these weights and this mode already.
+
+        Args:
+            token: The object that identifies the weights. None: the weights are unknown.
+            mode: "eval" or "train".
+        """
         return token is not None and self.token is token and self.mode == mode
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], token: object, mode: Literal["eval", "train"]) -> None:
-        """Copy the weights in `state`.
+        """Copy weights into the net.
 
-        `token` identifies them.
+        Mode "train" uses batch statistics and leaves the running statistics as they are. The rest of the net stays in
+        eval mode, so there is no dropout. A batch of one sample has no statistics and uses the running ones, as in the
+        student.
 
-        Mode "train" uses batch statistics and leaves the running ones alone. Nothing else of the net trains: there is
-        no dropout. A batch of one sample has no statistics and takes the running ones, as it does in the student.
+        Args:
+            state: The entries of the net by name.
+            token: The object that identifies the weights. None: they are not used again.
+            mode: The mode of BatchNorm.
         """
         for name, target in self._targets.items():
             target.copy_(state[name])
@@ -105,14 +137,20 @@ class Teacher:
             module.momentum = 0.0
 
     def use(self, forward_context: ForwardContext, cache: LogitCache | None) -> None:
-        """Set the context of the forward pass, and the cache of logits (None: none)."""
+        """Set the context of the forward pass and the cache of logits.
+
+        Args:
+            forward_context: The context of the Trainer's precision.
+            cache: The cache. None: logits are computed for every batch.
+        """
         self.forward_context = forward_context
         self.cache = cache
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits (B, C) of a batch."""
         cache = self.cache
-        if cache is None or not cache.holds(x) or self.batch_statistics or self._mixes:
+        if cache is None or not cache.holds(x) or self.batch_statistics or self._mixes_samples:
             return self._logits(x)
         return cache.logits(self.name, x, self._logits)
 
@@ -123,12 +161,13 @@ class Teacher:
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """Features of a batch, as `Backbone.features`."""
+        """Return the features (B, D) of a batch, as `Backbone.features`."""
         self._set_modes(x)
         with self.forward_context():
             return cast(Backbone, self.net).features(x)
 
     def _set_modes(self, x: Tensor) -> None:
+        """Let BatchNorm use the statistics of a batch of several samples, if the teacher does."""
         training = self.batch_statistics and len(x) > 1
         for module in self._norms:
             module.train(training)

@@ -1,4 +1,4 @@
-"""Communicators: of a run with one process, which has the interface, and of one with several."""
+"""Communicators, which exchange values between the processes of a run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,71 +15,90 @@ from fl_lightning.functional.state import StateSum
 from fl_lightning.types import ClientUpdate, Member, State
 from fl_lightning.utils.life import LIFE
 
+CPU = torch.device("cpu")
+
 
 class Communicator:
-    """Exchanges values between the processes of a run, at no cost with one process, as here.
+    """Exchanges values between the processes of a run, here at no cost because there is one process.
 
     Args:
-        device: where tensors cross (the process group's own).
+        device: The device on which tensors cross (the process group's own). None is the CPU.
 
     Attributes:
-        rank: of this process.
-        world: number of processes.
+        rank: The rank of this process.
+        world: Number of processes.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.rank = 0
         self.world = 1
-        self.device = device or torch.device("cpu")
+        self.device = device or CPU
 
     def gather(self, value: Any) -> list[Any]:
-        """Gather every rank's `value` on every rank, by rank. Tensors in it should lie on the CPU."""
+        """Return every rank's `value` on every rank, by rank. Tensors in it should lie on the CPU."""
         return [value]
 
     def all_gather_or_raise(self, value: Any, error: Exception | None) -> list[Any]:
-        """Gather values as `gather` does, but raise on all ranks if one failed.
+        """Gather values as `gather` does, but raise an error on all ranks if one rank failed.
+
+        Args:
+            value: The value of this rank.
+            error: The error of this rank, or None.
 
         Raises:
-            Exception: this rank's own `error`.
-            RemoteError: naming the first other rank that failed, and why.
+            Exception: This rank failed by `error`.
+            RemoteError: Another rank failed.
         """
         if error is not None:
             raise error
         return [value]
 
     def merge(self, members: Sequence[Member], error: Exception | None) -> None:
-        """Merge the partial aggregates of all processes, in place and alike on each, or raise on all if one failed.
+        """Merge the partial aggregates of all processes in place, or raise an error on all if one failed.
+
+        Every process then has the same aggregates.
 
         Args:
-            members: that have them, the same everywhere; one may gather its rows on the root process only.
-            error: what went wrong here, or None.
+            members: The members that have partial aggregates, the same in every process. One of them may gather its
+                rows on the root process only.
+            error: The error of this process, or None.
 
         Raises:
-            Exception: as `all_gather_or_raise`.
+            Exception: This rank failed by `error`.
+            RemoteError: Another rank failed.
         """
         if error is not None:
             raise error
 
     def from_root(self, make: Callable[[], State | None], tensors: Callable[[], Iterable[Tensor]]) -> State | None:
-        """Call `make` on the root process only, and give what it returns to all processes."""
+        """Call a function on the root process only, and return its result on all processes.
+
+        Args:
+            make: The function.
+            tensors: Returns tensors that the function changes, which are copied to all processes.
+        """
         return make()
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Copy rank 0's values to every rank (weights that a user's module drew without a seed)."""
 
     def gather_to_root(self, value: Any) -> list[Any]:
-        """Gather every rank's `value` on rank 0, and return an empty list on the others."""
+        """Return every rank's `value` on rank 0, and an empty list on the other ranks."""
         return [value]
 
     def assign_clients(
         self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]
     ) -> dict[int, int]:
-        """Choose each client's rank: its owner, and for the others, the longest first, the least loaded.
+        """Return the rank that trains each client.
+
+        A client that has an owner goes to it. The other clients go to the rank with the least work so far, the client
+        with the most work first.
 
         Args:
-            cohort: client ids of the round.
-            work: of a client: its samples, by what one costs in its net.
-            owners: rank that keeps a client's memory, by client id.
+            cohort: Ids of the round's clients.
+            work: Returns the work of a client, ≥ 0: its samples, times the operations of one sample in its own net if
+                the nets differ.
+            owners: The rank that keeps a client's memory, by client id.
         """
         return dict.fromkeys(cohort, 0)
 
@@ -93,80 +112,104 @@ class ProcessCommunicator(Communicator):
         self.world = dist.get_world_size()
 
     def gather(self, value: Any) -> list[Any]:
-        out: list[Any] = [None] * self.world
+        by_rank: list[Any] = [None] * self.world
         with LIFE.waiting():
-            dist.all_gather_object(out, value)
-        return out
+            dist.all_gather_object(by_rank, value)
+        return by_rank
 
     def all_gather_or_raise(self, value: Any, error: Exception | None) -> list[Any]:
-        failures = [f"{type(error).__name__}: {error}" if error is not None else None, value]
-        everyone = self.gather(failures)
+        failure = None if error is None else f"{type(error).__name__}: {error}"
+        by_rank = self.gather((failure, value))
         if error is not None:
             raise error
-        for rank, (failure, _) in enumerate(everyone):
-            if failure is not None:
-                raise RemoteError(f"rank {rank} of {self.world} failed: {failure}")
-        return [value for _, value in everyone]
+        for rank, (remote_failure, _) in enumerate(by_rank):
+            if remote_failure is not None:
+                raise RemoteError(f"rank {rank} of {self.world} failed: {remote_failure}")
+        return [remote_value for _, remote_value in by_rank]
 
     def merge(self, members: Sequence[Member], error: Exception | None) -> None:
         partials: dict[str, PartialAggregate] = {member.name: member.partial for member in members}
-        to_root = next((member.name for member in members if member.gathers), "")
-        rows = {name: to_device(part.rows, torch.device("cpu")) for name, part in partials.items()}
-        sums = {f"{name}/{key}": s for name, part in partials.items() for key, s in part.sums.items()}
-        layouts = {key: (total.layout, to_device(total.weight, torch.device("cpu"))) for key, total in sums.items()}
-        open_rows = {name: part for name, part in rows.items() if name != to_root}
+        root_only = next((member.name for member in members if member.gathers), "")
+        rows = {name: to_device(partial.rows, CPU) for name, partial in partials.items()}
+        open_rows = {name: rows_of_member for name, rows_of_member in rows.items() if name != root_only}
+        sums = sums_by_key(partials)
+        layouts = {key: (total.layout, to_device(total.weight, CPU)) for key, total in sums.items()}
         gathered = self.all_gather_or_raise((layouts, open_rows), error)
-        merged = self._add_up(sums, [layout for layout, _ in gathered])
-        closed = self.gather_to_root(rows[to_root]) if to_root else []
-        for name, part in partials.items():
-            by_rank = closed if name == to_root else [opened[name] for _, opened in gathered]
-            everyone = {c: row for rows_of_rank in by_rank for c, row in rows_of_rank.items()}
-            part.become(
-                {key.removeprefix(f"{name}/"): s for key, s in merged.items() if key.startswith(f"{name}/")},
-                {c: to_device(everyone[c], self.device) for c in sorted(everyone)},
+        merged_sums = self._add_up(sums, [layouts_of_rank for layouts_of_rank, _ in gathered])
+        closed_rows = self.gather_to_root(rows[root_only]) if root_only else []
+        for name, partial in partials.items():
+            if name == root_only:
+                rows_by_rank = closed_rows
+            else:
+                rows_by_rank = [rows_of_rank[name] for _, rows_of_rank in gathered]
+            prefix = f"{name}/"
+            partial.become(
+                sums={key.removeprefix(prefix): s for key, s in merged_sums.items() if key.startswith(prefix)},
+                rows=self._merged_rows(rows_by_rank),
             )
 
-    def _add_up(self, sums: Mapping[str, StateSum], parts: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
-        """Add up every rank's sums by `parts`, all ranks' layouts and weights, so that one without clients joins."""
-        union: dict[str, Any] = {}
+    def _merged_rows(self, by_rank: Sequence[Mapping[int, ClientUpdate]]) -> dict[int, ClientUpdate]:
+        """Return the rows of all ranks on this process's device, by client id, ascending."""
+        merged: dict[int, ClientUpdate] = {}
+        for rows in by_rank:
+            merged.update(rows)
+        return {client_id: to_device(merged[client_id], self.device) for client_id in sorted(merged)}
+
+    def _add_up(self, sums: Mapping[str, StateSum], by_rank: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
+        """Add up the sums of all ranks. A rank without clients joins with zeros.
+
+        Args:
+            sums: The sums of this rank by key.
+            by_rank: Every rank's layout and weight of each of its sums, by key.
+
+        Raises:
+            ValueError: A sum has other names, shapes or types on another rank.
+        """
+        layouts: dict[str, Any] = {}
         weights: dict[str, float | Tensor] = {}
-        for part in parts:
-            for key, (layout, weight) in part.items():
-                if union.setdefault(key, layout) != layout:
+        for sums_of_rank in by_rank:
+            for key, (layout, weight) in sums_of_rank.items():
+                if layouts.setdefault(key, layout) != layout:
                     raise ValueError(f"the sum {key!r} has other names, shapes or types on another rank")
                 weights[key] = weights.get(key, 0) + weight
-        out = {}
-        for key in sorted(union):
-            total = out[key] = sums[key] if key in sums else StateSum.zeros(union[key], self.device)
+        added: dict[str, StateSum] = {}
+        for key in sorted(layouts):  # All ranks must take the same order.
+            total = sums[key] if key in sums else StateSum.zeros(layouts[key], self.device)
             total.weigh(to_device(weights[key], self.device))
-            for vector in (total.flat[dtype] for dtype in sorted(total.flat, key=str)):
+            for dtype in sorted(total.flat, key=str):
                 with LIFE.waiting():
-                    dist.all_reduce(vector)
-        return out
+                    dist.all_reduce(total.flat[dtype])
+            added[key] = total
+        return added
 
     def from_root(self, make: Callable[[], State | None], tensors: Callable[[], Iterable[Tensor]]) -> State | None:
         made: State | None = None
         error: Exception | None = None
-        try:
-            made = to_device(make(), torch.device("cpu")) if self.rank == 0 else None
-        except Exception as problem:
-            error = problem
-        first: State | None = self.all_gather_or_raise(made, error)[0]
+        if self.rank == 0:
+            try:
+                made = to_device(make(), CPU)
+            except Exception as problem:
+                error = problem
+        from_rank_0: State | None = self.all_gather_or_raise(made, error)[0]
         self.broadcast_(list(tensors()))
-        return first if first is None else {name: value.to(self.device) for name, value in first.items()}
+        if from_rank_0 is None:
+            return None
+        return {name: value.to(self.device) for name, value in from_rank_0.items()}
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
-            there = tensor.detach().to(self.device).contiguous()
+            on_device = tensor.detach().to(self.device).contiguous()
             with LIFE.waiting():
-                dist.broadcast(there, 0)
-            tensor.detach().copy_(there)
+                dist.broadcast(on_device, 0)
+            tensor.detach().copy_(on_device)
 
     def gather_to_root(self, value: Any) -> list[Any]:
-        out: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        by_rank: list[Any] | None = None
+        if self.rank == 0:
+            by_rank = [None] * self.world
         with LIFE.waiting():
-            dist.gather_object(value, out, 0)
-        return out or []
+            dist.gather_object(value, by_rank, 0)
+        return by_rank or []
 
     def assign_clients(
         self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]
@@ -175,20 +218,36 @@ class ProcessCommunicator(Communicator):
         load = [0] * self.world
         for client_id, rank in ranks.items():
             load[rank] += max(1, work(client_id))
-        for client_id in sorted(set(cohort) - ranks.keys(), key=lambda c: (-work(c), c)):
-            rank = ranks[client_id] = load.index(min(load))
+        without_owner = set(cohort) - ranks.keys()
+        for client_id in sorted(without_owner, key=lambda client_id: (-work(client_id), client_id)):
+            rank = load.index(min(load))
+            ranks[client_id] = rank
             load[rank] += max(1, work(client_id))
         return ranks
 
 
 def current_communicator(device: torch.device | None = None) -> Communicator:
-    """Make the communicator of this run, for several processes or for one."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return ProcessCommunicator(device) if several else Communicator(device)
+    """Return the communicator of this run, for several processes or for one.
+
+    Args:
+        device: The device on which tensors cross. None is the CPU.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return ProcessCommunicator(device)
+    return Communicator(device)
+
+
+def sums_by_key(partials: Mapping[str, PartialAggregate]) -> dict[str, StateSum]:
+    """Return the sums of all members, by a key of the member's and the sum's names."""
+    sums: dict[str, StateSum] = {}
+    for name, partial in partials.items():
+        for sum_name, total in partial.sums.items():
+            sums[f"{name}/{sum_name}"] = total
+    return sums
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move the tensors in a pytree of dicts, lists and updates to `device`."""
+    """Return a pytree of dicts, lists and updates with its tensors on `device`."""
 
     def moved(item: Any) -> Any:
         if isinstance(item, Tensor):

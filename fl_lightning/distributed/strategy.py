@@ -1,4 +1,4 @@
-"""Strategy that spreads the clients of a round over processes, without synchronised gradients."""
+"""The strategy that spreads the clients of a round over processes, without synchronized gradients."""
 
 import os
 import pickle
@@ -26,11 +26,11 @@ from fl_lightning.utils.settings import check_above
 from fl_lightning.utils.tracebacks import raised_by_check
 
 WHOLE_ROUND = timedelta(days=1)
-"""Longest time that a process waits for the others; the watch ends a run with a silent process much earlier."""
+"""Longest time that a process waits for the others. The watch ends a run with a silent process much earlier."""
 
 
 class RemoteTracebackError(Exception):
-    """Traceback of another process, as the cause of its error in this one."""
+    """Shows the traceback of another process, as the cause of its error in this process."""
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -40,10 +40,14 @@ class ClientParallelStrategy(DDPStrategy):
     `client_parallel_notebook` (processes started from the running one). A process that ends or fails ends the others.
 
     Args:
-        process_timeout: seconds between two signs of life (a client, a batch) of a process for which others wait;
-            longer ends the run.
-        timeout: of one collective.
-        kwargs: of Lightning's DDPStrategy.
+        process_timeout: Seconds between two signs of life (a client, a batch) of a process, > 0. If others wait for the
+            process and it needs longer, the run ends.
+        timeout: Time limit of one collective.
+        kwargs: Arguments of Lightning's DDPStrategy.
+
+    Attributes:
+        watch: Watches over the processes. None outside a run, and with one process.
+        starts_all: Whether this process starts all processes of the run, and takes part in none.
     """
 
     def __init__(
@@ -57,35 +61,37 @@ class ClientParallelStrategy(DDPStrategy):
         super().__init__(timeout=timeout, **kwargs)
         self.process_timeout = process_timeout
         self.watch: Watch | None = None
+        self.starts_all = kwargs.get("start_method", "popen") != "popen"
         self._mail: Path | None = None
         """Folder in which an error that ends the run is left for the process that has started this one."""
-        self.starts_all = kwargs.get("start_method", "popen") != "popen"
-        self._children: list[Any] = []  # that this process has started
+        self._children: list[Any] = []
+        """The processes that this one has started."""
 
     @property
     def launcher(self) -> Any:
-        """Lightning's launcher, under watch, so that an error of one process is reported once."""
+        """Lightning's launcher, which reports the error of a process once."""
         launcher: Any = super().launcher
         if launcher is not None and "launch" not in vars(launcher):
             launcher.launch = partial(self._launch, launcher, launcher.launch)
         return launcher
 
     def _launch(self, launcher: Any, launch: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Start the processes by a launcher of Lightning's and run `function` in each.
+        """Start the processes with Lightning's launcher, and run a function in each.
 
         Args:
-            launcher: of Lightning's.
-            launch: its own method of this name.
-            function: to be run.
-            args: of the function.
-            kwargs: of the launcher and the function.
+            launcher: Lightning's launcher.
+            launch: The launcher's own method `launch`.
+            function: The function.
+            args: Positional arguments of the function.
+            kwargs: Keyword arguments of the launcher and the function.
 
         Raises:
-            BaseException: the first error of any process.
+            BaseException: A process failed. It is the first error of all processes.
         """
         mail = Path(tempfile.mkdtemp(prefix="fl_lightning-")) if self.starts_all else None
+        run_rank = partial(self._run_rank, function, mail=mail, starter=os.getpid())
         try:
-            return launch(partial(self._run_rank, mail, os.getpid(), function), *args, **kwargs)
+            return launch(run_rank, *args, **kwargs)
         except KeyboardInterrupt:
             end_all(launcher.procs)
             raise
@@ -96,31 +102,34 @@ class ClientParallelStrategy(DDPStrategy):
             if mail is not None:
                 shutil.rmtree(mail, ignore_errors=True)
 
-    def _run_rank(self, mail: Path | None, starter: int, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run `function` in one of the processes.
+    def _run_rank(self, function: Any, *args: Any, mail: Path | None, starter: int, **kwargs: Any) -> Any:
+        """Run a function in one of the processes.
 
         Args:
-            mail: folder for an error, where another process has started this one and waits for it; else None.
-            starter: id of that process.
-            function: to be run.
-            args: of the function.
-            kwargs: of the function.
+            function: The function.
+            args: Positional arguments of the function.
+            mail: The folder in which an error is left for the process that has started this one and waits for it. None
+                if there is no such process.
+            starter: The id of the process that starts the run.
+            kwargs: Keyword arguments of the function.
 
         Raises:
-            BaseException: the run's first error.
-            SystemExit: in place of that error, in a process that was started for the fit.
+            BaseException: A process failed. It is the run's first error.
+            SystemExit: A process failed, and this process was started for the fit.
         """
         self._mail = mail
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            if mail is not None:  # the starting process sends that signal once one has ended, and the handler may block
+            if mail is not None:
+                # The starting process sends this signal once one process has ended, and the handler may block.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             watch = self.watch
             first = error if watch is None else watch.explain(error)
             if mail is not None:
                 leave(mail, 0 if watch is None else watch.rank, first)
                 if os.getppid() != starter:
+                    # The starting process is gone, so nobody else removes the folder.
                     shutil.rmtree(mail, ignore_errors=True)
                 sys.exit(1)
             if watch is not None:
@@ -131,15 +140,17 @@ class ClientParallelStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        if self.world_size > 1:
-            starter = None if self._mail is None else os.getppid()
-            self.watch = Watch(self.process_timeout, self._last_word, starter)
-            if self._mail is None and self.launcher is not None:
-                self._children += self.launcher.procs
-                self.launcher.procs.clear()  # else Lightning's observer kills this process before it can report
+        if self.world_size == 1:
+            return
+        starter = None if self._mail is None else os.getppid()
+        self.watch = Watch(self.process_timeout, last_word=self._last_word, starter=starter)
+        if self._mail is None and self.launcher is not None:
+            self._children += self.launcher.procs
+            # Lightning's observer of these processes would kill this process before it can report.
+            self.launcher.procs.clear()
 
     def _last_word(self, error: BaseException) -> None:
-        """Explain why the run ends, in place of the main thread, which is stuck."""
+        """Report why the run ends, in the place of the main thread, which is stuck."""
         if self.watch is None:
             return
         if self._mail is not None:
@@ -162,7 +173,7 @@ class ClientParallelStrategy(DDPStrategy):
         """Leave the module unwrapped.
 
         Raises:
-            ValueError: if it synchronises BatchNorm, whose statistics belong to one client.
+            ValueError: The module synchronizes BatchNorm, whose statistics belong to one client.
         """
         if any(isinstance(module, torch.nn.SyncBatchNorm) for module in self.lightning_module.modules()):  # type: ignore[union-attr]
             raise ValueError(
@@ -170,7 +181,7 @@ class ClientParallelStrategy(DDPStrategy):
                 "trainer.sync_batchnorm unset"
             )
 
-    # --- signs of life -----------------------------------------------------------------------------------------
+    # --- signs of life ---
 
     barrier = LIFE.waiting()(DDPStrategy.barrier)
     broadcast = LIFE.waiting()(DDPStrategy.broadcast)
@@ -179,14 +190,21 @@ class ClientParallelStrategy(DDPStrategy):
 
 
 def leave(mail: Path, rank: int, error: BaseException) -> None:
-    """Leave an error for the process that started this one."""
+    """Leave an error for the process that started this one.
+
+    Args:
+        mail: The folder for the error.
+        rank: The rank of this process.
+        error: The error.
+    """
     text = "".join(format_exception(error))
     checked = raised_by_check(error)
     try:
         content = pickle.dumps((error, checked, text))
         pickle.loads(content)
-    except Exception:  # some errors cannot be pickled or unpickled
-        content = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), checked, text))
+    except Exception:  # Some errors cannot be pickled or unpickled.
+        substitute = RuntimeError(f"{type(error).__name__}: {error}")
+        content = pickle.dumps((substitute, checked, text))
     with suppress(OSError):
         part = mail / f"{rank}.part"
         part.write_bytes(content)
@@ -194,7 +212,14 @@ def leave(mail: Path, rank: int, error: BaseException) -> None:
 
 
 def first_error(mail: Path, ended: Exception) -> BaseException:
-    """Choose the error that the others follow from, or tell how a process ended where none has left one."""
+    """Return the error from which the others follow.
+
+    If no process has left an error, it says how a process ended.
+
+    Args:
+        mail: The folder with the errors.
+        ended: The error of Lightning's launcher.
+    """
     errors: list[BaseException] = []
     for path in sorted(mail.glob("*.error")):
         with suppress(Exception):
@@ -203,6 +228,7 @@ def first_error(mail: Path, ended: Exception) -> BaseException:
             error.__cause__ = RemoteTracebackError(f"\n{text}")
             errors.append(error)
     if errors:
+        # A RemoteError follows from the error of another process.
         return min(errors, key=lambda error: isinstance(error, RemoteError))
     if isinstance(ended, ProcessExitedException):
         return RemoteError(f"rank {ended.error_index} ended without a word: {ended}")
@@ -210,20 +236,25 @@ def first_error(mail: Path, ended: Exception) -> BaseException:
 
 
 def end_all(processes: Sequence[Any]) -> None:
-    """Wait until processes have ended after Ctrl-C, and end those that have not."""
-    until = monotonic() + GRACE / 3
-    while monotonic() < until and any(alive(process) for process in processes):
+    """Wait until processes have ended after Ctrl-C, and end the others."""
+    deadline = monotonic() + GRACE / 3
+    while monotonic() < deadline and any(alive(process) for process in processes):
         sleep(0.05)
     for process in processes:
         process.kill()
 
 
 def alive(process: Any) -> bool:
-    """Tell whether a process (of subprocess or multiprocessing) runs."""
-    return bool(process.is_alive() if hasattr(process, "is_alive") else process.poll() is None)
+    """Return True if a process (of subprocess or multiprocessing) runs."""
+    if hasattr(process, "is_alive"):
+        return bool(process.is_alive())
+    return process.poll() is None
 
 
-for suffix, method in {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}.items():
+START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
+"""How the processes are started, by the ending of the strategy's name."""
+
+for suffix, method in START_METHODS.items():
     StrategyRegistry.register(
         f"client_parallel{suffix}",
         ClientParallelStrategy,

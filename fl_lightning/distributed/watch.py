@@ -1,4 +1,4 @@
-"""Watch over the processes of a run, which ends all of them, with one report, if one ends, fails or hangs."""
+"""The watch over the processes of a run, which ends all of them if one ends, fails or hangs."""
 
 import os
 import secrets
@@ -24,171 +24,236 @@ GRACE = 10.0
 """Seconds in which a process that was told to end may do so by itself."""
 
 BEAT = "beat"
+"""Kind of a message with a sign of life."""
+
 BYE = "bye"
+"""The message of a process that takes part no longer."""
+
 END = "end"
-SIGNAL = getattr(signal, "SIGUSR2", None)  # not on Windows, where a process ends when its next collective fails
+"""Kind of a message with a verdict."""
+
+SIGNAL = getattr(signal, "SIGUSR2", None)
+"""Signal that makes the main thread raise. None on Windows, where a process ends when its next collective fails."""
+
 LOCAL = ("127.0.0.1", "localhost", "::1")
+"""Addresses of this host."""
 
 
 class RemoteError(RuntimeError):
-    """Error for a failure in another process, with its rank and the cause."""
+    """Reports a failure in another process, with its rank and the cause."""
 
 
 class Verdict(NamedTuple):
-    """Reason for which a run ends.
+    """Says why a run ends.
 
     Args:
-        text: a sentence; empty after Ctrl-C.
-        rank: at fault.
+        text: The reason as a sentence. Empty after Ctrl-C.
+        rank: The rank of the process at fault.
     """
 
     text: str
     rank: int
 
     def error(self) -> BaseException:
-        """Make the error that the processes raise."""
+        """Return the error that the processes raise."""
         return RemoteError(self.text) if self.text else KeyboardInterrupt()
 
 
 class Peer:
-    """Another process, as far as it is known here.
+    """Holds what is known here of a process of the run.
 
     Args:
-        connection: to it; None: it is this process.
-        rank: of it.
-        host: that it runs on.
-        pid: its process id there.
+        connection: The connection to the process. None for this process itself.
+        rank: The rank of the process.
+        host: The host on which the process runs.
+        pid: The id of the process on its host.
+
+    Attributes:
+        sign: The latest sign of life.
+        left: Whether the process takes part no longer.
+        heard: When the latest sign of life came.
+        changed: When the latest sign of life came that differed from the sign before.
     """
 
-    def __init__(self, connection: Connection | None, rank: int, host: str, pid: int) -> None:
+    def __init__(self, connection: Connection | None, *, rank: int, host: str, pid: int) -> None:
         self.connection = connection
         self.rank = rank
         self.host = host
         self.pid = pid
         self.sign = Sign()
         self.left = False
-        self.changed = self.heard = monotonic()
+        self.heard = monotonic()
+        self.changed = self.heard
 
     def note(self, sign: Sign) -> None:
-        """Take in its sign of life."""
+        """Take in a sign of life."""
         self.heard = monotonic()
         if sign != self.sign:
             self.sign = sign
             self.changed = self.heard
 
     def leave(self) -> None:
-        """Mark it as no longer taking part."""
+        """Mark the process as no longer taking part."""
         self.left = True
 
     def kill(self) -> None:
-        """End it, where it runs on this host."""
+        """End the process if it runs on this host and is not this process."""
         if self.host == socket.gethostname() and self.pid != os.getpid():
             with suppress(OSError):
                 os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 class Watch:
-    """Exchanges signs of life with the other processes, in a thread, where rank 0 judges, and the others judge rank 0.
+    """Exchanges signs of life with the other processes, in a thread.
 
-    A process that must end raises in its main thread, at once where that runs Python, else when its collective fails
-    for want of a process; one that does not end in `GRACE` seconds is ended.
+    Rank 0 judges the others, and the others judge rank 0. A process that must end raises an error in its main thread,
+    at once if that runs Python, or when its collective fails because a process is gone. A process that does not end in
+    `GRACE` seconds is ended.
 
     Args:
-        timeout: seconds between two signs of life of a process for which others wait.
-        last_word: called with the error, where the main thread does not get to raise it.
-        starter: id of the process that has started this one and waits for it; None: there is none.
+        timeout: Seconds between two signs of life of a process for which others wait.
+        last_word: Reports an error if the main thread does not get to raise it.
+        starter: Id of the process that has started this one and waits for it. None if there is no such process.
+
+    Attributes:
+        rank: The rank of this process.
+        world: Number of processes.
+        verdict: Why the run ends. None while it goes on.
     """
 
     def __init__(self, timeout: float, last_word: Callable[[BaseException], None], starter: int | None = None) -> None:
-        self.rank, self.world = rank, world = dist.get_rank(), dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
         self.timeout = timeout
         self.last_word = last_word
-        self._starter = starter
         self.verdict: Verdict | None = None
+        self._starter = starter
         self._decided = threading.Event()
+        """Set once there is a verdict."""
         self._closed = threading.Event()
+        """Set once this process takes part in no collective any more."""
         self._notified = False
+        """Whether the main thread has met an error or closed the watch, so that it needs no signal."""
         self._lock = threading.Lock()
-        me = Peer(None, rank, socket.gethostname(), os.getpid())
-        self._me = me
-        self._peers = {rank: me}
-        host = os.environ.get("MASTER_ADDR", LOCAL[0])
-        listener: Listener | None = None
-        place: list[Any] = [0, b""]
-        if rank == 0:
-            key = secrets.token_bytes(32)
-            listener = Listener((LOCAL[0] if host in LOCAL else "", 0), backlog=world, authkey=key)
-            place = [listener.address[1], key]
-        dist.broadcast_object_list(place, 0)
-        if listener is None:
-            there = Client((host, place[0]), authkey=place[1])
-            there.send((rank, me.host, me.pid))
-            self._peers[0] = Peer(there, 0, *there.recv())
+        """Held while a message is sent."""
+        self._me = Peer(None, rank=self.rank, host=socket.gethostname(), pid=os.getpid())
+        self._peers = {self.rank: self._me}
+        """Rank 0 knows all processes, the others know rank 0 and themselves."""
+        listener = self._connect()
         if SIGNAL is not None and threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(SIGNAL, self._raise)
         threading.Thread(target=self._run, args=(listener,), name="watch", daemon=True).start()
 
-    # --- called by the main thread -----------------------------------------------------------------------------
+    def _connect(self) -> Listener | None:
+        """Connect this process with rank 0.
+
+        Returns:
+            On rank 0, what accepts the connections of the others. None on the other ranks.
+        """
+        host = os.environ.get("MASTER_ADDR", LOCAL[0])
+        listener: Listener | None = None
+        port_and_key: list[Any] = [0, b""]
+        if self.rank == 0:
+            address = LOCAL[0] if host in LOCAL else ""
+            key = secrets.token_bytes(32)
+            listener = Listener((address, 0), backlog=self.world, authkey=key)
+            port_and_key = [listener.address[1], key]
+        dist.broadcast_object_list(port_and_key, 0)
+        if listener is None:
+            port, key = port_and_key
+            connection = Client((host, port), authkey=key)
+            connection.send((self.rank, self._me.host, self._me.pid))
+            root_host, root_pid = connection.recv()
+            self._peers[0] = Peer(connection, rank=0, host=root_host, pid=root_pid)
+        return listener
+
+    # --- called by the main thread ---
 
     def explain(self, error: BaseException) -> BaseException:
-        """Tell the others of an error that ends this process, and return the run's first error to be raised."""
+        """Tell the others of an error that ends this process, and return the run's first error.
+
+        The caller raises what is returned.
+        """
         self._notified = True
         of_a_collective = isinstance(error, RuntimeError) and module_of(error).startswith("torch.distributed")
         if self.verdict is None and of_a_collective:
-            self._decided.wait(GRACE / 2)  # another process has ended, and the watch will tell which and why
+            # Another process has ended, and the watch will tell which and why.
+            self._decided.wait(GRACE / 2)
         if self.verdict is not None:
             return self.verdict.error()
         if isinstance(error, KeyboardInterrupt):
             self._tell(Verdict("", self.rank))
         elif not isinstance(error, RemoteError):
-            sentence = " ".join(str(error).split())
-            sentence = f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {sentence}"
+            words = " ".join(str(error).split())
+            sentence = f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {words}"
             self._tell(Verdict(sentence, self.rank))
         return error
 
     @property
     def reports(self) -> bool:
-        """Tell whether this process reports why the run ended: rank 0, or where that has gone, rank 1."""
+        """Whether this process reports why the run ended: rank 0, or rank 1 if rank 0 has gone."""
         return self.rank == 0 or (self.rank == 1 and self._peers[0].left)
 
     def close(self) -> None:
-        """End the watch: this process takes part in no collective any more."""
+        """End the watch, because this process takes part in no collective any more."""
         self._closed.set()
         self._notified = True
         for peer in self._others():
             self._send(peer, BYE)
         if SIGNAL is not None and threading.current_thread() is threading.main_thread():
-            ends = self._handler in (signal.SIG_DFL, None)  # and a signal may be on its way
-            signal.signal(SIGNAL, signal.SIG_IGN if ends else self._handler)
+            # The default handler would end the process, and a signal may be on its way.
+            is_default = self._handler in (signal.SIG_DFL, None)
+            signal.signal(SIGNAL, signal.SIG_IGN if is_default else self._handler)
 
-    # --- the thread --------------------------------------------------------------------------------------------
+    # --- the thread ---
 
     def _run(self, listener: Listener | None) -> None:
-        while listener is not None and len(self._peers) < self.world:
-            there = listener.accept()
-            peer = Peer(there, *there.recv())
-            there.send((self._me.host, self._me.pid))
-            self._peers[peer.rank] = peer
+        """Exchange messages until the watch is closed, or all others have left.
+
+        Args:
+            listener: Accepts the connections of the others, on rank 0.
+        """
+        if listener is not None:
+            self._accept_others(listener)
         next_beat = monotonic()
         while not self._closed.is_set() and self._others():
-            connections = {peer.connection: peer for peer in self._others()}
-            for ready in wait([c for c in connections if c is not None], max(0.0, next_beat - monotonic())):
-                self._receive(connections[ready])  # type: ignore[index]
-            if monotonic() < next_beat:
-                continue
-            next_beat = monotonic() + TICK
-            self._me.note(LIFE.sign())  # before it is judged
-            for peer in self._others():
-                self._send(peer, (BEAT, self._me.sign))
-            if self._starter is not None and os.getppid() != self._starter:
-                self._decide(Verdict("the process that has started the run is gone", self.rank))
-            if self.verdict is None and not self._notified:
-                self._judge()
+            self._receive_until(next_beat)
+            if monotonic() >= next_beat:
+                next_beat = monotonic() + TICK
+                self._beat()
+
+    def _accept_others(self, listener: Listener) -> None:
+        """Accept the connections of all other processes."""
+        while len(self._peers) < self.world:
+            connection = listener.accept()
+            rank, host, pid = connection.recv()
+            connection.send((self._me.host, self._me.pid))
+            self._peers[rank] = Peer(connection, rank=rank, host=host, pid=pid)
+
+    def _receive_until(self, next_beat: float) -> None:
+        """Wait for messages until the next beat, and take in the first that come."""
+        peers: dict[Any, Peer] = {}
+        for peer in self._others():
+            if peer.connection is not None:
+                peers[peer.connection] = peer
+        seconds = max(0.0, next_beat - monotonic())
+        for connection in wait(list(peers), seconds):
+            self._receive(peers[connection])
+
+    def _beat(self) -> None:
+        """Send a sign of life to the others, and judge them."""
+        self._me.note(LIFE.sign())  # This process is judged by a fresh sign, too.
+        for peer in self._others():
+            self._send(peer, (BEAT, self._me.sign))
+        if self._starter is not None and os.getppid() != self._starter:
+            self._decide(Verdict("the process that has started the run is gone", self.rank))
+        if self.verdict is None and not self._notified:
+            self._judge()
 
     def _receive(self, peer: Peer) -> None:
-        """Take a message, or without one the end of its process."""
+        """Take in a message of a process, or the end of the process if there is no message."""
         try:
-            message = peer.connection.recv() if peer.connection is not None else BYE
+            message: Any = BYE if peer.connection is None else peer.connection.recv()
         except (EOFError, OSError):
             peer.leave()
             if not self._closed.is_set():
@@ -197,40 +262,57 @@ class Watch:
             return
         if message == BYE:
             peer.leave()
-        elif message[0] == END:
-            self._decide(Verdict(*message[1]))
+            return
+        kind, content = message
+        if kind == END:
+            self._decide(Verdict(*content))
         else:
-            peer.note(Sign(*message[1]))
+            peer.note(Sign(*content))
 
     def _judge(self) -> None:
-        """End the run where a process gives no sign of life while others wait for it."""
+        """End the run if a process gives no sign of life while others wait for it."""
+        if self.rank == 0:
+            self._judge_all()
+        else:
+            self._judge_root()
+
+    def _judge_root(self) -> None:
+        """End the run if rank 0 sends nothing. Rank 0 judges itself as long as its thread runs."""
         root = self._peers[0]
+        if monotonic() - root.heard > self.timeout + GRACE:
+            self._end(root, f"rank 0 of {self.world} has given no sign of life")
+
+    def _judge_all(self) -> None:
+        """End the run if a process works on without a sign of life, or if all wait for each other."""
         peers = list(self._peers.values())
         now = monotonic()
-        if self.rank:  # rank 0 judges itself as long as its thread runs
-            if now - root.heard > self.timeout + GRACE:
-                self._end(root, f"rank 0 of {self.world} has given no sign of life")
-            return
         silent = [peer for peer in peers if not peer.left and now - peer.changed > self.timeout]
-        busy = [peer for peer in silent if not peer.sign.waits or now - peer.heard > self.timeout]  # or frozen
-        if busy and any(peer.sign.waits for peer in peers):
-            self._end(busy[0], f"rank {busy[0].rank} of {self.world} has given no sign of life")
-        elif not busy and len(silent) == self.world:
-            self._end(root, f"all {self.world} processes have waited for each other")
+        # A process that waits is not at fault, unless it is frozen: then nothing is heard of it.
+        at_fault = [peer for peer in silent if not peer.sign.waits or now - peer.heard > self.timeout]
+        if at_fault and any(peer.sign.waits for peer in peers):
+            first = at_fault[0]
+            self._end(first, f"rank {first.rank} of {self.world} has given no sign of life")
+        elif not at_fault and len(silent) == self.world:
+            self._end(self._peers[0], f"all {self.world} processes have waited for each other")
 
     def _end(self, peer: Peer, happened: str) -> None:
-        """End the run since a process is silent."""
+        """End the run because a process is silent.
+
+        Args:
+            peer: The process.
+            happened: What happened, without the time.
+        """
         remedy = "raise process_timeout of ClientParallelStrategy if it needs longer"
         self._decide(Verdict(f"{happened} for {self.timeout:g} s, last seen {peer.sign}; {remedy}", peer.rank))
         peer.kill()
 
     def _tell(self, verdict: Verdict) -> None:
-        """Pass a verdict on: rank 0 to all, the others to rank 0."""
+        """Pass a verdict on, from rank 0 to all, and from the others to rank 0."""
         for peer in self._others():
             self._send(peer, (END, tuple(verdict)))
 
     def _decide(self, verdict: Verdict) -> None:
-        """End this process, and by rank 0 all others."""
+        """End this process, and on rank 0 all others, unless that was decided before."""
         if self.verdict is not None:
             return
         self.verdict = verdict
@@ -241,11 +323,12 @@ class Watch:
             threading.Thread(target=self._insist, daemon=True).start()
 
     def _insist(self) -> None:
-        """Raise in the main thread, or end the process where that is stuck."""
+        """Make the main thread raise the verdict, or end the process if the main thread is stuck."""
         if SIGNAL is not None and not self._closed.is_set():
             with suppress(OSError):
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
-        if not self._closed.wait(GRACE) and not self._notified and self.verdict is not None:
+        was_closed = self._closed.wait(GRACE)
+        if not was_closed and not self._notified and self.verdict is not None:
             self.last_word(self.verdict.error())
             os._exit(1)
 
@@ -256,9 +339,11 @@ class Watch:
             raise self.verdict.error()
 
     def _others(self) -> list[Peer]:
+        """Return the other processes that are connected with this one and have not left."""
         return [peer for peer in self._peers.values() if peer is not self._me and not peer.left]
 
     def _send(self, peer: Peer, message: Any) -> None:
+        """Send a message to a process. If the process is gone, nothing happens."""
         with self._lock, suppress(OSError):
             if peer.connection is not None:
                 peer.connection.send(message)

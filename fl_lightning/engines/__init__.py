@@ -1,4 +1,4 @@
-"""Engines, which train clients: one after the other, or a cohort at once."""
+"""Engines train clients, one after the other or several at once."""
 
 from fl_lightning.engines.cohort import CohortEngine as CohortEngine
 from fl_lightning.engines.local import local_engine as local_engine

@@ -1,4 +1,4 @@
-"""Blocks of a stack: clients with the same batches, whose parameters are the same parameters of an optimizer."""
+"""Blocks of a stack: neighboring rows with the same batches, which an optimizer steps as stacked parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,125 +12,177 @@ from fl_lightning.client.progress import AccumulatedLR, LocalProgress
 from fl_lightning.engines.lockstep import Passes
 from fl_lightning.types import State
 
+Gradients = Mapping[str, Tensor | None]
+"""Gradients by name, each (k, ...). None: the losses do not depend on the parameter."""
+
 
 class Block:
-    """Neighbouring rows of a stack with the same batches.
+    """Holds neighboring rows of a stack whose clients have the same batches.
 
-    Several blocks share an optimizer: it leaves out parameters without a gradient, and counts the steps of each.
+    Several blocks share an optimizer. It skips parameters without a gradient, and counts the steps of each parameter.
 
     Args:
-        rows: of the stack.
-        passes: the batches of each of its clients.
-        optimizers: that step the leaves.
-        leaves: the rows' parameters by name, each (k, ...).
+        rows: The rows in the stack.
+        passes: The batches of each of the clients.
+        optimizers: The optimizers that step the parameters of the rows.
+        params: The parameters of the rows by name, each (k, ...).
+
+    Attributes:
+        progress: The progress of each of the clients in the phase.
+        last_size: The number of samples in the last batch.
     """
 
-    def __init__(self, rows: slice, passes: Passes, optimizers: LocalOptimizers, leaves: State) -> None:
+    def __init__(self, rows: slice, passes: Passes, optimizers: LocalOptimizers, params: State) -> None:
         self.rows = rows
         self.passes = passes
         self.optimizers = optimizers
-        self.leaves = leaves
+        self.params = params
         self.progress = LocalProgress()
-        """Of each of its clients."""
         self.accumulated_lr = AccumulatedLR(optimizers.raw, optimizers.accumulated_lr.slope)
         self.last_size = 1
-        """Samples in the last batch."""
 
-    def take_gradients(self, gradients: Mapping[str, Tensor | None], rows: slice, num_samples: int) -> None:
-        """Take the gradients of a step to come.
+    def take_gradients(self, gradients: Gradients, rows: slice, num_samples: int) -> None:
+        """Take the gradients of the next step.
 
         Args:
-            gradients: of the losses of `rows` by name; None: they do not depend on the parameter. Left out: it rests.
-            rows: of the stack, these among them.
-            num_samples: in the batch of each client.
+            gradients: The gradients of the losses of `rows`. A parameter without an entry is not stepped.
+            rows: The rows of the step in the stack. The rows of the block are among them.
+            num_samples: The number of samples in the batch of each client.
         """
-        block = slice(self.rows.start - rows.start, self.rows.stop - rows.start)
+        own_rows = slice(self.rows.start - rows.start, self.rows.stop - rows.start)
         self.last_size = num_samples
-        for name, value in gradients.items():
-            self.leaves[name].grad = None if value is None else value[block]
+        for name, gradient in gradients.items():
+            self.params[name].grad = None if gradient is None else gradient[own_rows]
 
-    def stepped(self) -> None:
-        """Count a step, and rest until the next gradients."""
+    def finish_step(self) -> None:
+        """Count a step, and remove the gradients, so that the optimizer skips the block until it has new ones."""
         self.accumulated_lr.step()
-        for leaf in self.leaves.values():
-            leaf.grad = None
+        for parameter in self.params.values():
+            parameter.grad = None
 
 
-def begin_blocks(blocks: Sequence[Block], params: Mapping[str, Tensor]) -> None:
-    """Begin the training of blocks that share an optimizer, which has been begun.
+def begin_blocks(blocks: Sequence[Block], module_params: Mapping[str, Tensor]) -> None:
+    """Begin the training of all blocks that share an optimizer. The optimizer has been begun before.
 
     Args:
-        blocks: one or more.
-        params: the module's own parameters, by name, which the optimizer was built for.
+        blocks: The blocks, at least one.
+        module_params: The parameters of the client module by name. The optimizer was built for them.
     """
     for block in blocks:
         block.accumulated_lr.begin(block.progress)
-    leaves = [block.leaves for block in blocks if block.passes.epochs]
-    if leaves:
-        step_rows(
-            blocks[0].optimizers.raw[0], {id(value): [of[name] for of in leaves] for name, value in params.items()}
-        )
+    training = [block for block in blocks if block.passes.epochs]
+    if not training:
+        return
+    rows: dict[int, list[Tensor]] = {}
+    for name, parameter in module_params.items():
+        rows[id(parameter)] = [block.params[name] for block in training]
+    replace_params(blocks[0].optimizers.raw[0], rows)
 
 
-def step_rows(optimizer: Optimizer, rows: Mapping[int, Sequence[Tensor]]) -> None:
-    """Let an optimizer that has taken no step yet step stacked parameters in place of its own.
+def replace_params(optimizer: Optimizer, rows: Mapping[int, Sequence[Tensor]]) -> None:
+    """Let an optimizer step stacked parameters in the place of its own.
 
     Args:
-        optimizer: one that treats every number by itself.
-        rows: stacked parameters, each (k, ...), by the id of each parameter.
+        optimizer: An optimizer that has taken no step yet. It treats every number by itself.
+        rows: The stacked parameters, each (k, ...), by the `id` of the parameter that they replace.
     """
     states = list(optimizer.state.items())
     optimizer.state.clear()
     for group in optimizer.param_groups:
-        group["params"] = [leaf for parameter in group["params"] for leaf in rows[id(parameter)]]
+        stacked: list[Tensor] = []
+        for parameter in group["params"]:
+            stacked += rows[id(parameter)]
+        group["params"] = stacked
         if "fused" in group:
-            group["fused"] = takes_one_kernel(type(optimizer), group)
-    for parameter, state in states:  # of Adagrad, which has one from the start
-        for leaf in rows[id(parameter)]:
-            optimizer.state[leaf] = {
-                key: (value if key == "step" else value.expand(len(leaf), *value.shape)).clone()
-                for key, value in state.items()
-            }
+            group["fused"] = fused_setting(type(optimizer), group)
+    # Adagrad has a state before its first step. Other optimizers have none.
+    for parameter, state in states:
+        for stacked_parameter in rows[id(parameter)]:
+            optimizer.state[stacked_parameter] = stacked_state(state, number=len(stacked_parameter))
 
 
-def takes_one_kernel(kind: type[Optimizer], group: Mapping[str, Any]) -> bool | None:
-    """Choose whether one kernel steps all blocks: on a CPU it takes a fifth of the time for many small parameters.
+def stacked_state(state: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """Repeat the state of a parameter for each row of a stack. The number of steps stays one value.
 
-    False where the user says so; None: torch chooses. SGD's kernel takes no blocks that have rested beside others.
+    Args:
+        state: The state of the parameter by name.
+        number: The number of rows k.
 
-    >>> takes_one_kernel(Adam, {"params": [torch.zeros(2)], "fused": None})
+    >>> stacked_state({"step": torch.tensor(0.0), "sum": torch.zeros(3)}, number=2)["sum"].shape
+    torch.Size([2, 3])
+    """
+    stacked = {}
+    for key, value in state.items():
+        if key == "step":
+            stacked[key] = value.clone()
+        else:
+            stacked[key] = value.expand((number, *value.shape)).clone()
+    return stacked
+
+
+def fused_setting(kind: type[Optimizer], group: Mapping[str, Any]) -> bool | None:
+    """Return the `fused` setting of a parameter group: whether one kernel steps all its parameters.
+
+    On a CPU one kernel is faster for many small parameters. The kernel of SGD is not used: it
+    does not take parameters of which some have no gradient in a step.
+
+    Args:
+        kind: The class of the optimizer.
+        group: The parameter group.
+
+    Returns:
+        True for one kernel, False if the user has set it, or None if torch chooses.
+
+    >>> fused_setting(Adam, {"params": [torch.zeros(2)], "fused": None})
     True
     """
-    others = any(group.get(name) for name in ("foreach", "capturable", "differentiable"))
-    laid = all(leaf.is_contiguous() and leaf.device.type == "cpu" for leaf in group["params"])
     if group["fused"] is False:
         return False
-    return True if kind in (Adam, AdamW) and laid and not others else None
+    excludes_fused = any(group.get(name) for name in ("foreach", "capturable", "differentiable"))
+    if kind not in (Adam, AdamW) or excludes_fused:
+        return None
+    on_cpu = all(parameter.is_contiguous() and parameter.device.type == "cpu" for parameter in group["params"])
+    return True if on_cpu else None
 
 
-def laid_as(params: State, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Lay gradients in memory as their parameters lie, as which a kernel for all parameters reads them.
+def lay_out_like(params: State, gradients: Gradients) -> dict[str, Tensor | None]:
+    """Lay gradients out in memory like their parameters. A kernel for all parameters reads them so.
 
-    >>> laid_as({"w": torch.zeros(2, 3)}, {"w": torch.zeros(3, 2).T})["w"].stride()
+    >>> lay_out_like({"w": torch.zeros(2, 3)}, {"w": torch.zeros(3, 2).T})["w"].stride()
     (3, 1)
     """
-    return {
-        name: value.contiguous() if value is not None and params[name].is_contiguous() else value
-        for name, value in gradients.items()
-    }
+    laid_out: dict[str, Tensor | None] = {}
+    for name, gradient in gradients.items():
+        if gradient is not None and params[name].is_contiguous():
+            laid_out[name] = gradient.contiguous()
+        else:
+            laid_out[name] = gradient
+    return laid_out
 
 
-def clipped(gradients: Mapping[str, Tensor | None], most: float) -> dict[str, Tensor | None]:
-    """Clip each row's gradient to the norm `most`, as `torch.nn.utils.clip_grad_norm_` does for one client.
+def clip_rows(gradients: Gradients, max_norm: float) -> dict[str, Tensor | None]:
+    """Clip the gradient of each row to a norm, as `torch.nn.utils.clip_grad_norm_` does for one client.
 
-    >>> clipped({"w": torch.tensor([[3.0, 4.0], [0.3, 0.4]]), "v": None}, 1.0)["w"].round(decimals=4)
+    Args:
+        gradients: The gradients by name, each (k, ...).
+        max_norm: The largest norm of the gradient of a row, over all parameters.
+
+    >>> clip_rows({"w": torch.tensor([[3.0, 4.0], [0.3, 0.4]]), "v": None}, 1.0)["w"].round(decimals=4)
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
-    flat = [value.reshape(len(value), value[0].numel()) for value in gradients.values() if value is not None]
-    norms = [torch.linalg.vector_norm(value, dim=1) for value in flat]
-    factor = (most / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
-    return {
-        name: None if value is None else value * factor.view(-1, *[1] * (value.ndim - 1))
-        for name, value in gradients.items()
-    }
+    norms = []
+    for gradient in gradients.values():
+        if gradient is not None:
+            vectors = gradient.reshape(len(gradient), gradient[0].numel())
+            norms.append(torch.linalg.vector_norm(vectors, dim=1))
+    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    clipped: dict[str, Tensor | None] = {}
+    for name, gradient in gradients.items():
+        if gradient is None:
+            clipped[name] = None
+        else:
+            per_row = factor.view([-1] + [1] * (gradient.ndim - 1))
+            clipped[name] = gradient * per_row
+    return clipped

@@ -1,4 +1,4 @@
-"""Builder of a client's optimizers, whose schedulers it steps."""
+"""The builder of a client's optimizers, which also steps the schedulers of the optimizers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,124 +15,179 @@ from fl_lightning.types import OptimizerFactory, Phase
 
 
 class OptimizerBuilder:
-    """Builds the optimizers of a phase anew, or takes those at hand: momentum never outlives a client's round.
+    """Builds the optimizers of every phase, so that no momentum outlives a client's round.
+
+    An optimizer is used again only if a reset optimizer equals a new one.
 
     Args:
-        client: whose `configure_optimizers` they are of.
-        accumulated: batches per step.
-        device: that the client is trained on.
-        precision: the Trainer's precision plugin.
-        hands_out: whether a hook is given the optimizers, which may then be used by no other client.
+        client: The client module. Its `configure_optimizers` makes the optimizers.
+        accumulated: Batches per optimizer step, ≥ 1.
+        device: The device on which the client is trained.
+        precision: The Trainer's precision plugin.
+        hands_out: Whether a hook is given the optimizers. The hook may change the optimizers, so
+            no other client uses them.
 
     Attributes:
-        reusable: those of a phase without `trains`, where a reset one equals a new one.
+        reusable: The optimizers that the next phase without `trains` uses again. None if there
+            are none.
     """
 
     def __init__(
-        self, client: ClientModule, accumulated: int, device: torch.device, precision: Precision, hands_out: bool
+        self, *, client: ClientModule, accumulated: int, device: torch.device, precision: Precision, hands_out: bool
     ) -> None:
         self.client = client
         self.owner = client.lightning_modules()[-1]
         self.accumulated = accumulated
         self.device = device
         self.precision = precision
-        self._hands_out = hands_out
         self.reusable: LocalOptimizers | None = None
-        self._passing: LocalOptimizers | None = None
+        self._hands_out = hands_out
+        self._single_use: LocalOptimizers | None = None
+        """The optimizers of the last phase, if no other phase uses them."""
         self._factory: OptimizerFactory | None = None
-        self._slope = client.accumulated_lr_slope if overridden(client, "accumulated_lr_slope", ClientModule) else None
+        """The factory that made `reusable`."""
+        self._slope: Callable[[float], float] | None = None
+        if overridden(client, "accumulated_lr_slope", ClientModule):
+            self._slope = client.accumulated_lr_slope
 
     def of(self, phase: Phase) -> LocalOptimizers:
-        """Build the phase's optimizers, or take those at hand."""
-        return self.at_hand(phase) or self._built(phase)
+        """Return the optimizers of a phase, reused or new."""
+        return self.at_hand(phase) or self._replaced(phase)
 
     def at_hand(self, phase: Phase) -> LocalOptimizers | None:
-        """Give the optimizers that are used again, unless somebody has made more of them than they were."""
-        kept = self.reusable
-        settled = self.client.optimizer_factory is self._factory
-        return kept if phase.trains is None and settled and kept is not None and kept.reusable else None
+        """Return the optimizers that a phase can use again, or None if it needs new ones."""
+        if phase.trains is not None or self.reusable is None:
+            return None
+        if self.client.optimizer_factory is not self._factory:
+            return None
+        # Somebody who was given the optimizers since may have changed them.
+        return self.reusable if self.reusable.reusable else None
 
     def keep(self, phase: Phase, optimizers: LocalOptimizers) -> bool:
-        """Use the phase's optimizers again where a reset one equals a new one, and return whether that is so."""
-        keeps = phase.trains is None and optimizers.reusable and self.settles()
-        if keeps:
-            self.reusable = optimizers
-            self._factory = self.client.optimizer_factory
-        return keeps
+        """Keep the optimizers of a phase for other phases if a reset optimizer equals a new one.
 
-    def _built(self, phase: Phase) -> LocalOptimizers:
-        """Build the phase's optimizers in the place of those before."""
+        Args:
+            phase: The phase.
+            optimizers: The optimizers of the phase.
+
+        Returns:
+            Whether the optimizers were kept.
+        """
+        if phase.trains is not None or not optimizers.reusable or not self.settles():
+            return False
+        self.reusable = optimizers
+        self._factory = self.client.optimizer_factory
+        return True
+
+    def _replaced(self, phase: Phase) -> LocalOptimizers:
+        """Build the optimizers of a phase, and release the optimizers that they replace."""
         if phase.trains is None:
             self.forget()
-        elif self._passing is not None:
-            self._passing.release()
+        elif self._single_use is not None:
+            self._single_use.release()
         optimizers = self.new()
         if not self.keep(phase, optimizers):
-            self._passing = optimizers
+            self._single_use = optimizers
         return optimizers
 
     def settles(self) -> bool:
-        """Return True where the client's optimizers cannot depend on the client that they are built for."""
-        overrides = overridden(self.owner, "configure_optimizers", ClientModule)
-        return not self._hands_out and not overrides and is_settled(self.client.optimizer_factory)
+        """Return True if the client's optimizers cannot depend on the client."""
+        if self._hands_out or overridden(self.owner, "configure_optimizers", ClientModule):
+            return False
+        return is_settled(self.client.optimizer_factory)
 
     def forget(self) -> None:
-        """Build the optimizers anew for the next client: one that failed may have left them in the middle of a step."""
-        for optimizers in (self.reusable, self._passing):
+        """Release all optimizers, so that the next client gets new ones.
+
+        A client that failed may have left its optimizers in the middle of a step.
+        """
+        for optimizers in (self.reusable, self._single_use):
             if optimizers is not None:
                 optimizers.release()
-        self.reusable = self._passing = None
+        self.reusable = None
+        self._single_use = None
 
     def new(self) -> LocalOptimizers:
-        """Build optimizers by `configure_optimizers`.
+        """Return new optimizers, made by `configure_optimizers`.
 
         Raises:
-            ValueError: if they do not go with automatic optimization, accumulation or the precision.
+            ValueError: Automatic optimization, accumulation or the precision cannot use the
+                optimizers.
         """
-        client = self.client
         owner = type(self.owner).__name__
         backward = own_hook(self.owner, "backward") or Tensor.backward
-        # a scaler of its own, or a client would depend on those before it
-        scaled = getattr(self.precision, "scaler", None) is not None
-        scaler: Any = torch.amp.GradScaler(self.device.type) if scaled else None
+        scaler: Any = None
+        if getattr(self.precision, "scaler", None) is not None:
+            # With the Trainer's scaler a client would depend on the clients before it.
+            scaler = torch.amp.GradScaler(self.device.type)
 
         def scaled_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
             backward(scaler.scale(loss), *args, **kwargs)
 
-        configured = client.configure_optimizers()
-        optimizers = LocalOptimizers(configured, owner, self._slope, scaler, scaled_backward if scaled else backward)
-        if not client.automatic_optimization:
-            return optimizers
+        optimizers = LocalOptimizers(
+            configured=self.client.configure_optimizers(),
+            owner=owner,
+            slope=self._slope,
+            scaler=scaler,
+            backward=backward if scaler is None else scaled_backward,
+        )
+        if self.client.automatic_optimization:
+            self._check_automatic(optimizers, owner=owner, scaled=scaler is not None)
+        return optimizers
+
+    def _check_automatic(self, optimizers: LocalOptimizers, *, owner: str, scaled: bool) -> None:
+        """Refuse optimizers that automatic optimization cannot step.
+
+        Args:
+            optimizers: The optimizers.
+            owner: Name of the module that has configured the optimizers.
+            scaled: Whether gradients are scaled.
+
+        Raises:
+            ValueError: There are several optimizers, or one that computes its gradient more than
+                once a step together with a gradient scaler or with accumulation.
+        """
         if len(optimizers.raw) > 1:
             raise ValueError(
                 f"{owner} has {len(optimizers.raw)} optimizers under automatic optimization; set "
                 f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
             )
-        many_batches = self.accumulated > 1
-        if (scaled or many_batches) and any(wrapped.needs_closure for wrapped in optimizers.wrapped):
+        if not scaled and self.accumulated == 1:
+            return
+        if any(optimizer.needs_closure for optimizer in optimizers.wrapped):
+            kind = type(optimizers.raw[0]).__name__
+            remedy = "trainer.precision=bf16-mixed" if scaled else "model.accumulate_grad_batches=1"
             raise ValueError(
-                f"{type(optimizers.raw[0]).__name__} computes its gradient more than once a step, over one batch "
-                f"and without a gradient scaler; set "
-                f"{'trainer.precision=bf16-mixed' if scaled else 'model.accumulate_grad_batches=1'}"
+                f"{kind} computes its gradient more than once a step, over one batch and without a gradient scaler; "
+                f"set {remedy}"
             )
-        return optimizers
 
     def schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
-        """Step the schedulers of this interval that are due after `count` of it."""
+        """Step the schedulers that are due. The server steps every ReduceLROnPlateau.
+
+        Args:
+            schedulers: The schedulers of a phase.
+            interval: The interval that has ended, `epoch` or `step`.
+            count: The number of such intervals so far.
+        """
+        if count == 0:
+            return
         for entry in schedulers:
-            if entry.interval == interval and count and count % entry.frequency == 0 and not entry.reduce_on_plateau:
-                step_scheduler(entry, self.owner.lr_scheduler_step)  # the others are the server's
+            if entry.interval != interval or entry.reduce_on_plateau:
+                continue
+            if count % entry.frequency == 0:
+                step_scheduler(entry, self.owner.lr_scheduler_step)
 
 
 def step_scheduler(entry: LRSchedulerConfig, step: Callable[[Any, Any], None]) -> None:
     """Step a scheduler that needs no value.
 
     Args:
-        entry: the scheduler.
-        step: the module's `lr_scheduler_step`.
+        entry: The scheduler.
+        step: The module's `lr_scheduler_step`.
 
     Raises:
-        ValueError: if the scheduler is stepped beyond its end.
+        ValueError: The scheduler has no further steps.
     """
     try:
         step(entry.scheduler, None)

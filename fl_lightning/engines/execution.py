@@ -1,7 +1,4 @@
-"""Settings of how a process computes: threads and clients at once.
-
-And how tensors of images are laid out.
-"""
+"""Settings of how a process computes: its threads, clients at once, and the memory layout of images."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,43 +9,46 @@ from torch import nn
 from fl_lightning.client.module import ClientModule
 from fl_lightning.utils.settings import check_count
 
-HALF = ("bf16-mixed", "16-mixed")
+Chunk = Literal["auto"] | int
+"""The largest number of clients that are trained at once. `auto` chooses it."""
+
+HALF_PRECISIONS = ("bf16-mixed", "16-mixed")
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings that change the results in the last bits at most.
+    """Holds settings that change the results in the last bits at most.
 
     Args:
-        threads: of this process for torch operations; None: left alone.
-        chunk: clients trained at once: 1, K or `auto`.
+        threads: The number of threads of this process for torch operations. None leaves it as it is.
+        chunk: The number of clients that are trained at once: 1, K or `auto`.
 
     Raises:
-        ValueError: naming the setting, its range and the value.
+        ValueError: A setting is below 1.
     """
 
     threads: int | None = None
-    chunk: Literal["auto"] | int = 1
+    chunk: Chunk = 1
 
     def __post_init__(self) -> None:
         check_count(1, threads=self.threads)
         check_count(1, "'auto' chooses it", chunk=None if self.chunk == "auto" else self.chunk)
 
     def lay_out(self, client: ClientModule, device: torch.device, precision: str = "32-true") -> None:
-        """Lay the weights of the client's convolutions out channels last, where that is faster.
+        """Lay the weights of convolutions out channels last, if that is faster. Inputs then follow the weights.
 
-        Inputs follow them.
-
-        That is for a net (`net=`) with two-dimensional convolutions on a CPU, or on CUDA in half precision. A stack
-        of clients has another layout; the weights of a LightningModule stay as its author made them.
+        It is faster for a net (`net=`) with two-dimensional convolutions on a CPU, or on CUDA in half precision. A
+        stack of clients has another layout. The weights of a LightningModule stay as its author made them.
 
         Args:
-            client: with its net built.
-            device: that it is trained on.
-            precision: the Trainer's.
+            client: The client module, with its net built.
+            device: The device that the client is trained on.
+            precision: The precision of the Trainer.
         """
-        fast = precision in HALF if device.type == "cuda" else device.type == "cpu"
-        if self.chunk == 1 and fast and convolves(client):
+        is_faster = device.type == "cpu"
+        if device.type == "cuda":
+            is_faster = precision in HALF_PRECISIONS
+        if self.chunk == 1 and is_faster and convolves(client):
             client.to(memory_format=torch.channels_last)
 
     def limit_threads(self) -> None:
@@ -58,18 +58,20 @@ class Execution:
 
 
 def convolves(client: ClientModule) -> bool:
-    """Return True for a net (`net=`) with two-dimensional convolutions."""
-    return client.net is not None and any(isinstance(part, nn.Conv2d) for part in client.net.modules())
+    """Return True if the client has a net (`net=`) with two-dimensional convolutions."""
+    if client.net is None:
+        return False
+    return any(isinstance(module, nn.Conv2d) for module in client.net.modules())
 
 
 def evaluates_channels_last(client: ClientModule, device: torch.device) -> bool:
-    """Return True where batches of images are evaluated channels last, and what the net computes follows them.
+    """Return True if batches of images are evaluated channels last. Everything that the net computes then follows them.
 
-    That is for a net (`net=`) with two-dimensional convolutions on a CPU, in stacks, too, whose weights are not laid
-    out so; images of one channel are laid out alike.
+    This holds for a net (`net=`) with two-dimensional convolutions on a CPU. It also holds for stacks, whose weights
+    have another layout. Images of one channel are laid out alike.
 
     Args:
-        client: with its net built.
-        device: that it is evaluated on.
+        client: The client module, with its net built.
+        device: The device that the client is evaluated on.
     """
     return device.type == "cpu" and convolves(client)

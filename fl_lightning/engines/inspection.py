@@ -1,4 +1,4 @@
-"""Looks at the client in the module, in the middle of its training, which leaves no trace there."""
+"""Evaluations of the client in the module, which leave no trace in the client's training."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,111 +23,137 @@ from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator
 
 Moment = tuple[Hashable, ...]
-"""Name of the module's weights: the kind of the moment (`received`, `trained`, …), then whose and when."""
+"""Key of the weights in the module: the kind of the moment (`received`, `trained`, …), then the client and the time."""
 
 DEPLOYED = "deployed"
-"""Kind of the moment at which scores and losses are those of what the client in the module would deploy."""
+"""Kind of the moment at which scores and losses describe what the client would deploy."""
+
+MAX_VECTOR_DIMS = 2
+"""Number of dimensions of a batch of vectors (B, d). A batch of images or sequences has more."""
 
 Value = TypeVar("Value")
 
 
 class Inspection:
-    """Evaluates the weights that lie in the client module: in a client hook, those of that client.
+    """Evaluates the weights in the client module. In a hook of a client they are that client's weights.
 
-    What was computed for one *moment* is not computed again: several monitors share it. The random generators and the
-    modes of the module are as they were when a look ends, and nothing is logged by it.
+    Several monitors share what was computed for one *moment*. A look restores the random generators
+    and the modes of the module, and logs nothing.
 
     Args:
-        engine: has the client module and the transfer of batches.
-        data: of the federation.
+        engine: The engine with the client module and the transfer of batches.
+        data: The data module of the federation.
     """
 
     def __init__(self, engine: SequentialEngine, data: FederatedDataModule) -> None:
         self.client = engine.client
         self.data = data
         self._transfer = engine.local.transfer
-        self._values: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}  # of each kind of moment the last one
+        self._values: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}
+        """By kind the last moment, and what was computed for it."""
         self._subsets: dict[tuple[str, int | None], Tensor] = {}
+        """By split and number of samples the positions of the samples."""
         self._weights = engine.weights
         self._predict = cast(Callable[[Tensor], Tensor], engine.client)
         self._deploys = overridden(engine.client, "deployed", ClientModule)
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the C classes for log keys."""
+        """The names of the C classes, for keys of logged values."""
         return class_names(self.data)
 
     @property
     def received(self) -> Moment:
-        """The moment at which the client's weights are those it received, the same for all that received the same."""
+        """The moment at which a client holds what it received. Clients that received the same weights share it."""
         return ("received", self.client.context.weights_token)
 
-    # --- looks -------------------------------------------------------------------------------------------------
+    # --- looks ---
 
     @contextmanager
     def look(self) -> Iterator[None]:
         """Context of a look: eval mode, no gradients, no logging.
 
-        Entries and random generators restored at its end.
+        At the end the entries and the random generators are restored.
         """
-        before = HeldEntries(self._weights)
+        held = HeldEntries(self._weights)
         try:
             with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
                 yield
         finally:
-            before.restore()
+            held.restore()
 
     def forget(self) -> None:
-        """Forget what was computed: a round is run again, whose moments have the same names."""
+        """Forget what was computed, since the moments of a repeated round have the same keys."""
         self._values = {}
 
     def once(self, moment: Moment, key: Hashable, compute: Callable[[], Value]) -> Value:
-        """Compute a value of the module at a moment, or give the one that was computed before."""
-        last, values = self._values.get(moment[0], (None, {}))
-        if last != moment:
+        """Return a value of the module at a moment, which is computed only once.
+
+        Args:
+            moment: The key of the module's weights.
+            key: The key of the value.
+            compute: Computes the value.
+        """
+        kind = moment[0]
+        last_moment, values = self._values.get(kind, (None, {}))
+        if last_moment != moment:
             values = {}
-            self._values[moment[0]] = moment, values
+            self._values[kind] = (moment, values)
         if key not in values:
-            with self._deployed() if moment[0] == DEPLOYED and self._deploys else nullcontext():
+            with self._deployed() if kind == DEPLOYED and self._deploys else nullcontext():
                 values[key] = compute()
         value: Value = values[key]
         return value
 
     @contextmanager
     def _deployed(self) -> Iterator[None]:
-        """Context of what the client in the module would deploy: in its place, or a predictor of its own."""
-        before = HeldEntries(self._weights)
+        """Context in which predictions are those of what the client in the module would deploy."""
+        held = HeldEntries(self._weights)
         try:
             with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
                 self._predict = self.client.deployed()
             yield
         finally:
             self._predict = self.client
-            before.restore()
+            held.restore()
 
     def scores(self, moment: Moment, split: str, samples: int | None = None) -> Tensor:
-        """Class-wise accuracies, accuracy and mean cross-entropy over a split, (C + 2,) float64 on the CPU.
+        """Return the accuracies of the classes, the accuracy and the mean cross-entropy over a split.
 
         Args:
-            moment: what the module's weights are.
-            split: name of the split.
-            samples: evaluate so many, drawn once for the run; None: all.
+            moment: The key of the module's weights.
+            split: Name of the split.
+            samples: The number of samples to evaluate, drawn once for the run. None evaluates all.
+
+        Returns:
+            The values, (C + 2,) float64 on the CPU.
         """
         return self.once(moment, (split, samples), lambda: self._scores(self.batches(split, samples)))
 
     def own_scores(self, moment: Moment, client_id: int, split: str = "test") -> Tensor:
-        """The same over a client's own samples of a split.
+        """Return the same values as `scores` over a client's own samples of a split.
 
-        NaN where it has none.
+        Args:
+            moment: The key of the module's weights.
+            client_id: The id of the client.
+            split: Name of the split.
+
+        Returns:
+            The values, (C + 2,) float64 on the CPU. They are NaN for a client without samples.
         """
         return self.once(moment, (split, "of", client_id), lambda: self._scores(self._batches_of(client_id, split)))
 
     def own_loss(self, moment: Moment, client_id: int) -> float:
-        """Mean local loss over a client's own training samples.
+        """Return the mean local loss over a client's own training samples.
 
-        NaN without, and under manual optimization.
+        It is the cross-entropy if the client deploys another predictor than its module.
 
-        Of a client that deploys another predictor than its module the mean cross-entropy.
+        Args:
+            moment: The key of the module's weights.
+            client_id: The id of the client.
+
+        Returns:
+            The mean. It is NaN for a client without samples and under manual optimization.
         """
         if not self.client.automatic_optimization:
             return float("nan")
@@ -136,16 +162,17 @@ class Inspection:
             total = 0.0
             count = 0
             with self.look():
-                for i, batch in enumerate(self._batches_of(client_id, "train")):
-                    loss = self._loss(self._transfer(batch), i)
-                    n = batch_length(batch)
-                    total = total + float(loss) * n
-                    count = count + n
+                for batch_idx, batch in enumerate(self._batches_of(client_id, "train")):
+                    loss = self._loss(self._transfer(batch), batch_idx)
+                    size = batch_length(batch)
+                    total += float(loss) * size
+                    count += size
             return total / count if count else float("nan")
 
         return self.once(moment, ("loss", client_id), compute)
 
     def _loss(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss of a batch: the client's own, or the cross-entropy of another predictor."""
         if self._predict is self.client:
             return self.client.local_loss(batch, batch_idx)
         x, y = batch
@@ -154,42 +181,66 @@ class Inspection:
     def outputs(
         self, moment: Moment, layer: str | None, split: str, samples: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Outputs of a layer over a split, (n, d), and the targets, (n,), both on the CPU.
+        """Return the outputs of a layer over a split, and the targets.
 
         Args:
-            moment: what the module's weights are.
-            layer: name of a module within the client; None: the features that the net's head reads.
-            split: name of the split.
-            samples: evaluate so many, drawn once for the run; None: all.
+            moment: The key of the module's weights.
+            layer: Name of a module within the client. None takes the features that the head of
+                the net reads.
+            split: Name of the split.
+            samples: The number of samples to evaluate, drawn once for the run. None evaluates all.
+
+        Returns:
+            The outputs (n, d) and the targets (n,), both on the CPU.
         """
 
+        def of_batch(batch: Batch) -> tuple[Tensor, Tensor]:
+            # A user's own batch may have more than inputs and targets.
+            inputs = batch[0]
+            targets = batch[1]
+            return self.layer(inputs, layer).cpu(), targets.cpu()
+
         def compute() -> tuple[Tensor, Tensor]:
-            parts = self.over(self.batches(split, samples), lambda b: (self.layer(b[0], layer).cpu(), b[1].cpu()))
-            values, targets = zip(*parts, strict=True)
-            return torch.cat(values), torch.cat(targets)
+            parts = self.over(self.batches(split, samples), of_batch)
+            outputs = [output for output, _ in parts]
+            targets = [target for _, target in parts]
+            return torch.cat(outputs), torch.cat(targets)
 
         return self.once(moment, ("outputs", layer, split, samples), compute)
 
     def layer(self, x: Tensor, layer: str | None = None) -> Tensor:
-        """Outputs of a layer for a batch, (B, d), float32 or better.
+        """Return the outputs of a layer for a batch, (B, d), in float32 or better.
 
-        Of a convolution the mean over the image.
+        The outputs of a convolution are averaged over the image.
+
+        Args:
+            x: The inputs of the batch.
+            layer: Name of a module within the client. None takes the features that the head of
+                the net reads.
         """
         if layer is None:
             return to_float32(self.client.features(x))
         outputs: list[Tensor] = []
-        handle = self.client.get_submodule(layer).register_forward_hook(lambda _m, _x, output: outputs.append(output))
+        module = self.client.get_submodule(layer)
+        handle = module.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
         try:
             self.client(x)
         finally:
             handle.remove()
-        return to_float32(outputs[-1] if outputs[-1].ndim <= 2 else outputs[-1].flatten(2).mean(2))
+        output = outputs[-1]
+        if output.ndim > MAX_VECTOR_DIMS:
+            output = output.flatten(2).mean(2)
+        return to_float32(output)
 
     def check_layer(self, layer: str | None, who: str) -> None:
         """Refuse a layer that the client does not have.
 
+        Args:
+            layer: Name of a module within the client, or None for the features of its net.
+            who: Name of the monitor that needs the layer.
+
         Raises:
-            ValueError: naming some that it has; without a layer: the client has no net.
+            ValueError: The client has no such module, or no net if `layer` is None.
         """
         names = [name for name, _ in self.client.named_modules() if name]
         if layer is None and self.client.net is None:
@@ -198,35 +249,49 @@ class Inspection:
             raise ValueError(f"{who}: layer must name a module of the client, such as {names[-1]!r}, got {layer!r}")
 
     def over(self, batches: Iterator[Batch], fn: Callable[[Any], Value]) -> list[Value]:
-        """Apply `fn` to every batch, where the module has it."""
+        """Return the value of `fn` for every batch, on the device of the module."""
         with self.look():
             return [fn(self._transfer(batch)) for batch in batches]
 
     def batches(self, split: str, samples: int | None = None) -> Iterator[Batch]:
-        """Batches of a split, or of `samples` drawn from it once for the run, in order and without augmentation."""
-        return self.data.split(split).batches(torch.split(self.subset(split, samples), self.data.eval_batch_size), None)
+        """Return the batches of a split, in order and without augmentation.
+
+        Args:
+            split: Name of the split.
+            samples: The number of samples, drawn once for the run. None takes all.
+        """
+        indices = torch.split(self.subset(split, samples), self.data.eval_batch_size)
+        return self.data.split(split).batches(indices, generator=None)
 
     def _batches_of(self, client_id: int, split: str) -> Iterator[Batch]:
-        """Batches of a client's own samples of a split."""
+        """Return the batches of a client's own samples of a split."""
         return self.data.view(client_id, 0).batches(split, batch_size=self.data.eval_batch_size)
 
     def subset(self, split: str, samples: int | None = None) -> Tensor:
-        """Positions in a split of the samples that are looked at, (n,) int64, ascending."""
-        if (split, samples) not in self._subsets:
+        """Return the positions of the samples to evaluate, (n,) int64, ascending.
+
+        Args:
+            split: Name of the split.
+            samples: The number of samples, drawn once for the run. None takes all.
+        """
+        key = (split, samples)
+        if key not in self._subsets:
             size = len(self.data.split(split))
-            chosen = torch.arange(size)
+            positions = torch.arange(size)
             if samples is not None and samples < size:
                 generator = keyed_generator(self.data.batch_seed, f"inspection/{split}")
-                chosen = torch.randperm(size, generator=generator)[:samples].sort().values
-            self._subsets[split, samples] = chosen
-        return self._subsets[split, samples]
+                positions = torch.randperm(size, generator=generator)[:samples].sort().values
+            self._subsets[key] = positions
+        return self._subsets[key]
 
     @cached_property
     def _metric(self) -> ClassifierScores:
-        metric = ClassifierScores(self.data.num_classes or 0, distributed_available_fn=bool)  # of this process alone
+        """The metric of `scores`. It computes over this process alone."""
+        metric = ClassifierScores(self.data.num_classes or 0, distributed_available_fn=bool)
         return metric.to(next(self.client.parameters()).device)
 
     def _scores(self, batches: Iterator[Batch]) -> Tensor:
+        """Return the values of `scores` over some batches."""
         self._metric.reset()
         with self.look():
             for batch in batches:
@@ -237,8 +302,11 @@ class Inspection:
 
 
 def class_names(data: FederatedDataModule) -> list[str]:
-    """Name the classes for log keys: by the data's names, else by numbers."""
+    """Return the names of the classes for keys of logged values: the data's names, or numbers without them."""
     names: Sequence[Any] | None = getattr(data.source, "class_names", None)
-    count = data.num_classes or 0
-    width = max(2, len(str(count - 1)))
-    return [str(name).replace("/", "-") for name in names or [f"{c:0{width}d}" for c in range(count)]]
+    if not names:
+        count = data.num_classes or 0
+        width = max(2, len(str(count - 1)))
+        names = [f"{class_idx:0{width}d}" for class_idx in range(count)]
+    # A slash would begin another part of the key.
+    return [str(name).replace("/", "-") for name in names]

@@ -1,7 +1,6 @@
-"""An engine for whoever has no Trainer: a client's app in a real federation, a script, a test."""
+"""An engine without a Trainer, for a client's app in a real federation, a script or a test."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -15,7 +14,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.cohort import CohortEngine
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
-from fl_lightning.engines.settings import LocalSettings, decay_of
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Member, Members
 from fl_lightning.utils.keyed import keyed_seed
@@ -24,6 +23,7 @@ from fl_lightning.utils.keyed import keyed_seed
 def local_engine(
     client: ClientModule,
     data: FederatedDataModule,
+    *,
     device: torch.device | None = None,
     precision: Precision | None = None,
     max_epochs: int | None = None,
@@ -33,36 +33,39 @@ def local_engine(
     chunk: Literal["auto"] | int = 1,
     members: Callable[[GlobalWeights], Iterable[Member]] | None = None,
 ) -> SequentialEngine:
-    """Make an engine that trains clients as a `FederatedLoop` with the same settings does, in every bit.
+    """Return an engine that trains clients as a `FederatedLoop` with the same settings does, in every bit.
 
-    The net is built for the data with the first weights of the run, and the client's hooks are called up to
-    `on_train_start`. A client's data are `data.view(client_id, round_idx)`.
+    The net is built for the data with the first weights of the run, and the client's hooks are
+    called up to `on_train_start`. A client's data are `data.view(client_id, round_idx)`.
 
     Args:
-        client: the module that every client is trained in.
-        data: of the federation.
-        device: that clients are trained on; None: the CPU.
-        precision: a plugin of Lightning's, such as `DoublePrecision()`; None: 32-true.
-        max_epochs: rounds of the run, over which a decay of the learning rate may go; None: not known.
-        settings: of local training; its seed is that of the run.
-        personal: patterns of entries that are never transmitted.
-        keep: patterns of buffers with `persistent=False` that a client keeps.
-        chunk: clients trained at once, or `auto`.
-        members: gives, of the entries in the client, the members of a round that go with the engine; None: those of
-            the entries and the structure.
+        client: The module in which every client is trained.
+        data: The data module of the federation.
+        device: The device on which clients are trained. None is the CPU.
+        precision: A precision plugin of Lightning, such as `DoublePrecision()`. None is `32-true`.
+        max_epochs: Number of rounds of the run, over which the learning rate may decay. None if
+            it is not known.
+        settings: Settings of local training, with the seed of the run. None takes the defaults.
+        personal: `fnmatch` patterns of entries that are never transmitted.
+        keep: `fnmatch` patterns of buffers with `persistent=False` that a client keeps.
+        chunk: Number of clients that are trained at once, ≥ 1, or `auto`.
+        members: Makes the members of a round that act at the client, given the entries of the
+            client. None takes the members of the entries and a check of the module's structure.
 
     Raises:
-        ValueError: settings that do not go with client or data.
+        ValueError: A setting does not fit the client or the data.
     """
     device = device or torch.device("cpu")
     precision = precision or Precision()
-    settings = settings or LocalSettings()
-    settings = replace(settings, lr_decay=decay_of(settings.lr_decay, max_epochs))
+    settings = (settings or LocalSettings()).over(max_epochs)
     data.prepare_data()
     data.setup("fit")
     data.key_batches(settings.seed)
     modules = client.lightning_modules()
     services = ClientServices()
+    make: Callable[..., SequentialEngine] = SequentialEngine
+    if chunk != 1:
+        make = partial(CohortEngine, chunk=chunk)
     with attach_services(modules, services.methods):
         for hook in hooks(modules, "setup"):
             hook("fit")
@@ -73,11 +76,19 @@ def local_engine(
             else:
                 client.module.configure_model()
         precision.convert_module(client).to(device)
-        Execution(chunk=chunk).lay_out(client, device, str(precision.precision))
-        weights = GlobalWeights(client, personal, keep)
-        parts = client, settings, weights, services, device, precision, getattr(data.source, "datamodule", None)
-        make: Callable[..., SequentialEngine] = SequentialEngine if chunk == 1 else partial(CohortEngine, chunk=chunk)
-        engine = make(*parts, members=None if members is None else Members(members(weights)))
+        Execution(chunk=chunk).lay_out(client, device=device, precision=str(precision.precision))
+        weights = GlobalWeights(client, personal=personal, keep=keep)
+        engine = make(
+            client=client,
+            settings=settings,
+            weights=weights,
+            services=services,
+            device=device,
+            precision=precision,
+            datamodule=getattr(data.source, "datamodule", None),
+            members=None if members is None else Members(members(weights)),
+        )
+        # The data move to the device first, unless a hook of the user sees batches before.
         data.to(device, early=not engine.local.transfer.moves)
         for name in ("on_fit_start", "on_train_start"):
             for hook in hooks(modules, name):

@@ -1,4 +1,4 @@
-"""Metric objects of a client in local training, where every process is at another client."""
+"""Metric objects of a client in local training, while every process trains another client."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,17 +9,18 @@ from torchmetrics import Metric
 
 @contextmanager
 def local_metrics(client: nn.Module) -> Iterator[None]:
-    """Context in which `compute` of a client's metric objects is of this process, and waits for no other.
+    """Context in which a client's metric objects compute over this process alone, without waiting for others.
 
     Args:
-        client: the module that has them.
+        client: The module with the metric objects.
     """
     metrics = [part for part in client.modules() if isinstance(part, Metric)]
-    before = [metric.distributed_available_fn for metric in metrics]
+    functions_before = [metric.distributed_available_fn for metric in metrics]
     for metric in metrics:
-        metric.distributed_available_fn = bool  # no process group: False
+        # `bool()` is False, so the metric takes the run for one without a process group.
+        metric.distributed_available_fn = bool
     try:
         yield
     finally:
-        for metric, available in zip(metrics, before, strict=True):
-            metric.distributed_available_fn = available
+        for metric, function in zip(metrics, functions_before, strict=True):
+            metric.distributed_available_fn = function

@@ -1,38 +1,46 @@
-"""Passes over the samples of a client, and which clients of a stack take a step of theirs together."""
+"""Batches of a client in the epochs of a phase, and the rows of a stack that take a step together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Passes(NamedTuple):
-    """The batches of one client: in each epoch `full` ones of `batch_size` samples, then one of `tail` samples.
+    """Holds the numbers of the batches of one client in one phase.
 
-    Clients are stacked in ascending order of these values.
+    Each epoch has its full batches first, then at most one smaller batch: the tail. A stack has its clients in
+    ascending order of these tuples: of clients with one batch size, the client with the most full batches comes first.
 
     Args:
-        batch_size: samples in a full batch.
-        short: minus the number of full batches.
-        tail: samples of the last batch; 0: there is none.
-        epochs: passes over the samples.
+        batch_size: The number of samples in a full batch.
+        negative_full: The number of full batches of an epoch, times −1.
+        tail: The number of samples in the tail. 0 means that there is no tail.
+        epochs: The number of passes over the samples.
     """
 
     batch_size: int
-    short: int
+    negative_full: int
     tail: int
     epochs: int
 
     @classmethod
-    def over(cls, size: int, batch_size: int, epochs: int, drops_single: bool, drops_tail: bool = False) -> "Passes":
-        """Cut `size` samples into batches.
+    def over(cls, size: int, batch_size: int, epochs: int, *, drops_single: bool, drops_tail: bool = False) -> "Passes":
+        """Divide the samples of a client into batches.
 
-        `drops_single`: a tail of one sample is left out; `drops_tail`: any.
+        Args:
+            size: The number of samples.
+            batch_size: The number of samples in a full batch.
+            epochs: The number of passes over the samples.
+            drops_single: Whether a tail of one sample is left out.
+            drops_tail: Whether every tail is left out.
 
         >>> Passes.over(7, 3, 1, drops_single=True)
-        Passes(batch_size=3, short=-2, tail=0, epochs=1)
+        Passes(batch_size=3, negative_full=-2, tail=0, epochs=1)
         """
         full, tail = divmod(size, batch_size)
-        return cls(batch_size, -full, 0 if drops_tail or (drops_single and tail == 1) else tail, epochs)
+        if drops_tail or (drops_single and tail == 1):
+            tail = 0
+        return cls(batch_size=batch_size, negative_full=-full, tail=tail, epochs=epochs)
 
     @property
     def num_samples(self) -> int:
@@ -42,51 +50,71 @@ class Passes(NamedTuple):
     @property
     def full(self) -> int:
         """Number of full batches of an epoch."""
-        return -self.short
+        return -self.negative_full
 
     @property
     def steps(self) -> int:
         """Number of batches of an epoch."""
-        return self.full + (self.tail > 0)
+        if self.tail:
+            return self.full + 1
+        return self.full
 
     def of_epoch(self, epoch: int, limit: int | None) -> "Passes":
-        """The batches of one epoch, after which there are at most `limit` steps in all.
+        """Return the batches of one epoch, if the whole phase has a limit.
 
-        None: no limit.
+        Args:
+            epoch: Index of the epoch in the phase, from 0. After the last epoch there are no batches.
+            limit: The largest number of batches of the phase. None sets no limit.
 
         >>> Passes.over(7, 3, 2, drops_single=False).of_epoch(1, limit=5)
-        Passes(batch_size=3, short=-2, tail=0, epochs=1)
+        Passes(batch_size=3, negative_full=-2, tail=0, epochs=1)
         """
-        left = self.steps if epoch < self.epochs else 0
+        steps = self.steps if epoch < self.epochs else 0
         if limit is not None:
-            left = max(0, min(left, limit - epoch * self.steps))
-        return Passes(self.batch_size, -min(left, self.full), self.tail if left > self.full else 0, 1)
+            remaining = limit - epoch * self.steps
+            steps = max(0, min(steps, remaining))
+        return Passes(
+            batch_size=self.batch_size,
+            negative_full=-min(steps, self.full),
+            tail=self.tail if steps > self.full else 0,
+            epochs=1,
+        )
 
 
-def runs(rows: Sequence[Any], key: Callable[[Any], Any]) -> Iterator[slice]:
-    """Runs of neighbouring rows with the same key.
+def equal_neighbors(keys: Sequence[Hashable]) -> Iterator[slice]:
+    """Yield the rows of every group of neighbors with equal keys.
 
-    Rows whose key is None are in no run.
+    Args:
+        keys: The key of each row. A row whose key is None is in no group.
+
+    >>> list(equal_neighbors(["a", "a", None, "b"]))
+    [slice(0, 2, None), slice(3, 4, None)]
     """
-    first = 0
-    for value, group in groupby(rows, key):
-        last = first + sum(1 for _ in group)
-        if value is not None:
-            yield slice(first, last)
-        first = last
+    start = 0
+    for key, group in groupby(keys):
+        stop = start + len(list(group))
+        if key is not None:
+            yield slice(start, stop)
+        start = stop
 
 
 def lockstep(passes: Sequence[Passes]) -> Iterator[tuple[slice, int]]:
     """Yield the rows that take each step of one epoch together, and the index of their batch.
 
-    Rows with as many samples in their batch of that index step together; tails come after all full batches.
+    Rows step together if their batches of that index have equal sizes. The tails come after all full batches.
 
-    >>> of = [Passes.over(n, 2, 1, drops_single=False) for n in (5, 4, 3)]
-    >>> [(rows.start, rows.stop, index) for rows, index in lockstep(of)]
+    Args:
+        passes: The batches of the epoch, in ascending order, one for each row.
+
+    >>> passes = [Passes.over(size, 2, 1, drops_single=False) for size in (5, 4, 3)]
+    >>> [(rows.start, rows.stop, index) for rows, index in lockstep(passes)]
     [(0, 3, 0), (0, 2, 1), (0, 1, 2), (2, 3, 1)]
     """
-    for index in range(max((cut.full for cut in passes), default=0)):
-        for rows in runs(passes, lambda cut: cut.batch_size if cut.full > index else None):  # noqa: B023
+    max_full = max((one.full for one in passes), default=0)
+    for index in range(max_full):
+        sizes = [one.batch_size if one.full > index else None for one in passes]
+        for rows in equal_neighbors(sizes):
             yield rows, index
-    for rows in runs(passes, lambda cut: (cut.full, cut.tail) if cut.tail else None):
+    tails = [(one.full, one.tail) if one.tail else None for one in passes]
+    for rows in equal_neighbors(tails):
         yield rows, passes[rows.start].full

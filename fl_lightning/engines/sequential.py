@@ -16,7 +16,13 @@ from torchmetrics import MetricCollection
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import BatchTransfer, ClientServices, attach_services, world_size
+from fl_lightning.client.services import (
+    BatchTransfer,
+    ClientServices,
+    MetricAccumulator,
+    attach_services,
+    world_size,
+)
 from fl_lightning.engines.deployed import score
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.local_metrics import local_metrics
@@ -47,8 +53,8 @@ class SequentialEngine:
         hooks: Callables for the start of a client and for the end of each of its epochs.
         batch_hooks: Hooks of the module's own callbacks. Each is called before the module's hook
             of the same name.
-        members: The members of a round that act at the client, in order. None takes those of
-            `weights` and a check of the module's structure.
+        members: The members of a round that act at the client, in order. None takes the members
+            of `weights` and a check of the module's structure.
         tolerant: Whether the run continues without a client that fails. The engine then undoes
             each failed client.
     """
@@ -59,11 +65,11 @@ class SequentialEngine:
         settings: LocalSettings | None = None,
         weights: GlobalWeights | None = None,
         services: ClientServices | None = None,
+        *,
         device: torch.device | None = None,
         precision: Precision | None = None,
         datamodule: LightningDataModule | None = None,
         hooks: ClientHooks | None = None,
-        *,
         batch_hooks: ClientHooks | None = None,
         members: Members | None = None,
         tolerant: bool = False,
@@ -72,14 +78,19 @@ class SequentialEngine:
         precision = precision or Precision()
         self.client = client
         self.modules = list(client.lightning_modules())
-        self.hooks = hooks if hooks is not None else {}
+        self.hooks: ClientHooks = {} if hooks is None else hooks
         self.tolerant = tolerant
         self.weights = weights or GlobalWeights(client)
         self.members = members or Members([Structure(client, self.weights), *self.weights.features])
         for module in self.modules[1:]:
             # Lightning moves and converts only the modules of its own package.
             precision.convert_module(module).to(device)
-        transfer = BatchTransfer(self.modules, device, precision, datamodule)
+        transfer = BatchTransfer(
+            modules=self.modules,
+            device=device,
+            precision=precision,
+            datamodule=datamodule,
+        )
         client.connect(forward_context(precision), transfer)
         self.services = services or ClientServices()
         self.weights.non_persistent.place()
@@ -94,12 +105,13 @@ class SequentialEngine:
         )
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
-        self._without_others = local_metrics if world_size() > 1 else nullcontext
+        self._local_metrics = local_metrics if world_size() > 1 else nullcontext
         # A failure is undone. A tolerant run undoes one client, any other run the whole exchange.
         undoing: Callable[[], AbstractContextManager[Any]] = partial(self.members.undoing, at_client=True)
         self._undo_client = undoing if tolerant else nullcontext
         self._undo_exchange = nullcontext if tolerant else undoing
         self._last_start: object = None
+        """The weights from which the last client started."""
         self._weights_token = object()
         """One object for all clients that start from the same weights."""
 
@@ -113,11 +125,12 @@ class SequentialEngine:
         Raises:
             ClientError: The job drawn last failed. The remaining jobs can still be run.
         """
-        if not self.members.used:  # Outside a round nobody has prepared them.
+        if not self.members.used:
+            # A round prepares its members, and this engine is used without one.
             self.members.prepare()
         try:
             services = attach_services(self.modules, self.services.methods)
-            with services, self._without_others(self.client), self._undo_exchange():
+            with services, self._local_metrics(self.client), self._undo_exchange():
                 yield from self._results(exchange, jobs)
         except BaseException as error:
             self._abandon(error)
@@ -128,12 +141,18 @@ class SequentialEngine:
     def _results(
         self, exchange: str, jobs: Iterable[ClientJob], announces: bool = True
     ) -> Generator[ClientResult, None, None]:
-        """Train the jobs one after the other, with `on_client_start` if `announces` is True."""
+        """Train the jobs one after the other.
+
+        Args:
+            exchange: Name of the exchange.
+            jobs: The jobs, drawn one by one.
+            announces: Whether `on_client_start` is called.
+        """
         for job in jobs:
             try:
                 with self._undo_client():
                     fedavg_equivalent = self.client.is_fedavg_equivalent
-                    self._receive(exchange, job, fedavg_equivalent, announces)
+                    self._receive(exchange, job, fedavg_equivalent=fedavg_equivalent, announces=announces)
                     self.local.train(
                         data=self.client.training_data(job.data),
                         exchange=exchange,
@@ -145,9 +164,16 @@ class SequentialEngine:
                 raise client_error(job.client_id, job.broadcast.round_idx, error) from error
 
     def _receive(self, exchange: str, job: ClientJob, fedavg_equivalent: bool, announces: bool = True) -> None:
-        """Turn the module into the client of a job, ready to train."""
+        """Turn the module into the client of a job, ready to train.
+
+        Args:
+            exchange: Name of the exchange.
+            job: The job of the client.
+            fedavg_equivalent: Whether the method has no effect with its settings.
+            announces: Whether `on_client_start` is called.
+        """
         self.load_client(job)
-        self.services.begin_client()
+        self.services.begin(logged=MetricAccumulator())
         if announces:
             for hook in self.hooks.get("on_client_start", ()):
                 hook(job.client_id)
@@ -179,8 +205,8 @@ class SequentialEngine:
             self._weights_token = object()
         self._last_start = start
         return ClientContext(
-            job.client_id,
-            start or {},
+            client_id=job.client_id,
+            start=start or {},
             trainable=self.weights.trainable,
             memory=job.memory,
             weights_token=self._weights_token,
@@ -195,7 +221,7 @@ class SequentialEngine:
 
         Args:
             exchange: Name of the exchange.
-            job: Job of the client.
+            job: The job of the client.
             checks: Whether the structure of the module may have changed.
             trained: The trained entries, if they are not in the module.
         """
@@ -228,7 +254,7 @@ class SequentialEngine:
         return result
 
     def _extras(self, exchange: str, job: ClientJob) -> Mapping[str, Any]:
-        """Ask the client for what it sends besides the weights.
+        """Return what the client sends besides its weights.
 
         Raises:
             TypeError: `reply` returned something other than a dict.
@@ -245,7 +271,8 @@ class SequentialEngine:
         """Drop what the current client has logged and, after an error, its unfinished optimizer state."""
         self.services.logged.clear()
         if isinstance(error, GeneratorExit):
-            return  # The caller takes no more results, and nothing has failed.
+            # The caller takes no more results, and nothing has failed.
+            return
         self.services.untoggle_optimizer(None)
         self.local.builder.forget()
 
@@ -270,28 +297,34 @@ class SequentialEngine:
         """Yield the score of what the client of every job would deploy.
 
         The module is the same before and after.
+
+        Args:
+            jobs: The jobs of an exchange `deployed`, drawn one by one.
+            batch_size: Samples per batch.
+            metrics: Further metrics to evaluate. None evaluates only the accuracy.
+            channels_last: Whether batches of images (B, C, H, W) are laid out channels last.
         """
-        before = HeldEntries(self.weights)
+        held = HeldEntries(self.weights)
         if not self.members.used:
             self.members.prepare()
         try:
             for job in jobs:
-                before.put_back()
+                held.put_back()
                 self.load_client(job)
                 self.weights.load(self.weights.frozen.already_sent)
                 self.client.eval()
                 batches = job.data.batches("test", batch_size=batch_size)
                 yield score(
-                    job.client_id,
-                    self.client.deployed(),
-                    map(self.local.transfer, batches),
+                    client_id=job.client_id,
+                    predict=self.client.deployed(),
+                    batches=map(self.local.transfer, batches),
                     device=self.local.device,
                     metrics=metrics,
                     channels_last=channels_last,
                 )
         finally:
             self.release_client()
-            before.restore()
+            held.restore()
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:

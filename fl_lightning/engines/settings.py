@@ -2,21 +2,22 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from fl_lightning.utils.settings import check_above, check_at_least, check_count
 
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """Half a cosine from the optimizer's own learning rate down to `final`, over the first T rounds.
+    """Lowers the learning rate along half a cosine from the optimizer's own to `final`, over the first T rounds.
 
     lr_t = final + (lr − final) · (1 + cos(π t / T)) / 2 for t ≤ T, and final from then on.
 
     Args:
-        final: learning rate from round T on, ≥ 0.
-        rounds: T, ≥ 1.
+        final: Learning rate from round T on, ≥ 0.
+        rounds: T, ≥ 1. None until a run says its number of rounds.
 
     Source:
         Loshchilov and Hutter, arXiv:1608.03983, Eq. 5, as in FedCL's code.
@@ -27,17 +28,43 @@ class CosineDecay:
     """
 
     final: float
-    rounds: int
+    rounds: int | None = None
+
+    def over(self, rounds: int | None) -> "CosineDecay":
+        """Return the decay in a run. The decay's own number of rounds goes before the run's.
+
+        Args:
+            rounds: Number of rounds of the run. None or -1 is no limit.
+
+        Raises:
+            ValueError: The number of rounds is not known.
+        """
+        if self.rounds is not None:
+            return self
+        if rounds is None or rounds < 1:
+            raise unknown_rounds(rounds)
+        return replace(self, rounds=rounds)
 
     def factor(self, round_idx: int, lr: float) -> float:
-        """Ratio of the rate in a round to the optimizer's own rate."""
+        """Return the ratio of the learning rate in a round to the optimizer's own rate.
+
+        Raises:
+            ValueError: The number of rounds is not known.
+        """
+        if self.rounds is None:
+            raise unknown_rounds(None)
+        if lr == 0:
+            return 1.0
         share = (1 + math.cos(math.pi * min(round_idx, self.rounds) / self.rounds)) / 2
-        return share + (1 - share) * self.final / lr if lr else 1.0
+        return share + (1 - share) * self.final / lr
 
 
 @dataclass(frozen=True)
 class PowerDecay:
-    """lr_t = lr · base^t.
+    """Multiplies the learning rate by the same factor in every round: lr_t = lr · base^t.
+
+    Args:
+        base: The factor, > 0.
 
     >>> PowerDecay(0.5).factor(2, lr=0.1)
     0.25
@@ -45,75 +72,102 @@ class PowerDecay:
 
     base: float
 
+    def over(self, rounds: int | None) -> "PowerDecay":
+        """Return the decay in a run, which is the same for any number of rounds."""
+        return self
+
     def factor(self, round_idx: int, lr: float) -> float:
-        """Ratio of the rate in a round to the optimizer's own rate."""
+        """Return the ratio of the learning rate in a round to the optimizer's own rate."""
         return self.base**round_idx
 
 
 Decay = CosineDecay | PowerDecay
 LRDecay = float | Mapping[str, float] | Decay
-NO_DECAY = (1.0, PowerDecay(1.0))
+"""What `lr_decay` may be: a factor, a cosine by its names, or a decay."""
+
+NO_DECAY = PowerDecay(1.0)
 
 
-def check_decay(lr_decay: LRDecay) -> None:
-    """Refuse what is neither a factor nor `{cosine: FINAL_LR}`, with or without `rounds`.
-
-    Raises:
-        ValueError: naming the rule and the value.
-    """
-    if isinstance(lr_decay, Mapping):
-        if not {"cosine"} <= set(lr_decay) <= {"cosine", "rounds"}:
-            raise ValueError(
-                f"lr_decay must be a factor > 0, {{cosine: FINAL_LR}} or {{cosine: FINAL_LR, rounds: T}}, got "
-                f"{dict(lr_decay)}"
-            )
-        check_at_least(0, "it is the rate after the last round", cosine=lr_decay["cosine"])
-        rounds = lr_decay.get("rounds", 1)
-        if isinstance(rounds, bool) or not isinstance(rounds, int | float) or not (rounds >= 1 and rounds % 1 == 0):
-            raise ValueError(
-                f"rounds of lr_decay={{cosine: …}} must be a whole number ≥ 1, got {rounds}; from that round on the "
-                f"rate is FINAL_LR"
-            )
-    elif not isinstance(lr_decay, Decay):
-        check_above(0, "{cosine: FINAL_LR} is half a cosine", lr_decay=lr_decay)
+def cosine_of(lr_decay: object) -> Mapping[str, Any] | None:
+    """Return the settings of the cosine that `lr_decay` asks for, unchecked, or None if it asks for none."""
+    if isinstance(lr_decay, Mapping) and "cosine" in lr_decay:
+        return lr_decay
+    return None
 
 
-def decay_of(lr_decay: LRDecay, rounds: int | None) -> Decay:
-    """Make the decay of a run.
+def parse_decay(lr_decay: LRDecay) -> Decay:
+    """Return the decay that a user's `lr_decay` means.
 
     Args:
-        lr_decay: a factor, `{"cosine": final}` with or without its own `rounds`, or a decay.
-        rounds: T of a cosine that does not say it, or None or -1: the run has no last round.
+        lr_decay: A factor > 0, `{"cosine": final}`, `{"cosine": final, "rounds": T}` or a decay.
 
     Raises:
-        ValueError: a cosine over rounds without end.
+        ValueError: `lr_decay` is something else, or a number is out of its range.
+        TypeError: A number is something else.
     """
-    if isinstance(lr_decay, Mapping):
-        total = lr_decay.get("rounds", rounds)
-        if total is None or total < 1:
-            raise ValueError(
-                f"lr_decay={{cosine: …}} needs the number of rounds, got trainer.max_epochs={rounds}; set it, or give "
-                f"{{cosine: FINAL_LR, rounds: T}}"
-            )
-        return CosineDecay(lr_decay["cosine"], int(total))
-    return PowerDecay(lr_decay) if isinstance(lr_decay, int | float) else lr_decay
+    if isinstance(lr_decay, Decay):
+        return lr_decay
+    if not isinstance(lr_decay, Mapping):
+        check_above(0, "{cosine: FINAL_LR} is half a cosine", lr_decay=lr_decay)
+        return PowerDecay(lr_decay)
+    cosine = cosine_of(lr_decay)
+    if cosine is None or not cosine.keys() <= {"cosine", "rounds"}:
+        raise ValueError(
+            f"lr_decay must be a factor > 0, {{cosine: FINAL_LR}} or {{cosine: FINAL_LR, rounds: T}}, got "
+            f"{dict(lr_decay)}"
+        )
+    final = cosine["cosine"]
+    check_at_least(0, "it is the rate after the last round", cosine=final)
+    if "rounds" not in cosine:
+        return CosineDecay(final)
+    rounds = cosine["rounds"]
+    if not is_round_count(rounds):
+        raise ValueError(
+            f"rounds of lr_decay={{cosine: …}} must be a whole number ≥ 1, got {rounds}; from that round on the "
+            f"rate is FINAL_LR"
+        )
+    return CosineDecay(final, int(rounds))
+
+
+def is_round_count(rounds: object) -> bool:
+    """Return True for a whole number ≥ 1, as an int or a float."""
+    if isinstance(rounds, bool) or not isinstance(rounds, int | float):
+        return False
+    return rounds >= 1 and rounds % 1 == 0
+
+
+def unknown_rounds(max_epochs: int | None) -> ValueError:
+    """Return the error for a cosine over a number of rounds that is not known."""
+    return ValueError(
+        f"lr_decay={{cosine: …}} needs the number of rounds, got trainer.max_epochs={max_epochs}; set it, or give "
+        f"{{cosine: FINAL_LR, rounds: T}}"
+    )
 
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of local training.
+    """Holds the settings of local training.
 
     Args:
-        local_epochs: passes over a client's data in a round; a list gives each client its own.
-        max_local_steps: at most so many optimizer steps per client and exchange.
-        lr_decay: the local learning rate of round t is lr · lr_decay^t; or as a `Decay` says.
-        accumulate_grad_batches: batches per local optimizer step.
-        clip_norm: largest norm of a local gradient; None: not clipped.
-        client_timeout: seconds that the training of a client may take in an exchange, asked between batches; None: any.
-        seed: keys every draw.
+        local_epochs: Passes over a client's samples in a round, ≥ 0. A list gives each client its
+            own number.
+        max_local_steps: Largest number of optimizer steps of a client in an exchange, ≥ 1. None is
+            no limit.
+        lr_decay: Decay of the local learning rate over the rounds. With a number > 0 the rate of
+            round t is lr · lr_decay^t. `{"cosine": final}` is half a cosine down to the rate
+            `final`, over the rounds of the run or over its own, `{"cosine": final, "rounds": T}`.
+        accumulate_grad_batches: Batches per local optimizer step, ≥ 1.
+        clip_norm: Largest norm of a local gradient, > 0. None does not clip.
+        client_timeout: Seconds that a client may train in an exchange, > 0, compared between
+            batches. None is no limit.
+        seed: Seed of the run, which keys every draw.
+
+    Attributes:
+        decay: The decay that `lr_decay` means.
 
     Raises:
-        ValueError: naming the setting, its range and the value.
+        ValueError: A setting is out of its range.
+        TypeError: A setting is not a number of the right kind.
     """
 
     local_epochs: int | list[int] = 1
@@ -123,36 +177,48 @@ class LocalSettings:
     clip_norm: float | None = None
     client_timeout: float | None = None
     seed: int = 0
+    decay: Decay = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        epochs = self.local_epochs
-        for number in epochs if isinstance(epochs, list) else [epochs]:
+        numbers = self.local_epochs if isinstance(self.local_epochs, list) else [self.local_epochs]
+        for number in numbers:
             if number is None:
                 raise TypeError("local_epochs must be a whole number, got None; leave it out for 1")
             check_count(0, "a list gives each client its own", local_epochs=number)
         check_count(1, max_local_steps=self.max_local_steps, accumulate_grad_batches=self.accumulate_grad_batches)
-        check_decay(self.lr_decay)
+        # A frozen dataclass has no other way to set an attribute.
+        object.__setattr__(self, "decay", parse_decay(self.lr_decay))
         check_above(0, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
 
-    def epochs_of(self, client_id: int) -> int:
-        """Give the passes of a client over its data."""
-        epochs = self.local_epochs
-        return epochs[client_id] if isinstance(epochs, list) else epochs
+    def over(self, rounds: int | None) -> "LocalSettings":
+        """Return the settings in a run.
 
-    def lr_factor(self, round_idx: int) -> Callable[[float], float] | None:
-        """Choose the function of a learning rate that gives its factor in a round.
-
-        None: the rate stays.
+        Args:
+            rounds: Number of rounds of the run. None or -1 is no limit.
 
         Raises:
-            ValueError: a cosine whose rounds are not known.
+            ValueError: The learning rate falls over the rounds of the run, and they have no limit.
         """
-        return None if self.lr_decay in NO_DECAY else partial(decay_of(self.lr_decay, None).factor, round_idx)
+        return replace(self, lr_decay=self.decay.over(rounds))
+
+    def epochs_of(self, client_id: int) -> int:
+        """Return the number of passes of a client over its samples."""
+        if isinstance(self.local_epochs, list):
+            return self.local_epochs[client_id]
+        return self.local_epochs
+
+    def lr_factor(self, round_idx: int) -> Callable[[float], float] | None:
+        """Return the function of a learning rate that gives its factor in a round.
+
+        None means that the rate stays.
+        """
+        if self.decay == NO_DECAY:
+            return None
+        return partial(self.decay.factor, round_idx)
 
     @property
     def max_batches(self) -> int | None:
-        """Most batches of a client in an exchange.
-
-        None: any number.
-        """
-        return None if self.max_local_steps is None else self.max_local_steps * self.accumulate_grad_batches
+        """The largest number of batches of a client in an exchange. None is no limit."""
+        if self.max_local_steps is None:
+            return None
+        return self.max_local_steps * self.accumulate_grad_batches

@@ -1,4 +1,4 @@
-"""Batches of one epoch for the rows of a stack, gathered for all rows of a step at once where samples allow it."""
+"""Batches of one epoch for the rows of a stack, gathered for all rows of a step at once if the samples allow it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,29 +8,30 @@ from torch import Tensor
 
 from fl_lightning.client.services import BatchTransfer
 from fl_lightning.data.clients import ClientView
-from fl_lightning.data.splits import TensorSplit
+from fl_lightning.data.splits import Split, TensorSplit
 from fl_lightning.engines.pytrees import Stacked, stack_pytrees
 from fl_lightning.types import ClientData
 from fl_lightning.utils.devices import to_device
 
 
 class StackBatches:
-    """The batches that the clients of a stack have in one epoch, in the order of each.
+    """Makes the batches of one epoch of a stack, in the order of each client.
 
     Args:
-        views: the clients' data, by row.
-        split: that is trained on.
-        epochs: number of the epoch, by row.
-        batch_sizes: samples in a full batch, by row.
-        with_index: whether the step gets `(batch, positions)`.
-        transfer: puts batches where they belong.
-        device: where they belong.
+        views: The data of the clients, by row.
+        split: The name of the split that is trained on.
+        epochs: The index of the epoch, by row.
+        batch_sizes: The number of samples in a full batch, by row.
+        with_index: Whether the step gets `(batch, positions)`.
+        transfer: Moves and converts batches.
+        device: The device of the batches.
     """
 
     def __init__(
         self,
         views: Sequence[ClientData],
         split: str,
+        *,
         epochs: Sequence[int],
         batch_sizes: Sequence[int],
         with_index: bool,
@@ -44,54 +45,81 @@ class StackBatches:
         self._source: TensorSplit | None = None
         self._indices: Sequence[Tensor] = ()
         self._positions: Sequence[Tensor] = ()
-        self._draws: Sequence[torch.Generator | None] = ()
-        plain = [view for view in views if isinstance(view, ClientView)]
-        source = plain[0].source(split) if len(plain) == len(views) else None
-        if any(view.source(split) is not source for view in plain):  # each sees its samples in its own way
-            source = None
+        self._generators: Sequence[torch.Generator | None] = ()
+        known_views = [view for view in views if isinstance(view, ClientView)]
+        source: Split | None = None
+        if len(known_views) == len(views):
+            source = common_source(known_views, split)
+        # A transfer hook of the user gets the batch of one client at a time.
         if isinstance(source, TensorSplit) and not transfer.hooked:
             self._source = source
-            self._order(source, plain, split, epochs)
+            self._draw_orders(source, views=known_views, split=split, epochs=epochs)
             return
         self._batches = [
-            view.batches(split, epoch, size, with_index=with_index)
-            for view, epoch, size in zip(views, epochs, batch_sizes, strict=True)
+            view.batches(split, epoch, batch_size, with_index=with_index)
+            for view, epoch, batch_size in zip(views, epochs, batch_sizes, strict=True)
         ]
 
-    def _order(self, source: TensorSplit, views: Sequence[ClientView], split: str, epochs: Sequence[int]) -> None:
-        """Put the order of all clients' samples on the device, in one copy."""
-        orders = [view.order(split, epoch) for view, epoch in zip(views, epochs, strict=True)]
-        sizes = [len(indices) for indices, _ in orders]
-        self._indices = torch.split(source.placed(torch.cat([indices for indices, _ in orders])), sizes)
-        self._draws = [view.draws(split, epoch) for view, epoch in zip(views, epochs, strict=True)]
+    def _draw_orders(self, source: TensorSplit, views: Sequence[ClientView], split: str, epochs: Sequence[int]) -> None:
+        """Draw the order of every client's samples, and put all orders on the device of the samples in one copy."""
+        indices: list[Tensor] = []
+        positions: list[Tensor] = []
+        generators: list[torch.Generator | None] = []
+        for view, epoch in zip(views, epochs, strict=True):
+            client_indices, client_positions = view.order(split, epoch)
+            indices.append(client_indices)
+            generators.append(view.draws(split, epoch))
+            if self._with_index:
+                if client_positions is None:
+                    client_positions = torch.arange(len(client_indices))
+                positions.append(client_positions)
+        sizes = [len(client_indices) for client_indices in indices]
+        self._indices = torch.split(source.placed(torch.cat(indices)), sizes)
+        self._generators = generators
         if self._with_index:
-            places = [torch.arange(size) if at is None else at for size, (_, at) in zip(sizes, orders, strict=True)]
-            self._positions = torch.split(source.placed(torch.cat(places)), sizes)
+            self._positions = torch.split(source.placed(torch.cat(positions)), sizes)
 
     def take(self, rows: slice, index: int, num_samples: int) -> Stacked:
-        """Make the batches of some rows, of the same number of samples.
+        """Make the batches of one step, which have equal sizes.
 
         Args:
-            rows: of the stack; each takes its batches in order.
-            index: of the batch in the epoch.
-            num_samples: in the batch of each row.
+            rows: The rows of the step. Each row takes its batches in order.
+            index: The index of the batch in the epoch.
+            num_samples: The number of samples in the batch of each row.
         """
         if self._source is None:
             return stack_pytrees([self._next(row) for row in range(rows.start, rows.stop)])
-        first = index * self._batch_sizes[rows.start]
-        batch: Any = self._source.together(self._cut(self._indices, rows, first, num_samples), self._draws[rows])
+        start = index * self._batch_sizes[rows.start]
+        samples = slice(start, start + num_samples)
+        indices = torch.stack([order[samples] for order in self._indices[rows]])
+        batch: Any = self._source.together(indices, self._generators[rows])
         batch = self._transfer(batch)
+        batch_dims = (0,) * len(batch)
         if not self._with_index:
-            return batch, (0,) * len(batch)
-        positions = to_device(self._cut(self._positions, rows, first, num_samples), self._device)
-        return (batch, positions), ((0,) * len(batch), 0)
-
-    @staticmethod
-    def _cut(of: Sequence[Tensor], rows: slice, first: int, num_samples: int) -> Tensor:
-        """Entries of the rows, (k, B)."""
-        return torch.stack([row[first : first + num_samples] for row in of[rows]])
+            return batch, batch_dims
+        positions = torch.stack([order[samples] for order in self._positions[rows]])
+        return (batch, to_device(positions, self._device)), (batch_dims, 0)
 
     def _next(self, row: int) -> Any:
-        """The next batch of one row, as its step gets it."""
+        """Return the next batch of one row, as its step gets it."""
         item = next(self._batches[row])
-        return (self._transfer(item[0]), to_device(item[1], self._device)) if self._with_index else self._transfer(item)
+        if not self._with_index:
+            return self._transfer(item)
+        batch, positions = item
+        return self._transfer(batch), to_device(positions, self._device)
+
+
+def common_source(views: Sequence[ClientView], split: str) -> Split | None:
+    """Return the split in which all clients index their samples.
+
+    Args:
+        views: The data of the clients, at least one.
+        split: The name of the split.
+
+    Returns:
+        The split, or None if a client has another one, such as a client that sees its samples in its own way.
+    """
+    source = views[0].source(split)
+    if any(view.source(split) is not source for view in views):
+        return None
+    return source

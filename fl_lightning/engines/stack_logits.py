@@ -1,4 +1,4 @@
-"""The teachers' logits of a stack's samples, kept from the first epoch of a phase for the others."""
+"""Teachers' logits of the samples of a stack, kept from the first epoch of a phase for its other epochs."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,51 +9,71 @@ from fl_lightning.client.teacher import LogitCache
 
 
 class StackLogits:
-    """Teachers' logits of the samples of every client of a stack, where these come back unchanged in every epoch.
+    """Keeps teachers' logits for every client of a stack, if every epoch has the same unchanged samples.
 
     Args:
-        sizes: samples of each row.
+        sizes: The number of samples of each row.
     """
 
     def __init__(self, sizes: list[int]) -> None:
-        self._sizes = sizes
-        self._kept: dict[str, Tensor] = {}
+        self._num_rows = len(sizes)
+        self._max_samples = max(sizes)
+        self._logits: dict[str, Tensor] = {}
 
     def of(self, rows: slice, positions: Tensor) -> dict[str, Tensor]:
-        """Kept logits of a batch by teacher, each (k, B, ...).
+        """Return the kept logits of a batch by teacher, each (k, B, ...).
 
-        Positions (k, B) of its samples in their splits.
+        Args:
+            rows: The rows of the batch.
+            positions: The positions of the samples in the split of their client, (k, B) int64.
         """
-        return {name: kept[rows][self._rows(positions), positions] for name, kept in self._kept.items()}
+        places = row_numbers(positions)
+        return {name: logits[rows][places, positions] for name, logits in self._logits.items()}
 
     def keep(self, rows: slice, positions: Tensor, computed: Mapping[str, Tensor]) -> None:
-        """Keep the logits (k, B, ...) of a batch of the first epoch, by teacher."""
-        for name, logits in computed.items():
-            if name not in self._kept:
-                self._kept[name] = logits.new_empty(len(self._sizes), max(self._sizes), *logits.shape[2:])
-            self._kept[name][rows][self._rows(positions), positions] = logits.detach()
+        """Keep the logits of a batch of the first epoch.
 
-    @staticmethod
-    def _rows(positions: Tensor) -> Tensor:
-        return torch.arange(len(positions), device=positions.device).unsqueeze(1)
+        Args:
+            rows: The rows of the batch.
+            positions: The positions of the samples in the split of their client, (k, B) int64.
+            computed: The logits by teacher, each (k, B, ...).
+        """
+        for name, logits in computed.items():
+            if name not in self._logits:
+                shape = (self._num_rows, self._max_samples, *logits.shape[2:])
+                self._logits[name] = logits.new_empty(shape)
+            self._logits[name][rows][row_numbers(positions), positions] = logits.detach()
+
+
+def row_numbers(positions: Tensor) -> Tensor:
+    """Return the numbers of the rows of positions (k, B), as (k, 1) int64, to index with both.
+
+    >>> row_numbers(torch.tensor([[4, 5], [6, 7]]))
+    tensor([[0],
+            [1]])
+    """
+    return torch.arange(len(positions), device=positions.device).unsqueeze(1)
 
 
 class RowLogits(LogitCache):
-    """The teachers' logits of one row's batch: those at hand, and those that are computed.
+    """Gives the teachers' logits of one row's batch, and keeps those that it has to compute.
 
     Args:
-        x: inputs of the batch.
-        known: by teacher, (B, ...).
+        x: The inputs of the batch.
+        known: The known logits by teacher, each (B, ...).
 
     Attributes:
-        computed: by teacher, (B, ...).
+        computed: The computed logits by teacher, each (B, ...).
     """
 
     def __init__(self, x: Tensor, known: Mapping[str, Tensor]) -> None:
         super().__init__(0)
-        self._x = x
+        self._inputs = x
         self._known = known
         self.computed: dict[str, Tensor] = {}
+
+    def holds(self, x: Tensor) -> bool:
+        return self._inputs is x
 
     def logits(self, name: str, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         if name in self._known:

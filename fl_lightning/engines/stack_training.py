@@ -1,9 +1,9 @@
 """Training of one stack: the phases of an exchange, for all its clients at once."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -12,8 +12,8 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import LocalProgress
 from fl_lightning.client.services import MetricAccumulator
-from fl_lightning.engines.blocks import Block, begin_blocks, clipped, laid_as
-from fl_lightning.engines.lockstep import Passes, lockstep, runs
+from fl_lightning.engines.blocks import Block, begin_blocks, clip_rows, lay_out_like
+from fl_lightning.engines.lockstep import Passes, equal_neighbors, lockstep
 from fl_lightning.engines.pytrees import Stacked, StackingError
 from fl_lightning.engines.stack import ClientStack, Step
 from fl_lightning.engines.stack_batches import StackBatches
@@ -24,22 +24,19 @@ from fl_lightning.types import ClientJob, Phase, State
 
 DEFAULT_PHASE = Phase()
 
-EpochEnd = Callable[["StackedClient", State, LocalProgress, int], None]
-"""`(stacked, its entries, its progress, epoch)`, at the end of each of its epochs."""
-
 
 @dataclass
 class StackedClient:
-    """One client of a stack.
+    """Holds one client of a stack.
 
     Args:
-        job: that it is to do.
-        context: of the client.
-        logged: values that it has logged.
-        entries: of the module, as its training begins.
-        phases: of the exchange.
-        last_size: samples in its last batch.
-        passed: epochs so far, by split.
+        job: The job of the client.
+        context: The context of the client.
+        logged: The values that the client has logged.
+        entries: The entries of the module as the training begins.
+        phases: The phases of the exchange.
+        last_size: The number of samples in the last batch of the client.
+        past_epochs: The number of epochs of the phases before, by split.
     """
 
     job: ClientJob
@@ -48,273 +45,40 @@ class StackedClient:
     entries: State
     phases: Sequence[Phase]
     last_size: int = 1
-    passed: Counter[str] = field(default_factory=Counter)
-
-    def saw(self, num_samples: int) -> None:
-        """Record the size of its last batch."""
-        self.last_size = num_samples
+    past_epochs: Counter[str] = field(default_factory=Counter)
 
 
-class StackTrainer:
-    """Runs the phases of several clients' training, one row of a stack each.
+class EpochEnd(Protocol):
+    """Receives each client of a stack at the end of each of its epochs."""
 
-    Args:
-        client: the module whose step is taken.
-        local: trains single clients; its settings, optimizers and batch transfer are used.
-        cautious: whether what differs from single clients by more than the last bits is refused (`auto`).
-    """
-
-    def __init__(self, client: ClientModule, local: LocalTrainer, cautious: bool = False) -> None:
-        self.client = client
-        self.local = local
-        self._cautious = cautious
-
-    def is_alone(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> bool:
-        """Return True for a client that must be alone in the module: BatchNorm sees batches of one sample."""
-        if not self.local.batch_norms:
-            return False
-        size = job.data.size(phase.split)
-        batch_size = job.data.samples_per_batch(phase.split, phase.batch_size)
-        return size > 0 and 1 in (size, batch_size)
-
-    def passes(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> Passes:
-        """Cut the samples of one client into the batches of a phase.
-
-        Raises:
-            StackingError: if BatchNorm sees batches of one sample.
-        """
-        if self.is_alone(job, phase):
-            raise StackingError(f"BatchNorm would see batches of one sample of a client's {phase.split} split")
-        return self.local.passes(job.data, phase)
-
-    def clients_per_step(self, jobs: Sequence[ClientJob]) -> float:
-        """Mean number of clients that take a step of an epoch together."""
-        passes = sorted(map(self.passes, jobs))
-        widths: list[int] = [rows.stop - rows.start for rows, _ in lockstep(passes)]
-        return sum(widths) / max(1, len(widths))
-
-    def train(
-        self, stack: ClientStack, rows: Sequence[StackedClient], step: Step, on_epoch_end: EpochEnd | None = None
-    ) -> None:
-        """Train all phases.
+    def __call__(self, stacked: StackedClient, state: State, progress: LocalProgress, epoch: int) -> None:
+        """Take a client after an epoch.
 
         Args:
-            stack: of the clients.
-            rows: its clients, by row; all have the same phases.
-            step: the training step of a client.
-            on_epoch_end: called for each client after each of its epochs.
+            stacked: The client.
+            state: The entries of the client, in the memory of the stack.
+            progress: The progress of the client so far.
+            epoch: The index of the epoch in its phase.
         """
-        for phase in rows[0].phases:
-            self.local.restore_modes()
-            passes = [self.passes(stacked.job, phase) for stacked in rows]
-            blocks = self._blocks(stack, rows, passes, phase)
-            segment = _Segment(stack, rows, step, phase, passes, blocks, self._trained(stack, phase), on_epoch_end)
-            self._epochs(segment)
-            for optimizers in dict.fromkeys(block.optimizers for block in blocks):
-                optimizers.begin(LocalProgress())  # lets go of the rows
-            for block in blocks:
-                for stacked in rows[block.rows]:
-                    self._count(stacked, block, phase)
-
-    def _count(self, stacked: StackedClient, block: Block, phase: Phase) -> None:
-        """Add the steps of a phase to those of a client."""
-        if block.progress.num_steps:
-            stacked.saw(block.last_size)
-        if phase.counts:
-            progress = stacked.context.progress
-            before = replace(stacked.context.progress)
-            block.progress.add_to(progress)
-            if phase.trains is not None and not matching(self.client.params(), phase.trains):
-                progress.was_idle(before)
-            stacked.passed[phase.split] += block.passes.epochs
-        else:
-            stacked.context.progress.uncounted_steps += block.progress.num_steps
-
-    def _trained(self, stack: ClientStack, phase: Phase) -> list[str]:
-        """Name the parameters that a phase trains."""
-        if phase.trains is None:
-            return list(stack.params)
-        matched = matching(stack.params, phase.trains)
-        names = [name for name in stack.params if name in matched]
-        if not names:
-            raise StackingError(f"Phase(trains={phase.trains}) names no parameter")
-        return names
-
-    # --- optimizers --------------------------------------------------------------------------------------------
-
-    def _blocks(
-        self, stack: ClientStack, rows: Sequence[StackedClient], passes: Sequence[Passes], phase: Phase
-    ) -> list[Block]:
-        """Make a block of neighbours with the same batches.
-
-        Those without a sample are in none.
-
-        All share an optimizer, unless it has schedulers.
-
-        Raises:
-            StackingError: if the client's optimizers do not step a stack.
-        """
-        taken = [cut if cut.steps else None for cut in passes]
-        steps = [
-            (stacked.context.progress.num_steps if phase.counts else 0, stacked.job.data.local_work) for stacked in rows
-        ]
-        blocks: list[Block] = []
-        for part in runs(list(zip(taken, steps, strict=True)), lambda pair: pair if pair[0] is not None else None):
-            shared = blocks and not blocks[-1].optimizers.schedulers  # else these change the rates of all
-            optimizers = blocks[-1].optimizers if shared else self._optimizers(phase)
-            blocks.append(Block(part, passes[part.start], optimizers, stack.rows(part).params))
-        params = dict(self.client.named_parameters())
-        factor = self.local.settings.lr_factor(rows[0].job.data.round_idx)
-        for optimizers in dict.fromkeys(block.optimizers for block in blocks):
-            optimizers.begin(LocalProgress(), phase.lr, factor, self.local.lr_factors)
-            begin_blocks([block for block in blocks if block.optimizers is optimizers], params)
-        return blocks
-
-    def _optimizers(self, phase: Phase) -> LocalOptimizers:
-        """Build the optimizers of a phase, or take those at hand."""
-        builder = self.local.builder
-        optimizers = builder.at_hand(phase)
-        if optimizers is None:
-            if phase.trains is None:
-                builder.forget()
-            optimizers = builder.new()
-        reason = why_not_optimizers(optimizers, bool(self.local.batch_norms) and self._cautious)
-        if any(map(has_backward_hooks, self.client.parameters())):  # which building them may have put there
-            reason = "a hook of a parameter would not be called"
-        if reason is not None:
-            optimizers.release()
-            raise StackingError(reason)
-        builder.keep(phase, optimizers)
-        return optimizers
-
-    def settings(self) -> dict[str, Any]:
-        """Collect what the optimizers of the client in the module are set to, by name."""
-        optimizers = self.local.builder.new()
-        groups = [group for optimizer in optimizers.raw for group in optimizer.param_groups]
-        optimizers.release()
-        return {
-            f"{name} of the optimizer's group {i}": float(value) if isinstance(value, Tensor) else value
-            for i, group in enumerate(groups)
-            for name, value in group.items()
-            if name != "params"
-        }
-
-    # --- steps -------------------------------------------------------------------------------------------------
-
-    def _epochs(self, segment: "_Segment") -> None:
-        """Train all epochs of a phase."""
-        rows = segment.rows
-        passes = segment.passes
-        phase = segment.phase
-        left = [
-            self.local.batch_limit(stacked.job.data, phase, cut, stacked.context.progress.num_steps)
-            for stacked, cut in zip(rows, passes, strict=True)
-        ]
-        before = [stacked.passed[phase.split] if phase.counts else 0 for stacked in rows]
-        logits = self._cache(segment)
-        for epoch in range(max((block.passes.epochs for block in segment.blocks), default=0)):
-            now = [cut.of_epoch(epoch, most) for cut, most in zip(passes, left, strict=True)]
-            batches = StackBatches(
-                [stacked.job.data for stacked in rows],
-                phase.split,
-                [earlier + epoch for earlier in before],
-                [cut.batch_size for cut in passes],
-                phase.with_index or logits is not None,
-                self.local.transfer,
-                self.local.device,
-            )
-            for part, index in lockstep(now):
-                cut = now[part.start]
-                num_samples = cut.batch_size if index < cut.full else cut.tail
-                taken = batches.take(part, index, num_samples)
-                if logits is None:
-                    self._step(segment, part, taken, index, num_samples)
-                else:
-                    (batch, positions), (dims, _) = taken
-                    known = logits.of(part, positions) if epoch else {}
-                    computed = self._step(segment, part, (batch, dims), index, num_samples, known)
-                    logits.keep(part, positions, computed)
-            for block in segment.blocks:
-                if block.optimizers.schedulers and now[block.rows.start].steps:
-                    self.local.builder.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
-            if segment.on_epoch_end is not None:
-                self._end_epoch(segment, now, epoch, segment.on_epoch_end)
-
-    def _end_epoch(self, segment: "_Segment", now: Sequence[Passes], epoch: int, on_epoch_end: EpochEnd) -> None:
-        """Show the clients that had the epoch, each with its steps so far."""
-        states = segment.stack.states()
-        for block in segment.blocks:
-            if not now[block.rows.start].steps:
-                continue
-            for row in range(block.rows.start, block.rows.stop):
-                stacked = segment.rows[row]
-                stacked.saw(block.last_size)
-                progress = replace(stacked.context.progress)
-                if segment.phase.counts:
-                    block.progress.add_to(progress)
-                on_epoch_end(stacked, states[row], progress, epoch)
-
-    def _cache(self, segment: "_Segment") -> StackLogits | None:
-        """Make a cache of teachers' logits where every sample comes back unchanged in each epoch."""
-        phase = segment.phase
-        passes = segment.passes
-        views = [stacked.job.data for stacked in segment.rows]
-        if not self.client.distils or all(cut.epochs <= 1 for cut in passes):
-            return None
-        pairs = zip(views, passes, strict=True)
-        unchanged = all(self.local.repeats_samples(view, phase, cut) for view, cut in pairs)
-        return StackLogits([view.size(phase.split) for view in views]) if unchanged else None
-
-    def _step(
-        self,
-        segment: "_Segment",
-        part: slice,
-        batches: Stacked,
-        index: int,
-        num_samples: int,
-        known: State | None = None,
-    ) -> State:
-        """Take one step of the clients of some rows.
-
-        Returns teachers' logits that were computed (`ClientStack`).
-        """
-        rows = segment.stack.rows(part)
-        logged = [stacked.logged for stacked in segment.rows[part]]
-        gradients, logits = segment.stack.differentiate(
-            rows, segment.trained, segment.step, batches, index, self.local.services, logged, known
-        )
-        if self.local.settings.clip_norm is not None:
-            gradients = clipped(gradients, self.local.settings.clip_norm)
-        gradients = laid_as(rows.params, gradients)
-        blocks = [block for block in segment.blocks if part.start <= block.rows.start < part.stop]
-        for block in blocks:
-            block.take_gradients(gradients, part, num_samples)
-        for optimizers in dict.fromkeys(block.optimizers for block in blocks):
-            optimizers.wrapped[0].step()
-        for block in blocks:
-            block.stepped()
-            if block.optimizers.schedulers:
-                self.local.builder.schedule(block.optimizers.schedulers, "step", block.accumulated_lr.steps)
-        return logits
 
 
 @dataclass(frozen=True)
-class _Segment:
-    """One phase of a stack.
+class StackPhase:
+    """Holds what is fixed during one phase of a stack.
 
     Args:
-        stack: of the clients.
-        rows: its clients, by row.
-        step: the training step of a client.
-        phase: in training.
-        passes: batches by row.
-        blocks: rows by optimizer.
-        trained: names of the parameters that are trained.
-        on_epoch_end: called for each client after each of its epochs; or None.
+        stack: The stack.
+        clients: The clients of the stack, by row.
+        step: The training step of a client.
+        phase: The phase.
+        passes: The batches of the phase, by row.
+        blocks: The blocks of rows. A row without a sample is in no block.
+        trained: The names of the parameters that are trained.
+        on_epoch_end: Called for each client at the end of each of its epochs. None: nobody is called.
     """
 
     stack: ClientStack
-    rows: Sequence[StackedClient]
+    clients: Sequence[StackedClient]
     step: Step
     phase: Phase
     passes: Sequence[Passes]
@@ -323,15 +87,374 @@ class _Segment:
     on_epoch_end: EpochEnd | None
 
 
-def common_phases(clients: Sequence[StackedClient]) -> Sequence[Phase]:
-    """Choose the phases of all clients.
+class StackTrainer:
+    """Runs the phases of the training of several clients, one row of a stack for each client.
+
+    Args:
+        client: The client module, whose step is taken.
+        local: Trains single clients. Its settings, optimizers and batch transfer are used.
+        cautious: Whether a stack is refused whose results differ from those of single clients by more than the last
+            bits (`auto`).
+    """
+
+    def __init__(self, client: ClientModule, local: LocalTrainer, *, cautious: bool = False) -> None:
+        self.client = client
+        self.local = local
+        self._cautious = cautious
+
+    def is_alone(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> bool:
+        """Return True if the client must be alone in the module, because BatchNorm sees batches of one sample."""
+        if not self.local.batch_norms:
+            return False
+        size = job.data.size(phase.split)
+        batch_size = job.data.samples_per_batch(phase.split, phase.batch_size)
+        return size > 0 and 1 in (size, batch_size)
+
+    def passes(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> Passes:
+        """Divide the samples of one client into the batches of a phase.
+
+        Raises:
+            StackingError: BatchNorm sees batches of one sample.
+        """
+        if self.is_alone(job, phase):
+            raise StackingError(f"BatchNorm would see batches of one sample of a client's {phase.split} split")
+        return self.local.passes(job.data, phase)
+
+    def clients_per_step(self, jobs: Sequence[ClientJob]) -> float:
+        """Return the mean number of clients that take a step of an epoch together."""
+        passes = sorted(self.passes(job) for job in jobs)
+        widths: list[int] = [rows.stop - rows.start for rows, _ in lockstep(passes)]
+        return sum(widths) / max(1, len(widths))
+
+    def train(
+        self,
+        stack: ClientStack,
+        clients: Sequence[StackedClient],
+        step: Step,
+        on_epoch_end: EpochEnd | None = None,
+    ) -> None:
+        """Train all phases.
+
+        Args:
+            stack: The stack.
+            clients: The clients of the stack, by row. All of them have the same phases.
+            step: The training step of a client.
+            on_epoch_end: Called for each client at the end of each of its epochs. None: nobody is called.
+        """
+        for phase in clients[0].phases:
+            self.local.restore_modes()
+            passes = [self.passes(stacked.job, phase) for stacked in clients]
+            blocks = self._begin_blocks(stack, clients, passes=passes, phase=phase)
+            current = StackPhase(
+                stack=stack,
+                clients=clients,
+                step=step,
+                phase=phase,
+                passes=passes,
+                blocks=blocks,
+                trained=trained_names(stack, phase),
+                on_epoch_end=on_epoch_end,
+            )
+            self._run_epochs(current)
+            for optimizers in optimizers_of(blocks):
+                # The optimizers release the rows.
+                optimizers.begin(LocalProgress())
+            for block in blocks:
+                for stacked in clients[block.rows]:
+                    self._count(stacked, block, phase)
+
+    def _count(self, stacked: StackedClient, block: Block, phase: Phase) -> None:
+        """Add the steps of a phase to the steps of a client."""
+        if block.progress.num_steps:
+            stacked.last_size = block.last_size
+        progress = stacked.context.progress
+        if not phase.counts:
+            progress.uncounted_steps += block.progress.num_steps
+            return
+        before = replace(progress)
+        block.progress.add_to(progress)
+        if phase.trains is not None and not matching(self.client.params(), phase.trains):
+            progress.was_idle(before)
+        stacked.past_epochs[phase.split] += block.passes.epochs
+
+    # --- optimizers ---
+
+    def _begin_blocks(
+        self, stack: ClientStack, clients: Sequence[StackedClient], *, passes: Sequence[Passes], phase: Phase
+    ) -> list[Block]:
+        """Make the blocks of a phase and their optimizers, ready to train.
+
+        All blocks share an optimizer. With schedulers each block has its own, because these change its learning rates.
+
+        Args:
+            stack: The stack.
+            clients: The clients of the stack, by row.
+            passes: The batches of the phase, by row.
+            phase: The phase.
+
+        Raises:
+            StackingError: The optimizers of the client do not step a stack.
+        """
+        blocks: list[Block] = []
+        optimizers: LocalOptimizers | None = None
+        for rows in equal_neighbors(block_keys(clients, passes, phase)):
+            if optimizers is None or optimizers.schedulers:
+                optimizers = self._optimizers(phase)
+            params = stack.select(rows).params
+            blocks.append(Block(rows=rows, passes=passes[rows.start], optimizers=optimizers, params=params))
+        module_params = dict(self.client.named_parameters())
+        lr_factor = self.local.settings.lr_factor(clients[0].job.data.round_idx)
+        for optimizers in optimizers_of(blocks):
+            optimizers.begin(LocalProgress(), lr=phase.lr, factor=lr_factor, factors=self.local.lr_factors)
+            begin_blocks([block for block in blocks if block.optimizers is optimizers], module_params)
+        return blocks
+
+    def _optimizers(self, phase: Phase) -> LocalOptimizers:
+        """Return the optimizers of a phase, built anew or used again.
+
+        Raises:
+            StackingError: The optimizers do not step a stack.
+        """
+        builder = self.local.builder
+        optimizers = builder.at_hand(phase)
+        if optimizers is None:
+            if phase.trains is None:
+                builder.forget()
+            optimizers = builder.new()
+        only_sgd = bool(self.local.batch_norms) and self._cautious
+        reason = why_not_optimizers(optimizers, only_sgd=only_sgd)
+        # The user's configure_optimizers may have registered hooks.
+        if any(has_backward_hooks(parameter) for parameter in self.client.parameters()):
+            reason = "a hook of a parameter would not be called"
+        if reason is not None:
+            optimizers.release()
+            raise StackingError(reason)
+        builder.keep(phase, optimizers)
+        return optimizers
+
+    def optimizer_settings(self) -> dict[str, Any]:
+        """Return the settings of the optimizers of the client in the module, by name."""
+        optimizers = self.local.builder.new()
+        groups: list[dict[str, Any]] = []
+        for optimizer in optimizers.raw:
+            groups += optimizer.param_groups
+        optimizers.release()
+        settings = {}
+        for group_idx, group in enumerate(groups):
+            for name, value in group.items():
+                if name != "params":
+                    key = f"{name} of the optimizer's group {group_idx}"
+                    settings[key] = float(value) if isinstance(value, Tensor) else value
+        return settings
+
+    # --- steps ---
+
+    def _run_epochs(self, current: StackPhase) -> None:
+        """Train all epochs of a phase."""
+        phase = current.phase
+        batch_limits = [
+            self.local.batch_limit(
+                data=stacked.job.data,
+                phase=phase,
+                passes=passes,
+                num_steps=stacked.context.progress.num_steps,
+            )
+            for stacked, passes in zip(current.clients, current.passes, strict=True)
+        ]
+        logits = self._make_logits(current)
+        num_epochs = max((block.passes.epochs for block in current.blocks), default=0)
+        for epoch in range(num_epochs):
+            passes_of_epoch = [
+                passes.of_epoch(epoch, limit) for passes, limit in zip(current.passes, batch_limits, strict=True)
+            ]
+            self._run_epoch(current, epoch=epoch, passes=passes_of_epoch, logits=logits)
+            blocks = [block for block in current.blocks if passes_of_epoch[block.rows.start].steps]
+            for block in blocks:
+                if block.optimizers.schedulers:
+                    self.local.builder.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
+            if current.on_epoch_end is not None:
+                end_epoch(current, blocks, epoch=epoch, on_epoch_end=current.on_epoch_end)
+
+    def _run_epoch(
+        self, current: StackPhase, *, epoch: int, passes: Sequence[Passes], logits: StackLogits | None
+    ) -> None:
+        """Train one epoch.
+
+        Args:
+            current: The phase.
+            epoch: The index of the epoch in the phase.
+            passes: The batches of the epoch, by row.
+            logits: Keeps teachers' logits from the first epoch on. None: no logits are kept.
+        """
+        batches = self._make_batches(current, epoch=epoch, with_positions=logits is not None)
+        for rows, index in lockstep(passes):
+            first = passes[rows.start]
+            num_samples = first.batch_size if index < first.full else first.tail
+            stacked_batch = batches.take(rows, index, num_samples)
+            if logits is None:
+                self._step(current, rows, stacked_batch, index=index, num_samples=num_samples)
+                continue
+            (batch, positions), (batch_dims, _) = stacked_batch
+            computed = self._step(
+                current,
+                rows,
+                (batch, batch_dims),
+                index=index,
+                num_samples=num_samples,
+                known=logits.of(rows, positions) if epoch else {},
+            )
+            logits.keep(rows, positions, computed)
+
+    def _make_batches(self, current: StackPhase, *, epoch: int, with_positions: bool) -> StackBatches:
+        """Make the batches of one epoch.
+
+        Args:
+            current: The phase.
+            epoch: The index of the epoch in the phase.
+            with_positions: Whether the trainer needs the positions of the samples.
+        """
+        phase = current.phase
+        return StackBatches(
+            [stacked.job.data for stacked in current.clients],
+            phase.split,
+            # A phase that does not count has the batches of the first epochs.
+            epochs=[stacked.past_epochs[phase.split] + epoch if phase.counts else epoch for stacked in current.clients],
+            batch_sizes=[passes.batch_size for passes in current.passes],
+            with_index=phase.with_index or with_positions,
+            transfer=self.local.transfer,
+            device=self.local.device,
+        )
+
+    def _make_logits(self, current: StackPhase) -> StackLogits | None:
+        """Make a cache of teachers' logits if every epoch has the same unchanged samples."""
+        if not self.client.distils or all(passes.epochs <= 1 for passes in current.passes):
+            return None
+        views = [stacked.job.data for stacked in current.clients]
+        for view, passes in zip(views, current.passes, strict=True):
+            if not self.local.repeats_samples(view, current.phase, passes):
+                return None
+        return StackLogits([view.size(current.phase.split) for view in views])
+
+    def _step(
+        self,
+        current: StackPhase,
+        rows: slice,
+        batches: Stacked,
+        *,
+        index: int,
+        num_samples: int,
+        known: State | None = None,
+    ) -> State:
+        """Take one step of the clients of some rows, and return the teachers' logits that were computed.
+
+        Args:
+            current: The phase.
+            rows: The rows of the step.
+            batches: The batches of the rows.
+            index: The index of the batch in its epoch.
+            num_samples: The number of samples in the batch of each row.
+            known: The known logits of the batches by teacher. None: no logits are kept.
+        """
+        selected = current.stack.select(rows)
+        gradients, logits = current.stack.differentiate(
+            selected,
+            batches,
+            index=index,
+            trained=current.trained,
+            step=current.step,
+            services=self.local.services,
+            logged=[stacked.logged for stacked in current.clients[rows]],
+            known=known,
+        )
+        if self.local.settings.clip_norm is not None:
+            gradients = clip_rows(gradients, self.local.settings.clip_norm)
+        gradients = lay_out_like(selected.params, gradients)
+        blocks = [block for block in current.blocks if rows.start <= block.rows.start < rows.stop]
+        for block in blocks:
+            block.take_gradients(gradients, rows, num_samples)
+        for optimizers in optimizers_of(blocks):
+            optimizers.wrapped[0].step()
+        for block in blocks:
+            block.finish_step()
+            if block.optimizers.schedulers:
+                self.local.builder.schedule(block.optimizers.schedulers, "step", block.accumulated_lr.steps)
+        return logits
+
+
+def optimizers_of(blocks: Iterable[Block]) -> Iterable[LocalOptimizers]:
+    """Return the optimizers of some blocks in order, each once."""
+    return dict.fromkeys([block.optimizers for block in blocks])
+
+
+def trained_names(stack: ClientStack, phase: Phase) -> list[str]:
+    """Return the names of the parameters that a phase trains, in the order of the stack.
 
     Raises:
-        StackingError: if they differ, or need one client at a time.
+        StackingError: The phase names no parameter.
     """
-    if any(phase.indices is not None for stacked in clients for phase in stacked.phases):
-        raise StackingError("a phase has indices, which are one client's")
+    if phase.trains is None:
+        return list(stack.params)
+    matched = matching(stack.params, phase.trains)
+    if not matched:
+        raise StackingError(f"Phase(trains={phase.trains}) names no parameter")
+    return [name for name in stack.params if name in matched]
+
+
+def block_keys(
+    clients: Sequence[StackedClient], passes: Sequence[Passes], phase: Phase
+) -> list[tuple[Passes, int, float] | None]:
+    """Return a key for each row. Neighbors with equal keys have the same batches in every epoch.
+
+    Args:
+        clients: The clients, by row.
+        passes: The batches of the phase, by row.
+        phase: The phase.
+
+    Returns:
+        The keys. A row without a sample has the key None.
+    """
+    keys: list[tuple[Passes, int, float] | None] = []
+    for stacked, own_passes in zip(clients, passes, strict=True):
+        if own_passes.steps == 0:
+            keys.append(None)
+            continue
+        # The limit of batches depends on both.
+        num_steps = stacked.context.progress.num_steps if phase.counts else 0
+        keys.append((own_passes, num_steps, stacked.job.data.local_work))
+    return keys
+
+
+def end_epoch(current: StackPhase, blocks: Sequence[Block], *, epoch: int, on_epoch_end: EpochEnd) -> None:
+    """Call `on_epoch_end` for the clients that had the epoch.
+
+    Args:
+        current: The phase.
+        blocks: The blocks of these clients.
+        epoch: The index of the epoch in the phase.
+        on_epoch_end: Called for each client.
+    """
+    states = current.stack.list_states()
+    for block in blocks:
+        for row in range(block.rows.start, block.rows.stop):
+            stacked = current.clients[row]
+            stacked.last_size = block.last_size
+            progress = replace(stacked.context.progress)
+            if current.phase.counts:
+                block.progress.add_to(progress)
+            on_epoch_end(stacked=stacked, state=states[row], progress=progress, epoch=epoch)
+
+
+def common_phases(clients: Sequence[StackedClient]) -> Sequence[Phase]:
+    """Return the phases of all clients.
+
+    Raises:
+        StackingError: The phases differ, or the samples of a phase are those of one client.
+    """
     phases = clients[0].phases
-    if any(stacked.phases is not phases and list(stacked.phases) != list(phases) for stacked in clients):
-        raise StackingError("its clients have different phases")
+    for stacked in clients:
+        if any(phase.indices is not None for phase in stacked.phases):
+            raise StackingError("a phase has indices, which are one client's")
+    for stacked in clients:
+        if stacked.phases is not phases and list(stacked.phases) != list(phases):
+            raise StackingError("its clients have different phases")
     return phases

@@ -59,6 +59,7 @@ class LocalTrainer:
         settings: LocalSettings,
         services: ClientServices,
         transfer: BatchTransfer,
+        *,
         device: torch.device,
         precision: Precision,
         batch_hooks: Mapping[str, Sequence[Callable[..., None]]],
@@ -72,28 +73,27 @@ class LocalTrainer:
         self.modules: list[LightningModule] = client.lightning_modules()
         self.batch_norms = [(name, part) for name, part in client.named_modules() if isinstance(part, BATCH_NORMS)]
         self.lr_factors: Sequence[Sequence[float]] = ()
-        self.batch_hooks = {
-            name: callables for name, callables in batch_hooks.items() if callables and name in LOCAL_HOOKS
-        }
+        self.batch_hooks: dict[str, Sequence[Callable[..., None]]] = {}
+        for name, callables in batch_hooks.items():
+            if callables and name in LOCAL_HOOKS:
+                self.batch_hooks[name] = callables
         self._training_step: Callable[..., Any] = client.training_step
         self._modes = [(module, module.training) for module in client.modules()]
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         for name in LOCAL_HOOKS:
             self._hooks[name] = [*self.batch_hooks.get(name, ()), *hooks(self.modules, name)]
         inner = self.modules[-1]
-        own_optimizer_step = own_hook(inner, "optimizer_step")
-        own_zero_grad = own_hook(inner, "optimizer_zero_grad")
+        self._own_optimizer_step = own_hook(inner, "optimizer_step")
+        self._own_zero_grad = own_hook(inner, "optimizer_zero_grad")
         own_clipping = own_hook(inner, "configure_gradient_clipping")
-        self._optimizer_step = own_optimizer_step
-        self._zero_grad = own_zero_grad or default_zero_grad
         self._clip = own_clipping
         if own_clipping is None and settings.clip_norm:
             self._clip = services.clip_gradients
-        sees_optimizers = [
+        hooks_with_optimizer = [
             self._hooks["on_before_zero_grad"],
             self._hooks["on_before_optimizer_step"],
-            own_optimizer_step,
-            own_zero_grad,
+            self._own_optimizer_step,
+            self._own_zero_grad,
             own_clipping,
         ]
         self.builder = OptimizerBuilder(
@@ -101,7 +101,7 @@ class LocalTrainer:
             accumulated=settings.accumulate_grad_batches,
             device=device,
             precision=precision,
-            hands_out=any(sees_optimizers),
+            hands_out=any(hooks_with_optimizer),
         )
         self._deadline = inf
         self._round_idx = 0
@@ -117,7 +117,7 @@ class LocalTrainer:
     # --- rules of every engine ---
 
     def passes(self, data: ClientData, phase: Phase) -> Passes:
-        """Divide a client's samples into the batches of a phase.
+        """Return how a client's samples are divided into the batches of a phase.
 
         Raises:
             ValueError: The net has BatchNorm and `batch_size` is 1.
@@ -131,7 +131,13 @@ class LocalTrainer:
         if normalizes and batch_size == 1:
             setting = "data.batch_size" if phase.batch_size is None else "the phase's batch_size"
             raise ValueError(f"batch_size must be at least 2 for a net with BatchNorm, got 1; raise {setting}")
-        return Passes.over(size, batch_size, epochs, drops_single=normalizes, drops_tail=data.drop_last)
+        return Passes.over(
+            size=size,
+            batch_size=batch_size,
+            epochs=epochs,
+            drops_single=normalizes,
+            drops_tail=data.drop_last,
+        )
 
     def _batch_norms_of(self, client_id: int) -> list[nn.Module]:
         """List the BatchNorm modules of a client's net."""
@@ -145,20 +151,21 @@ class LocalTrainer:
         """Return the largest number of batches of a phase, or None without a limit.
 
         Args:
-            data: The client's data. Their `local_work` is the share of the batches that a
-                straggler trains on.
+            data: The client's data. The share `local_work` of the batches is what a straggler
+                trains on.
             phase: The phase that begins.
             passes: The batches of the phase.
             num_steps: Steps of the exchange so far.
         """
-        left: int | None = None
+        remaining: int | None = None
         if phase.counts and self.settings.max_batches is not None:
-            left = self.settings.max_batches - num_steps * self.settings.accumulate_grad_batches
+            remaining = self.settings.max_batches - num_steps * self.settings.accumulate_grad_batches
         if data.local_work == 1:
-            return left
+            return remaining
         batches = passes.epochs * passes.steps
-        if left is not None:
-            batches = min(batches, left)
+        if remaining is not None:
+            batches = min(batches, remaining)
+        # Without the small number a product such as 0.55 * 100 would round up to one batch more.
         return ceil(data.local_work * batches - 1e-9)
 
     def repeats_samples(self, data: ClientData, phase: Phase, passes: Passes) -> bool:
@@ -182,7 +189,7 @@ class LocalTrainer:
 
         Dropout and the user's own code draw from them.
         """
-        seed = keyed_seed(self.settings.seed, purpose, data.round_idx, data.client_id)
+        seed = keyed_seed(self.settings.seed, purpose, round_idx=data.round_idx, client_id=data.client_id)
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -212,7 +219,7 @@ class LocalTrainer:
         self._round_idx = data.round_idx
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if fedavg_equivalent else self.client.training_step
-        passed = Counter[str]()
+        epochs_before = Counter[str]()
         for phase in self.client.phases(exchange):
             self.restore_modes()
             samples = data
@@ -220,18 +227,25 @@ class LocalTrainer:
                 samples = data.restricted(phase.split, phase.indices)
             if samples.size(phase.split) == 0:
                 continue
-            with nullcontext() if phase.trains is None else only(self.client, phase.trains):
-                self._phase(phase, samples, passed if phase.counts else Counter(), on_epoch_end)
+            with nullcontext() if phase.trains is None else trains_only(self.client, phase.trains):
+                self._phase(
+                    phase=phase,
+                    data=samples,
+                    epochs_before=epochs_before if phase.counts else Counter(),
+                    on_epoch_end=on_epoch_end,
+                )
         if monotonic() > self._deadline:
             self._stop()
 
-    def _phase(self, phase: Phase, data: ClientData, passed: Counter[str], on_epoch_end: Sequence[EpochHook]) -> None:
+    def _phase(
+        self, phase: Phase, data: ClientData, epochs_before: Counter[str], on_epoch_end: Sequence[EpochHook]
+    ) -> None:
         """Run the epochs of one phase.
 
         Args:
             phase: The phase.
             data: The client's data, restricted to the phase's samples.
-            passed: Passes so far over each split. The phase adds its own.
+            epochs_before: Epochs so far over each split. The phase adds its own.
             on_epoch_end: Callables for the end of each epoch.
         """
         client = self.client
@@ -242,32 +256,40 @@ class LocalTrainer:
         self._begin_logit_cache(phase, data, passes)
         batch_limit: int | None = None
         if data.local_work != 1:
-            batch_limit = self.batch_limit(data, phase, passes, progress.num_steps)
+            batch_limit = self.batch_limit(data, phase, passes=passes, num_steps=progress.num_steps)
         step_limit = self.step_limit(phase) or inf
         for epoch in range(passes.epochs):
-            batches = passes
+            epoch_passes = passes
             if batch_limit is not None:
-                batches = passes.of_epoch(epoch, batch_limit)
-            if progress.num_steps >= step_limit or (batch_limit is not None and batches.steps == 0):
+                epoch_passes = passes.of_epoch(epoch, batch_limit)
+                if epoch_passes.steps == 0:
+                    break
+            if progress.num_steps >= step_limit:
                 break
-            self.services.begin_epoch(optimizers, size)
+            self.services.begin(optimizers=optimizers, num_samples=size)
             self._call("on_train_epoch_start")
-            self._epoch(phase, data, batches, passed[phase.split] + epoch, optimizers)
-            self.services.begin_samples(size)
+            self._epoch(
+                phase=phase,
+                data=data,
+                passes=epoch_passes,
+                epoch=epochs_before[phase.split] + epoch,
+                optimizers=optimizers,
+            )
+            self.services.begin(num_samples=size)
             self._call("on_train_epoch_end")
             if optimizers.schedulers and client.automatic_optimization:
                 self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
             for hook in on_epoch_end:
                 hook(data.client_id, epoch)
-        passed[phase.split] += passes.epochs
+        epochs_before[phase.split] += passes.epochs
         if not phase.counts:
             client.context.progress.uncounted_steps += progress.num_steps
 
     def _begin_optimizers(self, phase: Phase, round_idx: int, progress: LocalProgress) -> LocalOptimizers:
-        """Prepare the optimizers of a phase, as if they were built anew."""
+        """Return the optimizers of a phase, which begin as if they were built anew."""
         optimizers = self.builder.of(phase)
         optimizers.begin(
-            progress,
+            progress=progress,
             lr=phase.lr,
             factor=self.settings.lr_factor(round_idx),
             factors=self.lr_factors,
@@ -279,37 +301,55 @@ class LocalTrainer:
         return optimizers
 
     def _begin_logit_cache(self, phase: Phase, data: ClientData, passes: Passes) -> None:
-        """Keep a teacher's logits over the epochs of a phase, where every epoch needs the same ones."""
+        """Begin a cache of a teacher's logits if every epoch of a phase needs the same logits."""
         context = self.client.context
         if passes.epochs > 1 and self.client.distils and self.repeats_samples(data, phase, passes):
             context.keep_logits(LogitCache(data.size(phase.split)))
-        elif context.logit_cache is not None:  # It belongs to the phase before.
+        elif context.logit_cache is not None:
+            # The cache holds the logits of the phase before.
             context.keep_logits(None)
 
-    def _epoch(self, phase: Phase, data: ClientData, passes: Passes, epoch: int, optimizers: LocalOptimizers) -> None:
-        """Run one epoch, up to its end or to the step limit of the exchange."""
+    def _epoch(
+        self, *, phase: Phase, data: ClientData, passes: Passes, epoch: int, optimizers: LocalOptimizers
+    ) -> None:
+        """Run one epoch, up to its end or to the step limit of the exchange.
+
+        Args:
+            phase: The phase.
+            data: The client's data, restricted to the phase's samples.
+            passes: The batches of the epoch.
+            epoch: The number of epochs over the split before this one.
+            optimizers: The optimizers of the phase.
+        """
         client = self.client
         cache = client.context.logit_cache
         progress = client.context.progress
         step_limit = self.step_limit(phase) or inf
-        if data.size(phase.split) == 1:  # One sample has no batch statistics.
+        if data.size(phase.split) == 1:
+            # One sample has no batch statistics.
             for module in self._batch_norms_of(data.client_id):
                 module.eval()
         with_index = phase.with_index or cache is not None
-        items = data.batches(phase.split, epoch, passes.batch_size, with_index=with_index)
+        items = data.batches(
+            split=phase.split,
+            epoch=epoch,
+            batch_size=passes.batch_size,
+            with_index=with_index,
+        )
         for index, item in enumerate(items):
             if index == passes.steps or progress.num_steps >= step_limit:
                 return
             if monotonic() > self._deadline:
                 self._stop()
-            batch = self._indexed(cache, *item) if with_index else self.transfer(item)
-            self.services.begin_batch(batch)
+            batch = self._indexed(cache, item) if with_index else self.transfer(item)
+            self.services.begin(batch=batch)
             answers = [hook(batch, index) for hook in self._hooks["on_train_batch_start"]]
-            if -1 in answers:  # Lightning's sign that the epoch ends here.
+            if -1 in answers:
+                # As in Lightning, -1 ends the epoch.
                 return
             if client.automatic_optimization and optimizers.wrapped:
                 is_last = data.ended or index + 1 == passes.steps
-                loss = self._optimize(batch, index, is_last, optimizers)
+                loss = self._optimize(batch, index=index, is_last=is_last, optimizers=optimizers)
             else:
                 loss = self._training_step(batch, index)
             for hook in self._hooks["on_train_batch_end"]:
@@ -318,12 +358,17 @@ class LocalTrainer:
         if cache is not None:
             cache.finish_epoch()
 
-    def _indexed(self, cache: LogitCache | None, item: Batch, positions: Tensor) -> Batch:
-        """Return the batch for `training_step`, and tell the logit cache the positions of its samples.
+    def _indexed(self, cache: LogitCache | None, item: tuple[Batch, Tensor]) -> Batch:
+        """Return the batch for `training_step` of samples with their positions.
 
-        Without a cache the phase is one `with_index`, whose batch is a pair of samples and positions.
+        Args:
+            cache: The cache of the teacher's logits, which is told the positions. None means that
+                the phase is `with_index`, so that `training_step` gets samples and positions.
+            item: The samples, and their positions (B,) int64 within the client's split.
         """
-        batch = self.transfer(item)  # The user's transfer hooks see the samples without positions.
+        samples, positions = item
+        # The user's transfer hooks see the samples without positions.
+        batch = self.transfer(samples)
         if cache is None:
             return batch, to_device(positions, self.device)
         cache.begin_batch(batch[0], positions)
@@ -335,42 +380,51 @@ class LocalTrainer:
             hook(*args)
 
     def _stop(self) -> NoReturn:
+        """End the training of a client that has taken too long.
+
+        Raises:
+            TimeoutError: The training took longer than `client_timeout`.
+        """
         raise TimeoutError(
             f"the training of a client may take model.faults.client_timeout={self.settings.client_timeout} s, and "
             f"took longer; raise it, or set model.faults.on_error to skip"
         )
 
-    def _optimize(self, batch: Batch, index: int, last: bool, optimizers: LocalOptimizers) -> Tensor | None:
+    def _optimize(self, batch: Batch, *, index: int, is_last: bool, optimizers: LocalOptimizers) -> Tensor | None:
         """Run forward and backward, and a step after every `accumulate_grad_batches` batches.
 
         Args:
             batch: The batch.
-            index: Its index in the epoch.
-            last: Whether it is the last batch of the epoch, which always ends with a step.
-            optimizers: The optimizers of the phase, of which automatic optimization has one.
+            index: The index of the batch in the epoch.
+            is_last: Whether the batch is the last of the epoch, which always ends with a step.
+            optimizers: The optimizers of the phase. Automatic optimization has one optimizer.
 
         Returns:
             The loss, or None if `training_step` skipped the batch.
         """
-        every = self.settings.accumulate_grad_batches
+        batches_per_step = self.settings.accumulate_grad_batches
         optimizer = optimizers.wrapped[0]
-        steps = last or (index + 1) % every == 0
-        if steps and every > 1:
-            optimizers.accumulated_lr.progress.accumulated((index % every + 1) / every)
+        takes_step = is_last or (index + 1) % batches_per_step == 0
+        if takes_step and batches_per_step > 1:
+            batches = index % batches_per_step + 1
+            optimizers.accumulated_lr.progress.accumulated(batches / batches_per_step)
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:
             nonlocal loss
-            if index % every == 0:
+            if index % batches_per_step == 0:
                 self._call("on_before_zero_grad", optimizer)
-                self._zero_grad(self._round_idx, index, optimizer.optimizer)
+                if self._own_zero_grad is None:
+                    zero_grad(optimizer.optimizer)
+                else:
+                    self._own_zero_grad(self._round_idx, index, optimizer.optimizer)
             loss = self._training_step(batch, index)
             if loss is None:
                 return None
             self._call("on_before_backward", loss)
-            optimizers.backward(loss if every == 1 else loss / every)
+            optimizers.backward(loss if batches_per_step == 1 else loss / batches_per_step)
             self._call("on_after_backward")
-            if steps:
+            if takes_step:
                 if optimizer.scaler is not None:
                     optimizer.unscale()
                 self._call("on_before_optimizer_step", optimizer)
@@ -378,11 +432,12 @@ class LocalTrainer:
                     self._clip(optimizer, self.settings.clip_norm, "norm")
             return loss
 
-        if not steps:
+        if not takes_step:
             closure()
             return loss
-        if self._optimizer_step is not None:
-            self._optimizer_step(self._round_idx, index, optimizer, closure)
+        if self._own_optimizer_step is not None:
+            # Lightning's hook has these four positional arguments.
+            self._own_optimizer_step(self._round_idx, index, optimizer, closure)  # style: ok, a user's hook
         elif optimizer.takes_closure:
             optimizer.step(closure)
         elif closure() is not None:
@@ -392,15 +447,10 @@ class LocalTrainer:
         return loss
 
 
-def default_zero_grad(epoch: int, batch_idx: int, optimizer: Optimizer) -> None:  # noqa: ARG001
-    """Do what Lightning's hook `optimizer_zero_grad` does by default, with fewer calls."""
-    zero_grad(optimizer)
-
-
 def zero_grad(optimizer: Optimizer) -> None:
-    """Set the gradients to None.
+    """Set the gradients of an optimizer to None.
 
-    `Optimizer.zero_grad` is only called if a subclass overrides it, since its bookkeeping takes time.
+    Torch's own `zero_grad` does some bookkeeping that takes time, so only an overridden one is called.
     """
     if type(optimizer).zero_grad is not Optimizer.zero_grad:
         optimizer.zero_grad()
@@ -416,24 +466,32 @@ def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:
 
 
 @contextmanager
-def only(client: ClientModule, patterns: tuple[str, ...]) -> Iterator[None]:
-    """Train only the parameters that match a pattern.
+def trains_only(client: ClientModule, patterns: tuple[str, ...]) -> Iterator[None]:
+    """Context in which only the parameters that match a pattern are trained.
 
-    Steps count as `idle_steps` if no shared parameter matches.
+    The steps in it count as `idle_steps` if no shared parameter matches.
+
+    Args:
+        client: The client module.
+        patterns: `fnmatch` patterns of names of parameters.
 
     Raises:
         ValueError: No trainable parameter matches.
     """
     progress = client.context.progress
-    before = replace(progress)
-    with frozen(left_out(client, patterns)):
+    progress_before = replace(progress)
+    with frozen(untrained(client, patterns)):
         yield
     if not matching(client.params(), patterns):
-        progress.was_idle(before)
+        progress.was_idle(progress_before)
 
 
-def left_out(client: ClientModule, patterns: tuple[str, ...]) -> list[Tensor]:
-    """List the trainable parameters that match no pattern, and clear their gradients.
+def untrained(client: ClientModule, patterns: tuple[str, ...]) -> list[Tensor]:
+    """List the trainable parameters that match no pattern, and set their gradients to None.
+
+    Args:
+        client: The client module.
+        patterns: `fnmatch` patterns of names of parameters.
 
     Raises:
         ValueError: No trainable parameter matches.
@@ -444,7 +502,7 @@ def left_out(client: ClientModule, patterns: tuple[str, ...]) -> list[Tensor]:
         raise ValueError(
             f"Phase(trains=...) must name trainable parameters, got {patterns}, which match none of {list(params)[:8]}"
         )
-    left = [parameter for name, parameter in params.items() if name not in trained]
-    for parameter in left:
+    others = [parameter for name, parameter in params.items() if name not in trained]
+    for parameter in others:
         parameter.grad = None
-    return left
+    return others

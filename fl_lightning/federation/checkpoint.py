@@ -1,7 +1,4 @@
-"""Checkpoints of a federation: whole rounds only, whatever happens.
-
-And how weights are read from files.
-"""
+"""The federation's part of a checkpoint, which holds whole rounds only, and the reading of initial weights."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,7 +10,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
-from fl_lightning.federation.identity import below
+from fl_lightning.federation.identity import is_below
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.members.weights import GlobalWeights
@@ -22,7 +19,7 @@ from fl_lightning.utils.files import read_saved
 from fl_lightning.utils.settings import check_kind
 
 DATA_SHAPE = "data_shape"
-"""Key of the classes and the input's shape, in a checkpoint and in a state dict that crosses processes."""
+"""Key of the number of classes and the input shape, in a checkpoint and in a state dict that crosses processes."""
 
 FORM: dict[str, Any] = {
     "store": {"records": Mapping},
@@ -38,24 +35,30 @@ FORM: dict[str, Any] = {
     "client": Mapping,
     "settings": {"config": Mapping, "objects": Mapping},
 }
-"""Keys that a federation adds to a checkpoint, with the kind of each value, or of what is in it."""
+"""The keys that a federation adds to a checkpoint, each with the type of its value or the form of its content."""
 
 OUTER_FORM = {"state_dict": Mapping, "global_step": int}
-"""The same of Lightning's keys that every use of a checkpoint needs."""
+"""The form of Lightning's keys that every use of a checkpoint needs."""
 
 LIGHTNING_KEYS = ("loops", "optimizer_states", "lr_schedulers", "callbacks")
-"""Keys of Lightning's that a fit needs besides."""
+"""Further keys of Lightning that a fit needs."""
 
 SERVER_PARTS = ("aggregator.", "server_module.")
-"""Beginnings of the names of rule and server module's entries, in the loop's state dict."""
+"""Prefixes of the entries of aggregator and server module in the state dict of the loop."""
+
+SERVER_STEP = ("model.server_optimizer", "model.server_lr_scheduler")
+"""Settings whose states Lightning keeps in a checkpoint."""
 
 
 class SavedFederation:
-    """The federation's part of a checkpoint: makes it, takes a loaded one, and keeps what cannot be taken yet.
+    """Saves and loads the federation's part of a checkpoint, and keeps loaded values until they are needed.
 
     Args:
-        parts: of the federation.
-        initial_weights: file of the weights to start from; None: those that are drawn.
+        parts: The parts of the federation.
+        initial_weights: Path of the file with the initial weights. None means that they are drawn.
+
+    Raises:
+        TypeError: `initial_weights` is not a path.
     """
 
     def __init__(self, parts: FederationParts, initial_weights: str | Path | None = None) -> None:
@@ -64,125 +67,139 @@ class SavedFederation:
         self.parts = parts
         self.initial_weights = initial_weights
         self._deferred: dict[str, Any] = {}
-        """Entries of rule and server module, until they are allocated."""
-        self._waiting: Mapping[str, Any] = {}
-        """States of the members, by name, until there are members."""
+        """Loaded entries of aggregator and server module that are not allocated yet."""
+        self._states: Mapping[str, Any] = {}
+        """Loaded states of the members, by name, until the members exist."""
 
-    # --- a run -------------------------------------------------------------------------------------------------
+    # --- a run ---
 
     def start(self, weights: GlobalWeights) -> None:
-        """Put the values to start from in place of those with which the module was built."""
+        """Load the initial weights, if there is a file, in place of those that were drawn."""
         if self.initial_weights is not None:
             weights.client.load_state_dict(client_state(Path(self.initial_weights), weights.client))
 
     def give(self, members: Members) -> None:
-        """Give the members, now that there are some, the states that were loaded before.
+        """Load the states of a checkpoint into the members, once these exist.
 
         Raises:
-            ValueError: there is another number of transforms.
+            ValueError: The checkpoint has another number of transforms.
         """
-        states = self._waiting
-        self._waiting = {}
+        states = self._states
+        self._states = {}
         for member in members.all:
             if does(member, "load_state_dict") and member.name in states:
                 member.load_state_dict(states[member.name])
 
     def take_deferred(self) -> dict[str, Any]:
-        """Hand over the entries that `loadable` has kept."""
+        """Return the entries that `loadable` has kept, and forget them."""
         entries = self._deferred
         self._deferred = {}
         return entries
 
     def begin_fit(self, trainer: Trainer, weights: GlobalWeights) -> None:
-        """Take the rows of the rounds before.
+        """Restore the rows of a run that continues. In a new run no client has received the frozen entries.
 
-        Where there are none the clients have nothing of the model yet.
+        Args:
+            trainer: The Trainer of the run.
+            weights: The global weights.
         """
         if trainer.ckpt_path is None:
             weights.frozen.load_state_dict({})
-        else:
-            recorder, callbacks = self.parts.recorder, trainer.callbacks  # type: ignore[attr-defined]
-            recorder.restore(rows_kept(recorder, trainer.loggers, callbacks))
+            return
+        recorder = self.parts.recorder
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        recorder.restore(saved_rows(recorder, trainer.loggers, callbacks))
 
-    # --- saving ------------------------------------------------------------------------------------------------
+    # --- saving ---
 
     def shape_entry(self) -> dict[str, Any]:
-        """The entry of a state dict that crosses processes: what the net was built for."""
+        """Return the number of classes and the input shape as an entry of a state dict that crosses processes."""
         shape = data_shape(self.parts.client)
-        return {} if shape is None else {DATA_SHAPE: torch.tensor(shape)}
+        if shape is None:
+            return {}
+        return {DATA_SHAPE: torch.tensor(shape)}
 
     def save(self, checkpoint: dict[str, Any], members: Members, undo: Undo | None) -> None:
-        """Add the federation's part to Lightning's checkpoint.
+        """Add the federation's part to the checkpoint of Lightning.
 
         Args:
-            checkpoint: to be written.
-            members: whose states it holds.
-            undo: of the round under way, before which the states are saved; None outside of rounds.
+            checkpoint: The checkpoint.
+            members: The members whose states are saved.
+            undo: The marks of the current round, whose states are saved. None outside of rounds.
 
         Raises:
-            RuntimeError: inside a round of several processes.
+            RuntimeError: The run has several processes and is inside a round.
         """
-        begin_round(checkpoint)
-        rest = {"settings": self.parts.identity.state_dict(), DATA_SHAPE: data_shape(self.parts.client)}
-        checkpoint["federated"] = members.state_dict(undo) | rest
+        correct_started_round(checkpoint)
+        federation = members.state_dict(undo)
+        federation["settings"] = self.parts.identity.state_dict()
+        federation[DATA_SHAPE] = data_shape(self.parts.client)
+        checkpoint["federated"] = federation
 
-    # --- loading -----------------------------------------------------------------------------------------------
+    # --- loading ---
 
     def loadable(self, state_dict: Mapping[str, Any], find: Callable[[], Mapping[str, Any]] | None) -> dict[str, Any]:
-        """Choose the entries of a state dict that can be loaded now.
-
-        The others wait until the server is made.
+        """Return the entries of a state dict that can be loaded now, and keep the others for later.
 
         Args:
-            state_dict: of the loop.
-            find: where there is no server yet gives the entries that there are, once the net is built; else None.
+            state_dict: The state dict of the loop.
+            find: A function that returns the present entries of the loop, once the net is built. None if the server
+                exists, so that all entries can be loaded.
         """
         state = dict(state_dict)
         shape = state.pop(DATA_SHAPE, None)
         if find is None:
             return state
-        self.initial_weights = None  # they are overwritten, and must not come back
+        # The loaded entries replace the initial weights, which must not come back when the run starts.
+        self.initial_weights = None
         build(self.parts.client, None if shape is None else shape.tolist())
         entries = find()
         self._deferred = unallocated(entries, state)
         ready = {name: value for name, value in state.items() if name not in self._deferred}
-        return ready | {name: entries[name] for name in self._deferred if name in entries}
+        # Torch asks for every present entry, so an entry that is deferred keeps its present value for now.
+        present = {name: entries[name] for name in self._deferred if name in entries}
+        return ready | present
 
     def load(self, checkpoint: dict[str, Any], find: Callable[[], Mapping[str, Any]], trainer: Trainer | None) -> None:
-        """Build the net for a checkpoint, or compare its run with the present one, and keep its states to be given.
+        """Check a checkpoint, and keep the states of its members until `give`.
 
         Args:
-            checkpoint: as it was read; states of another server optimizer are taken out.
-            find: gives the entries of the loop.
-            trainer: of the present run; None: there is none, and no net yet (`load_from_checkpoint`).
+            checkpoint: The checkpoint. The states of another server optimizer are removed.
+            find: A function that returns the present entries of the loop.
+            trainer: The Trainer of the run. None for `load_from_checkpoint`, which has no run and no net yet.
 
         Raises:
-            ValueError: as `federated` and `check_entries`, or naming each setting that differs and may not.
+            ValueError: The file is no checkpoint of a federation, has entries of another net, or its run has other
+                settings.
         """
-        identity = self.parts.identity
         fits = trainer is not None and trainer.state.fn == "fit"
-        states = federated(checkpoint, "the checkpoint", fits)
-        saved = checkpoint["state_dict"]
+        states = federated(checkpoint, "the checkpoint", continues=fits)
+        entries = checkpoint["state_dict"]
         if trainer is None:
             build(self.parts.client, states.get(DATA_SHAPE))
-            here = find()
-            check_entries({**here, **unallocated(here, saved)}, saved)
+            present = find()
+            check_entries({**present, **unallocated(present, entries)}, entries)
         else:
-            self.parts.describe(trainer)
-            identity.compare(states["settings"], evaluates=not fits)
-            steps = "model.server_optimizer", "model.server_lr_scheduler"
-            if any(below(changed.name, name) for changed in identity.changed for name in steps):
-                checkpoint |= {"optimizer_states": [], "lr_schedulers": []}
-            if fits and trainer.max_steps != -1:
-                begin_round(checkpoint, after=True)
-            check_entries(find(), saved)
-        self._waiting = states
+            self._compare_run(checkpoint, trainer, fits)
+            check_entries(find(), entries)
+        self._states = states
+
+    def _compare_run(self, checkpoint: dict[str, Any], trainer: Trainer, fits: bool) -> None:
+        """Refuse a checkpoint of a run with other settings, and adapt the states that Lightning restores."""
+        identity = self.parts.identity
+        self.parts.describe(trainer)
+        identity.compare(checkpoint["federated"]["settings"], evaluates=not fits)
+        if any(is_below(difference.name, SERVER_STEP) for difference in identity.changed):
+            checkpoint["optimizer_states"] = []
+            checkpoint["lr_schedulers"] = []
+        if fits and trainer.max_steps != -1:
+            skip_complete_round(checkpoint)
 
 
 def data_shape(client: ClientModule) -> list[int] | None:
-    """Give classes and shape that the net was built for, (C, *input_shape).
+    """Return the number of classes and the input shape of the net, (C, *input_shape).
 
-    None for a module of the user's own.
+    None if the client trains a module of the user.
     """
     if client.module is not None or client.num_classes is None or client.input_shape is None:
         return None
@@ -190,50 +207,79 @@ def data_shape(client: ClientModule) -> list[int] | None:
 
 
 def build(client: ClientModule, shape: list[int] | None) -> None:
-    """Build the net for the classes and input shape that `data_shape` gave."""
+    """Build the net of a client.
+
+    Args:
+        client: The client module.
+        shape: The number of classes and the input shape, as `data_shape` returns them.
+    """
     if shape is None:
         client.configure_model()
     else:
         client.build(shape[0], tuple(shape[1:]))
 
 
-def unallocated(here: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the saved entries of rule and server module that the loop has not allocated yet, or not in their shape."""
-    parts = {name: value for name, value in saved.items() if name.startswith(SERVER_PARTS)}
-    return {n: value for n, value in parts.items() if n not in here or shape_of(here[n]) != shape_of(value)}
-
-
-def begin_round(checkpoint: Mapping[str, Any], after: bool = False) -> None:
-    """Correct a checkpoint that is saved in `on_train_epoch_start`, or one of a complete round for `max_steps`.
-
-    In the first Lightning still counts the batch of the round before, and on resume would take it for this round's. In
-    the second it would count the round's epoch twice, or take its batch for that of the next round.
+def unallocated(present: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved entries of aggregator and server module that the loop has not allocated in their shape.
 
     Args:
-        checkpoint: as it was saved or read.
-        after: whether the next round begins after a complete one.
+        present: The present entries of the loop.
+        saved: The saved entries of the loop.
     """
-    progress = checkpoint.get("loops", {}).get("fit_loop", {})
-    epochs = progress.get("epoch_progress", {})
-    now = epochs.get("current", {"ready": 0, "started": 0, "processed": -1})
-    if not (now["ready"] == now["started"] <= now["processed"] if after else now["started"] < now["ready"]):
+    entries: dict[str, Any] = {}
+    for name, value in saved.items():
+        is_allocated = name in present and shape_of(present[name]) == shape_of(value)
+        if name.startswith(SERVER_PARTS) and not is_allocated:
+            entries[name] = value
+    return entries
+
+
+def correct_started_round(checkpoint: Mapping[str, Any]) -> None:
+    """Correct a checkpoint that is saved in `on_train_epoch_start`.
+
+    Lightning still counts the batch of the round before. On resume it would take it for the batch of this round.
+    """
+    fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
+    epoch = fit_loop.get("epoch_progress", {}).get("current")
+    if epoch is not None and epoch["started"] < epoch["ready"]:
+        reset_batch(fit_loop)
+
+
+def skip_complete_round(checkpoint: Mapping[str, Any]) -> None:
+    """Let a run with `max_steps` continue after a complete round.
+
+    Lightning would count the epoch of the round twice, or take its batch for the batch of the next round.
+    """
+    fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
+    epochs = fit_loop.get("epoch_progress", {})
+    epoch = epochs.get("current")
+    if epoch is None:
         return
-    for counted in epochs.values() if after else ():
-        counted.update(dict.fromkeys(counted, counted["ready"]))
-    batches = progress["epoch_loop.batch_progress"]
-    batches |= {"current": dict.fromkeys(batches["current"], 0), "is_last_batch": False}
+    is_complete = epoch["ready"] == epoch["started"] <= epoch["processed"]
+    if not is_complete:
+        return
+    for counts in epochs.values():
+        counts.update(dict.fromkeys(counts, counts["ready"]))
+    reset_batch(fit_loop)
+
+
+def reset_batch(fit_loop: Mapping[str, Any]) -> None:
+    """Reset the count of batches in the epoch, in Lightning's state of a fit."""
+    batches = fit_loop["epoch_loop.batch_progress"]
+    batches["current"] = dict.fromkeys(batches["current"], 0)
+    batches["is_last_batch"] = False
 
 
 def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False) -> Any:
-    """Give what a federation adds to Lightning's checkpoint.
+    """Return the federation's part of a checkpoint.
 
     Args:
-        checkpoint: as it was read.
-        name: of the file, for the error.
-        continues: whether a fit goes on from it, which needs the optimizers' states too.
+        checkpoint: The checkpoint.
+        name: Name of the file in error sentences.
+        continues: Whether a fit continues from the checkpoint. It needs the states of the optimizers too.
 
     Raises:
-        ValueError: if it is the checkpoint of another LightningModule or another version, or lacks something.
+        ValueError: The checkpoint is of another LightningModule or another version, or it lacks a key.
     """
     content = checkpoint.get("federated")
     if not isinstance(content, Mapping):
@@ -241,17 +287,20 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
             f"a FederatedLoop continues its own checkpoints only, and {name} is of another LightningModule; to start "
             f"from its weights set model.initial_weights"
         )
-    if missing := [key for key in FORM if key not in content]:
+    missing = [key for key in FORM if key not in content]
+    if missing:
         raise ValueError(
             f"{name} was written by another version (it has no {missing[0]!r}), whose runs cannot be continued; to "
             f"start from its weights set model.initial_weights"
         )
-    if wrong := misshapen(content, FORM) or misshapen(checkpoint, OUTER_FORM):
+    wrong = misshapen(content, FORM) or misshapen(checkpoint, OUTER_FORM)
+    if wrong:
         raise ValueError(
             f"{name} is no checkpoint as a federation writes it (its {wrong!r} is missing, or of another kind); take "
             f"another checkpoint"
         )
-    if continues and (missing := [key for key in LIGHTNING_KEYS if key not in checkpoint]):
+    missing = [key for key in LIGHTNING_KEYS if key not in checkpoint]
+    if continues and missing:
         raise ValueError(
             f"a fit is continued from a checkpoint with everything in it, and {name} has no {missing[0]!r} "
             f"(save_weights_only); to start from its weights set model.initial_weights"
@@ -260,33 +309,44 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
 
 
 def misshapen(content: Mapping[str, Any], form: Mapping[str, Any]) -> str:
-    """Find the first key whose value is not of the kind that a form names.
+    """Return the first key whose value does not have the type of a form, or an empty string.
 
-    Empty where all are.
+    Args:
+        content: The values, by key.
+        form: The type of each value, or the form of its content.
     """
     for key, kind in form.items():
         value = content.get(key)
-        if isinstance(kind, Mapping):
-            inner = misshapen(value, kind) if isinstance(value, Mapping) else ""
-            if inner or not isinstance(value, Mapping):
-                return f"{key}.{inner}".rstrip(".")
-        elif not isinstance(value, kind):
+        if not isinstance(kind, Mapping):
+            if not isinstance(value, kind):
+                return key
+            continue
+        if not isinstance(value, Mapping):
             return key
+        inner = misshapen(value, kind)
+        if inner:
+            return f"{key}.{inner}"
     return ""
 
 
-def rows_kept(recorder: Recorder, loggers: Iterable[Any], callbacks: Iterable[Any]) -> dict[int, dict[str, float]]:
-    """Rows of the rounds before that a logger with `rows_on_disk` has kept, else callbacks.
+def saved_rows(recorder: Recorder, loggers: Iterable[Any], callbacks: Iterable[Any]) -> dict[int, dict[str, float]]:
+    """Return the rows of the rounds before, by round.
 
-    Says if there are none.
+    They are those of a logger with `rows_on_disk`, or else those of the callbacks.
+
+    Args:
+        recorder: The recorder, which knows the rows that this run has written.
+        loggers: The loggers of the Trainer.
+        callbacks: The callbacks of the Trainer.
     """
     for logger in loggers:
-        if hasattr(type(logger), "rows_on_disk"):  # of the class: Lightning's DummyLogger has every attribute
-            rows: dict[int, dict[str, float]] = logger.rows_on_disk()
-            if recorder.wrote(rows):
-                return rows
+        # The class is asked, because an instance of Lightning's DummyLogger has every attribute.
+        if hasattr(type(logger), "rows_on_disk"):
+            logged: dict[int, dict[str, float]] = logger.rows_on_disk()
+            if recorder.wrote(logged):
+                return logged
             rank_zero_info("metrics.csv has not the rows that this run has written: its values are not used any more")
-    rows = {}
+    rows: dict[int, dict[str, float]] = {}
     for callback in callbacks:
         if hasattr(type(callback), "rows_on_disk"):
             for round_idx, row in callback.rows_on_disk().items():
@@ -297,48 +357,54 @@ def rows_kept(recorder: Recorder, loggers: Iterable[Any], callbacks: Iterable[An
 
 
 def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
-    """Read the client's entries from a checkpoint (of a federation, the client or its module) or a state dict.
+    """Read the entries of the client from a file.
+
+    Args:
+        path: A checkpoint of a federation, of the client or of its module, or a state dict.
+        client: The client module.
 
     Raises:
-        FileNotFoundError: without such a file.
-        ValueError: as `read_saved` and `check_entries`.
+        FileNotFoundError: `path` is no file.
+        ValueError: The file cannot be read, or its entries are not those of the client.
     """
     if not path.is_file():
         raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
     content = read_saved(path)
     say_if_unchecked(path, content)
-    state = {
-        name.removeprefix("client."): value
-        for name, value in content.get("state_dict", content).items()
-        if not name.startswith(SERVER_PARTS)
-    }
+    saved = content.get("state_dict", content)
+    state: dict[str, Any] = {}
+    for name, value in saved.items():
+        if not name.startswith(SERVER_PARTS):
+            state[name.removeprefix("client.")] = value
     entries = client.state_dict()
-    if client.module is not None and not entries.keys() & state.keys():  # of the module by itself
+    is_of_module = client.module is not None and not entries.keys() & state.keys()
+    if is_of_module:
         state = {f"module.{name}": value for name, value in state.items()}
     check_entries(entries, state)
     return state
 
 
 def shape_of(value: Any) -> Any:
-    """The shape of a tensor.
-
-    None of anything else.
-    """
+    """Return the shape of a tensor, or None for any other value."""
     return getattr(value, "shape", None)
 
 
-def check_entries(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Refuse the checkpoint of another net with one sentence in place of torch's list.
+def check_entries(present: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another net with one sentence, where torch would write a list.
+
+    Args:
+        present: The present entries, by name.
+        saved: The entries of the checkpoint, by name.
 
     Raises:
-        ValueError: naming an entry that is not in both, or has another shape.
+        ValueError: An entry is not in both, or it has another shape.
     """
-    for name in sorted(set(entries) | set(saved)):
-        here = shape_of(entries.get(name))
-        there = shape_of(saved.get(name))
-        if here != there:
+    for name in sorted(set(present) | set(saved)):
+        present_shape = shape_of(present.get(name))
+        saved_shape = shape_of(saved.get(name))
+        if present_shape != saved_shape:
             raise ValueError(
                 f"the checkpoint must be of the same client and aggregator, but entry {name!r} has shape "
-                f"{there and tuple(there)} in it and {here and tuple(here)} here; give the configuration it was "
-                f"made with"
+                f"{saved_shape and tuple(saved_shape)} in it and {present_shape and tuple(present_shape)} here; give "
+                f"the configuration it was made with"
             )

@@ -1,4 +1,4 @@
-"""Checks at start: of the Trainer's settings, of a method's needs, and of combinations."""
+"""Checks at the start of a run: settings of the Trainer, needs of a method, and combinations of settings."""
 
 from collections.abc import Sequence, Sized
 
@@ -47,31 +47,35 @@ REFUSED = {
         "model.faults.max_update_norm"
     ),
 }
-"""Lightning's callbacks that have no meaning in a federation, and what to do instead."""
+"""Callbacks of Lightning that have no meaning in a federation, with the reason and what to do instead."""
 
-CALLBACKS = ("pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")
-"""Where Lightning's packages have their callbacks."""
+CALLBACK_MODULES = ("pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")
+"""Prefixes of the modules of Lightning's callbacks."""
 
-FAR = 0.1
-"""Share of the way to the aggregate below which a server's step is told of."""
+SMALL_STEP = 0.1
+"""The share of the way to the aggregate below which the step of a server optimizer is reported."""
+
+HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
+"""Precisions of the Trainer that keep the weights in half precision."""
 
 Needs = list[tuple[str, frozenset[str]]]
-"""Needs of client, server module, rule and codec, with their names."""
+"""The needs of client, server module, aggregator and codec, each with its name."""
 
-LOOKING = ("on_client_start", "on_client_epoch_end", "on_client_end")
-"""Hooks of callbacks that look at the client's module while it is trained, or when it was."""
+CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end")
+"""Hooks of callbacks that get the module of a client during or after its training."""
 
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 """Strategies that spread one model over devices."""
 
+# --- the Trainer ---
+
 
 def check_strategy(trainer: Trainer) -> None:
-    """Refuse strategies that spread something else than clients over devices.
+    """Refuse strategies that spread other things than clients over devices.
 
     Raises:
-        ValueError: naming the strategy and what to set instead.
+        ValueError: The strategy spreads a model or batches over devices.
     """
-    processes = trainer.num_devices * trainer.num_nodes
     strategy = trainer.strategy
     sharded = [kind.__name__ for kind in type(strategy).__mro__ if kind.__name__ in SHARDED]
     if sharded:
@@ -80,6 +84,7 @@ def check_strategy(trainer: Trainer) -> None:
             f"which spreads them over devices, is refused; freeze a part (it takes neither gradients nor traffic), or "
             f"train in bf16-mixed"
         )
+    processes = trainer.num_devices * trainer.num_nodes
     if processes > 1 and not isinstance(strategy, ClientParallelStrategy):
         raise ValueError(
             f"clients, not batches, are spread over processes: trainer.strategy must be client_parallel, got "
@@ -91,10 +96,8 @@ def check_trainer(trainer: Trainer) -> None:
     """Refuse settings of the Trainer that would change the meaning of a round.
 
     Raises:
-        ValueError: naming the setting, its value and what to set instead.
+        ValueError: A setting or a callback does not fit rounds.
     """
-    overfit = getattr(trainer, "overfit_batches", 0)
-    interval = getattr(trainer, "val_check_interval", None)  # a time is kept elsewhere
     check_strategy(trainer)
     if trainer.gradient_clip_val is not None:
         raise ValueError(
@@ -111,17 +114,20 @@ def check_trainer(trainer: Trainer) -> None:
             f"a round is one batch and cannot be cut: trainer.limit_train_batches must stay unset, got "
             f"{trainer.limit_train_batches}; use data.participation or model.max_local_steps for less work a round"
         )
+    # The Trainer keeps a time as another attribute, and then has no interval.
+    interval = getattr(trainer, "val_check_interval", None)
     if interval is None or (isinstance(interval, float) and interval < 1):
         raise ValueError(
             f"the global model exists once a round: trainer.val_check_interval must be 1.0, got "
             f"{'a time' if interval is None else interval}; use trainer.check_val_every_n_epoch to evaluate less often"
         )
+    overfit = getattr(trainer, "overfit_batches", 0)
     if overfit:
         raise ValueError(
             f"trainer.overfit_batches={overfit} has no meaning in a federation; use a source with "
             f"fewer samples, or model.max_local_steps"
         )
-    if trainer.precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
+    if trainer.precision in HALF_PRECISIONS:
         raise ValueError(
             f"weights in half precision cannot take a small update: trainer.precision={trainer.precision} is refused; "
             f"use bf16-mixed"
@@ -131,12 +137,12 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_callback(callback: Callback) -> None:
-    """Refuse callbacks that count something else than rounds, or need the clients' optimizer, batches or entries.
+    """Refuse callbacks of Lightning that do not count rounds, or that need a client's optimizer, batches or entries.
 
     Raises:
-        ValueError: naming what to set instead.
+        ValueError: The callback has no meaning in a federation.
     """
-    kinds = {base.__name__ for base in type(callback).__mro__ if base.__module__.startswith(CALLBACKS)}
+    kinds = {base.__name__ for base in type(callback).__mro__ if base.__module__.startswith(CALLBACK_MODULES)}
     for kind in kinds & REFUSED.keys():
         raise ValueError(f"{type(callback).__name__} {REFUSED[kind]}")
     if "ModelCheckpoint" not in kinds:
@@ -153,25 +159,39 @@ def check_callback(callback: Callback) -> None:
 
 
 def check_transforms(transforms: Sequence[UpdateTransform], world: int) -> None:
-    """Refuse transforms that keep something, where each process would keep its own.
+    """Refuse transforms with a state in a run of several processes, each of which would have its own state.
+
+    Args:
+        transforms: The transforms of updates.
+        world: The number of processes.
 
     Raises:
-        ValueError: naming the transform.
+        ValueError: A transform has a state, and there are several processes.
     """
-    for transform in transforms if world > 1 else ():
+    if world == 1:
+        return
+    for transform in transforms:
         if type(transform).state_dict is not UpdateTransform.state_dict:
             raise ValueError(
-                f"a transform that keeps something between rounds sees the clients of its own process only, and "
-                f"{type(transform).__name__} has a state_dict; set trainer.devices=1, or keep it in a ServerModule"
+                f"a transform with a state_dict sees only the clients of its own process, got "
+                f"{type(transform).__name__} with {world} processes; set trainer.devices=1, or keep the state in a "
+                f"ServerModule"
             )
 
 
+# --- data ---
+
+
 def check_data(trainer: Trainer, local_epochs: int | list[int]) -> FederatedDataModule:
-    """Get the Trainer's data module.
+    """Return the data module of the Trainer.
+
+    Args:
+        trainer: The Trainer.
+        local_epochs: The local epochs of all clients, or a list with those of each client.
 
     Raises:
-        TypeError: if it is none of ours.
-        ValueError: if `local_epochs` is a list for another number of clients.
+        TypeError: The data module is no `FederatedDataModule`.
+        ValueError: `local_epochs` is a list for another number of clients.
     """
     data = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
@@ -187,10 +207,16 @@ def check_data(trainer: Trainer, local_epochs: int | list[int]) -> FederatedData
 
 
 def check_streams(data: FederatedDataModule, max_batches: int | None, chunk: int | str, fits: bool) -> None:
-    """Let the passes over clients' streams, where they have any, end after so many batches.
+    """Limit the passes over the streams of the clients, if the clients have streams.
+
+    Args:
+        data: The data module.
+        max_batches: The maximal number of batches of a client in a round. None means no limit.
+        chunk: The number of clients that are trained at once, or `auto`.
+        fits: Whether the run is a fit.
 
     Raises:
-        ValueError: a fit without that number, or one that trains several clients at once.
+        ValueError: A fit with streams has no limit, or it trains several clients at once.
     """
     if max_batches is not None:
         data.limit_streams(max_batches)
@@ -209,10 +235,14 @@ def check_streams(data: FederatedDataModule, max_batches: int | None, chunk: int
 
 
 def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
-    """Refuse a server optimizer that asks for more than one gradient, and a scheduler that asks for a metric.
+    """Refuse a server optimizer that needs several gradients a step, and a scheduler that needs a metric.
+
+    Args:
+        optimizer: The server optimizer.
+        scheduler: The scheduler of its learning rate, or None.
 
     Raises:
-        ValueError: naming the class.
+        ValueError: The optimizer needs a closure, or the scheduler needs a metric.
     """
     if needs_closure(optimizer):
         raise ValueError(
@@ -227,33 +257,46 @@ def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
 
 
 def tell_server_rate(optimizer: Optimizer) -> None:
-    """Report how far a server's SGD moves the model where that is little: a share of the way to the rule's weights."""
+    """Report a server optimizer SGD that moves the model only a small share of the way to the aggregate."""
+    if type(optimizer) is not SGD:
+        return
     group = optimizer.param_groups[0]
-    if type(optimizer) is SGD and float(group["lr"]) < FAR * (1 - group["momentum"]):
+    lr = float(group["lr"])
+    if lr < SMALL_STEP * (1 - group["momentum"]):
         rank_zero_info(
-            f"server_optimizer SGD has lr={float(group['lr']):g}: a round moves the global model by that share of the "
+            f"server_optimizer SGD has lr={lr:g}: a round moves the global model by that share of the "
             f"way to the clients' aggregate; lr=1 takes the aggregate as it is (torch's own default is 0.001)"
         )
 
 
 def tell_epochs(local_epochs: int | list[int]) -> None:
-    """Report that nothing is trained where all clients have no local epochs."""
+    """Report that nothing is trained if no client has local epochs."""
     if not any(as_list(local_epochs)):
         rank_zero_info(
-            f"model.local_epochs={local_epochs}: no client trains, but in epochs that its method counts by itself; "
+            f"model.local_epochs={local_epochs}: no client trains, except in epochs that its method counts by itself; "
             f"1 is one pass over a client's data"
         )
 
 
-def check_shared(
-    client: ClientModule, aggregator: Aggregator, server_optimizer: object, codec: object, trainable: Sized
-) -> None:
-    """Refuse a rule other than the mean, a server optimizer and a codec where clients share no trainable entries.
+# --- the client and the parts of the server ---
 
-    And a codec where they do not start from what they were sent.
+
+def check_shared(
+    *, client: ClientModule, aggregator: Aggregator, server_optimizer: object, codec: object, trainable: Sized
+) -> None:
+    """Refuse parts that need trainable shared entries, if the clients share none.
+
+    A codec is refused too if the clients do not start from the entries that they are sent.
+
+    Args:
+        client: The client module.
+        aggregator: The aggregator. The mean needs no shared entries.
+        server_optimizer: The factory of the server optimizer, or None.
+        codec: The codec, or None.
+        trainable: The names of the shared trainable entries.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: A part needs shared entries, or clients that start from them.
     """
     if trainable:
         if codec is not None and client.own_start:
@@ -268,27 +311,27 @@ def check_shared(
             f"{type(client).__name__} share none that is trained; leave model.aggregator unset, or make "
             f"fewer entries personal"
         )
-    for name, part in (("server_optimizer", server_optimizer), ("codec", codec)):
-        if part is not None:
-            kind = type(part).__name__ if name == "codec" else f"a {name}"
-            raise ValueError(
-                f"{kind} needs trainable entries that the clients share, got none; leave it unset "
-                f"({type(client).__name__} shares none here)"
-            )
+    unset = f"leave it unset ({type(client).__name__} shares none here)"
+    if server_optimizer is not None:
+        raise ValueError(f"a server_optimizer needs trainable entries that the clients share, got none; {unset}")
+    if codec is not None:
+        raise ValueError(f"{type(codec).__name__} needs trainable entries that the clients share, got none; {unset}")
 
 
 def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataModule, trainer: Trainer) -> None:
-    """Refuse, before any client trains, data and settings that lack what client, server module, rule or codec needs.
+    """Refuse data and settings that lack what client, server module, aggregator or codec needs.
+
+    Args:
+        client: The client module.
+        needs_by_name: The needs of these parts, each with its name.
+        data: The data module.
+        trainer: The Trainer.
 
     Raises:
-        ValueError: naming who needs what.
+        ValueError: A part needs a split, a classifier or a setting that is missing.
     """
     for name, needs in needs_by_name:
-        for split in sorted(needs - CONDITIONS):
-            try:
-                data.split(split)
-            except ValueError as error:
-                raise ValueError(f"{name} needs the split {split!r}: {error}") from None
+        check_splits(name, needs, data)
         if "logits" in needs and client.module is not None:
             raise ValueError(
                 f"{name} needs the logits of a net, got module={type(client.module).__name__}; give the client net= "
@@ -311,13 +354,35 @@ def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataM
             )
 
 
-def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:
-    """Refuse a local optimizer whose accumulated lr E_i is not defined, where it is needed.
+def check_splits(name: str, needs: frozenset[str], data: FederatedDataModule) -> None:
+    """Refuse data without a split that a part needs.
 
-    The net must exist.
+    Args:
+        name: Name of the part.
+        needs: The needs of the part.
+        data: The data module.
 
     Raises:
-        ValueError: naming who needs it, and the optimizer.
+        ValueError: The data have no such split.
+    """
+    for split in sorted(needs - CONDITIONS):
+        try:
+            data.split(split)
+        except ValueError as error:
+            raise ValueError(f"{name} needs the split {split!r}: {error}") from None
+
+
+def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:
+    """Refuse a local optimizer without an accumulated learning rate E_i, if a part needs the E_i.
+
+    The net must be built.
+
+    Args:
+        client: The client module.
+        needs_by_name: The needs of client, server module, aggregator and codec, each with its name.
+
+    Raises:
+        ValueError: A part needs the E_i, and the client does not send it or the optimizer does not define it.
     """
     names = [name for name, needs in needs_by_name if "accumulated_lr" in needs]
     if not names:
@@ -330,43 +395,50 @@ def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:
     owner: LightningModule = client if client.module is None else client.module
     optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
     if not AccumulatedLR(optimizers, None).defined:
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
         raise ValueError(
             f"{names[0]} needs to know how far the local optimizer travels, which is defined for one "
-            f"torch.optim.SGD with one learning rate, got {', '.join(type(o).__name__ for o in optimizers)}; set that "
-            f"optimizer"
+            f"torch.optim.SGD with one learning rate, got {kinds}; set that optimizer"
         )
 
 
 def check_carried(
     client: ClientModule, transforms: Sequence[UpdateTransform], batch_hooks: Sequence[str], trainer: Trainer
 ) -> None:
-    """Refuse what no message carries to clients that are elsewhere.
+    """Refuse what no message carries to clients on other machines.
 
     Args:
-        client: the module.
-        transforms: of updates.
-        batch_hooks: names of hooks of callbacks that the client's modules make.
-        trainer: of the server.
+        client: The client module.
+        transforms: The transforms of updates.
+        batch_hooks: Names of the batch hooks of callbacks that the modules of the client make.
+        trainer: The Trainer of the server.
 
     Raises:
-        ValueError: naming it.
+        ValueError: The federation has a part that works only where the clients are.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    others = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
-    watching = [callback for callback in others if any(hasattr(callback, hook) for hook in LOOKING)]
-    metrics = [name for name, part in client.named_modules() if isinstance(part, Metric)]
-    sides = [t for t in transforms if overridden(t, "on_client", UpdateTransform)]
-    keeping = [t for t in sides if overridden(t, "state_dict", UpdateTransform)]
-    rules = (
-        ([type(callback).__name__ for callback in watching], "looks at clients while they are trained"),
-        (batch_hooks, "of a callback that the client makes is called at the server only"),
-        (metrics, "is a metric object that counts a client's samples (model.metrics may)"),
-        ([type(transform).__name__ for transform in keeping], "keeps a state over all clients"),
-        (["client_parallel"] if trainer.world_size > 1 else [], "spreads clients over processes of the server"),
-    )
-    for names, rule in rules:
-        if names:
-            raise ValueError(f"{names[0]} {rule}, but the clients are at nodes of their own; leave it out")
+    for callback in callbacks:
+        is_bar = isinstance(callback, ProgressBar)
+        if not is_bar and any(hasattr(callback, hook) for hook in CLIENT_HOOKS):
+            raise not_carried(type(callback).__name__, "looks at clients while they are trained")
+    if batch_hooks:
+        raise not_carried(batch_hooks[0], "of a callback that the client makes is called at the server only")
+    for name, part in client.named_modules():
+        if isinstance(part, Metric):
+            raise not_carried(name, "is a metric object that counts a client's samples (model.metrics may)")
+    for transform in transforms:
+        is_at_client = overridden(transform, "on_client", UpdateTransform)
+        if is_at_client and overridden(transform, "state_dict", UpdateTransform):
+            raise not_carried(type(transform).__name__, "keeps a state over all clients")
+    if trainer.world_size > 1:
+        raise not_carried("client_parallel", "spreads clients over processes of the server")
 
 
-# --- privacy
+def not_carried(name: str, rule: str) -> ValueError:
+    """Return the error about a part that no message carries to the clients.
+
+    Args:
+        name: Name of the part.
+        rule: What the part does.
+    """
+    return ValueError(f"{name} {rule}, but the clients are at nodes of their own; leave it out")

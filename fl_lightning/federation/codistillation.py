@@ -1,13 +1,13 @@
-"""Co-distillation: clients share no weights, but predictions on a common, labelled transfer set.
+"""Co-distillation: the clients share predictions on a common, labeled transfer set, and no weights.
 
-A round has two exchanges: every client trains its own model on its own data and sends up its predictions, the
-*knowledge* (K, C); the server fuses them, and every client fine-tunes on the transfer set towards what it gets back.
-A method says how knowledge is fused and how a client learns from it.
+A round has two exchanges. In the first, each client trains its own model on its own data and sends its predictions on
+the K transfer samples, the *knowledge* (K, C). The server fuses the knowledge of all clients. In the second exchange
+each client gets its fused knowledge and fine-tunes on the transfer set towards it. A method says how knowledge is
+fused and how a client learns from it.
 """
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from itertools import compress
 from typing import Any, Literal
 
 import torch
@@ -20,17 +20,15 @@ from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
-ROWS_AT_ONCE = 1000
+KNOWLEDGE_BATCH_SIZE = 1000
 """Transfer samples per forward pass when knowledge is made."""
 
 
 class KnowledgeServer(ServerModule):
-    """Server side of co-distillation: fuses the participants' knowledge.
-
-    There are no shared weights.
+    """Fuses the knowledge of a round's clients, which share no weights.
 
     Attributes:
-        fused: knowledge that each participant is sent, by client id.
+        fused: The knowledge (K, C) that is sent to each client of the round, by client id.
     """
 
     needs = frozenset({"logits", "transfer", "clients"})
@@ -53,41 +51,74 @@ class KnowledgeServer(ServerModule):
 
     @abstractmethod
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
-        """Fuse the knowledge of N participants into what each is sent: (N, K, C) -> (N, K, C), float64."""
+        """Fuse the knowledge of a round's clients.
+
+        Args:
+            client_ids: Ids of the N clients.
+            knowledge: The knowledge of each client, (N, K, C) float64.
+
+        Returns:
+            The fused knowledge for each client, (N, K, C) float64.
+        """
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        extras = {"knowledge": self.fused[client_id]} if exchange == "distill" else {}
-        return Broadcast(self.server.round_idx, exchange, None, extras, uploads=False)
+        extras: dict[str, Any] = {}
+        if exchange == "distill":
+            extras["knowledge"] = self.fused[client_id]
+        return Broadcast(
+            round_idx=self.server.round_idx,
+            exchange=exchange,
+            weights=None,
+            extras=extras,
+            uploads=False,
+        )
 
     def add(self, update: ClientUpdate) -> None:
         self.gather(update, weights=False)
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
-        if exchange == "train":
-            self.fused = {client_id: row.extras["knowledge"] for client_id, row in sorted(self.rows.items())}
-            # knowledge that is not finite is reported by the guard, and must not spread; a skipped client's is zeros
-            finite = [k.isfinite().all() & self.rows[c].included for c, k in self.fused.items()]
-            valid = dict(compress(self.fused.items(), to_host(finite)))
-            if valid:
-                fused = self.fuse(list(valid), torch.stack(list(valid.values())).double())
-                self.fused |= {c: new.to(valid[c].dtype) for c, new in zip(valid, fused, strict=True)}
+        if exchange != "train":
+            return aggregate
+        self.fused = {client_id: row.extras["knowledge"] for client_id, row in sorted(self.rows.items())}
+        client_ids = self._clients_to_fuse()
+        if client_ids:
+            knowledge = torch.stack([self.fused[client_id] for client_id in client_ids])
+            fused = self.fuse(client_ids, knowledge.double())
+            for client_id, new in zip(client_ids, fused, strict=True):
+                self.fused[client_id] = new.to(self.fused[client_id].dtype)
         return aggregate
+
+    def _clients_to_fuse(self) -> list[int]:
+        """Return the ids of the clients whose knowledge can be fused, with one transfer to the host.
+
+        The guard reports knowledge that is not finite, which must not spread to other clients. The knowledge of a
+        client that is left out is zero.
+        """
+        is_valid: list[Tensor] = []
+        for client_id, knowledge in self.fused.items():
+            is_valid.append(knowledge.isfinite().all() & self.rows[client_id].included)
+        return [client_id for client_id, valid in zip(self.fused, to_host(is_valid), strict=True) if valid]
 
 
 class KnowledgeClient(ClientModule):
-    """Trains a model of its own, exchanges knowledge, fine-tunes: CE + lam² · `distillation_loss` on the transfer set.
+    """Trains a model of its own, exchanges knowledge, and fine-tunes on the transfer set.
 
-    Models may differ in architecture (`fl_lightning.nets.HeterogeneousNets`). A client without data skips the training
-    only.
+    The loss of the fine-tuning is CE + λ² · `distillation_loss`. The models may differ in architecture
+    (`fl_lightning.nets.HeterogeneousNets`). A client without data skips only its own training.
 
     Args:
-        finetune_epochs: passes over the transfer set in a round, ≥ 0.
-        finetune_batch: samples per fine-tuning step, `full` for all; None: the data module's batch size.
-        lam: λ ≥ 0, whose square weighs the distillation; 0 fine-tunes with cross-entropy alone.
-        temperature: T > 0 of the softmaxes in the distillation, not of the cross-entropy; without a factor T².
-        ce_on: samples of the fine-tuning's cross-entropy: `transfer`; `local`: as many of the client's own, drawn
-            anew every round; `none`: no cross-entropy.
-        base: of `ClientModule`; needs `net`.
+        finetune_epochs: Passes over the transfer set in a round, ≥ 0. 0 only exchanges knowledge.
+        finetune_batch: Samples per step of the fine-tuning. `full` means the whole transfer set, None the batch size
+            of the data module.
+        lam: Weight λ ≥ 0 of the distillation, which is squared. 0 fine-tunes with cross-entropy alone.
+        temperature: Temperature T > 0 of the softmaxes in the distillation, which has no factor T². The
+            cross-entropy has no temperature.
+        ce_on: Samples of the cross-entropy of the fine-tuning: `transfer`, `local` (as many samples of the client's
+            own, drawn in every round) or `none` for no cross-entropy.
+        base: Arguments of `ClientModule`, which must include `net`.
+
+    Raises:
+        ValueError: An argument is out of its range.
     """
 
     exchanges = ("train", "distill")
@@ -96,6 +127,7 @@ class KnowledgeClient(ClientModule):
 
     def __init__(
         self,
+        *,
         finetune_epochs: int = 1,
         finetune_batch: int | Literal["full"] | None = None,
         lam: float = 1.0,
@@ -117,12 +149,27 @@ class KnowledgeClient(ClientModule):
         self.ce_on = ce_on
 
     def predictions(self, logits: Tensor) -> Tensor:
-        """Make the knowledge that is sent up, here soft labels: logits (K, C) -> (K, C), float32 or better."""
+        """Make the knowledge that is sent, here soft labels.
+
+        Args:
+            logits: Logits of the transfer samples, (K, C).
+
+        Returns:
+            The knowledge, (K, C), in float32 or better.
+        """
         return soft_labels(logits, self.temperature)
 
     @abstractmethod
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
-        """Distance of the client's logits from the fused knowledge, both (B, C): ()."""
+        """Return the distance of logits from the fused knowledge.
+
+        Args:
+            logits: Logits of the client, (B, C).
+            knowledge: Fused knowledge of the same samples, (B, C).
+
+        Returns:
+            The distance, a 0-d tensor.
+        """
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
         return True
@@ -132,29 +179,42 @@ class KnowledgeClient(ClientModule):
             return
         self.round_buffer("knowledge", broadcast.extras["knowledge"])
         if self.ce_on == "local" and local.size():
-            x, y = self.transferred(local.all())
-            pairs = torch.arange(local.size("transfer")) % local.size()  # a sample of its own for each transfer sample
-            order = torch.randperm(local.size(), generator=local.generator("pairs"))[pairs].to(y.device)
-            self.round_buffer("x", x[order])
-            self.round_buffer("y", y[order])
+            self._draw_local_samples(local)
+
+    def _draw_local_samples(self, local: ClientData) -> None:
+        """Draw a sample of the client's own for each transfer sample."""
+        x, y = self.transferred(local.all())
+        num_samples = local.size()
+        shuffled = torch.randperm(num_samples, generator=local.generator("pairs"))
+        # A client with too few samples uses them several times.
+        positions = torch.arange(local.size("transfer")) % num_samples
+        drawn = shuffled[positions].to(y.device)
+        self.round_buffer("x", x[drawn])
+        self.round_buffer("y", y[drawn])
 
     def phases(self, exchange: str) -> Iterable[Phase]:
         if exchange == "train":
             return (Phase(),)
-        return (Phase("transfer", self.finetune_epochs, self.finetune_batch, with_index=True),)
+        finetuning = Phase(
+            split="transfer",
+            epochs=self.finetune_epochs,
+            batch_size=self.finetune_batch,
+            with_index=True,
+        )
+        return (finetuning,)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if "knowledge" not in self.round:
             return self.local_loss(batch, batch_idx)
-        (x, y), rows = batch
+        (x, y), positions = batch
         logits = self(x)
-        distance = self.distillation_loss(logits, self.round["knowledge"][rows])
+        distance = self.distillation_loss(logits, self.round["knowledge"][positions])
         loss = self.lam**2 * distance
         self.log("train/distance", distance)
         if self.ce_on == "transfer":
             ce = cross_entropy(logits, y)
         elif "x" in self.round:
-            ce = cross_entropy(self(self.round["x"][rows]), self.round["y"][rows])
+            ce = cross_entropy(self(self.round["x"][positions]), self.round["y"][positions])
         else:
             return loss
         self.log("train/finetune_ce", ce)
@@ -164,12 +224,21 @@ class KnowledgeClient(ClientModule):
         if exchange != "train":
             return {}
         with torch.no_grad():
-            logits = self.over(local, lambda batch: to_float32(self(batch[0])), "transfer", ROWS_AT_ONCE)
+            logits = self.over(
+                local,
+                lambda batch: to_float32(self(batch[0])),
+                split="transfer",
+                batch_size=KNOWLEDGE_BATCH_SIZE,
+            )
             return {"knowledge": self.predictions(torch.cat(logits))}
 
 
 def soft_labels(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """softmax(logits / T): (K, C) -> (K, C), float32 or better.
+    """Return softmax(logits / T) in float32 or better.
+
+    Args:
+        logits: Logits, (K, C).
+        temperature: Temperature T > 0.
 
     >>> soft_labels(torch.zeros(1, 2))
     tensor([[0.5000, 0.5000]])
@@ -180,18 +249,19 @@ def soft_labels(logits: Tensor, temperature: float = 1.0) -> Tensor:
 def soft_label_divergence(
     logits: Tensor, target: Tensor, temperature: float = 1.0, direction: Literal["forward", "reverse"] = "forward"
 ) -> Tensor:
-    """Batch mean of KL(target ‖ softmax(logits / T)), or the other way round.
+    """Return the batch mean of a Kullback-Leibler divergence between softmax(logits / T) and a target.
 
-    No factor T².
+    There is no factor T².
 
     Args:
-        logits: of the model in training, (B, C).
-        target: probabilities to be matched, (B, C); a constant.
-        temperature: T > 0.
-        direction: `reverse`: KL(softmax ‖ target), the target floored at 1e-12.
+        logits: Logits of the model that is trained, (B, C).
+        target: Probabilities to match, (B, C). They are constants.
+        temperature: Temperature T > 0.
+        direction: `forward` for KL(target ‖ softmax), `reverse` for KL(softmax ‖ target) with a target of at least
+            1e-12.
 
     Returns:
-        (), ≥ 0, in nats; 0 where both agree; float32 or better.
+        The divergence in nats, a 0-d tensor ≥ 0 in float32 or better. 0 if both agree.
 
     >>> soft_label_divergence(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
     tensor(0.6931)

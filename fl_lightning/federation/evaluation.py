@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any
 
@@ -22,32 +22,41 @@ from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.user_metrics import alone, computed, update, values_of
-from fl_lightning.types import Broadcast, ClientJob
+from fl_lightning.types import Broadcast, ClientJob, ClientScore
 from fl_lightning.utils.life import heartbeat
 
-PASS_HOOKS = frozenset(f"on_{kind}_{end}" for kind in ("validation", "test", "predict") for end in ("start", "end"))
-"""A module's first and last hook of a pass of the Trainer's."""
+PASS_HOOKS = frozenset(
+    (
+        "on_validation_start",
+        "on_validation_end",
+        "on_test_start",
+        "on_test_end",
+        "on_predict_start",
+        "on_predict_end",
+    )
+)
+"""A module's first and last hook of a pass of the Trainer over a split."""
 
 
 class Evaluation:
     """Evaluates the global model, one pass over a split at a time.
 
     Args:
-        run: has engines, data and all else of the run of a Trainer.
+        run: The objects of the Trainer's run.
 
     Attributes:
-        before: all entries while a pass is under way, else None.
-        inspection: evaluates clients in the middle of a round, for monitors.
+        before: All entries from before the current pass. None between passes.
+        inspection: Evaluates clients in the middle of a round, for monitors.
     """
 
     def __init__(self, run: FederatedRun) -> None:
         self._run = run
+        engine = run.engine
         self.parts = run.parts
         self.data = run.data
         self.communicator = run.communicator
         self.services = run.parts.evaluation_services
         self.metrics = run.parts.metrics
-        engine = run.engine
         self.clients = run.clients_engine
         self.records = run.records
         self.client = engine.client
@@ -55,31 +64,41 @@ class Evaluation:
         self.modules = engine.modules
         self.transfer = engine.local.transfer
         self.inspection = Inspection(engine, run.data)
-        elsewhere = self.weights.personal and getattr(self.clients, "is_remote", False)
-        self._has_global = bool(self.weights.shared) and not elsewhere
-        """True where there is a model to evaluate: with personal entries it needs the clients' own."""
         self.before: HeldEntries | None = None
-        self._left: HeldEntries | None = None
-        """All entries as a pass has left them, until the module's last hook of it."""
+        self._after: HeldEntries | None = None
+        """All entries as a pass has left them. The module's last hook of the pass must find them."""
         self._generators = ExitStack()
-        foreign = self.client.module is not None or runs_foreign_code(self.client)
-        self._foreign = foreign or self.metrics is not None or self.transfer.hooked
+        """Puts the random generators back at the end of a pass."""
+        personal_elsewhere = self.weights.personal and getattr(self.clients, "is_remote", False)
+        self._has_global = bool(self.weights.shared) and not personal_elsewhere
+        """Whether there is a model to evaluate. If it has personal entries, their mean must be here."""
+        runs_foreign_steps = self.client.module is not None or runs_foreign_code(self.client)
+        self._may_draw = runs_foreign_steps or self.metrics is not None or self.transfer.hooked
+        """Whether a pass runs code that may draw from the generators of NumPy and Python."""
         self._channels_last = evaluates_channels_last(self.client, self.client.device)
-        classifies = self.client.module is None and self.data.num_classes is not None
-        self._accuracy = ClassifierScores(self.data.num_classes or 0).to(self.client.device) if classifies else None
+        self._accuracy: ClassifierScores | None = None
+        if self.client.module is None and self.data.num_classes is not None:
+            self._accuracy = ClassifierScores(self.data.num_classes).to(self.client.device)
 
-    def hold(self, evaluates: bool = True) -> None:
-        """Begin a pass: record what its end puts back, and load the weights that are evaluated, where any are."""
+    # --- a pass over a split ---
+
+    def begin(self, *, evaluates: bool = True) -> None:
+        """Begin a pass, and load the weights that are evaluated.
+
+        Args:
+            evaluates: Whether the pass makes values. A prediction makes none.
+        """
         self.restore()
-        if self.weights.shared or self.client.module is not None:  # else there is nothing
+        # Without shared entries and without a module of the user's own a pass changes nothing.
+        if self.weights.shared or self.client.module is not None:
             self.before = HeldEntries(self.weights)
             self._generators = ExitStack()
-            self._generators.enter_context(self._kept_generators(self._foreign))
+            self._generators.enter_context(self._kept_generators(foreign=self._may_draw))
         if not evaluates:
             return
         self.weights.non_persistent.set_back({})
         self.data.to(self.communicator.device, early=not self.transfer.moves)
-        self.parts.recorder.evaluated(None)
+        self.parts.recorder.take_class_accuracy(None)
         self.services.logged.clear()
         if self._accuracy is not None:
             self._accuracy.reset()
@@ -87,48 +106,44 @@ class Evaluation:
             self.metrics.reset()
         self._load_evaluated()
 
-    def _kept_generators(self, foreign: bool = True) -> AbstractContextManager[None]:
-        """Context that leaves the global random generators as they were.
+    def _kept_generators(self, *, foreign: bool) -> AbstractContextManager[None]:
+        """Return a context that puts the global random generators back.
 
-        Those of NumPy and Python are among them where foreign code may draw from them: to keep them takes long.
+        Args:
+            foreign: Whether code of others runs in it, which may draw from NumPy and Python. Their generators are kept
+                only for such code, because that takes long.
         """
         device = self.communicator.device
         on_gpu = device.type == "cuda"
-        return isolate_rng(include_cuda=on_gpu) if foreign else torch.random.fork_rng([device] if on_gpu else [])
+        if foreign:
+            return isolate_rng(include_cuda=on_gpu)
+        return torch.random.fork_rng([device] if on_gpu else [])
 
     def _load_evaluated(self) -> None:
-        """Load the weights that are evaluated, if there is a global model, and they are not its own.
-
-        `restore` takes them back.
-        """
+        """Load the weights that are evaluated, if they are not the global ones. `restore` undoes it."""
         live = self.weights.live(self.weights.shared)
-        evaluated = self.parts.evaluated_weights(live) if live else live
+        if not live:
+            return
+        evaluated = self.parts.evaluated_weights(live)
         if evaluated is not live:
             self.weights.load(evaluated)
 
-    @contextmanager
-    def evaluated_model(self) -> Iterator[None]:
-        """Context in which the module is the global model as it is evaluated.
-
-        A pass may still want its last hook. At the end of a fit Lightning has moved all parts off the samples' device.
-        """
-        left_on = self.client.device
-        with ExitStack() as held:
-            for part in (self.client, self.parts.aggregator, self.parts.server_module):
-                held.callback(part.to, left_on)
-                part.to(self.communicator.device)
-            held.callback(HeldEntries(self.weights).restore)
-            held.enter_context(self._kept_generators())
-            self._load_evaluated()
-            yield
-
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
-        """Evaluate one batch, by the net's logits or by the module's own `validation_step` or `test_step`."""
+        """Evaluate one batch, by the net's logits or by the module's own step.
+
+        Args:
+            kind: `validation` or `test`.
+            batch: The batch.
+            batch_idx: Index of the batch in its dataloader.
+            dataloader_idx: Index of the dataloader.
+
+        Returns:
+            What the module's own step returns, or None.
+        """
         heartbeat()
         if batch is EMPTY_BATCH or not self._has_global:
             return None
         batch = self.transfer(batch)
-        module = self.client.module
         if self._accuracy is not None:
             x, y = batch
             logits = self.client(laid_out(x, self._channels_last))
@@ -138,18 +153,20 @@ class Evaluation:
             return None
         if self.metrics is not None:
             update(self.metrics, batch, self.client)
-        if module is not None and overridden(module, f"{kind}_step"):
-            self.services.begin_batch(batch)
-            if self.data.further_validation:
-                self.services.begin_loader(f"/dataloader_idx_{dataloader_idx}" if kind == "validation" else "")
-            return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
-        return None
+        module = self.client.module
+        if module is None or not overridden(module, f"{kind}_step"):
+            return None
+        self.services.begin(batch=batch)
+        if self.data.further_validation:
+            suffix = f"/dataloader_idx_{dataloader_idx}" if kind == "validation" else ""
+            self.services.begin_loader(suffix)
+        return self._call(getattr(module, f"{kind}_step"), (batch, batch_idx, dataloader_idx))
 
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
-        """Predict one batch: its logits, or what the module's own `predict_step` gives.
+        """Return the logits of one batch, or what the module's own `predict_step` returns.
 
         Raises:
-            ValueError: where the clients share no weights.
+            ValueError: The clients share no weights.
         """
         if not self.weights.shared:
             raise ValueError(
@@ -163,45 +180,49 @@ class Evaluation:
         module = self.client.module
         if module is None:
             return self.client(laid_out(batch[0], self._channels_last))
-        return self._call(module.predict_step, batch, batch_idx, dataloader_idx)
+        return self._call(module.predict_step, (batch, batch_idx, dataloader_idx))
 
-    def _call(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a step of the wrapped module with as many of the arguments as it takes, and logging attached."""
+    def _call(self, step: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call a step of the user's module with logging attached, and with as many arguments as the step takes."""
         with attach_services(self.modules, self.services.methods):
             return step(*arguments[: num_arguments(step)])
 
     def restore(self) -> None:
-        """Put the entries back that a pass has changed (also one that was broken off)."""
+        """Put back the entries that a pass has changed, even if the pass was interrupted."""
         if self.before is not None:
             self.before.restore()
-        self.before = self._left = None
+        self.before = None
+        self._after = None
 
     @contextmanager
     def around(self, hook: str) -> Iterator[None]:
         """Context of the module's first and last hook of a pass.
 
-        The last one may undo what the first did, so that it finds the entries as the pass has left them.
+        The last hook may undo what the first one did. It therefore finds the entries as the pass has left them.
+
+        Args:
+            hook: Name of the hook, one of `PASS_HOOKS`.
         """
         if hook.endswith("_start"):
-            self.hold(hook != "on_predict_start")
+            self.begin(evaluates=hook != "on_predict_start")
             yield
             return
-        if self._left is not None:
-            self._left.restore()
+        if self._after is not None:
+            self._after.restore()
         yield
         self.restore()
         self._generators.close()
 
     def end(self, prefix: str, last_hook: str) -> dict[str, float]:
-        """End a pass: put back what it has changed and return its values by log key.
+        """End a pass, put back what it has changed, and return its values by log key.
 
         Args:
-            prefix: of the keys.
-            last_hook: name of the module's hook that follows within `around`.
+            prefix: Beginning of the log keys.
+            last_hook: Name of the module's hook that follows within `around`.
         """
         values = self._values(prefix)
         if self.before is not None and hooks(self.modules, last_hook):
-            self._left = HeldEntries(self.weights)
+            self._after = HeldEntries(self.weights)
             self.before.restore()
         else:
             self.restore()
@@ -209,65 +230,127 @@ class Evaluation:
         return values
 
     def _values(self, prefix: str) -> dict[str, float]:
-        """Values of a pass by log key."""
-        logged = self.services.logged
-        gathered = self.communicator.gather((logged.drain()[1], logged.metric_paths(self.client)))
-        values = logged.reduce([rows for rows, _ in gathered], [paths for _, paths in gathered], self.client)
+        """Return the values of a pass by log key. Every process must call it."""
+        values = self._logged_values()
         if not self._has_global:
             return values
         if self.metrics is not None:
             values |= values_of(computed(self.metrics), prefix, self.inspection.class_names)
         if self._accuracy is None:
             return values
-        result = computed(self._accuracy).cpu()
-        self.parts.recorder.evaluated(result[:-2])
-        *by_class, accuracy, loss = result.tolist()
-        scores = {f"{prefix}/acc": accuracy, f"{prefix}/loss": loss}
-        scores |= {f"{prefix}/acc_class/{n}": v for n, v in zip(self.inspection.class_names, by_class, strict=True)}
-        return scores | values
+        return self._scores(self._accuracy, prefix) | values
+
+    def _logged_values(self) -> dict[str, float]:
+        """Return the values that the module has logged in all processes."""
+        logged = self.services.logged
+        _, rows = logged.drain()
+        everywhere = self.communicator.gather((rows, logged.metric_paths(self.client)))
+        return logged.reduce(
+            rows=[rows for rows, _ in everywhere],
+            paths=[paths for _, paths in everywhere],
+            root=self.client,
+        )
+
+    def _scores(self, accuracy: ClassifierScores, prefix: str) -> dict[str, float]:
+        """Return accuracy, loss and class accuracies of a classifier, and give the recorder the last ones."""
+        result = computed(accuracy).cpu()
+        self.parts.recorder.take_class_accuracy(result[:-2])
+        *by_class, overall, loss = result.tolist()
+        scores = {f"{prefix}/acc": overall, f"{prefix}/loss": loss}
+        for name, value in zip(self.inspection.class_names, by_class, strict=True):
+            scores[f"{prefix}/acc_class/{name}"] = value
+        return scores
+
+    # --- outside of the Trainer's passes ---
+
+    @contextmanager
+    def evaluated_model(self) -> Iterator[None]:
+        """Context in which the client module is the global model as it is evaluated.
+
+        It may be entered within a pass. At the end of a fit Lightning has moved all parts off the samples' device, so
+        they are moved back for it.
+        """
+        device = self.client.device
+        with ExitStack() as undone:
+            for part in (self.client, self.parts.aggregator, self.parts.server_module):
+                undone.callback(part.to, device)
+                part.to(self.communicator.device)
+            undone.callback(HeldEntries(self.weights).restore)
+            undone.enter_context(self._kept_generators(foreign=True))
+            self._load_evaluated()
+            yield
 
     @torch.no_grad()
     def alma(self, round_idx: int) -> dict[str, float]:
-        """Evaluate, on each client's own test split, what it would deploy.
+        """Evaluate what each client would deploy, on the client's own test split. Every process must call it.
 
         Args:
-            round_idx: of the round.
+            round_idx: Index of the round.
 
         Returns:
             Means over all clients by log key: `local/alma` of the accuracy, `local/NAME` of the user's own metrics.
         """
-        metrics = None if self.metrics is None else alone(self.metrics)
-        jobs = self._deployed_jobs(round_idx)
-        settings = (self.data.eval_batch_size, metrics, self._channels_last)
-        with self._kept_generators(), closing(self.clients.evaluate(jobs, *settings)) as results:
-            scores = list(results)
-        values = [values_of(score.metrics, "local", self.inspection.class_names) for score in scores]
-        counts = to_host([torch.as_tensor(n) for score in scores for n in (score.correct, score.num_samples)])
-        mine = [(score.client_id, *counts[2 * i : 2 * i + 2]) for i, score in enumerate(scores)]
-        everywhere = self.communicator.gather((mine, values))
+        scores = self._deployed_scores(round_idx)
+        rows = [values_of(score.metrics, "local", self.inspection.class_names) for score in scores]
+        everywhere = self.communicator.gather((counts_of(scores), rows))
         hits = torch.zeros(2, self.data.num_clients, dtype=torch.float64)
-        for client_id, *count in (counted for part, _ in everywhere for counted in part):
-            hits[:, client_id] = torch.tensor(count, dtype=torch.float64)
-        means = mean_values(row for _, part in everywhere for row in part)
-        return {"local/alma": float(class_accuracy(hits).nanmean()), **means}
+        all_rows: list[dict[str, float]] = []
+        for counts_of_process, rows_of_process in everywhere:
+            for client_id, correct, num_samples in counts_of_process:
+                hits[:, client_id] = torch.tensor([correct, num_samples], dtype=torch.float64)
+            all_rows.extend(rows_of_process)
+        return {"local/alma": float(class_accuracy(hits).nanmean()), **mean_values(all_rows)}
+
+    def _deployed_scores(self, round_idx: int) -> list[ClientScore]:
+        """Evaluate the clients of this process."""
+        metrics = None if self.metrics is None else alone(self.metrics)
+        with self._kept_generators(foreign=True):
+            evaluations = self.clients.evaluate(
+                jobs=self._deployed_jobs(round_idx),
+                batch_size=self.data.eval_batch_size,
+                metrics=metrics,
+                channels_last=self._channels_last,
+            )
+            with closing(evaluations) as scores:
+                return list(scores)
 
     def _deployed_jobs(self, round_idx: int) -> Iterator[ClientJob]:
         """Make the job of every client of this process that has test samples."""
         start = self.weights.snapshot(self.weights.shared)
         clients = range(self.data.num_clients)
         ranks = self.communicator.assign_clients(clients, work=self._run.work, owners=self.parts.store.owners)
-        mine = [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
-        for client_id in mine:
-            local = self.data.view(client_id, round_idx)
-            if local.size("test"):
-                broadcast = Broadcast(round_idx, "deployed", None)
-                yield ClientJob(client_id, broadcast, local, *self.records.of(client_id), start)
+        for client_id in clients:
+            if ranks[client_id] != self.communicator.rank:
+                continue
+            data = self.data.view(client_id, round_idx)
+            if not data.size("test"):
+                continue
+            memory, personal = self.records.of(client_id)
+            yield ClientJob(
+                client_id=client_id,
+                broadcast=Broadcast(round_idx, "deployed", None),
+                data=data,
+                memory=memory,
+                personal=personal,
+                start=start,
+            )
+
+
+def counts_of(scores: Sequence[ClientScore]) -> list[tuple[int, float, float]]:
+    """Return client id, number of right answers and number of samples of each score, with one transfer to the host."""
+    values: list[torch.Tensor] = []
+    for score in scores:
+        values.append(torch.as_tensor(score.correct))
+        values.append(torch.as_tensor(score.num_samples))
+    numbers = to_host(values)
+    corrects = numbers[0::2]
+    sizes = numbers[1::2]
+    client_ids = [score.client_id for score in scores]
+    return list(zip(client_ids, corrects, sizes, strict=True))
 
 
 def mean_values(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Take the mean of each name's values.
-
-    A value that is not defined for a client is left out.
+    """Return the mean of each name's values. NaN in a row means that the value is not defined there.
 
     >>> mean_values([{"recall": 0.5}, {"recall": math.nan}, {"recall": 1.0}])
     {'recall': 0.75}
@@ -275,5 +358,8 @@ def mean_values(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     columns: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for name, value in row.items():
-            columns[name] += [] if math.isnan(value) else [value]
+            # A name without any defined value has a column too, whose mean is NaN.
+            column = columns[name]
+            if not math.isnan(value):
+                column.append(value)
     return {name: math.fsum(column) / len(column) if column else math.nan for name, column in columns.items()}

@@ -1,7 +1,7 @@
-"""The federation as a LightningModule: one training step of it is one communication round."""
+"""The federation as a LightningModule. One training step is one communication round."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -44,42 +44,52 @@ Part = TypeVar("Part")
 class FederatedLoop(Forwarding):
     """Federates a client module: each epoch of the Trainer is one round of the federation.
 
+    All arguments except `client` and `aggregator` must be named.
+
     Args:
-        client: the module that every client trains: a ClientModule, or any LightningModule (then by FedAvg).
-        aggregator: the rule that makes one set of weights of the clients'; None: their mean, weighed by samples.
-        server_module: the method's server side; None: the client's `server_class`.
-        server_optimizer: steps on global − aggregate (FedOpt); None: the aggregate is taken as it is.
-        server_lr_scheduler: of the server optimizer, stepped once a round.
-        local_epochs: passes over a client's data in a round; a list gives each client its own.
-        max_local_steps: at most so many optimizer steps per client and exchange.
-        lr_decay: the local learning rate of round t is lr · lr_decay^t; `{cosine: FINAL_LR, rounds: T}`: half a cosine
-            to FINAL_LR over T rounds, which then stays; without `rounds` T is the Trainer's `max_epochs`, then fixed.
-        accumulate_grad_batches: batches per local optimizer step.
-        clip_norm: largest norm of a local gradient; None: not clipped.
-        personal: `fnmatch` patterns of entries that stay with each client; with `!` in front, of exceptions.
-        keep: `fnmatch` patterns of buffers with `persistent=False` that a client keeps in its memory; the others are
-            set back to their start for every client.
-        faults: what happens on faults; `error` or `skip`: on values that are not finite and on errors of clients alike.
-        transforms: of the updates between client and sum, in order, after the check for NaN and inf.
-        codec: of what clients send, and with its `down` of what they are sent; None: entries travel as they are.
-        metrics: torchmetrics objects by name, or a collection, of predictions and targets: evaluated on the global
-            model (`global/NAME`), and with `evaluate_clients_every` on each client's (`local/NAME`, the clients' mean).
-        evaluate_clients_every: every so many rounds evaluate what each of the N clients would deploy on its own test
-            split; None: never, or every round where the clients share no weights (there is no global model).
-        initial_weights: a checkpoint or state-dict file to start from.
-        seed: keys batches, dropout and initial weights; None: that of `seed_everything`, else 0.
-        threads: of this process for torch operations; None: left alone.
-        store: where clients keep their memory and personal entries between rounds; None: up to 4 GB in host memory,
-            beyond in files of the run's folder.
-        chunk: clients trained at once, as rows of one stack: 1, K, or `auto` (where that is known to be right and
-            faster); a line in the log says where and why they are trained one after the other. The order of
-            floating-point sums differs, so that results differ in the last bits.
+        client: The module that every client trains: a ClientModule, or any LightningModule, which is trained by FedAvg.
+        aggregator: The rule that makes one set of weights of the clients'. None means their mean, weighed by samples.
+        server_module: The method's server side. None means the client's `server_class`.
+        server_optimizer: A function of parameters that makes the optimizer of the server, which steps on
+            global − aggregate (FedOpt). None copies the aggregate.
+        server_lr_scheduler: A function of the server optimizer that makes its scheduler, stepped once a round.
+        local_epochs: Passes over a client's data in a round. A list gives each client its own number.
+        max_local_steps: Largest number of optimizer steps of a client in an exchange. None means no limit.
+        lr_decay: Decay of the local learning rate lr. A factor d gives lr · d^t in round t.
+            `{cosine: FINAL_LR, rounds: T}` gives half a cosine down to FINAL_LR over T rounds, and FINAL_LR after
+            round T. Without `rounds`, T is the Trainer's `max_epochs`, which a continued run then cannot change.
+        accumulate_grad_batches: Batches per local optimizer step.
+        clip_norm: Largest norm of a local gradient. None means that gradients are not clipped.
+        personal: `fnmatch` patterns of entries that stay with each client. A pattern with `!` in front names
+            exceptions.
+        keep: `fnmatch` patterns of buffers with `persistent=False` that a client keeps in its memory. The other ones
+            are set back to their start for every client.
+        faults: What happens on faults: a FaultPolicy, or a word for values that are not finite and errors of clients
+            alike. `error` ends the run, and `skip` leaves the client out.
+        transforms: Transforms of the updates between client and sum, in order, after the check for NaN and inf.
+        codec: The codec of what clients send, and with its `down` also of what they are sent. None sends entries as
+            they are.
+        metrics: torchmetrics objects of predictions and targets, by name or as a collection. They are evaluated on the
+            global model (`global/NAME`), and with `evaluate_clients_every` on each client's model (`local/NAME`, the
+            clients' mean).
+        evaluate_clients_every: Number of rounds after which each of the N clients is evaluated: what it would deploy,
+            on its own test split. None means never, or every round if the clients share no weights, because then there
+            is no global model.
+        initial_weights: A checkpoint or state-dict file to start from.
+        seed: Key of batches, dropout and initial weights. None means the seed of `seed_everything`, or 0 without it.
+        threads: Number of threads of this process for torch operations. None leaves it alone.
+        store: Where clients keep their memory and personal entries between rounds. None means up to 4 GB in host
+            memory, and beyond that files in the run's folder.
+        chunk: Number of clients that are trained at once, as rows of one stack: 1, K or `auto`. `auto` chooses the
+            number, and more than 1 only where that is known to be right and faster. A line in the log says if and why
+            clients are trained one after the other. The order of floating-point sums differs between the two ways, so
+            the results differ in the last bits.
 
     Attributes:
-        engine_factory: to be set before a fit: makes, of the engine that trains in this process, what trains and tests
-            the clients in its place (in another process, on another machine); None: that engine itself.
-        recorder: of the logged values.
-        final_key: log key of the value that sums up an evaluation; empty before the first one.
+        engine_factory: Makes what trains and tests the clients (in another process, on another machine), given the
+            engine of this process. Set it before a fit. None means the engine of this process.
+        recorder: The recorder of the logged values.
+        final_key: Log key of the value that sums up an evaluation. Empty before the first evaluation.
     """
 
     _server: Server | None = None
@@ -89,7 +99,7 @@ class FederatedLoop(Forwarding):
     _rounds: Rounds | None = None
     _evaluation: Evaluation | None = None
     _handed_over = False
-    """Whether a process that was started for a run has ended it, of which only the state dict comes back."""
+    """Whether a child process has ended its run. Only the state dict returns from there to the parent process."""
     final_key = ""
 
     @checks_arguments
@@ -97,6 +107,7 @@ class FederatedLoop(Forwarding):
         self,
         client: LightningModule | TrainableModule,
         aggregator: Aggregator | None = None,
+        *,
         server_module: ServerModule | None = None,
         server_optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
         server_lr_scheduler: Callable[[Optimizer], LRScheduler] | None = None,
@@ -126,18 +137,23 @@ class FederatedLoop(Forwarding):
         self.server_module = self.client.server_class() if server_module is None else server_module
         self.metrics = as_collection(metrics)
         self.evaluate_clients_every = evaluate_clients_every
-        local = LocalSettings(local_epochs, max_local_steps, lr_decay, accumulate_grad_batches, clip_norm)
         self.parts = FederationParts(
             client=self.client,
             aggregator=self.aggregator,
             server_module=self.server_module,
             server_optimizer=server_optimizer,
             server_lr_scheduler=server_lr_scheduler,
-            settings=local,
+            settings=LocalSettings(
+                local_epochs=local_epochs,
+                max_local_steps=max_local_steps,
+                lr_decay=lr_decay,
+                accumulate_grad_batches=accumulate_grad_batches,
+                clip_norm=clip_norm,
+            ),
             faults=FaultPolicy.of(faults),
             transforms=as_list(transforms),
             codec=codec,
-            execution=Execution(threads, chunk),
+            execution=Execution(threads=threads, chunk=chunk),
             store=store or ClientStore(),
             personal=tuple(as_list(personal)),
             keep=tuple(as_list(keep)),
@@ -151,7 +167,7 @@ class FederatedLoop(Forwarding):
         self.recorder = self.parts.recorder
         self.identity = self.parts.identity
 
-    # --- parts that exist once a Trainer has set the loop up ----------------------------------------------------
+    # --- parts that exist once a Trainer has set the loop up ---
 
     @property
     def data(self) -> FederatedDataModule:
@@ -165,16 +181,15 @@ class FederatedLoop(Forwarding):
 
     @property
     def skipped(self) -> list[Fault]:
-        """Clients that the last round left out, and why."""
+        """The clients that the last round left out, and the reasons."""
         return self.parts.skipped.skipped
 
     @property
     def _under_way(self) -> Undo | None:
-        """Give what undoes the round under way.
-
-        None outside of rounds.
-        """
-        return None if self._rounds is None else self._rounds.under_way
+        """The undo of the current round, or None between rounds."""
+        if self._rounds is None:
+            return None
+        return self._rounds.under_way
 
     @property
     def weights(self) -> GlobalWeights:
@@ -188,26 +203,17 @@ class FederatedLoop(Forwarding):
 
     @property
     def engine(self) -> SequentialEngine:
-        """Engine that trains the clients.
-
-        Made anew for every run of a Trainer.
-        """
+        """The engine of this process. Every run of a Trainer has a new one."""
         return built(self._run).engine
 
     @property
     def clients_engine(self) -> Engine:
-        """Give the engine that trains and tests the clients.
-
-        Made anew for every run of a Trainer.
-        """
+        """The engine that trains and tests the clients, here or elsewhere. Every run of a Trainer has a new one."""
         return built(self._run).clients_engine
 
     @property
     def evaluation(self) -> Evaluation:
-        """Evaluation of the global model.
-
-        Made anew for every run of a Trainer.
-        """
+        """The evaluation of the global model. Every run of a Trainer has a new one."""
         if self._evaluation is None:
             self._evaluation = Evaluation(built(self._run))
         return self._evaluation
@@ -218,49 +224,64 @@ class FederatedLoop(Forwarding):
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a hook of the client's modules.
 
-        With its first and last hooks an evaluation begins and ends.
+        The first hook of an evaluation begins it, and the last one ends it.
         """
-        with self.evaluation.around(name) if name in PASS_HOOKS else nullcontext():
+        if name not in PASS_HOOKS:
+            return super().forward_hook(name, *args, **kwargs)
+        with self.evaluation.around(name):
             return super().forward_hook(name, *args, **kwargs)
 
     def services_of(self, hook: str) -> ClientServices:
-        """Choose the services of a hook: those of the evaluation in its hooks, else those of training."""
-        evaluates = hook.startswith(("on_validation", "on_test", "on_predict"))
-        return self.parts.evaluation_services if evaluates else self.parts.services
+        """Return the services of the evaluation for its hooks, and the services of training for all others."""
+        if hook.startswith(("on_validation", "on_test", "on_predict")):
+            return self.parts.evaluation_services
+        return self.parts.services
 
-    # --- setup -------------------------------------------------------------------------------------------------
+    # --- setup ---
 
     def configure_callbacks(self) -> list[Callback]:
-        check_trainer(self.trainer)  # the earliest hook: before Lightning refuses some settings in its own words
+        # This hook is the earliest one. It comes before Lightning refuses some settings in its own words.
+        check_trainer(self.trainer)
         return self.module_callbacks()
 
     def setup(self, stage: str) -> None:
         if self._evaluation is not None:
-            self._evaluation.restore()  # a pass of an earlier run that was broken off
+            # An evaluation of an earlier run may have been interrupted.
+            self._evaluation.restore()
         self._run = None
         self._rounds = None
         self._evaluation = None
         self._handed_over = False
-        self.parts.begin_run(self.trainer, self, self._server, stage == "fit")
+        self.parts.begin_run(trainer=self.trainer, loop=self, server=self._server, fits=stage == "fit")
         self.forward_hook("setup", stage)
 
     def configure_model(self) -> None:
         """Build the net for the data, then everything that a checkpoint is restored into."""
         try:
             data = self.data
-        except RuntimeError:  # no Trainer yet: load_from_checkpoint, which knows from the checkpoint what to build
+        except RuntimeError:
+            # Without a Trainer this is load_from_checkpoint, which builds what the checkpoint describes.
             return
         if self._server is None:
-            self._server = self.parts.make_server(data, self.trainer, self._saved.start)
-            if deferred := self._saved.take_deferred():
+            self._server = self.parts.make_server(data=data, trainer=self.trainer, start=self._saved.start)
+            deferred = self._saved.take_deferred()
+            if deferred:
                 super().load_state_dict(deferred, strict=False)
-        self._run = FederatedRun(self.parts, self._server, self.trainer, self.forward_hook, self.engine_factory)
+        self._run = FederatedRun(
+            parts=self.parts,
+            server=self._server,
+            trainer=self.trainer,
+            forward=self.forward_hook,
+            engine_factory=self.engine_factory,
+        )
         self._saved.give(self._run.members)
 
     def configure_optimizers(self) -> Any:
         self._server_step, scheduler = self.parts.make_server_step(self.server)
         optimizer = self._server_step.optimizer
-        return optimizer if scheduler is None else ([optimizer], [scheduler])
+        if scheduler is None:
+            return optimizer
+        return [optimizer], [scheduler]
 
     def on_fit_start(self) -> None:
         self.parts.describe(self.trainer)
@@ -274,73 +295,116 @@ class FederatedLoop(Forwarding):
     def on_train_start(self) -> None:
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         self.engine.local.scale_lr(self.parts.plateau.factors)
-        self.recorder.go_back(self.current_epoch)  # a run that goes back to an earlier checkpoint
-        catch_up(self, self.data, self.recorder)  # with a checkpoint that was taken within the end of a round
+        # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
+        self.recorder.go_back(self.current_epoch)
+        catch_up(self, self.data, self.recorder)
         self.forward_hook("on_train_start")
-        self.recorder.logged.absorb(self.parts.services.logged)  # what the client has logged before its first round
+        # The client may have logged values before its first round.
+        self.recorder.logged.absorb(self.parts.services.logged)
         self._stop_if_spent()
 
     def on_train_end(self) -> None:
-        if (value := self.round_metrics.get(self.final_key)) is not None:
-            log_final(self.loggers, self.parts.hyperparameters(), value, self.current_epoch)
+        value = self.round_metrics.get(self.final_key)
+        if value is not None:
+            log_final(
+                loggers=self.loggers,
+                params=self.parts.hyperparameters(),
+                value=value,
+                round_idx=self.current_epoch,
+            )
         if self.parts.is_private:
-            rank_zero_info(f"{self.aggregator.summary() or self._spent_by_clients()}; {self.data.seed_notice}")
+            spent = self.aggregator.summary() or self._spent_by_clients()
+            rank_zero_info(f"{spent}; {self.data.seed_notice}")
         super().on_train_end()
 
     def _spent_by_clients(self) -> str:
-        """Sum up what the guarantees of clients have cost in a sentence."""
+        """Return a sentence about what the guarantees of clients have cost."""
         history = self.recorder.history
-        spent = {key: max(history.curve(key).values()) for key in history.names if key.startswith(PROMISED)}
-        return "privacy: " + ", ".join(f"{key.removeprefix(PROMISED)} {value:.4g}" for key, value in spent.items())
+        spent = []
+        for key in history.names:
+            if key.startswith(PROMISED):
+                largest = max(history.curve(key).values())
+                spent.append(f"{key.removeprefix(PROMISED)} {largest:.4g}")
+        return "privacy: " + ", ".join(spent)
 
     def _stop_if_spent(self) -> None:
-        """End the run where the rule allows no further round."""
+        """End the run if the rule allows no further round."""
         if self.aggregator.is_spent:
             self.trainer.should_stop = True
 
-    # --- the round ---------------------------------------------------------------------------------------------
+    # --- the round ---
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """Run one round: every exchange with every client of the cohort, the aggregation, and one server step."""
         round_idx = self.current_epoch
-        optimizer = cast(Optimizer, self.optimizers())
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        # only a client's forward is in the Trainer's region; in one of ours a module's own would keep cast weights
-        kind = self.device.type
-        casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        with torch.autocast(kind, enabled=False) if casts else nullcontext(), torch.enable_grad():
-            cohort = self.data.cohort(round_idx)
-            values = cast(Rounds, self._rounds).run(round_idx, cohort, optimizer.step, scaler)
-        metrics = self.parts.marked(values) if self.parts.is_private else values
+        values = self._run_round(round_idx)
+        if self.parts.is_private:
+            values = self.parts.marked(values)
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:
-            metrics |= bytes_of_sets(self.data, self.parts.needs)
-        self.recorder.end_training(round_idx, metrics)
-        self._publish(metrics)
+            values |= bytes_of_sets(self.data, self.parts.needs)
+        self.recorder.end_training(round_idx, values)
+        self._publish(values)
+
+    def _run_round(self, round_idx: int) -> dict[str, float]:
+        """Run a round, and return its values by log key."""
+        rounds = cast(Rounds, self._rounds)
+        optimizer = cast(Optimizer, self.optimizers())
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        with self._without_autocast(), torch.enable_grad():
+            return rounds.run(
+                round_idx=round_idx,
+                cohort=self.data.cohort(round_idx),
+                step=optimizer.step,
+                scaler=scaler,
+            )
+
+    def _without_autocast(self) -> AbstractContextManager[Any]:
+        """Return a context in which the Trainer's autocast is off.
+
+        Only a client's forward runs under autocast. If the round did, an autocast of the client's own module would
+        keep weights that were cast before an optimizer step.
+        """
+        device_type = self.device.type
+        if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+            return torch.autocast(device_type, enabled=False)
+        return nullcontext()
 
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
-        """Evaluate ALMA and keep the row.
+        """Evaluate the clients' own models (ALMA) if that is due, and keep the row.
 
-        Not in the step, where an interruption would undo the complete round.
+        This is not part of `training_step`, because an interruption there would undo the complete round.
         """
         round_idx = cast(int, self.recorder.pending_round)
-        every = 0 if self.data.pooled else self.evaluate_clients_every or int(self.weights.own_models)
-        (alma,) = self.parts.marked({"local/alma": 0.0})
-        if every and (round_idx + 1) % every == 0 and alma not in self.round_metrics:
+        if self._clients_are_due(round_idx):
             self.add_to_row(self.parts.marked(self.evaluation.alma(round_idx)))
         self.recorder.keep_round(round_idx)
         self._stop_if_spent()
 
-    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Log a value of the round (in the client hooks of callbacks).
+    def _clients_are_due(self, round_idx: int) -> bool:
+        """Return True if the clients must be evaluated after this round, and its row has no such values yet."""
+        if self.data.pooled:
+            return False
+        every = self.evaluate_clients_every
+        if every is None:
+            every = 1 if self.weights.own_models else 0
+        if every == 0 or (round_idx + 1) % every != 0:
+            return False
+        (key,) = self.parts.marked({"local/alma": 0.0})
+        return key not in self.round_metrics
 
-        Outside a round Lightning's `log`.
-        """
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log a value of the round in the client hooks of callbacks, and as Lightning does outside of rounds."""
         if self._under_way is None:
             super().log(name, value, *args, **kwargs)
-        else:
-            self.recorder.log(name, value, kwargs.get("batch_size") or 1, kwargs.get("reduce_fx", "mean"))
+            return
+        self.recorder.log(
+            key=name,
+            value=value,
+            weight=kwargs.get("batch_size") or 1,
+            reduce=kwargs.get("reduce_fx", "mean"),
+        )
 
     def add_to_row(self, values: Mapping[str, float]) -> None:
         """Add values to the row of the round, once its training is over."""
@@ -348,8 +412,12 @@ class FederatedLoop(Forwarding):
         self._publish(values)
 
     def _publish(self, values: Mapping[str, float]) -> None:
-        """Show values of the round to callbacks that monitor them (`self.log` would cost 0.75 ms a key and round)."""
-        tensors = torch.tensor(list(values.values())).unbind()  # one tensor for all: each would cost as much
+        """Show values of the round to callbacks that monitor them.
+
+        `self.log` would cost 0.75 ms a key and round.
+        """
+        # The tensors of all keys are made at once, because making each by itself would cost as much.
+        tensors = torch.tensor(list(values.values())).unbind()
         self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
 
     def on_train_epoch_end(self) -> None:
@@ -359,47 +427,73 @@ class FederatedLoop(Forwarding):
             return
         for logger in self.loggers:
             logger.log_metrics(self.round_metrics, step=round_idx)
-        is_complete = self.recorder.evaluated_rounds > round_idx or not self.trainer.enable_validation
-        self.parts.plateau.step(round_idx, self.round_metrics, is_complete)
+        is_evaluated = self.recorder.evaluated_rounds > round_idx
+        self.parts.plateau.step(
+            round_idx=round_idx,
+            values=self.round_metrics,
+            is_complete=is_evaluated or not self.trainer.enable_validation,
+        )
         self.engine.local.scale_lr(self.parts.plateau.factors)
 
-    # --- evaluation --------------------------------------------------------------------------------------------
+    # --- evaluation ---
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return self.evaluation.step("validation", batch, batch_idx, dataloader_idx)
+        return self.evaluation.step(kind="validation", batch=batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
     def on_validation_epoch_end(self) -> None:
-        self._evaluated("on_validation_epoch_end", "val" if self.data.evaluated == "val" else "global")
+        prefix = "val" if self.data.evaluated == "val" else "global"
+        self._end_evaluation("on_validation_epoch_end", prefix)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return self.evaluation.step("test", batch, batch_idx, dataloader_idx)
+        return self.evaluation.step(kind="test", batch=batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
     def on_test_epoch_end(self) -> None:
-        self._evaluated("on_test_epoch_end", "test")
+        self._end_evaluation("on_test_epoch_end", "test")
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return self.evaluation.predict(batch, batch_idx, dataloader_idx)
+        return self.evaluation.predict(batch=batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
-    def _evaluated(self, hook: str, prefix: str) -> None:
+    def _end_evaluation(self, hook: str, prefix: str) -> None:
+        """End an evaluation, and report its values.
+
+        Args:
+            hook: Name of the module's hook `on_*_epoch_end`.
+            prefix: Beginning of the log keys.
+        """
         self.parts.evaluation_services.begin_loader("")
         self.forward_hook(hook)
-        values = self.evaluation.end(prefix, hook.replace("_epoch_end", "_end"))
+        values = self.evaluation.end(prefix, last_hook=hook.replace("_epoch_end", "_end"))
         if self.trainer.sanity_checking:
             return
-        if self.trainer.state.fn != "fit":
-            if self.weights.own_models and not self.data.pooled:
-                values |= self.parts.marked(self.evaluation.alma(self.current_epoch))
-            self.log_dict(values)
-            return
-        self.final_key, round_idx = summary_key(values) or "", cast(int, self.recorder.pending_round)
-        forgetting = self.recorder.forgetting(round_idx)
-        self.add_to_row(values if forgetting is None else {**values, f"{prefix}/forgetting": forgetting})
+        if self.trainer.state.fn == "fit":
+            self._add_evaluation(values, prefix)
+        else:
+            self._log_evaluation(values)
+
+    def _add_evaluation(self, values: dict[str, float], prefix: str) -> None:
+        """Add the values of an evaluation to the row of its round."""
+        round_idx = cast(int, self.recorder.pending_round)
+        self.final_key = summary_key(values) or ""
+        self.recorder.end_evaluation(round_idx)
+        forgetting = self.recorder.forgetting()
+        if forgetting is not None:
+            values = {**values, f"{prefix}/forgetting": forgetting}
+        self.add_to_row(values)
         self.recorder.keep_round(round_idx)
 
-    # --- checkpoints -------------------------------------------------------------------------------------------
+    def _log_evaluation(self, values: dict[str, float]) -> None:
+        """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""
+        if self.weights.own_models and not self.data.pooled:
+            values |= self.parts.marked(self.evaluation.alma(self.current_epoch))
+        self.log_dict(values)
+
+    # --- checkpoints ---
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Give the state of the last whole round: inside a round or an evaluation, the weights before it."""
+        """Return the state of the last whole round.
+
+        Inside a round or an evaluation it has the weights from before.
+        """
         state = super().state_dict(*args, **kwargs)
         if self._under_way is not None:
             state |= self._under_way.entries()
@@ -412,11 +506,12 @@ class FederatedLoop(Forwarding):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state.
 
-        Outside of a fit build the net first, and keep entries that are allocated later for then.
+        Outside of a fit this builds the net first. Entries that are allocated later are kept until then.
         """
         strict = strict and all(module.strict_loading for module in self.client_modules())
-        state = self._saved.loadable(state_dict, self.state_dict if self._server is None else None)
-        return super().load_state_dict(state, strict, assign)
+        find_entries = self.state_dict if self._server is None else None
+        state = self._saved.loadable(state_dict, find_entries)
+        return super().load_state_dict(state, strict=strict, assign=assign)
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
@@ -424,20 +519,21 @@ class FederatedLoop(Forwarding):
         self._handed_over = parent_process() is not None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._saved.save(checkpoint, built(self._run).members, self._under_way)
+        self._saved.save(checkpoint=checkpoint, members=built(self._run).members, undo=self._under_way)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        ready = self._server is not None  # else by load_from_checkpoint, before any data are known
-        self._saved.load(checkpoint, self.state_dict, self.trainer if ready else None)
-        if ready:
+        # Without a server this is load_from_checkpoint, before any data are known.
+        trainer = None if self._server is None else self.trainer
+        self._saved.load(checkpoint=checkpoint, find=self.state_dict, trainer=trainer)
+        if trainer is not None:
             self._saved.give(built(self._run).members)
 
 
 def built(part: Part | None) -> Part:
-    """Return a part that is there once a Trainer has set the loop up.
+    """Return a part that exists once a Trainer has set the loop up.
 
     Raises:
-        RuntimeError: before that.
+        RuntimeError: The part does not exist yet.
     """
     if part is None:
         raise RuntimeError("a FederatedLoop has no federation before a Trainer has set it up; call trainer.fit first")

@@ -1,4 +1,4 @@
-"""The list of a round's members, and the members that only this list uses."""
+"""The list of a round's members, and the members without a file."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ from fl_lightning.members.user_entries import UserEntries
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Check, ClientResult, Member, Members, RoundOutcome, State
 
-LEAST = 5e-324
+SMALLEST_FLOAT = 5e-324
 """The smallest float above 0."""
 
 
@@ -50,10 +50,10 @@ class ClientRecords(Member):
     """Holds the memory and personal entries of the round's clients, and stores them once the round is over.
 
     Args:
-        store: Stores the records of all clients.
-        communicator: Joins the processes of the run.
-        weights: Tells which entries are personal.
-        initial: Personal entries before any training, by name.
+        store: The store of the records of all clients.
+        communicator: The communicator of the processes of the run.
+        weights: The global weights, which know the personal entries.
+        initial: The personal entries before any training, by name.
     """
 
     name = "store"
@@ -66,7 +66,7 @@ class ClientRecords(Member):
         self._records: dict[int, tuple[dict[str, Any], State | None]] = {}
 
     def of(self, client_id: int) -> tuple[dict[str, Any], State | None]:
-        """Return a client's memory and personal entries, as its last exchange has left them."""
+        """Return the memory and the personal entries of a client, as its last exchange has left them."""
         memory: dict[str, Any] = {}
         personal: State | None = None
         if client_id in self._records:
@@ -89,27 +89,30 @@ class ClientRecords(Member):
         return list(self._records)
 
     def end(self, outcome: RoundOutcome, shared: Sequence[list[int]]) -> Mapping[str, float]:
-        """Store the records, and note which process holds which client's."""
+        """Store the records of a round, and which process holds the record of which client."""
         if self._communicator.world > 1:
             for rank, clients in enumerate(shared):
                 self._store.own(dict.fromkeys(clients, rank))
-        records: dict[int, tuple[dict[str, Any], State | None]] = {}
         if not outcome.aborted:
             records = {c: record for c, record in self._records.items() if c not in outcome.failed}
-        if records:
-            self._store.put(records, outcome.round_idx)
+            if records:
+                self._store.put(records, outcome.round_idx)
         self._records = {}
         return {}
 
     def mark(self) -> bool:
-        """Return True: a round is under way, and nothing of it is stored before its end."""
+        """Return True, which tells `state_dict` that a round is under way."""
         return True
 
     def undo(self, mark: bool) -> None:
+        """Forget the records of the round. The store has none of them before the round ends."""
         self._records = {}
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
-        """Gather the records of all processes on the root process.
+        """Return the records of all processes, gathered on the root process.
+
+        Args:
+            mark: True inside a round. None outside of rounds.
 
         Raises:
             RuntimeError: Several processes are inside a round, each at another client.
@@ -155,20 +158,22 @@ class Transforms(Member):
 
     def undo(self, mark: Sequence[dict[str, Any]]) -> None:
         for transform, state in zip(self._transforms, mark, strict=True):
-            transform.load_state_dict(copy.deepcopy(state))  # The mark may be needed again.
+            # The mark may be needed again.
+            transform.load_state_dict(copy.deepcopy(state))
 
 
 class ClientTransforms(Transforms):
     """Transforms an update before it leaves the client.
 
     Args:
-        transforms: The transforms. Those without an `on_client` are left out.
+        transforms: The transforms, in the order in which they are applied. A transform without an `on_client` of
+            its own is left out.
     """
 
     at_client = True
 
     def __init__(self, transforms: Iterable[UpdateTransform]) -> None:
-        super().__init__(t for t in transforms if overridden(t, "on_client", UpdateTransform))
+        super().__init__(transform for transform in transforms if overridden(transform, "on_client", UpdateTransform))
 
     def on_client(self, result: ClientResult) -> ClientResult:
         update = result.update
@@ -179,7 +184,7 @@ class ClientTransforms(Transforms):
 
 
 class Transmitted(Member):
-    """Lets the client's class replace what leaves the client. Attacks use it.
+    """Replaces what leaves the client by `ClientModule.transmitted`, which attacks override.
 
     Args:
         client: The client module.
@@ -196,13 +201,13 @@ class Transmitted(Member):
 
 
 class Arrivals(Member):
-    """Checks an update when it arrives.
+    """Checks an update when it arrives at the server.
 
-    `ServerTransforms` checks an update that a transform changes again.
+    `ServerTransforms` checks an update again after the transforms.
 
     Args:
-        server: Tells which entries are shared.
-        transforms: The transforms of the server.
+        server: The server, which knows the shared entries.
+        transforms: The transforms of updates.
     """
 
     def __init__(self, server: Server, transforms: Sequence[UpdateTransform]) -> None:
@@ -210,15 +215,16 @@ class Arrivals(Member):
         self._transforms = transforms
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Refuse a wrong number of samples, or entries other than the shared ones.
+        """Refuse an update with a wrong number of samples or with other entries than the shared ones.
 
         Raises:
-            ValueError: Names the entry or the number.
-            TypeError: A value has a wrong type.
+            ValueError: The number of samples is not the client's, or an entry is not a shared one.
+            TypeError: The number of samples or an entry has a wrong type.
         """
         update = result.update
         shared = self._server.transmitted_entries
         known_samples = result.job.data.num_samples
+        # These conditions are fast. The checks are slow, and name the fault of an update that does not meet them.
         if type(update.num_samples) is not int or not 0 <= update.num_samples <= known_samples:
             check_num_samples(update, known_samples)
         if self._transforms:
@@ -233,8 +239,8 @@ class ServerTransforms(Transforms):
 
     Args:
         transforms: The transforms, in the order in which they are applied.
-        server: Tells which entries are shared.
-        guard: Checks values on the device.
+        server: The server, which knows the shared entries.
+        guard: The guard, which checks values on the device.
     """
 
     name = "transforms"
@@ -249,15 +255,16 @@ class ServerTransforms(Transforms):
         """Transform an update.
 
         Raises:
-            ValueError: The result is not a valid update of the client.
+            ValueError: The transformed update has a wrong number of samples, or an entry is not a shared one.
+            TypeError: The number of samples or an entry has a wrong type.
             TransformError: The transforms cannot be combined.
         """
         update = result.update
         shared = self._server.transmitted_entries
         known_samples = result.job.data.num_samples
-        altered = result.trained is not None and not has_layout(update.weights, shared)
+        is_encoded = result.trained is not None and not has_layout(update.weights, shared)
         if update.weights is not None:
-            # A transform may edit the dict, but not the one whose layout the guard has checked.
+            # A transform may edit its dict. The original may be a FlatState, whose vectors must match its entries.
             update = replace(update, weights=dict(update.weights))
         for transform in self._transforms:
             update = transform.on_server(update, result.job.broadcast)
@@ -265,7 +272,7 @@ class ServerTransforms(Transforms):
         check_update(update, shared)
         if isinstance(update.num_samples, Tensor):
             update = self._guard.counted(update, known_samples)
-        if altered:
+        if is_encoded:
             check_measured(self._transforms, self._guard.max_norm)
         return result._replace(update=update)
 
@@ -276,7 +283,7 @@ class ServerTransforms(Transforms):
         """Load the states of the transforms.
 
         Raises:
-            ValueError: The state is of another number of transforms.
+            ValueError: The state holds another number of transforms.
         """
         if len(state) != len(self._transforms):
             raise ValueError(
@@ -287,12 +294,12 @@ class ServerTransforms(Transforms):
 
 
 class PersonalEntries(Member):
-    """Keeps the initial personal entries, and the participants' mean with which the model is evaluated.
+    """Keeps the initial personal entries, and their mean over a round's clients, with which the model is evaluated.
 
     Args:
-        weights: Tells which entries are personal.
-        initial: Personal entries before any training, by name.
-        averages: Whether means are taken. Private runs take none, because a mean hides no client.
+        weights: The global weights, which know the personal entries.
+        initial: The personal entries before any training, by name.
+        averages: Whether means are taken. A private run takes none, because a mean hides no client.
     """
 
     name = "initial_personal"
@@ -335,7 +342,7 @@ class PersonalEntries(Member):
         self._partial = PartialAggregate()
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        outcome.take_entries(self._mean)
+        outcome.update_entries(self._mean)
         return {}
 
     def undo(self, mark: None) -> None:
@@ -350,13 +357,13 @@ class PersonalEntries(Member):
 
 
 class ServerPartMember(Member):
-    """Base of the members that represent the rule and the server module.
+    """Base of the members that represent the aggregator and the server module.
 
-    They are members of their own because `nn.Module.state_dict` and `Member.state_dict` differ.
+    A server part is a module and cannot be a member too: `nn.Module.state_dict` and `Member.state_dict` differ.
 
     Args:
-        part: The rule or the server module.
-        name: The attribute of the loop that holds `part`.
+        part: The aggregator or the server module.
+        name: Name of the attribute of the loop that holds `part`.
     """
 
     def __init__(self, part: ServerPart, name: str) -> None:
@@ -379,7 +386,8 @@ class ServerPartMember(Member):
 
     def undo(self, mark: Mapping[str, Any]) -> None:
         self._part.load_state_dict(mark)
-        if self.partial.sums or self.partial.rows:  # An exchange was interrupted.
+        was_interrupted = self.partial.sums or self.partial.rows
+        if was_interrupted:
             self._part.end_exchange()
 
     def entries_at(self, mark: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -387,32 +395,32 @@ class ServerPartMember(Member):
 
 
 class AggregatorMember(ServerPartMember):
-    """Represents the rule that makes the new weights from those of the clients.
+    """Represents the aggregator, which makes the new weights from the weights of the clients.
 
     Args:
-        rule: The rule.
-        communicator: Joins the processes of the run.
+        aggregator: The aggregator.
+        communicator: The communicator of the processes of the run.
     """
 
-    def __init__(self, rule: Aggregator, communicator: Communicator) -> None:
-        super().__init__(rule, "aggregator")
-        self.gathers = isinstance(rule, GatheringAggregator)
-        self.keeps_clients = type(rule) is not Aggregator
-        self._rule = rule
+    def __init__(self, aggregator: Aggregator, communicator: Communicator) -> None:
+        super().__init__(aggregator, "aggregator")
+        self.gathers = isinstance(aggregator, GatheringAggregator)
+        self.keeps_clients = type(aggregator) is not Aggregator
+        self._aggregator = aggregator
         self._communicator = communicator
         self._checks: list[Check] = []
         self._total: float | Tensor = 0
-        """Sum of the weights of all clients and exchanges. At 0 the shared entries stay as they are."""
+        """The sum of the weights of all clients and exchanges. If it is 0, the shared entries stay as they are."""
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Add an update to the rule, as the members before have left it."""
+        """Add an update to the aggregator, as the members before have left it."""
         update = result.update
-        statistics = self._rule.client_statistics(update)
+        statistics = self._aggregator.client_statistics(update)
         if statistics:
             update = replace(update, extras={**update.extras, **statistics})
             result = result._replace(update=update)
-        self._rule.add(update)
-        for weight in self._rule.take_unchecked():
+        self._aggregator.add(update)
+        for weight in self._aggregator.take_unchecked():
             value = torch.as_tensor(weight).detach()
             self._checks.append(Check(update.client_id, "weight", value, least=0.0))
         return result
@@ -423,30 +431,30 @@ class AggregatorMember(ServerPartMember):
         if outcome is None:
             return checks
         if isinstance(self._total, Tensor):
-            checks.append(Check(-1, "total", self._total, least=LEAST))
+            checks.append(Check(-1, "total", self._total, least=SMALLEST_FLOAT))
         self._total = 0
         return checks
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
         if self.gathers:
-            new = self._communicator.from_root(self._rule.finish, self._rule.buffers)
+            new = self._communicator.from_root(self._aggregator.finish, self._aggregator.buffers)
         else:
-            new = self._rule.finish()
-        self._total = self._total + self._rule.total_weight("weights")
+            new = self._aggregator.finish()
+        self._total = self._total + self._aggregator.total_weight("weights")
         return new
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        return {} if outcome.aborted else self._rule.row_values()
+        return {} if outcome.aborted else self._aggregator.row_values()
 
     def undo(self, mark: Mapping[str, Any]) -> None:
         super().undo(mark)
         self._checks = []
         self._total = 0
-        self._rule.take_unchecked()
+        self._aggregator.take_unchecked()
 
 
 class ServerModuleMember(ServerPartMember):
-    """Represents the method's server side, which receives updates after the rule.
+    """Represents the server module of the method, which receives updates after the aggregator.
 
     Args:
         module: The server module.
@@ -466,10 +474,10 @@ class ServerModuleMember(ServerPartMember):
 
 
 class ClientEnds(Member):
-    """Tells callbacks about every client that was taken in.
+    """Calls `on_client_end` of the callbacks for every client that was taken in.
 
     Args:
-        hooks: The callables of the callbacks' client hooks, by name.
+        hooks: The client hooks of the callbacks, by name.
     """
 
     def __init__(self, hooks: Mapping[str, Sequence[Callable[..., None]]]) -> None:
@@ -487,20 +495,21 @@ class ClientEnds(Member):
 
 
 def members_at_client(parts: FederationParts, weights: GlobalWeights) -> list[Member]:
-    """List the members that act where the client is trained.
+    """Return the members that act where the client is trained, in order.
 
     Args:
-        parts: What the user chose for the federation.
-        weights: The global model's entries in the client's module.
+        parts: The parts of the federation.
+        weights: The global weights in the client module.
     """
     client = parts.client
-    # A transform that encodes is undone at the server, so an attack comes before it.
+    # The server decodes what a transform encodes, so an attack comes before the first such transform.
     encoding = [index for index, transform in enumerate(parts.transforms) if encodes(transform)]
     first_encoding = encoding[0] if encoding else len(parts.transforms)
 
     members: list[Member] = []
-    callbacks = chain(*parts.hooks.values(), *parts.batch_hooks.values())
-    if runs_foreign_code(client) or need_module(callbacks):
+    # The user's own code may change the module while a client is trained.
+    hooks = chain(*parts.hooks.values(), *parts.batch_hooks.values())
+    if runs_foreign_code(client) or need_module(hooks):
         members.append(Structure(client, weights))
     members.extend(weights.features)
     members.append(ClientTransforms(parts.transforms[:first_encoding]))
@@ -513,26 +522,27 @@ def members_at_client(parts: FederationParts, weights: GlobalWeights) -> list[Me
 
 
 def members_of(
+    *,
     parts: FederationParts,
     server: Server,
     communicator: Communicator,
     records: ClientRecords,
     entries: UserEntries,
 ) -> Members:
-    """List all members of a round, in the order in which a message passes them.
+    """Return all members of a round, in the order in which a message passes them.
 
     Args:
-        parts: What the user chose for the federation.
+        parts: The parts of the federation.
         server: The server.
-        communicator: Joins the processes of the run.
-        records: Holds the records of the round's clients.
-        entries: Holds what the user's modules add to a checkpoint.
+        communicator: The communicator of the processes of the run.
+        records: The member that holds the records of the round's clients.
+        entries: The member that holds what the user's modules add to a checkpoint.
     """
     weights = server.global_weights
     codec = parts.codec
     members: list[Member] = []
 
-    # What the client is sent, keeps and sends
+    # These members act on what a client receives, keeps and sends.
     if parts.faults.on_error == "skip":
         members.append(Traces(parts.client))
     members.extend(members_at_client(parts, weights))
@@ -543,7 +553,7 @@ def members_of(
     if codec:
         members.append(Decoder(Coding(codec, weights)))
 
-    # What the server takes in
+    # These members act on what the server receives.
     members.append(Arrivals(server, parts.transforms))
     members.append(parts.guard)
     members.append(ServerTransforms(parts.transforms, server, parts.guard))

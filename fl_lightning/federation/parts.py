@@ -1,10 +1,9 @@
-"""The parts of a federation: those that a user chooses, and how the server is made of them."""
+"""The choices that a user made for a federation, and how the server is made of them."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,12 +17,12 @@ from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module, uncompiled
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientServices, EvaluationServices
+from fl_lightning.client.services import ClientServices, EvaluationServices, MetricAccumulator
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.execution import Execution
-from fl_lightning.engines.settings import LocalSettings, decay_of
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks, private
 from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
 from fl_lightning.federation.recorder import Recorder
@@ -38,53 +37,54 @@ from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
 
 CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
-"""Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`; in them `loop.log` works."""
+"""Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`. In them `loop.log` works."""
 
-SHOWN = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
+LOOP_ATTRIBUTES = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
 """Parts that the loop has under the same names."""
 
 Hooks = dict[str, list[Callable[..., None]]]
-"""The callbacks' hooks, without trainer and loop, by name."""
+"""The callbacks' hooks by name. Trainer and loop are bound already."""
 
 
 @dataclass(kw_only=True)
 class FederationParts:
-    """Chosen parts of a federation, of which it makes server, engine and rounds once data and Trainer are known.
+    """Holds what a user chose for a federation, and makes the server of it once data and Trainer are known.
 
     Args:
-        client: the module that every client trains.
-        aggregator: the rule.
-        server_module: the method's server side.
-        server_optimizer: factory; None: the aggregate is taken as it is.
-        server_lr_scheduler: factory; or None.
-        settings: of local training.
-        faults: what happens on faults.
-        transforms: of updates, in order.
-        codec: of what clients send; or None.
-        execution: how a process computes.
-        store: of the clients' memory and personal entries.
-        personal: patterns of entries that are never transmitted.
-        keep: patterns of buffers with `persistent=False` that a client keeps.
-        metrics: the user's own; or None.
-        given_seed: keys every draw; None: that of `seed_everything`, else 0.
-        identity: of the run.
-        services: attached to the client in training.
-        evaluation_services: attached to it in evaluation.
-        hooks: of the run's callbacks, by name.
-        batch_hooks: of the callbacks that the client's modules make, by name.
-        initial_personal: personal entries before any training, by name; the server's making fills it.
+        client: The module that every client trains.
+        aggregator: The rule.
+        server_module: The method's server side.
+        server_optimizer: A function of parameters that makes the server's optimizer. None copies the aggregate.
+        server_lr_scheduler: A function of that optimizer that makes its scheduler, or None.
+        settings: Settings of local training. The seed and the timeout of a client are added for each run.
+        faults: What happens on faults.
+        transforms: Transforms of updates, in order.
+        codec: The codec of what clients send, or None.
+        execution: How a process computes.
+        store: Where clients keep their memory and personal entries between rounds.
+        personal: Patterns of entries that are never transmitted.
+        keep: Patterns of buffers with `persistent=False` that a client keeps.
+        metrics: The user's own metrics, or None.
+        given_seed: Key of every draw. None means the seed of `seed_everything`, or 0 without it.
+        identity: What the run is, for checkpoints.
+        services: The services of the client's modules in training.
+        evaluation_services: The services of the client's modules in an evaluation.
+        hooks: The hooks of the run's callbacks, by name.
+        batch_hooks: The hooks of the callbacks that the client's modules make, by name.
+        initial_personal: Personal entries before any training, by name. `make_server` fills it.
 
     Attributes:
-        guard: finds values that must not become the model.
-        plateau: of the clients' learning rates.
-        recorder: of logged values.
-        skipped: of the clients that rounds leave out.
-        is_private: whether something is promised of what is released, by the rule or by the clients.
-        min_clients: clients that a round needs: none under a private rule, which hides whether there are any.
+        guard: Finds values that must not become the model.
+        plateau: Schedules the clients' learning rates by logged values.
+        recorder: Holds the logged values.
+        skipped: Names the clients that rounds leave out.
+        is_private: Whether the rule or the client makes a guarantee about what is released.
+        min_clients: Number of clients that a round needs. It is 0 under a private rule, which hides whether there are
+            any.
 
     Raises:
-        ValueError: parts that do not go together, naming both.
-        TypeError: a part of another kind.
+        ValueError: Two parts do not work together. The message names both.
+        TypeError: A part has a wrong type.
     """
 
     client: ClientModule
@@ -116,39 +116,15 @@ class FederationParts:
     min_clients: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.guard = NonFiniteGuard(self.faults.nonfinite == "skip", self.faults.max_update_norm)
-        self.recorder, self.skipped = Recorder(self.faults.skips, self.client), SkippedClients(self.faults)
-        client = self.client
-        remedy = "a method's server side is server_module"
-        if isinstance(self.aggregator, DataModule):
-            remedy = "data are given to the Trainer: fit(loop, datamodule=...)"
-        rule = "a rule, an instance of a subclass of Aggregator such as MedianAggregator()"
-        check_kind(Aggregator, rule, remedy, aggregator=self.aggregator)
-        for module in client.lightning_modules():
-            refuse_unforwarded(module)
-        if not isinstance(self.server_module, client.server_class):
-            raise ValueError(
-                f"{type(client).__name__} needs a {client.server_class.__name__}, got {described(self.server_module)}; "
-                f"leave server_module unset to take the right one"
-            )
-        examples = "functools.partial(torch.optim.SGD, lr=1.0)", "functools.partial(StepLR, step_size=10)"
-        check_factory("parameters", "an optimizer", examples[0], server_optimizer=self.server_optimizer)
-        check_factory("optimizer", "its scheduler", examples[1], server_lr_scheduler=self.server_lr_scheduler)
-        for transform in self.transforms:
-            remedy = "give [NormClip(max_norm=10)]"
-            check_kind(UpdateTransform, "instances of UpdateTransform", remedy, transforms=transform)
-        check_kind(Codec, "an instance of a subclass of Codec", "give such as QSGD(bits=4)", codec=self.codec)
-        if self.codec is not None:
-            check_codec(self.codec, self.aggregator, self.transforms)
-        if self.server_lr_scheduler is not None and self.server_optimizer is None:
-            raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
-        if any(map(encodes, self.transforms)):
-            check_measured(self.transforms, self.guard.max_norm)
-        check_kind(ClientStore, "a ClientStore of fl_lightning.client.store", "leave it unset", store=self.store)
-        for personal, keep in zip_longest(self.personal, self.keep):
-            check_kind(str, "names or patterns of entries", "give such as 'net.head.*'", personal=personal, keep=keep)
+        self.guard = NonFiniteGuard(skips=self.faults.nonfinite == "skip", max_norm=self.faults.max_update_norm)
+        self.recorder = Recorder(separates=self.faults.skips, root=self.client)
+        self.skipped = SkippedClients(self.faults)
+        self._check_modules()
+        self._check_server_step()
+        self._check_transforms()
+        self._check_entries()
         check_whole(seed=self.given_seed)
-        self.is_private = self.aggregator.is_private or client.is_private
+        self.is_private = self.aggregator.is_private or self.client.is_private
         self.min_clients = 0 if self.aggregator.is_private else self.faults.min_clients
         if self.faults.min_clients < 1 and not self.aggregator.is_private:
             raise ValueError(
@@ -156,200 +132,343 @@ class FederationParts:
                 f"{type(self.aggregator).__name__} makes nothing of no clients; a private rule (DPFedAvg) does"
             )
 
+    def _check_modules(self) -> None:
+        """Check the rule, the client's modules and the server module."""
+        remedy = "a method's server side is server_module"
+        if isinstance(self.aggregator, DataModule):
+            remedy = "data are given to the Trainer: fit(loop, datamodule=...)"
+        rule = "a rule, an instance of a subclass of Aggregator such as MedianAggregator()"
+        check_kind(Aggregator, rule, remedy, aggregator=self.aggregator)
+        for module in self.client.lightning_modules():
+            refuse_unforwarded(module)
+        server_class = self.client.server_class
+        if not isinstance(self.server_module, server_class):
+            raise ValueError(
+                f"{type(self.client).__name__} needs a {server_class.__name__}, got {described(self.server_module)}; "
+                f"leave server_module unset to take the right one"
+            )
+
+    def _check_server_step(self) -> None:
+        """Check the functions that make the server optimizer and its scheduler."""
+        example = "functools.partial(torch.optim.SGD, lr=1.0)"
+        check_factory("parameters", "an optimizer", example, server_optimizer=self.server_optimizer)
+        example = "functools.partial(StepLR, step_size=10)"
+        check_factory("optimizer", "its scheduler", example, server_lr_scheduler=self.server_lr_scheduler)
+        if self.server_lr_scheduler is not None and self.server_optimizer is None:
+            raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
+
+    def _check_transforms(self) -> None:
+        """Check the transforms and the codec of updates."""
+        for transform in self.transforms:
+            remedy = "give [NormClip(max_norm=10)]"
+            check_kind(UpdateTransform, "instances of UpdateTransform", remedy, transforms=transform)
+        check_kind(Codec, "an instance of a subclass of Codec", "give such as QSGD(bits=4)", codec=self.codec)
+        if self.codec is not None:
+            check_codec(self.codec, self.aggregator, self.transforms)
+        if any(encodes(transform) for transform in self.transforms):
+            check_measured(self.transforms, self.guard.max_norm)
+
+    def _check_entries(self) -> None:
+        """Check the store, and the patterns of entries that stay with a client."""
+        check_kind(ClientStore, "a ClientStore of fl_lightning.client.store", "leave it unset", store=self.store)
+        rule = "names or patterns of entries"
+        remedy = "give such as 'net.head.*'"
+        for pattern in self.personal:
+            check_kind(str, rule, remedy, personal=pattern)
+        for pattern in self.keep:
+            check_kind(str, rule, remedy, keep=pattern)
+
     @property
     def seed(self) -> int:
-        """Seed of the run, which keys every draw."""
-        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self.given_seed is None else self.given_seed
+        """The seed of the run, which keys every draw."""
+        if self.given_seed is not None:
+            return self.given_seed
+        return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
     def marked(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Mark values of clients, by their log keys, where something is promised of what is released: they break it."""
+        """Return values of clients by log key, with marked keys if no guarantee of the run covers these values."""
         if not self.is_private:
             return dict(values)
-        return {k if k in GUARANTEES else f"{UNPROTECTED}{k}": value for k, value in values.items()}
+        return {key if key in GUARANTEES else f"{UNPROTECTED}{key}": value for key, value in values.items()}
 
     @property
     def needs(self) -> frozenset[str]:
-        """Needs of client, server module, rule and codec."""
-        return frozenset[str]().union(*(needs for _, needs in self.needs_by_name()))
+        """The needs of client, server module, rule and codec."""
+        needs = frozenset[str]()
+        for _, needs_of_part in self.needs_by_name():
+            needs |= needs_of_part
+        return needs
 
     def needs_by_name(self) -> checks.Needs:
-        """List the needs of client, server module, rule and codec.
+        """List the needs of client, server module, rule and codec, each with the name of its class.
 
-        Those of a method's own server side under the client's name.
+        The needs of a method's own server module have the name of the client.
         """
-        client = self.client
-        rule = self.aggregator
-        server = self.server_module
-        codecs = [] if self.codec is None else [(type(self.codec).__name__, self.codec.needs)]
-        name = type(client if type(server) is client.server_class else server).__name__
-        return [(type(client).__name__, client.needs), (name, server.needs), (type(rule).__name__, rule.needs), *codecs]
+        has_own_server = type(self.server_module) is self.client.server_class
+        owner = self.client if has_own_server else self.server_module
+        needs = [
+            (type(self.client).__name__, self.client.needs),
+            (type(owner).__name__, self.server_module.needs),
+            (type(self.aggregator).__name__, self.aggregator.needs),
+        ]
+        if self.codec is not None:
+            needs.append((type(self.codec).__name__, self.codec.needs))
+        return needs
 
     def evaluated_weights(self, weights: State) -> State:
-        """Choose the shared entries that are evaluated in place of the global ones, as rule and server module say."""
+        """Return the shared entries that are evaluated instead of the global ones, as rule and server module say."""
         return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
 
     def keeps_state(self) -> str:
-        """Name what keeps a state of the trained entries at the server.
-
-        Empty: nothing.
-        """
+        """Return the name of the part that keeps a state of the trained entries at the server, or "" without one."""
         if type(self.server_module) is not ServerModule:
             return type(self.server_module).__name__
         if next(self.aggregator.buffers(), None) is not None:
             return type(self.aggregator).__name__
-        return "" if self.server_optimizer is None else "the server_optimizer"
+        if self.server_optimizer is not None:
+            return "the server_optimizer"
+        return ""
 
-    # --- a run -------------------------------------------------------------------------------------------------
+    # --- a run ---
 
-    def begin_run(self, trainer: Trainer, loop: LightningModule, server: Server | None, fits: bool) -> None:
-        """Check the data of a run, and take the hooks of its callbacks.
+    def begin_run(self, trainer: Trainer, loop: LightningModule, server: Server | None, *, fits: bool) -> None:
+        """Check the data and parts of a run, and collect the hooks of its callbacks.
 
         Args:
-            trainer: of the run.
-            loop: that the callbacks are told of.
-            server: of an earlier run; or None.
-            fits: whether the run is a fit.
+            trainer: The Trainer of the run.
+            loop: The loop. The callbacks' hooks receive it.
+            server: The server of an earlier run, or None.
+            fits: Whether the run is a fit.
 
         Raises:
-            TypeError: the Trainer has other data.
-            ValueError: data that do not go with parts or settings, or with the net of an earlier run; a part that was
-                replaced in the loop.
+            TypeError: The Trainer has data of another type.
+            ValueError: The data do not work with parts, settings or the net of an earlier run, or a part was replaced
+                in the loop.
         """
-        for name in SHOWN:
+        self._check_not_replaced(loop)
+        check_files_of(trainer.strategy)
+        data = checks.check_data(trainer, self.settings.local_epochs)
+        self._collect_hooks(trainer, loop)
+        checks.check_needs(
+            client=self.client,
+            needs_by_name=self.needs_by_name(),
+            data=data,
+            trainer=trainer,
+        )
+        data.key_batches(self.seed)
+        if data.secret_seed:
+            # All processes must draw with the secret of the first one.
+            secrets = current_communicator().gather(data.secret)
+            data.take_secret(secrets[0])
+        if fits:
+            self._check_fit(trainer, data)
+        checks.check_streams(
+            data=data,
+            max_batches=self.settings.max_batches,
+            chunk=self.execution.chunk,
+            fits=fits,
+        )
+        if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
+            # The cohort of the last round exists unless the schedule is too short, which this refuses.
+            last_round = max(trainer.max_epochs, 1) - 1
+            data.cohort(last_round)
+        # Values that were logged in an earlier run do not belong to this run.
+        self.services.begin(logged=MetricAccumulator())
+        if server is not None:
+            self.build_net(data)
+            server.attach(data)
+
+    def _check_not_replaced(self, loop: LightningModule) -> None:
+        """Refuse a loop whose attributes are no longer these parts."""
+        for name in LOOP_ATTRIBUTES:
             if getattr(loop, name) is not getattr(self, name):
                 raise ValueError(
                     f"the parts of a FederatedLoop are given to it when it is made, and its {name} was replaced since; "
                     f"make a new FederatedLoop"
                 )
-        check_files_of(trainer.strategy)
-        data = checks.check_data(trainer, self.settings.local_epochs)
+
+    def _collect_hooks(self, trainer: Trainer, loop: LightningModule) -> None:
+        """Collect the client hooks of the run's callbacks, in place of those of the run before."""
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
         for name, functions in self.hooks.items():
-            callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            functions[:] = [partial(getattr(c, name), trainer, loop) for c in callbacks if hasattr(c, name)]
-        checks.check_needs(self.client, self.needs_by_name(), data, trainer)
-        data.key_batches(self.seed)
-        if data.secret_seed:
-            data.take_secret(current_communicator().gather(data.secret)[0])
-        if fits:
-            checks.tell_epochs(self.settings.local_epochs)
-            if self.is_private and trainer.ckpt_path is None:
-                private.check_first_fit(self.recorder.history)
-            if self.client.is_private:
-                private.check_private_client(self.client, self.faults)
-            if self.aggregator.is_private:
-                private.check_private_rule(self.client, self.aggregator, self.server_module, self.transforms, data)
-                private.check_private_faults(self.faults, type(self.aggregator).__name__)
-        checks.check_streams(data, self.settings.max_batches, self.execution.chunk, fits)
-        if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
-            data.cohort(max(trainer.max_epochs, 1) - 1)  # a schedule that is too short is refused here
-        self.services.begin_client()  # what was logged in an earlier run is not of this one
-        if server is not None:
-            self.build_net(data)
-            server.attach(data)
+            functions.clear()
+            for callback in callbacks:
+                if hasattr(callback, name):
+                    functions.append(partial(getattr(callback, name), trainer, loop))
+
+    def _check_fit(self, trainer: Trainer, data: FederatedDataModule) -> None:
+        """Check what only a fit needs, most of it about guarantees."""
+        checks.tell_epochs(self.settings.local_epochs)
+        if self.is_private and trainer.ckpt_path is None:
+            private.check_first_fit(self.recorder.history)
+        if self.client.is_private:
+            private.check_private_client(self.client, self.faults)
+        if self.aggregator.is_private:
+            private.check_private_rule(
+                client=self.client,
+                rule=self.aggregator,
+                server_module=self.server_module,
+                transforms=self.transforms,
+                data=data,
+            )
+            private.check_private_faults(self.faults, type(self.aggregator).__name__)
 
     def end_run(self) -> None:
-        """Let go of the Trainer."""
+        """Drop the references to the Trainer."""
         for functions in self.hooks.values():
             functions.clear()
         self.client.disconnect()
 
     def describe(self, trainer: Trainer) -> None:
-        """Tell what the run is: settings that a checkpoint holds, to be compared where it is continued."""
+        """Describe the run by the settings that a checkpoint holds, with which a continued run is compared."""
         settings = self.described(str(trainer.precision), trainer.max_epochs)
-        self.identity.describe(settings, trainer.datamodule, trainer.state.fn == "fit")  # type: ignore[attr-defined]
+        fits = trainer.state.fn == "fit"
+        self.identity.describe(settings, trainer.datamodule, fits)  # type: ignore[attr-defined]
 
     def described(self, precision: str, max_epochs: int | None) -> dict[str, Any]:
-        """Describe client, parts and settings as plain values by dotted name.
+        """Return client, parts and settings as plain values by dotted name.
 
         Args:
-            precision: of the Trainer.
-            max_epochs: rounds of the run; None or -1: not limited.
+            precision: The Trainer's precision.
+            max_epochs: Number of rounds of the run. None and -1 mean no limit.
         """
-        parts = ("aggregator", "server_module", "server_optimizer", "server_lr_scheduler")
-        settings = {name: getattr(self, name) for name in (*parts, "transforms", "codec", "personal", "keep")}
-        faults = {f"faults.{name}": value for name, value in asdict(self.faults).items()}
-        settings |= asdict(self.settings) | faults | {"seed": self.seed}
+        parts = {
+            "aggregator": self.aggregator,
+            "server_module": self.server_module,
+            "server_optimizer": self.server_optimizer,
+            "server_lr_scheduler": self.server_lr_scheduler,
+            "transforms": self.transforms,
+            "codec": self.codec,
+            "personal": self.personal,
+            "keep": self.keep,
+        }
+        settings = parts | asdict(self.settings)
+        # `local_settings` fills in both, so that they have their values in `faults` and in `seed`.
         del settings["client_timeout"]
-        return described_federation(self.client, settings, precision, max_epochs)
+        # The plain form of `lr_decay`, which is among the settings.
+        del settings["decay"]
+        settings["seed"] = self.seed
+        for name, value in asdict(self.faults).items():
+            settings[f"faults.{name}"] = value
+        return described_federation(
+            client=self.client,
+            parts=settings,
+            precision=precision,
+            max_epochs=max_epochs,
+        )
 
     def local_settings(self, rounds: int | None) -> LocalSettings:
-        """Make the settings of local training in a run of so many rounds.
+        """Return the settings of local training in a run.
 
-        None or -1: not limited.
+        Args:
+            rounds: Number of rounds of the run. None and -1 mean no limit.
         """
-        decay = decay_of(self.settings.lr_decay, rounds)
-        return replace(self.settings, seed=self.seed, lr_decay=decay, client_timeout=self.faults.client_timeout)
+        settings = self.settings.over(rounds)
+        return replace(settings, seed=self.seed, client_timeout=self.faults.client_timeout)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Join the settings by their dotted names and what the modules saved (`save_hyperparameters`) by its own."""
+        """Return the settings by their dotted names, and what the modules saved by `save_hyperparameters`."""
         values = {key: value for key, value in self.identity.objects.items() if key not in DIGESTS}
         for module in self.client.lightning_modules():
-            values |= {key: value for key, value in module.hparams_initial.items() if key != "_class_path"}
+            saved = dict(module.hparams_initial)
+            saved.pop("_class_path", None)
+            values |= saved
         return values
 
-    # --- making ------------------------------------------------------------------------------------------------
+    # --- making ---
 
     def build_net(self, data: FederatedDataModule) -> None:
-        """Build the client's net for the data, or refuse other data than it was built for."""
-        if self.client.module is None:  # of a module's data the classes need not be counted
+        """Build the client's net for the data, or refuse other data than the net was built for."""
+        if self.client.module is None:
+            # A module of the user's own needs no number of classes, so its data are not counted.
             self.client.build(data.num_classes, data.input_shape)
 
     def make_server(
         self, data: FederatedDataModule, trainer: Trainer, start: Callable[[GlobalWeights], None]
     ) -> Server:
-        """Make the server with the weights of round 0, the same on all processes, and attach its parts.
+        """Make the server with the weights of round 0, the same in all processes, and set up its parts.
 
         Args:
-            data: of the federation.
-            trainer: knows device and precision.
-            start: given the weights as they were drawn, puts other ones in their place.
+            data: The data module.
+            trainer: The Trainer, which knows device and precision.
+            start: Receives the weights as they were drawn, and may load other ones.
         """
-        client = self.client
-        with torch.device("cpu"):  # Lightning makes tensors on a GPU, whose generator draws other ones
-            torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
-            client.configure_model()
-            self.build_net(data)
-        client.to(trainer.strategy.root_device)
-        self.execution.lay_out(client, trainer.strategy.root_device, str(trainer.precision))
-        weights = GlobalWeights(client, self.personal, self.keep, self.keeps_state)
-        checks.check_shared(client, self.aggregator, self.server_optimizer, self.codec, weights.trainable)
-        checks.check_accumulated_lr(client, self.needs_by_name())
+        self._build_client(data, trainer)
+        weights = GlobalWeights(
+            client=self.client,
+            personal=self.personal,
+            keep=self.keep,
+            keeps_state=self.keeps_state,
+        )
+        checks.check_shared(
+            client=self.client,
+            aggregator=self.aggregator,
+            server_optimizer=self.server_optimizer,
+            codec=self.codec,
+            trainable=weights.trainable,
+        )
+        checks.check_accumulated_lr(self.client, self.needs_by_name())
         start(weights)
-        first = {**weights.live(weights.entries), **weights.non_persistent.state_dict()}
-        current_communicator().broadcast_(list(first.values()))
+        entries = weights.live(weights.entries)
+        buffers = weights.non_persistent.state_dict()
+        current_communicator().broadcast_(list({**entries, **buffers}.values()))
         weights.non_persistent.set_back({})
         if not self.initial_personal:
             self.initial_personal.update(weights.snapshot(weights.personal))
-        server = Server(weights, data, self.store)
+        server = Server(global_weights=weights, data=data, store=self.store)
+        self._set_up(server)
+        return server
+
+    def _build_client(self, data: FederatedDataModule, trainer: Trainer) -> None:
+        """Build the client's module, draw its weights, and put it on the device."""
+        device = trainer.strategy.root_device
+        # Lightning would make the tensors on the GPU, whose generator draws other values.
+        with torch.device("cpu"):
+            torch.default_generator.manual_seed(keyed_seed(self.seed, "weights"))
+            self.client.configure_model()
+            self.build_net(data)
+        self.client.to(device)
+        self.execution.lay_out(client=self.client, device=device, precision=str(trainer.precision))
+
+    def _set_up(self, server: Server) -> None:
+        """Show the server to its parts, which allocate their state."""
         for part in (self.server_module, self.aggregator):
             part.attach(server)
             part.setup()
         self.guard.setup(server)
         for transform in self.transforms:
             transform.setup(server)
-        return server
 
     def make_server_step(self, server: Server) -> tuple[ServerOptimizer, LRScheduler | None]:
-        """Make the server's step, and the scheduler of its learning rate.
+        """Make the server's step and the scheduler of its learning rate, None without one.
 
         Raises:
-            ValueError: an optimizer or a scheduler that does not go with rounds, or with the server module.
+            ValueError: The optimizer or the scheduler does not work with rounds, or with the server module.
         """
         trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
-        step = ServerOptimizer(self.server_optimizer, trainable, self.guard.skips)
+        step = ServerOptimizer(self.server_optimizer, trainable, undoes=self.guard.skips)
         if self.server_optimizer is None:
             return step, None
         checks.tell_server_rate(step.optimizer)
-        scheduler = self.server_lr_scheduler and self.server_lr_scheduler(step.optimizer)
+        scheduler: LRScheduler | None = None
+        if self.server_lr_scheduler is not None:
+            scheduler = self.server_lr_scheduler(step.optimizer)
         checks.check_server_optimizer(step.optimizer, scheduler)
         self.server_module.check_server_optimizer(step.optimizer)
         return step, scheduler
 
 
 def as_client(module: LightningModule | TrainableModule) -> ClientModule:
-    """Check the module that every client trains, and put one that is no ClientModule into one."""
+    """Return the module as a ClientModule. Any other LightningModule is put into one.
+
+    Raises:
+        TypeError: The module is a federation, or no LightningModule.
+    """
     module = uncompiled(module)
-    if isinstance(inner := getattr(module, "client", None), ClientModule):
+    inner = getattr(module, "client", None)
+    if isinstance(inner, ClientModule):
         raise TypeError(f"a client must not be a federation, got {type(module).__name__}; give its {described(inner)}")
     check_module(module)
-    return module if isinstance(module, ClientModule) else ClientModule(module=module)
+    if isinstance(module, ClientModule):
+        return module
+    return ClientModule(module=module)

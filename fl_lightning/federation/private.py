@@ -1,4 +1,4 @@
-"""Checks of what the guarantees of differential privacy cover."""
+"""Checks that refuse what a guarantee of differential privacy does not cover."""
 
 from collections.abc import Sequence
 
@@ -15,30 +15,42 @@ from fl_lightning.metrics.history import History
 from fl_lightning.types import Sent
 
 RELEASED: frozenset[Sent] = frozenset({"weights", "personal means"})
-"""Contents that a client may send under a private rule: it adds noise to weights, and takes no personal means."""
+"""Contents that a client may send to a private aggregator, which adds noise to weights.
+
+A private run takes no personal means.
+"""
 
 
 def check_private_rule(
+    *,
     client: ClientModule,
     rule: Aggregator,
     server_module: ServerModule,
     transforms: Sequence[UpdateTransform],
     data: FederatedDataModule,
 ) -> None:
-    """Refuse what the guarantee of a private rule does not cover: other ways from a client to the server.
+    """Refuse what the guarantee of a private aggregator does not cover: other ways from a client to the server.
+
+    Args:
+        client: The client module.
+        rule: The private aggregator.
+        server_module: The server module.
+        transforms: The transforms of updates.
+        data: The data module.
 
     Raises:
-        ValueError: naming the rule, what does not go with it, and why.
+        ValueError: The cohorts are not drawn by Poisson sampling, or the server gets more of a client than the weights.
     """
     name = type(rule).__name__
-    kind = type(client).__name__
     if data.cohort.sampling_rate is None:
         how = "are those of data.schedule" if data.schedule is not None else "have a fixed size"
         raise ValueError(
-            f"the guarantee of {name} counts on clients that are drawn each by itself, and the cohorts here {how}; "
+            f"the guarantee of {name} needs clients that are drawn independently, and the cohorts here {how}; "
             f"set data.sampling to poisson, or data.participation to 1 for all clients in every round"
         )
-    if others := sorted(client.sends - RELEASED):
+    others = sorted(client.sends - RELEASED)
+    if others:
+        kind = type(client).__name__
         raise ValueError(
             f"{name} adds noise to what the weights of a client moved, and {kind} also sends {' and '.join(others)}, "
             f"which would reach the server as they are; take another method, such as FedAvg, FedProx or FedNTD, or "
@@ -58,43 +70,58 @@ def check_private_rule(
 
 
 def check_first_fit(history: History) -> None:
-    """Refuse a further fit of a private federation from round 0.
+    """Refuse a second fit of a private federation from round 0, which would draw the same noise again.
+
+    Args:
+        history: The rows of all rounds of the loop.
 
     Raises:
-        ValueError: it has rounds already, whose noise would be drawn again.
+        ValueError: The federation has run rounds already.
     """
-    if len(history):
+    num_rounds = len(history)
+    if num_rounds:
         raise ValueError(
-            f"a private federation that has run {len(history)} rounds cannot begin at round 0 again: the same noise on "
+            f"a private federation that has run {num_rounds} rounds cannot begin at round 0 again: the same noise on "
             f"other weights would take itself away; make a new FederatedLoop with another seed, or continue by "
             f"ckpt_path"
         )
 
 
 def check_private_client(client: ClientModule, faults: FaultPolicy) -> None:
-    """Refuse settings of faults with which messages of private clients arrive that their ε does not count.
+    """Refuse settings of faults that drop a message of a private client after its arrival.
+
+    The ε of the client would not count the message.
+
+    Args:
+        client: The client module.
+        faults: The policy of faults.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: A setting drops messages that have arrived.
     """
-    settings = {
-        "min_clients": (faults.min_clients, faults.min_clients > 1),
-        "max_update_norm": (faults.max_update_norm, faults.max_update_norm is not None),
-        "nonfinite": (faults.nonfinite, faults.nonfinite == "skip"),
-    }
-    for name, (value, drops) in settings.items():
-        if drops:
-            raise ValueError(
-                f"{type(client).__name__} counts what it has sent, and model.faults.{name}={value} drops messages that "
-                f"have arrived, and their count with them; leave it unset (model.faults.on_error may be skip)"
-            )
+    setting = ""
+    if faults.min_clients > 1:
+        setting = f"min_clients={faults.min_clients}"
+    elif faults.max_update_norm is not None:
+        setting = f"max_update_norm={faults.max_update_norm}"
+    elif faults.nonfinite == "skip":
+        setting = f"nonfinite={faults.nonfinite}"
+    if setting:
+        raise ValueError(
+            f"{type(client).__name__} counts what it has sent, and model.faults.{setting} drops messages that have "
+            f"arrived, and their count with them; leave it unset (model.faults.on_error may be skip)"
+        )
 
 
 def check_private_faults(faults: FaultPolicy, rule: str) -> None:
-    """Refuse settings of faults that tell of clients under a private rule.
+    """Refuse settings of faults that reveal something about clients to a private aggregator.
+
+    Args:
+        faults: The policy of faults.
+        rule: Name of the private aggregator.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: A setting shows how many clients took part, or whose update was long.
     """
     if faults.min_clients > 1:
         raise ValueError(
@@ -109,10 +136,10 @@ def check_private_faults(faults: FaultPolicy, rule: str) -> None:
 
 
 def check_samples_apart(client: ClientModule) -> None:
-    """Refuse parts of a net by which a sample's gradient depends on others, or a sample's values leave the step.
+    """Refuse parts of a net that mix the samples of a batch, or that keep values of single samples.
 
     Raises:
-        ValueError: naming the part.
+        ValueError: The net has a BatchNorm layer or a metric object.
     """
     for name, part in client.named_modules():
         if isinstance(part, BATCH_NORMS):
@@ -128,10 +155,10 @@ def check_samples_apart(client: ClientModule) -> None:
 
 
 def check_hooks_apart(client: LightningModule) -> None:
-    """Refuse hooks that are given whole batches before the gradients of their samples are taken.
+    """Refuse hooks that get a whole batch before the gradients of its samples are taken.
 
     Raises:
-        ValueError: naming the hook.
+        ValueError: The client or its module overrides such a hook.
     """
     module = getattr(client, "module", None) or client
     for name in ("on_before_batch_transfer", "on_after_batch_transfer"):

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from hashlib import sha256
 from typing import Any
 
@@ -22,25 +21,25 @@ Bytes = Counter[tuple[str, str]]
 """Bytes by log key and exchange."""
 
 ClientRows = list[tuple[int | None, Rows]]
-"""Values on the host, with the client that logged them; None: nobody in particular."""
+"""Values on the host, each with the id of the client that logged them. None means no single client."""
 
 
 class Recorder(Member):
-    """Owner of the logged values: takes them in a round, reduces them to one row, keeps the rows of all rounds.
-
-    Attributes:
-        round_metrics: the row of the last round, by log key.
-        pending_round: the round whose row no logger has yet, or None.
-        class_accuracy: A_c of the last evaluation, (C,) float64 on the CPU, or None.
-        peak: each class's best accuracy over the rounds so far, (C,), or None.
-        evaluated_rounds: rounds up to and with the one that was evaluated last.
-        history: the rows of all rounds; of a run that is continued those that its metrics.csv has.
-        logged: values of the round under way, since the last client where these are kept apart.
-        traffic: counts this process's bytes of the round under way.
+    """Owns the logged values: takes them in a round, reduces them to one row, and keeps the rows of all rounds.
 
     Args:
-        separates: whether clients may be left out, so that the values of each are kept apart.
-        root: the module that logged metric objects are part of; None: there are none.
+        separates: Whether clients may be left out. The values of each client are then kept apart.
+        root: The module that contains the logged metric objects. None means that there are none.
+
+    Attributes:
+        round_metrics: The row of the last round, by log key.
+        pending_round: Index of the round whose row no logger has yet, or None.
+        class_accuracy: A_c of the last evaluation, (C,) float64 on the CPU, or None without classes.
+        peak: Best accuracy of each class over the evaluated rounds, (C,), or None before the first of them.
+        evaluated_rounds: Number of rounds up to the last evaluated round, which is included.
+        history: The rows of all rounds. A continued run begins with the rows in its metrics.csv.
+        logged: Values of the current round: all of them, or those since the last client if they are kept apart.
+        traffic: Counts the bytes of the current round in this process.
     """
 
     name = "recorder"
@@ -49,76 +48,92 @@ class Recorder(Member):
         self._separates = separates
         self._root = root or nn.Module()
         self._settled: list[tuple[int | None, MetricAccumulator]] = []
-        """Values of the round that belong to clients taken in."""
+        """Values of the round before those in `logged`, each part with the client that logged them."""
         self._rows: ClientRows = []
         self.round_metrics: dict[str, float] = {}
         self.pending_round: int | None = None
         self.class_accuracy: Tensor | None = None
         self.peak: Tensor | None = None
         self.evaluated_rounds = 0
-        self._chain, self._chained = b"", 0  # digest of the rows of so many rounds
+        self._chain = b""
+        """Digest of the rows of the first `_chained` rounds."""
+        self._chained = 0
         self.history = History()
         self.logged = MetricAccumulator(most_rows=None)
         self.traffic = Traffic()
 
-    # --- writing -----------------------------------------------------------------------------------------------
+    # --- writing ---
 
     def log(self, key: str, value: Any, weight: float = 1, reduce: Any = "mean") -> None:
-        """Take one value of the round under way: a number, a 0-d tensor (it stays on its device) or a metric object.
+        """Take one value of the current round.
 
         Args:
-            key: under which it is reported.
-            value: of this client, batch or moment.
-            weight: of the value in the round's mean.
+            key: The log key.
+            value: A number, a 0-d tensor, which stays on its device, or a metric object.
+            weight: Weight of the value in the round's mean.
             reduce: `mean`, `sum`, `max` or `min` over the round.
         """
-        self.logged.log(key, value, weight, reduce)
+        self.logged.log(name=key, value=value, weight=weight, reduce_fx=reduce)
 
-    # --- as a member of the round ------------------------------------------------------------------------------
+    # --- as a member of the round ---
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
         self._settle(None)
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Take the values that a client has logged, and those that callbacks have logged of it."""
+        """Take the values that a client has logged, and those that callbacks have logged about the client."""
         self.logged.absorb(result.logged)
         self._settle(result.update.client_id)
         return result
 
     def _settle(self, client_id: int | None) -> None:
-        """Keep the values since the last client apart, as those of a client that may yet be left out."""
+        """Keep the values since the last client apart, because this client may still be left out."""
         if self._separates:
             self._settled.append((client_id, self.logged))
             self.logged = MetricAccumulator(most_rows=None)
 
     @property
     def has_metrics(self) -> bool:
-        """True where clients have logged metric objects, which count all of them together."""
-        return any(part.metrics for _, part in [*self._settled, (None, self.logged)])
+        """Whether clients have logged metric objects, which count all clients together."""
+        return bool(self.logged.metrics) or any(part.metrics for _, part in self._settled)
 
     def read(self, checks: Sequence[Tensor]) -> list[float]:
-        """Move the values of the round to the host, and with them those of `checks`, 0-d each, which are returned."""
+        """Move the values of the round to the host, together with those of `checks`, and return the latter.
+
+        Args:
+            checks: 0-d tensors.
+        """
         parts = [*self._settled, (None, self.logged)]
-        numbers, rows = drain([part for _, part in parts], checks)
-        self._rows = [(client_id, values) for (client_id, _), values in zip(parts, rows, strict=True) if values]
+        numbers, rows_of_parts = drain([part for _, part in parts], checks)
+        self._rows = []
+        for (client_id, _), rows in zip(parts, rows_of_parts, strict=True):
+            if rows:
+                self._rows.append((client_id, rows))
         for _, part in self._settled:
             self.logged.absorb(part)
         self._settled = []
         return numbers
 
     def share(self) -> tuple[ClientRows, dict[str, str]]:
-        paths = self.logged.metric_paths(self._root) if self.logged.metrics else {}
+        paths: dict[str, str] = {}
+        if self.logged.metrics:
+            paths = self.logged.metric_paths(self._root)
         return self._rows, paths
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         """Reduce the values of all processes, without those of clients that were left out."""
-        rows = [rows for part, _ in shared for client_id, rows in part if client_id not in outcome.failed]
-        return self.logged.reduce(rows, [paths for _, paths in shared], self._root)
+        kept_rows: list[Rows] = []
+        for rows_of_process, _ in shared:
+            for client_id, rows in rows_of_process:
+                if client_id not in outcome.failed:
+                    kept_rows.append(rows)
+        return self.logged.reduce(rows=kept_rows, paths=[paths for _, paths in shared], root=self._root)
 
     def mark(self) -> Mapping[str, int]:
         return self.logged.sizes
 
     def undo(self, mark: Mapping[str, int]) -> None:
+        # Absorbed backwards, the values end up in the first part, which is the one that `mark` measured.
         for _, part in reversed(self._settled):
             part.absorb(self.logged)
             self.logged = part
@@ -126,54 +141,58 @@ class Recorder(Member):
         self.logged.cut(mark)
 
     def discard_round(self) -> None:
-        """Forget the round under way and the row before it (the round failed)."""
+        """Drop the current round, which has failed, and the row before it."""
         self.logged.clear()
         self.round_metrics = {}
         self.pending_round = None
 
-    # --- rounds ------------------------------------------------------------------------------------------------
+    # --- rounds ---
 
     def end_training(self, round_idx: int, values: dict[str, float]) -> None:
-        """Begin the row of a round with the values of its training.
-
-        The one before is complete.
-        """
+        """Begin the row of a round with the values of its training. The row before it is complete."""
         if round_idx > self._chained:
             self._chain = chained(self._chain, self.round_metrics)
             self._chained = round_idx
         self.round_metrics = values
         self.pending_round = round_idx
 
-    def evaluated(self, class_accuracy: Tensor | None) -> None:
-        """Keep the class accuracies of the last evaluation, (C,) float64 on the CPU."""
+    def take_class_accuracy(self, class_accuracy: Tensor | None) -> None:
+        """Keep the class accuracies of an evaluation, (C,) float64 on the CPU, or None without classes."""
         self.class_accuracy = class_accuracy
 
-    def forgetting(self, round_idx: int) -> float | None:
-        """Update the peaks after a round's evaluation and compute FedNTD's F: the mean over classes of peak − accuracy.
+    def end_evaluation(self, round_idx: int) -> None:
+        """Count a round as evaluated, and raise each class's best accuracy to that of its evaluation."""
+        self.evaluated_rounds = round_idx + 1
+        if self.class_accuracy is None:
+            return
+        if self.peak is None:
+            self.peak = self.class_accuracy
+        else:
+            self.peak = torch.fmax(self.peak, self.class_accuracy)
 
-        None without classes.
+    def forgetting(self) -> float | None:
+        """Return FedNTD's F after `end_evaluation`: the mean over classes of peak − accuracy, or None without classes.
 
         Source: Lee et al., NeurIPS 2022, arXiv:2106.03097, Eq. 5.
         """
-        now = self.class_accuracy
-        self.evaluated_rounds = round_idx + 1
-        if now is None:
+        if self.class_accuracy is None or self.peak is None:
             return None
-        self.peak = now if self.peak is None else torch.fmax(self.peak, now)
-        return float(forgetting_since(self.peak, now))
+        return float(forgetting_since(self.peak, self.class_accuracy))
 
     def wrote(self, rows: Mapping[int, Mapping[str, float]]) -> bool:
-        """Return True where these rows are those of the complete rounds before, as they were logged."""
-        written = (rows.get(round_idx, {}) for round_idx in range(self._chained))
-        return reduce(chained, written, b"") == self._chain
+        """Return True if these rows, by round, are those of the complete rounds as they were logged."""
+        digest = b""
+        for round_idx in range(self._chained):
+            digest = chained(digest, rows.get(round_idx, {}))
+        return digest == self._chain
 
     def restore(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-        """Take the rows of rounds that were run before, by round."""
+        """Add the rows of earlier rounds, by round, to the history."""
         for round_idx in sorted(rows):
             self.history.record(round_idx, rows[round_idx])
 
     def go_back(self, round_idx: int) -> None:
-        """Forget the rows from a round on, but for one that is only to be written (resumed at the end of its round).
+        """Drop the rows from a round on, except a row that no logger has yet (resumed at the end of its round).
 
         Before round 0 no class has a best accuracy.
         """
@@ -187,22 +206,16 @@ class Recorder(Member):
             self._chained = 0
 
     def keep_round(self, round_idx: int) -> None:
-        """Add the row, as it is now, to the history.
-
-        Again where it has grown.
-        """
+        """Put the present row into the history, in place of an earlier state of the row."""
         self.history.record(round_idx, self.round_metrics)
 
     def take_pending(self) -> int | None:
-        """Hand over the round whose row is to be written.
-
-        None where there is none, or it was handed over.
-        """
+        """Hand over the round whose row must be written, once. None means that there is none."""
         round_idx = self.pending_round
         self.pending_round = None
         return round_idx
 
-    # --- checkpoints -------------------------------------------------------------------------------------------
+    # --- checkpoints ---
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
         return {
@@ -224,16 +237,18 @@ class Recorder(Member):
 
 
 def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
-    """Digest of the rows before, whose digest is given, and of one more."""
+    """Return the digest of some rows and one more.
+
+    Args:
+        digest: Digest of the rows before. Empty without any.
+        row: The values of the further row, by log key. A value that is NaN counts as missing.
+    """
     known = {key: float(value) for key, value in row.items() if not math.isnan(value)}
     return sha256(digest + repr(sorted(known.items())).encode()).digest()
 
 
 class Traffic(Member):
-    """Counts the bytes of a round's messages by exchange.
-
-    What has moved is not undone.
-    """
+    """Counts the bytes of a round's messages by exchange. Undoing a round does not undo the count."""
 
     name = "traffic"
 
@@ -242,12 +257,13 @@ class Traffic(Member):
         self._round_idx = -1
         self._bytes = Bytes()
         self._sent = set[tuple[str, int]]()
-        """Exchanges and clients whose message is counted: an engine may ask for a job again."""
+        """Exchanges and clients whose message is counted. An engine may ask for a job again."""
 
     def start(self, exchanges: Sequence[str]) -> None:
-        """Begin a run, with the exchanges of a round that send something.
+        """Begin a run.
 
-        Without any no bytes are counted.
+        Args:
+            exchanges: The exchanges of a round that send something. Without any, no bytes are counted.
         """
         self._exchanges = exchanges
         self._round_idx = -1
@@ -255,13 +271,14 @@ class Traffic(Member):
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
         self._sent.clear()
-        if round_idx != self._round_idx:  # what a round that is run again has moved counts
+        if round_idx != self._round_idx:  # A repeated round keeps the bytes of its earlier attempts.
             self._round_idx = round_idx
             self._bytes = Bytes()
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
-        if (key := (broadcast.exchange, client_id)) not in self._sent:
-            self._sent.add(key)
+        message = (broadcast.exchange, client_id)
+        if message not in self._sent:
+            self._sent.add(message)
             self._bytes["comm/bytes_down", broadcast.exchange] += traffic(broadcast.weights, broadcast.extras)
         return broadcast
 
@@ -271,31 +288,53 @@ class Traffic(Member):
         return result
 
     def total(self, key: str) -> int:
-        """Bytes of the round so far under `comm/bytes_down` or `comm/bytes_up`, over all exchanges."""
+        """Return the bytes of the round so far over all exchanges.
+
+        Args:
+            key: `comm/bytes_down` or `comm/bytes_up`.
+        """
         return sum(self._bytes[key, exchange] for exchange in self._exchanges)
 
     def share(self) -> Bytes:
         return self._bytes
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Bytes]) -> Mapping[str, float]:
-        """Add up the bytes of all processes by log key, and where a round has several exchanges by exchange, too."""
-        moved = sum(shared, Bytes())
-        values = {}
-        for key in ("comm/bytes_down", "comm/bytes_up") if self._exchanges else ():
-            values[key] = float(sum(moved[key, exchange] for exchange in self._exchanges))
+        """Sum the bytes of all processes by log key, and by exchange too if a round has several."""
+        # A round of too few clients ends without a beginning, so the next count begins here.
+        self._bytes = Bytes()
+        if not self._exchanges:
+            return {}
+        counted = sum(shared, Bytes())
+        values: dict[str, float] = {}
+        for key in ("comm/bytes_down", "comm/bytes_up"):
+            by_exchange = {exchange: counted[key, exchange] for exchange in self._exchanges}
+            values[key] = float(sum(by_exchange.values()))
             if len(self._exchanges) > 1:
-                values |= {f"{key}/{exchange}": float(moved[key, exchange]) for exchange in self._exchanges}
-        self._bytes = Bytes()  # a round of too few clients does not even begin
+                for exchange, num_bytes in by_exchange.items():
+                    values[f"{key}/{exchange}"] = float(num_bytes)
         return values
 
 
 def bytes_of_sets(data: FederatedDataModule, needs: Iterable[str]) -> dict[str, float]:
-    """Count the bytes, as stored, of the sets that every client is sent once.
+    """Return the bytes of the data sets that every client is sent once, by log key.
 
-    Empty where a method needs none, and where all samples are at one place.
+    Args:
+        data: The data module.
+        needs: Names of the splits that the method needs, among other needs.
+
+    Returns:
+        `comm/bytes_sets`, the bytes as the sets are stored. Empty if the method needs no such set, or if all samples
+        are in one place.
     """
     if data.pooled:
         return {}
-    splits = [data.split(name) for name in needs if name not in {*CONDITIONS, *SERVER_ONLY}]
-    moved = [split.num_bytes for split in splits if split.num_bytes is not None]
-    return {"comm/bytes_sets": float(data.num_clients * sum(moved))} if moved else {}
+    sizes: list[int] = []
+    for name in needs:
+        if name in CONDITIONS or name in SERVER_ONLY:
+            continue
+        num_bytes = data.split(name).num_bytes
+        if num_bytes is not None:
+            sizes.append(num_bytes)
+    if not sizes:
+        return {}
+    return {"comm/bytes_sets": float(data.num_clients * sum(sizes))}

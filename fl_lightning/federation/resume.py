@@ -1,8 +1,8 @@
 """Complete a round whose end was cut off, when a run continues from a checkpoint.
 
-Lightning marks a round as evaluated once its training is over. A checkpoint that was saved between
-the training and the evaluation of a round therefore continues with the next round, and the hooks
-of the evaluation have to be called here.
+Lightning marks a round as evaluated once its training is over. A checkpoint that was saved between the training
+and the evaluation of a round therefore continues with the next round. The functions here call the hooks of the
+missing evaluation.
 """
 
 from itertools import islice
@@ -18,25 +18,27 @@ from fl_lightning.utils.settings import as_list
 def catch_up(loop: LightningModule, data: FederatedDataModule, recorder: Recorder) -> None:
     """Complete the row of an unfinished round, which no logger has yet.
 
-    Calls those of the loop's hooks `on_train_batch_end`, validation hooks and `on_train_epoch_end`
-    that are due and that Lightning does not call. The hooks of callbacks are not called.
+    The function calls the hooks of the loop that are due and that Lightning does not call: `on_train_batch_end`,
+    the hooks of the validation and `on_train_epoch_end`. It does not call the hooks of callbacks.
 
     Args:
         loop: The `FederatedLoop`.
         data: The data module of the run.
-        recorder: The loop's recorder. The values of its row are put into `trainer.callback_metrics`,
-            which no checkpoint holds.
+        recorder: The recorder of the loop. The values of its row go to `trainer.callback_metrics`, which no
+            checkpoint holds.
     """
     round_idx = recorder.pending_round
     trainer = loop.trainer
     if round_idx is None:
         return
-    if round_idx > trainer.current_epoch or not trainer.global_step:
-        return  # The row is of an earlier run of this loop.
+    is_of_earlier_run = round_idx > trainer.current_epoch or not trainer.global_step
+    if is_of_earlier_run:
+        return
     loop.on_train_batch_end(None, None, 0)
-    every = trainer.check_val_every_n_epoch or int(trainer.val_check_interval)
-    evaluation_is_due = (round_idx + 1) % every == 0
-    if recorder.evaluated_rounds <= round_idx and trainer.enable_validation and evaluation_is_due:
+    interval = trainer.check_val_every_n_epoch or int(trainer.val_check_interval)
+    evaluation_is_due = (round_idx + 1) % interval == 0
+    is_evaluated = recorder.evaluated_rounds > round_idx
+    if evaluation_is_due and trainer.enable_validation and not is_evaluated:
         validate(loop, data)
     values = {key: torch.tensor(value) for key, value in recorder.round_metrics.items()}
     trainer.callback_metrics.update(values)
@@ -45,7 +47,7 @@ def catch_up(loop: LightningModule, data: FederatedDataModule, recorder: Recorde
 
 
 def validate(loop: LightningModule, data: FederatedDataModule) -> None:
-    """Call the loop's validation hooks in the Trainer's order, without the callbacks' hooks."""
+    """Call the validation hooks of the loop in the order of the Trainer, without the hooks of callbacks."""
     strategy = loop.trainer.strategy
     limit = loop.trainer.limit_val_batches
     modes = [(module, module.training) for module in loop.modules()]
@@ -60,7 +62,8 @@ def validate(loop: LightningModule, data: FederatedDataModule) -> None:
                 moved = strategy.batch_to_device(converted, None, loader_idx)
                 loop.on_validation_batch_start(moved, batch_idx, loader_idx)
                 outputs = strategy.validation_step(moved, batch_idx, loader_idx)
-                loop.on_validation_batch_end(outputs, moved, batch_idx, loader_idx)
+                # A subclass may give the arguments of a hook other names.
+                loop.on_validation_batch_end(outputs, moved, batch_idx, loader_idx)  # style: ok, as Lightning calls it
         loop.on_validation_epoch_end()
         loop.on_validation_end()
     for module, mode in modes:

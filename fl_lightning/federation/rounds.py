@@ -1,4 +1,4 @@
-"""The communication rounds of one fit. Each is kept as a whole, or leaves the federation as it was."""
+"""The communication rounds of one fit. A round is kept as a whole, or leaves the federation as it was."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -27,7 +27,7 @@ Ending = list[tuple[Member, list[Any]]]
 class Rounds:
     """Runs the rounds of one fit.
 
-    To make one opens the clients' store and limits the threads of this process.
+    The constructor opens the store of the clients and limits the threads of this process.
 
     Args:
         run: The objects of the Trainer's run.
@@ -38,7 +38,7 @@ class Rounds:
 
     Raises:
         ValueError: A transform does not work with several processes.
-        Exception: The store could not be opened, on this or another process.
+        Exception: The store could not be opened, in this or another process.
     """
 
     def __init__(self, run: FederatedRun, server_step: ServerOptimizer) -> None:
@@ -59,7 +59,7 @@ class Rounds:
 
         Args:
             round_idx: Index of the round, from 0.
-            cohort: Ids of the clients that are asked.
+            cohort: Ids of the clients of the round.
             step: Steps the server optimizer.
             scaler: The Trainer's gradient scaler, or None.
 
@@ -67,7 +67,8 @@ class Rounds:
             The values of the round by log key.
 
         Raises:
-            FaultError: A client or the server failed. The federation is as it was before the round.
+            FaultError: A client or the server has failed. The federation is as it was before the round.
+            RuntimeError: The user's code has raised StopIteration.
         """
         with self.undone_on_error() as undo:
             outcome = RoundOutcome(round_idx, cohort, before=self.server.global_weights.before)
@@ -86,7 +87,7 @@ class Rounds:
             )
             if stepped is None:
                 outcome.abort(self._overflow(round_idx))
-            outcome.take_entries(outcome.before | (stepped or {}))
+            outcome.update_entries(outcome.before | (stepped or {}))
             values: dict[str, float] = {}
             for member, shared in ending:
                 new_values = member.end(outcome, shared)
@@ -97,7 +98,7 @@ class Rounds:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[Undo]:
-        """Context of a round. An error in it undoes the round."""
+        """Make the context of a round, which undoes the round if it ends with an error."""
         self.members.prepare()
         self.under_way = self.members.undoing()
         try:
@@ -111,9 +112,9 @@ class Rounds:
             self.server.end_round()
 
     def _undo_attempt(self, outcome: RoundOutcome, undo: Undo) -> RoundOutcome:
-        """Undo a round that is to be repeated, and return the outcome of its repetition.
+        """Undo a round that must be repeated, and return the outcome of the next attempt.
 
-        The repetition excludes the clients that have failed. All other draws stay the same.
+        The next attempt excludes the clients that have failed. All its draws stay the same.
         """
         undo.undo()
         for hook in self.parts.hooks["on_round_repeat"]:
@@ -126,7 +127,11 @@ class Rounds:
         )
 
     def _attempt(self, outcome: RoundOutcome) -> Ending:
-        """Run all exchanges with the clients that have not failed, and judge the result."""
+        """Run all exchanges with the clients that have not failed, and judge the result.
+
+        Returns:
+            The members that end the round. Empty if the round must be repeated.
+        """
         clients = outcome.asked
         self.server.begin_round(outcome.round_idx)
         if len(clients) < self.parts.min_clients:
@@ -135,22 +140,28 @@ class Rounds:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, clients)
             ranks = self.communicator.assign_clients(clients, work=self._run.work, owners=self.server.store.owners)
-            mine = [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
+            local_clients = [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
             for exchange in self.parts.client.exchanges:
                 if not outcome.is_over:
-                    self._exchange(exchange, mine, outcome)
+                    self._exchange(exchange, local_clients, outcome)
         if outcome.repeats:
             return []
         return self._close(outcome)
 
-    def _exchange(self, exchange: str, mine: list[int], outcome: RoundOutcome) -> None:
-        """Train the clients of one exchange, and make the weights that the next one sends."""
+    def _exchange(self, exchange: str, clients: list[int], outcome: RoundOutcome) -> None:
+        """Train the clients of one exchange, and make the weights for the next exchange.
+
+        Args:
+            exchange: Name of the exchange.
+            clients: Ids of the clients of this process.
+            outcome: The outcome of the round.
+        """
         is_last = exchange == self.parts.client.exchanges[-1]
         error: Exception | None = None
         if self.parts.faults.on_error == "skip":
-            self._train_tolerantly(exchange, mine, outcome)
+            self._train_tolerantly(exchange, clients, outcome)
         else:
-            error = self._train(exchange, mine, taken=set())
+            error = self._train(exchange, clients, taken=set())
         if self.parts.faults.nonfinite == "skip" and not is_last and not outcome.is_over:
             self._judge_before_next(error, outcome)
         goes_on = not outcome.is_over
@@ -172,47 +183,50 @@ class Rounds:
         except Exception as problem:
             if self.parts.faults.nonfinite != "skip":
                 raise
-            # A client that will be left out may be the cause, so the violations are judged first.
-            outcome.fail(problem)
+            # The cause may be a client that will be left out, so the checks are judged first.
+            outcome.defer_error(problem)
             return
         if new is not None:
-            outcome.take(self.server.advance(new))
+            outcome.set_weights(self.server.advance(new))
 
     # --- the clients of an exchange ---
 
-    def _train_tolerantly(self, exchange: str, mine: Sequence[int], outcome: RoundOutcome) -> None:
-        """Train clients and leave out those that fail, in agreement with all other processes.
+    def _train_tolerantly(self, exchange: str, clients: Sequence[int], outcome: RoundOutcome) -> None:
+        """Train the clients of this process, and leave out those that fail, in agreement with all processes.
 
         Raises:
-            Exception: The error is not a client's, or it is one of another process.
+            Exception: The error is not a client's, or another process has failed.
         """
         taken = set[int]()
-        left = [client_id for client_id in mine if client_id not in outcome.failed]
-        error = self._train(exchange, left, taken)
+        remaining = [client_id for client_id in clients if client_id not in outcome.failed]
+        error = self._train(exchange, remaining, taken)
         while isinstance(error, ClientError):
             self._leave_out(error, exchange, outcome)
-            left = [client_id for client_id in left if client_id not in taken]
-            left = [client_id for client_id in left if client_id != error.client_id]
-            error = self._train(exchange, left, taken)
+            done = {*taken, error.client_id}
+            remaining = [client_id for client_id in remaining if client_id not in done]
+            error = self._train(exchange, remaining, taken)
         everywhere = self.communicator.all_gather_or_raise((outcome.failed, outcome.repeats), error)
         for failed, repeats in everywhere:
             outcome.leave_out(failed)
-            outcome.repeat(repeats)
+            if repeats:
+                outcome.request_repeat()
         self._abort_if_small(outcome)
 
     def _leave_out(self, error: ClientError, exchange: str, outcome: RoundOutcome) -> None:
-        """Leave out a client that has failed, and repeat the round if the client has left traces."""
-        is_first = exchange == self.parts.client.exchanges[0]
-        keeps_cohort = any(member.keeps_cohort for member in self.members.all)
+        """Leave out a client that has failed, and ask for a repetition if the client has left traces."""
         outcome.leave_out({error.client_id: error.reason})
+        is_first_exchange = exchange == self.parts.client.exchanges[0]
+        keeps_cohort = any(member.keeps_cohort for member in self.members.all)
         # A metric object that the client has updated is reset with the round.
-        outcome.repeat(not is_first or error.taken_in or keeps_cohort or self.parts.recorder.has_metrics)
+        has_metrics = self.parts.recorder.has_metrics
+        if not is_first_exchange or error.taken_in or keeps_cohort or has_metrics:
+            outcome.request_repeat()
         self.parts.recorder.logged.clear()
 
     def _abort_if_small(self, outcome: RoundOutcome) -> None:
-        """Abort a round that has fewer clients than it needs.
+        """Abort a round with fewer clients than `model.faults.min_clients`.
 
-        The reason names the fault of the client that failed last.
+        The reason names the fault of the failed client with the highest id.
         """
         remaining = len(outcome.asked)
         required = self.parts.min_clients
@@ -225,12 +239,15 @@ class Rounds:
         outcome.abort(reason)
 
     def _train(self, exchange: str, clients: Sequence[int], taken: set[int]) -> Exception | None:
-        """Train clients up to the first one that fails, and return its error.
+        """Train clients up to the first client that fails, and return its error.
 
         Args:
             exchange: Name of the exchange.
             clients: Ids of the clients.
-            taken: Receives the ids of the clients whose results were taken in.
+            taken: Ids of the clients whose results were taken in. This call adds to them.
+
+        Returns:
+            The error, or None if no client has failed.
         """
         try:
             with closing(self.engine.run(exchange, self._jobs(exchange, clients))) as results:
@@ -244,14 +261,13 @@ class Rounds:
         return None
 
     def _jobs(self, exchange: str, clients: Sequence[int]) -> Iterator[ClientJob]:
-        """Make the job of every client, at the moment the engine draws it."""
+        """Yield the job of each client, made when the engine draws it."""
         for client_id in clients:
             broadcast = self.parts.server_module.broadcast(exchange, client_id)
             for member in self.members.of("outgoing"):
                 broadcast = member.outgoing(broadcast, client_id)
-            start: State | None = None
-            if broadcast.weights is not self.server.weights:
-                start = start_from(broadcast.weights, self.server.weights)
+            shared = self.server.weights
+            start = None if broadcast.weights is shared else start_from(broadcast.weights, shared)
             memory, personal = self.records.of(client_id)
             yield ClientJob(
                 client_id=client_id,
@@ -276,23 +292,24 @@ class Rounds:
     # --- judging ---
 
     def _close(self, outcome: RoundOutcome) -> Ending:
-        """Check that all values are finite, with the one transfer of the round to the host.
+        """Judge the values of the round, with its one transfer to the host, and return who ends the round.
 
         Raises:
-            NonFiniteUpdateError: Names the round and the client or rule at fault.
+            NonFiniteUpdateError: A value is not allowed. The sentence names the round and the client or aggregator.
         """
         recorder = self.parts.recorder
         violations = self._violations(outcome, recorder.read)
         shares = {member.name: member.share() for member in self.members.of("share")}
         everywhere = self.communicator.gather((violations, shares))
-        all_violations = list(chain.from_iterable(violations for violations, _ in everywhere))
+        all_violations = list(chain.from_iterable(part for part, _ in everywhere))
+        all_shares = [part for _, part in everywhere]
         if all_violations:
-            counted = any(shared[recorder.name][1] for _, shared in everywhere)
+            counted = any(part[recorder.name][1] for part in all_shares)
             self._judge(all_violations, outcome, counted)
         if outcome.problem and not outcome.aborted and not outcome.repeats:
             raise outcome.problem
         if outcome.aborted:
-            # Without any client even members that took no part have to end the round.
+            # A round without any client also ends for the members that took no part.
             members = [member for member in self.members.all if does(member, "end")]
         else:
             members = self.members.of("end")
@@ -300,33 +317,38 @@ class Rounds:
         for member in members:
             shared_by_process: list[Any] = []
             if member.name in shares:
-                shared_by_process = [shared[member.name] for _, shared in everywhere]
+                shared_by_process = [part[member.name] for part in all_shares]
             ending.append((member, shared_by_process))
         return ending
 
     def _violations(self, outcome: RoundOutcome | None, read: Callable[[list[Tensor]], list[float]]) -> list[Check]:
-        """Return the checks that fail.
+        """Return the checks of this process that fail, with their values on the host.
 
         Args:
-            outcome: The outcome of the round, or None before its last exchange has ended.
-            read: Reads values on the device as numbers.
+            outcome: The outcome of the round. None if another exchange follows.
+            read: Reads values from the device as numbers.
         """
         checks = list(chain.from_iterable(member.take_checks(outcome) for member in self.members.of("take_checks")))
         values = read([check.value for check in checks])
-        failed = []
+        violations: list[Check] = []
         for check, value in zip(checks, values, strict=True):
             if not check.least <= value <= check.most:  # NaN fails as well.
-                failed.append(check._replace(value=value))
-        return failed
+                violations.append(check._replace(value=value))
+        return violations
 
     def _judge_before_next(self, error: Exception | None, outcome: RoundOutcome) -> None:
-        """Leave out the clients at fault, before their values make others fail in the next exchange."""
+        """Leave out the clients at fault, before their values make other clients fail in the next exchange.
+
+        Args:
+            error: The error of this process that ends the run, or None.
+            outcome: The outcome of the round.
+        """
         violations = self._violations(None, to_host)
         everywhere = self.communicator.all_gather_or_raise(violations, error)
         self._judge(list(chain.from_iterable(everywhere)), outcome, counted=True)
 
     def _judge(self, violations: Sequence[Check], outcome: RoundOutcome, counted: bool) -> None:
-        """Leave out the clients, or abort the round, at fault for values that must not become the model.
+        """Leave out the clients at fault for values that must not become the model, or abort the round.
 
         Args:
             violations: The failed checks of all processes.
@@ -334,12 +356,12 @@ class Rounds:
             counted: Whether metric objects have counted clients.
 
         Raises:
-            NonFiniteUpdateError: Names the round and the client or rule at fault. With
-                `model.faults.nonfinite=skip` it is not raised.
+            NonFiniteUpdateError: A value is not allowed, and `model.faults.nonfinite` is not `skip`. The sentence
+                names the round and the client or aggregator.
         """
         if any(violation.kind == "total" for violation in violations):
             # The weights of all clients sum to 0, so the model stays as it is.
-            outcome.take(None)
+            outcome.set_weights(None)
             violations = [violation for violation in violations if violation.client_id >= 0]
         if not violations:
             return
@@ -358,20 +380,20 @@ class Rounds:
                 f"{broken[client_id]}; {self.parts.client.nonfinite_hint()}"
             )
         outcome.leave_out(broken)
-        # A client that was taken in may leave more than its part of the weighted mean.
-        several_exchanges = len(self.parts.client.exchanges) > 1
-        leaves_traces = several_exchanges or any(member.keeps_clients for member in self.members.all)
         self._abort_if_small(outcome)
+        # A client that was taken in may leave more than its part of the weighted mean.
+        has_several_exchanges = len(self.parts.client.exchanges) > 1
+        leaves_traces = has_several_exchanges or any(member.keeps_clients for member in self.members.all)
         if broken and (counted or leaves_traces or outcome.problem):
-            outcome.repeat()
+            outcome.request_repeat()
         elif misweighed or aggregate:
             outcome.abort(misweighed or aggregate)
 
     def _overflow(self, round_idx: int) -> str:
-        """Return the sentence about a server step whose result is not finite.
+        """Return the sentence about a server step with NaN or infinite values.
 
         Raises:
-            NonFiniteUpdateError: The run must not skip such a round.
+            NonFiniteUpdateError: `model.faults.nonfinite` is not `skip`.
         """
         kind = type(self._server_step.optimizer).__name__
         sentence = f"the server_optimizer {kind} made NaN or infinite values of a finite aggregate in round {round_idx}"

@@ -1,7 +1,7 @@
 """The objects of one run of a Trainer: communicator, members and engines."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 import torch
@@ -22,29 +22,30 @@ from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Engine
 
 CHANGING = (LambdaCallback, BaseFinetuning, ModelPruning)
-"""Callbacks of Lightning that call the user's functions, or change modules."""
+"""Callbacks of Lightning that call functions of the user, or that change modules."""
 
 
 class FederatedRun:
     """Holds the objects of one run of a Trainer.
 
     Args:
-        parts: What the user chose for the federation.
+        parts: The parts of the federation.
         server: The server.
         trainer: The Trainer of the run. It is not kept, so that a loop can be copied.
-        forward: Calls a hook of the client's modules.
-        engine_factory: Makes the engine that trains and tests the clients, given the engine of this
-            process. None means the engine of this process.
+        forward: A function that calls a hook of the client's modules.
+        engine_factory: A function that gets the engine of this process, and makes the engine that trains and tests
+            the clients. None means the engine of this process.
 
     Attributes:
         data: The data module.
-        communicator: Joins the processes of the run.
-        records: The member that holds the clients' memory and personal entries.
+        communicator: The communicator of the processes of the run.
+        records: The member that holds the memory and personal entries of the clients.
         members: All members of a round, in order.
     """
 
     def __init__(
         self,
+        *,
         parts: FederationParts,
         server: Server,
         trainer: Trainer,
@@ -73,27 +74,6 @@ class FederatedRun:
     @cached_property
     def engine(self) -> SequentialEngine:
         """The engine of this process."""
-        return self.make_engine()
-
-    @cached_property
-    def clients_engine(self) -> Engine:
-        """The engine that trains and tests the clients, here or elsewhere."""
-        if self._engine_factory is None:
-            return self.engine
-        return self._engine_factory(self.engine)
-
-    @cached_property
-    def work(self) -> Callable[[int], int]:
-        """The cost of a client: its samples, times the operations of one sample in its net if the nets differ."""
-        net = self.parts.client.net
-        size = self.server.size
-        if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
-            return size
-        costs = sample_costs(net.nets, net.input_shape)
-        return lambda client_id: size(client_id) * costs[client_id % len(costs)]
-
-    def make_engine(self) -> SequentialEngine:
-        """Make the engine of this process."""
         parts = self.parts
         trainer = parts.client.trainer
         make: Callable[..., SequentialEngine] = SequentialEngine
@@ -113,31 +93,45 @@ class FederatedRun:
             tolerant=parts.faults.on_error == "skip",
         )
 
+    @cached_property
+    def clients_engine(self) -> Engine:
+        """The engine that trains and tests the clients, in this process or elsewhere."""
+        if self._engine_factory is None:
+            return self.engine
+        return self._engine_factory(self.engine)
+
+    @cached_property
+    def work(self) -> Callable[[int], int]:
+        """A function that returns the cost of a client, by which clients are spread over processes.
+
+        The cost is the number of samples. If the nets differ, it is multiplied by the operations of one sample.
+        """
+        net = self.parts.client.net
+        size = self.server.size
+        if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
+            return size
+        costs = sample_costs(net.nets, net.input_shape)
+        return partial(cost_of, size=size, costs=costs)
+
     def _is_watched(self) -> bool:
-        """Return True if the user's own code can change the client module between two rounds."""
-        trainer = self.parts.client.trainer
+        """Return True if the user's own code may change the client module between two rounds."""
+        parts = self.parts
+        trainer = parts.client.trainer
         callbacks = [callback for callback in trainer.callbacks if IGNORES not in vars(type(callback))]
         if any(isinstance(callback, CHANGING) for callback in callbacks):
             return True
-        return are_foreign(
-            (
-                trainer.lightning_module,
-                *callbacks,
-                self.parts.aggregator,
-                self.parts.server_module,
-                *self.parts.transforms,
-            )
-        )
+        owners = [trainer.lightning_module, *callbacks, parts.aggregator, parts.server_module, *parts.transforms]
+        return are_foreign(owners)
 
     def begin_fit(self) -> None:
         """Open the store and limit the threads.
 
         Raises:
             ValueError: A transform does not work with several processes.
-            Exception: The store could not be opened, on this or another process.
+            Exception: The store could not be opened, in this or another process.
         """
         if not torch.cuda.is_available():
-            # Every step of Adam asks for CUDA: 80 µs in the way that Lightning chose, 2 µs otherwise.
+            # Every step of Adam asks whether there is CUDA, and the check that Lightning has chosen is slow.
             os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
         parts = self.parts
         parts.execution.limit_threads()
@@ -150,3 +144,14 @@ class FederatedRun:
         self.communicator.all_gather_or_raise(None, error)
         exchanges = () if self.data.pooled else parts.client.exchanges
         parts.recorder.traffic.start(exchanges)
+
+
+def cost_of(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:
+    """Return the cost of a client with one of several nets.
+
+    Args:
+        client_id: Id of the client, from 0.
+        size: Returns the number of samples of a client.
+        costs: The operations of one sample, by net. Client i has net i modulo the number of nets.
+    """
+    return size(client_id) * costs[client_id % len(costs)]

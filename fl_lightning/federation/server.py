@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.data import FederatedDataModule
@@ -16,12 +16,12 @@ from fl_lightning.utils.keyed import keyed_generator, keyed_noise
 
 
 class Server:
-    """The server as its parts see it (the `ServerView` protocol).
+    """Shows the server to its parts: server module, rule and transforms (the `ServerView` protocol).
 
     Args:
-        global_weights: in the client module.
-        data: of the federation; its `batch_seed`, the run's seed, keys every draw.
-        store: of the clients' memory.
+        global_weights: The global model's entries in the client module.
+        data: The data module. Its `batch_seed`, the seed of the run, keys every draw.
+        store: Where clients keep their memory between rounds.
     """
 
     def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any) -> None:
@@ -31,10 +31,12 @@ class Server:
         self.store = store
         self._data = data
         self._snapshot: State | None = None
+        """The shared entries as the current exchange sends them. None between rounds."""
         self._coarser: State | None = None
+        """The shared entries with which the round began, if a codec has made them coarser. Else None."""
 
     def attach(self, data: FederatedDataModule) -> None:
-        """Take the data of another fit."""
+        """Replace the data by those of another fit."""
         self._data = data
 
     def begin_round(self, round_idx: int) -> None:
@@ -44,30 +46,40 @@ class Server:
         self._coarser = None
 
     def send(self, coarser: State) -> None:
-        """Begin the round from coarser shared entries than the global ones, which everybody measures from."""
-        self._snapshot = self._coarser = coarser
+        """Begin the round from coarser shared entries than the global ones. All updates are measured from them."""
+        self._coarser = coarser
+        self._snapshot = coarser
 
     def refined(self, new: State | None) -> State | None:
-        """Add what the global entries were besides the coarser ones, if such were sent."""
+        """Return new shared entries with what the coarser entries of the round's start lacked.
+
+        Args:
+            new: The new shared entries, or None.
+
+        Returns:
+            new + (global − coarser) for every entry that was sent coarser. `new` itself if none was.
+        """
         coarser = self._coarser
-        whole = self.global_weights.start
+        exact = self.global_weights.start
         if new is None or coarser is None:
             return new
-        moved = {n: v.double() - coarser[n].double() for n, v in new.items() if coarser[n] is not whole[n]}
-        return {**new, **{n: (whole[n].double() + change).to(new[n].dtype) for n, change in moved.items()}}
+        refined = dict(new)
+        for name, value in new.items():
+            if coarser[name] is not exact[name]:
+                change = value.double() - coarser[name].double()
+                refined[name] = (exact[name].double() + change).to(value.dtype)
+        return refined
 
     def advance(self, new: State) -> State:
-        """Make the weights of an exchange the global ones.
-
-        Returns all shared entries.
-        """
+        """Send the new weights of an exchange in the next exchange, and return all shared entries."""
         before = self.weights
         self._snapshot = new if len(new) == len(before) else {**before, **new}
         return self._snapshot
 
     def end_round(self) -> None:
-        """End the round: the global weights are those in the module again."""
-        self._snapshot = self._coarser = None
+        """End the round. The global weights are those in the module again."""
+        self._snapshot = None
+        self._coarser = None
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -76,9 +88,11 @@ class Server:
     @property
     def transmitted_entries(self) -> State:
         """The shared entries that are transmitted in this round."""
-        whole = self.weights
+        shared = self.weights
         names = self.global_weights.transmitted_entries
-        return whole if len(names) == len(whole) else {name: whole[name] for name in names}
+        if len(names) == len(shared):
+            return shared
+        return {name: shared[name] for name in names}
 
     @property
     def num_clients(self) -> int:
@@ -86,7 +100,10 @@ class Server:
 
     @property
     def cohort_size(self) -> int:
-        return min(map(len, self._data.schedule or []), default=self._data.cohort_size)
+        schedule = self._data.schedule
+        if not schedule:
+            return self._data.cohort_size
+        return min(len(cohort) for cohort in schedule)
 
     @property
     def sampling_rate(self) -> float | None:
@@ -95,12 +112,19 @@ class Server:
     @property
     def planned_rounds(self) -> int | None:
         trainer = self._data.trainer
-        limits = [] if trainer is None else [trainer.max_epochs, trainer.max_steps]
-        return min((limit for limit in limits if limit is not None and limit >= 0), default=None)
+        if trainer is None:
+            return None
+        limits = []
+        for limit in (trainer.max_epochs, trainer.max_steps):
+            if limit is not None and limit >= 0:  # Lightning writes -1 for no limit.
+                limits.append(limit)
+        return min(limits, default=None)
 
     @property
     def weights(self) -> State:
-        return self.global_weights.live(self.global_weights.shared) if self._snapshot is None else self._snapshot
+        if self._snapshot is not None:
+            return self._snapshot
+        return self.global_weights.live(self.global_weights.shared)
 
     def size(self, client_id: int) -> int:
         return self._data.size(client_id)
@@ -116,21 +140,19 @@ class Server:
 
 
 class ServerOptimizer:
-    """Steps on global − aggregate as a gradient, in float64.
+    """Steps on global − aggregate as a gradient, in float64. Without an optimizer it copies the aggregate.
 
-    Without an optimizer it copies the aggregate.
-
-    Reddi et al., ICLR 2021, arXiv:2003.00295 (FedOpt). Even without one an SGD is stepped once a round, because
-    Lightning counts the steps of the fitted module's optimizer.
+    Reddi et al., ICLR 2021, arXiv:2003.00295 (FedOpt). Even the copy steps an SGD once a round, because Lightning
+    counts the steps of the fitted module's optimizer.
 
     Args:
-        factory: the optimizer, as a function of its parameters, or None.
-        trainable: the shared trainable weights, which alone it moves; the rest is copied.
-        undoes: whether a step whose result is not finite is undone, so that the run can go on.
+        factory: A function of parameters that makes the optimizer. None copies the aggregate.
+        trainable: The shared trainable weights, by name. The optimizer moves only these. All others are copied.
+        undoes: Whether a step is undone if its result is not finite, so that the run can go on.
     """
 
     def __init__(
-        self, factory: Callable[[Iterable[Any]], Optimizer] | None, trainable: State, undoes: bool = False
+        self, factory: Callable[[Iterable[Any]], Optimizer] | None, trainable: State, *, undoes: bool = False
     ) -> None:
         self.copies = factory is None
         self.undoes = undoes
@@ -143,38 +165,56 @@ class ServerOptimizer:
 
     @torch.no_grad()
     def step(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State | None:
-        """Take one step, or only count it where nothing moves.
-
-        Returns the next shared weights, or None where they would not be finite.
+        """Take one step, or only count it if nothing moves.
 
         Args:
-            start: the round's first shared weights.
-            new: weights of the last exchange, or None: nothing moves, but the step counts.
-            run: steps the optimizer through Lightning.
-            scaler: the Trainer's gradient scaler, which divides what is multiplied here.
-        """
-        if not self.copies:
-            return self._move(start, new, run, scaler)
-        for parameter in self.params.values():  # a scaler refuses to step without a gradient
-            parameter.grad = None if scaler is None else scaler.scale(torch.zeros_like(parameter))
-        run()
-        return start if new is None else new
+            start: The shared weights with which the round began.
+            new: The weights of the last exchange. With None nothing moves, but the step counts.
+            run: Steps the optimizer through Lightning.
+            scaler: The Trainer's gradient scaler, which divides the gradients that it scales here. None without one.
 
-    def _move(self, start: State, new: State | None, run: Callable[[], Any], scaler: Any | None) -> State | None:
-        """Move the weights on from `start`, and take a step back that makes none, where the run goes on."""
+        Returns:
+            The next shared weights, or None if they would not be finite.
+        """
+        if self.copies:
+            self._count(run, scaler)
+            return start if new is None else new
         restores = self.undoes or (scaler is not None and new is None)
         before = copy.deepcopy(self.optimizer.state_dict()) if restores else None
+        self._set_gradients(start, new, scaler)
+        run()
+        moved: State | None = None
+        if new is not None:
+            moved = self._moved(new)
+        if moved is None and before is not None:
+            self.optimizer.load_state_dict(before)
+        return start if new is None else moved
+
+    def _count(self, run: Callable[[], Any], scaler: Any | None) -> None:
+        """Take a step that moves nothing."""
+        for parameter in self.params.values():
+            # A scaler refuses to step without a gradient.
+            parameter.grad = None if scaler is None else scaler.scale(torch.zeros_like(parameter))
+        run()
+
+    def _set_gradients(self, start: State, new: State | None, scaler: Any | None) -> None:
+        """Set the parameters to the start of the round, and their gradients to start − new.
+
+        Without new weights the parameters stay, and have no gradients, or zeros for a scaler.
+        """
         for name, parameter in self.params.items():
-            gradient = None if scaler is None else torch.zeros_like(parameter)
+            gradient: Tensor | None = None
             if new is not None:
                 parameter.copy_(start[name])
                 gradient = parameter - new[name].double()
+            elif scaler is not None:
+                gradient = torch.zeros_like(parameter)
             parameter.grad = gradient if scaler is None else scaler.scale(gradient)
-        run()
-        if new is not None:
-            moved = {name: parameter.to(new[name].dtype) for name, parameter in self.params.items()}
-            if bool(torch.stack([value.isfinite().all() for value in moved.values()]).all()):
-                return {**new, **moved}
-        if before is not None:
-            self.optimizer.load_state_dict(before)
-        return start if new is None else None
+
+    def _moved(self, new: State) -> State | None:
+        """Return the weights with the parameters after the step, or None if a parameter is not finite."""
+        moved = {name: parameter.to(new[name].dtype) for name, parameter in self.params.items()}
+        are_finite = torch.stack([value.isfinite().all() for value in moved.values()])
+        if not bool(are_finite.all()):
+            return None
+        return {**new, **moved}

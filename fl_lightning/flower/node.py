@@ -67,10 +67,15 @@ class Node:
         """Engine that trains the client."""
         parts = self.loop.parts
         parts.execution.limit_threads()
-        local = parts.local_settings(self._max_epochs)
-        settings = (parts.personal, parts.keep)
         engine = local_engine(
-            parts.client, self.data, self.device, self.precision, None, local, *settings, members=self._members
+            parts.client,
+            self.data,
+            device=self.device,
+            precision=self.precision,
+            settings=parts.local_settings(self._max_epochs),
+            personal=parts.personal,
+            keep=parts.keep,
+            members=self._members,
         )
         server = Server(engine.weights, self.data, parts.store)
         for transform in parts.transforms:

@@ -1,3 +1,3 @@
-"""Members of a round in rooms of their own: absent where nobody asks for them."""
+"""Members of a round that have a file of their own. A run without a feature has no member for it."""
 
 from fl_lightning.members.faults import FaultPolicy as FaultPolicy

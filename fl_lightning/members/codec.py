@@ -1,7 +1,7 @@
-"""The codec of a federation as members of its rounds, in the place of the clients and in that of the server."""
+"""The codec of a federation: the members of a round that code and read messages, at the client and at the server."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -18,23 +18,24 @@ from fl_lightning.types import Broadcast, ClientJob, ClientResult, Member, Serve
 from fl_lightning.utils.settings import described
 
 CODED = "coded:"
-"""Beginning of the names of a codec's tensors in a message, among the entries that travel as they are."""
+"""Beginning of the names of a codec's tensors in a message. The other entries are not coded."""
 
 RESIDUALS = "codec:residuals"
-"""Key in a client's memory of what the codec has lost of its messages, by exchange and part."""
+"""Key in a client's memory of what the codec has lost of the client's messages, by exchange and part."""
 
 Draws = Callable[[], torch.Generator]
-"""Makes the generator of a message anew."""
+"""Makes a new generator of a message, which draws the same numbers at the client and at the server."""
 
 
 class Coding:
-    """Codes the trained entries of a state by what they moved, and leaves all others as they are.
+    """Codes how far the trained entries of a state have moved, and leaves the other entries as they are.
 
-    Those are buffers, whole numbers (BatchNorm's variance would not stay above 0), and parameters that nobody trains.
+    The other entries are buffers and parameters that nobody trains. A coded variance of BatchNorm would
+    not stay above 0.
 
     Args:
-        codec: of the vectors.
-        weights: know the entries and which of them are trained.
+        codec: The codec of vectors.
+        weights: The entries, and which of them are trained.
     """
 
     def __init__(self, codec: Codec, weights: GlobalWeights) -> None:
@@ -43,87 +44,126 @@ class Coding:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The trained entries."""
+        """Names of the trained entries."""
         return self._weights.trainable
 
     def encode(self, new: State, start: State, draws: Draws, lost: State | None = None) -> tuple[State, State]:
-        """Make the message of a state, and what the codec loses of it, where `lost` says what it has lost so far.
+        """Return the message of a state, and what the codec loses of the state.
 
-        Where something is not finite, all is sent as NaN and nothing more counts as lost: no codec may hide it.
+        If a number is not finite, the message is NaN throughout and nothing more is lost, because no
+        codec may hide such a number.
 
         Args:
-            new: entries as they are.
-            start: entries that the trained ones are measured from; 0 where there is none.
-            draws: of the message.
-            lost: by name, 0 where there is none; None: what is lost is forgotten.
+            new: The entries to be coded.
+            start: The entries from which the trained ones are measured.
+            draws: Makes the generator of the message.
+            lost: What was lost of earlier messages, by name, added to this one. A missing entry is
+                0. None means that what is lost is forgotten.
+
+        Returns:
+            The message, and what is lost by name, which is empty if `lost` is None.
         """
-        before = self._laid(lost or {}, start)
-        vector = self._laid(new, start) - self._laid(start, start) + before
-        finite = vector.isfinite().all()
-        vector = torch.where(finite, vector, torch.nan)
-        coded = encoded(self.codec, vector, draws())
+        lost_before = self._vector(lost or {}, start)
+        change = self._vector(new, start) - self._vector(start, start) + lost_before
+        finite = change.isfinite().all()
+        change = torch.where(finite, change, torch.nan)
+        coded = encoded(self.codec, change, draws())
         trained = set(self.names)
-        others = {name: value for name, value in new.items() if name not in trained}
-        message = {**others, **{f"{CODED}{name}": value for name, value in coded.items()}}
+        message = {name: value for name, value in new.items() if name not in trained}
+        for name, value in coded.items():
+            message[f"{CODED}{name}"] = value
         if lost is None:
             return message, {}
-        rest = torch.where(finite, vector - self.codec.decode(coded, vector, draws()), before)
-        return message, dict(self._split(rest, start))
+        lost_now = torch.where(finite, change - self.codec.decode(coded, change, draws()), lost_before)
+        return message, self._split(lost_now, start)
 
     def decode(self, message: State, start: State, draws: Draws) -> State:
-        """Read a state, in the order of the model's entries, with whatever else is in the message behind them.
+        """Return the state of a message: the model's entries in their order, then all other entries.
+
+        Args:
+            message: The message.
+            start: The entries from which the trained ones are measured.
+            draws: Makes the generator of the message.
 
         Raises:
-            ValueError: what was sent is not the codec's.
+            ValueError: The message is not one of this codec.
         """
-        coded = {n.removeprefix(CODED): value for n, value in message.items() if is_coded(n)}
-        before = self._laid(start, start)
-        kind = type(self.codec).__name__
+        coded = {name.removeprefix(CODED): value for name, value in message.items() if is_coded(name)}
+        before = self._vector(start, start)
+        change = self._decoded(coded, before, draws)
+        like = {name: start[name] for name in self.names}
+        state = {name: value for name, value in message.items() if not is_coded(name)}
+        for name, value in self._split(before + change, like).items():
+            state[name] = value.to(like[name].dtype)
+        entries = {name: state[name] for name in self._weights.shared if name in state}
+        return entries | state
+
+    def _decoded(self, coded: State, like: Tensor, draws: Draws) -> Tensor:
+        """Return the vector of a message.
+
+        Args:
+            coded: The tensors of the codec.
+            like: A vector of the same shape and type.
+            draws: Makes the generator of the message.
+
+        Raises:
+            ValueError: The message is not one of this codec.
+        """
         try:
-            vector = self.codec.decode(coded, before, draws())
-            if (vector.shape, vector.dtype) != (before.shape, before.dtype):
+            vector = self.codec.decode(coded, like, draws())
+            if (vector.shape, vector.dtype) != (like.shape, like.dtype):
                 raise TypeError(f"{tuple(vector.shape)} of {vector.dtype}")
-        except Exception as error:  # of bytes from elsewhere nothing is known
+        except Exception as error:
+            # The bytes come from elsewhere, so the codec may raise anything.
+            kind = type(self.codec).__name__
             raise ValueError(
-                f"a message must be of {kind} over {len(before)} numbers, and this one is not "
+                f"a message must be of {kind} over {len(like)} numbers, and this one is not "
                 f"({type(error).__name__}: {error}); give all parties the same model.codec"
             ) from error
-        like = {name: start[name] for name in self.names}
-        moved = self._split(before + vector, like)
-        new = {name: value for name, value in message.items() if not is_coded(name)}
-        new |= {name: value.to(like[name].dtype) for name, value in moved.items()}
-        return {name: new[name] for name in self._weights.shared if name in new} | new
+        return vector
 
-    def _laid(self, state: Mapping[str, Tensor], like: State) -> Tensor:
-        """Lay the trained entries end to end, 0 for those that are missing, (n,) in float32 or better."""
-        parts = [state[n] if n in state else torch.zeros_like(like[n]) for n in self.names]
-        return torch.cat([to_float32(part.detach()).reshape(-1) for part in parts])
+    def _vector(self, state: Mapping[str, Tensor], like: State) -> Tensor:
+        """Return the trained entries laid end to end, (n,) in float32 or better.
 
-    def _split(self, vector: Tensor, like: State) -> dict[str, Tensor]:
-        """Cut a vector into the trained entries."""
+        Args:
+            state: Entries by name. A missing entry is 0.
+            like: Entries of the same shapes and types, by name.
+        """
+        entries = [state[name] if name in state else torch.zeros_like(like[name]) for name in self.names]
+        return torch.cat([to_float32(entry.detach()).reshape(-1) for entry in entries])
+
+    def _split(self, vector: Tensor, like: State) -> State:
+        """Return the trained entries of a vector, in the shapes of `like`."""
         sizes = [like[name].numel() for name in self.names]
         parts = zip(self.names, torch.split(vector, sizes), strict=True)
         return {name: part.view(like[name].shape) for name, part in parts}
 
 
-def drawn_for(job: ClientJob, part: str) -> Draws:
-    """Key the draws of a client's message, alike where it is made and where it is read."""
+def draws_for(job: ClientJob, part: str) -> Draws:
+    """Return the draws of a client's message, keyed so that they are the same where the message is read.
+
+    Args:
+        job: The job of the client.
+        part: The part of the message: `weights`, or the name of an extra.
+    """
     return partial(job.data.generator, f"codec/{job.broadcast.exchange}/{part}")
 
 
 def start_of(job: ClientJob) -> State:
-    """Choose the shared entries that a client's are measured from: as they were sent, or as it has them."""
-    return (job.broadcast.weights if job.start is None else job.start) or {}
+    """Return the shared entries from which a client started."""
+    start = job.broadcast.weights if job.start is None else job.start
+    return start or {}
 
 
 class Encoder(Member):
-    """Codes what leaves a client, and keeps what the codec loses of it in the client's memory.
+    """Codes what leaves a client, and keeps what the codec loses in the client's memory.
 
     Args:
-        coding: of the trained entries.
-        weights: know which entries are transmitted.
-        changes: names of extras that are changes of a state over the trained entries: they are coded under feedback,
-            which makes up for what is lost of one in the next; else they travel as they are.
+        coding: The coding of the trained entries.
+        weights: The entries, and which of them are transmitted.
+        changes: Names of extras that are changes of a state over the trained entries. A codec with
+            feedback codes them, since the next change makes up for what is lost of this one.
+            Without feedback they are not coded.
     """
 
     at_client = True
@@ -135,109 +175,132 @@ class Encoder(Member):
         self._changes = changes if self._feedback else ()
 
     def on_client(self, result: ClientResult) -> ClientResult:
-        """Replace weights, and extras that are changes, by their messages.
+        """Replace the weights, and extras that are changes, by their messages.
 
         Raises:
-            ValueError: an update that does not hold the entries that are transmitted.
+            ValueError: The update does not hold the entries that are transmitted.
         """
         update = result.update
         job = result.job
         if update.weights is None or not self._coding.names:
             return result
         start = start_of(job)
-        wanted = {name: start[name] for name in self._weights.transmitted_entries}
-        if not has_layout(update.weights, wanted):
-            check_update(update, wanted)
-        weights = self._coded(job, "weights", update.weights, start)
-        zero = {name: torch.zeros_like(start[name]) for name in self._coding.names} if self._changes else {}
-        changed = {n: self._coded(job, n, update.extras[n], zero) for n in self._changes if n in update.extras}
-        return result._replace(update=replace(update, weights=weights, extras={**update.extras, **changed}))
+        expected = {name: start[name] for name in self._weights.transmitted_entries}
+        if not has_layout(update.weights, expected):
+            check_update(update, expected)
+        weights = self._message(job, part="weights", new=update.weights, start=start)
+        extras = dict(update.extras)
+        if self._changes:
+            zero = zeros_of(start, self._coding.names)
+            for name in self._changes:
+                if name in update.extras:
+                    extras[name] = self._message(job, part=name, new=update.extras[name], start=zero)
+        return result._replace(update=replace(update, weights=weights, extras=extras))
 
-    def _coded(self, job: ClientJob, part: str, new: State, start: State) -> State:
-        """Make the message of a part, and keep what is lost of it."""
-        kept = job.memory.get(RESIDUALS, {})
+    def _message(self, job: ClientJob, *, part: str, new: State, start: State) -> State:
+        """Return the message of a part, and keep what is lost in the client's memory.
+
+        Args:
+            job: The job of the client.
+            part: The part of the message: `weights`, or the name of an extra.
+            new: The entries to be coded.
+            start: The entries from which the trained ones are measured.
+        """
+        draws = draws_for(job, part)
+        if not self._feedback:
+            message, _ = self._coding.encode(new, start, draws)
+            return message
+        residuals = job.memory.get(RESIDUALS, {})
         key = f"{job.broadcast.exchange}/{part}"
-        lost = kept.get(key, {}) if self._feedback else None
-        message, rest = self._coding.encode(new, start, drawn_for(job, part), lost)
-        if self._feedback:
-            job.memory[RESIDUALS] = {**kept, key: rest}
+        message, lost = self._coding.encode(new, start, draws=draws, lost=residuals.get(key, {}))
+        job.memory[RESIDUALS] = {**residuals, key: lost}
         return message
 
 
 class Decoder(Member):
-    """Reads what clients have coded, at the server, before anything looks at it.
+    """Reads what clients have coded, before any other member of the server.
 
     Args:
-        coding: of the trained entries.
+        coding: The coding of the trained entries.
     """
 
     def __init__(self, coding: Coding) -> None:
         self._coding = coding
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Put the entries in the place of their message.
+        """Replace messages by the entries that they hold.
 
         Raises:
-            ValueError: what was sent is not the codec's.
+            ValueError: A message is not one of this codec.
         """
         update = result.update
         job = result.job
         if update.weights is None or not self._coding.names:
             return result
         start = start_of(job)
-        weights = self._coding.decode(update.weights, start, drawn_for(job, "weights"))
-        zero = {name: torch.zeros_like(start[name]) for name in self._coding.names}
-        coded = {n for n, value in update.extras.items() if isinstance(value, dict) and any(map(is_coded, value))}
-        read = {n: self._coding.decode(update.extras[n], zero, drawn_for(job, n)) for n in coded}
-        return result._replace(update=replace(update, weights=weights, extras={**update.extras, **read}))
+        weights = self._coding.decode(update.weights, start, draws_for(job, "weights"))
+        zero = zeros_of(start, self._coding.names)
+        extras = dict(update.extras)
+        for name, value in update.extras.items():
+            if isinstance(value, dict) and any(map(is_coded, value)):
+                extras[name] = self._coding.decode(value, zero, draws_for(job, name))
+        return result._replace(update=replace(update, weights=weights, extras=extras))
 
 
 def is_coded(name: object) -> bool:
-    """Tell whether something in a message is a codec's."""
+    """Return True for the name of a codec's tensor in a message."""
     return isinstance(name, str) and name.startswith(CODED)
 
 
-# --- downwards
+def zeros_of(state: State, names: Iterable[str]) -> State:
+    """Return zeros in the shapes and types of the named entries of a state."""
+    return {name: torch.zeros_like(state[name]) for name in names}
+
+
+# --- downwards ---
 
 
 class DownCoding:
-    """Codes the global weights themselves, to the nearest: what they are besides stays at the server.
+    """Codes the global weights themselves, rounded to the nearest. The server keeps what the codec loses.
 
     Args:
-        codec: of the federation.
-        weights: know the entries and which of them are trained.
+        codec: The codec of the federation.
+        weights: The entries, and which of them are trained.
     """
 
     PURPOSE = "codec/down"
-    """Of its draws."""
+    """Key of the draws of a broadcast."""
 
     def __init__(self, codec: Codec, weights: GlobalWeights) -> None:
+        # A codec with feedback rounds to the nearest.
         nearest = copy.copy(codec)
         nearest.feedback = True
         self._coding = Coding(nearest, weights)
 
-    def encode(self, whole: State, draws: Draws) -> CodedState:
-        """Code the shared entries."""
-        zero = self._zero(whole)
-        message, _ = self._coding.encode(whole, zero, draws)
-        coded = {name: value for name, value in message.items() if is_coded(name)}
-        return CodedState(self._coding.decode(message, zero, draws), coded, self._coding.names)
+    def encode(self, shared: State, draws: Draws) -> CodedState:
+        """Return the shared entries as they are read from their message, with the message."""
+        zero = zeros_of(shared, self._coding.names)
+        message, _ = self._coding.encode(shared, zero, draws)
+        return CodedState(
+            entries=self._coding.decode(message, zero, draws),
+            coded={name: value for name, value in message.items() if is_coded(name)},
+            names=self._coding.names,
+        )
 
     def decode(self, message: State, like: State, draws: Draws) -> State:
-        """Read the entries of a message, in the shapes and types of `like`."""
-        return self._coding.decode(message, self._zero(like), draws) if any(map(is_coded, message)) else message
-
-    def _zero(self, like: State) -> State:
-        return {name: torch.zeros_like(like[name]) for name in self._coding.names}
+        """Return the entries of a message, in the shapes and types of `like`."""
+        if not any(map(is_coded, message)):
+            return message
+        return self._coding.decode(message, zeros_of(like, self._coding.names), draws)
 
 
 class CodedBroadcast(Member):
-    """Sends coded weights, once when a round begins: everybody measures from them.
+    """Codes the global weights when a round begins, so that every client and the server measure from the same weights.
 
     Args:
-        coding: of the weights.
-        server: has the global ones.
-        send: begins the round from others.
+        coding: The coding of the weights.
+        server: The server with the global weights.
+        send: Makes the server send other weights in this round.
     """
 
     def __init__(self, coding: DownCoding, server: ServerView, send: Callable[[State], None]) -> None:
@@ -247,52 +310,67 @@ class CodedBroadcast(Member):
         self._sent: CodedState | None = None
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
+        """Code the weights that the round sends."""
         self._sent = None
         if self._server.trainable:
-            self._sent = self._coding.encode(self._server.weights, partial(self._server.generator, DownCoding.PURPOSE))
+            draws = partial(self._server.generator, DownCoding.PURPOSE)
+            self._sent = self._coding.encode(self._server.weights, draws)
             self._send(self._sent)
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
-        """Mark weights that are a part of those that were coded."""
+        """Mark weights that hold all coded entries, so that the coded tensors travel."""
         weights = broadcast.weights
         sent = self._sent
         if weights is None or sent is None or weights is sent:
             return broadcast
         if any(weights.get(name) is not sent[name] for name in sent.names):
             return broadcast
-        return replace(broadcast, weights=CodedState(weights, sent.coded, sent.names))
+        return replace(broadcast, weights=CodedState(entries=weights, coded=sent.coded, names=sent.names))
 
 
 def encoded(codec: Codec, vector: Tensor, draws: torch.Generator) -> State:
-    """Make the message of a vector.
+    """Return the message of a vector.
+
+    Args:
+        codec: The codec.
+        vector: The vector, (n,).
+        draws: The generator of the message.
 
     Raises:
-        TypeError: it is something else than tensors by name, whose bytes are counted.
+        TypeError: The message is not a dict of tensors.
     """
     message: Any = codec.encode(vector, draws)
-    if not isinstance(message, dict) or not all(isinstance(value, Tensor) for value in message.values()):
-        got = {name: type(value).__name__ for name, value in message.items()} if isinstance(message, dict) else message
-        raise TypeError(
-            f"{type(codec).__name__}.encode must return a dict of tensors by name, whose bytes are counted, got "
-            f"{described(got)}; make tensors of its numbers"
-        )
-    return cast(State, message)
+    if isinstance(message, dict) and all(isinstance(value, Tensor) for value in message.values()):
+        return cast(State, message)
+    got: Any = message
+    if isinstance(message, dict):
+        got = {name: type(value).__name__ for name, value in message.items()}
+    raise TypeError(
+        f"{type(codec).__name__}.encode must return a dict of tensors by name, whose bytes are counted, got "
+        f"{described(got)}; make tensors of its numbers"
+    )
 
 
-# --- what goes together
+# --- checks ---
 
 
 def check_codec(codec: Codec, rule: Aggregator, transforms: Sequence[UpdateTransform]) -> None:
-    """Refuse parts that do not go with a codec.
+    """Refuse a codec that hides NaN, and parts of a federation that exclude its codec.
+
+    Args:
+        codec: The codec.
+        rule: The rule of the federation.
+        transforms: The transforms of updates.
 
     Raises:
-        ValueError: naming both, or a codec that hides NaN.
-        TypeError: one whose messages are no dicts of tensors.
+        ValueError: The codec hides NaN, or the rule or a transform excludes the codec.
+        TypeError: A message of the codec is not a dict of tensors.
     """
     kind = type(codec).__name__
-    nothing = torch.full((2,), torch.nan)
-    message = encoded(codec, nothing, torch.Generator().manual_seed(0))
-    if bool(codec.decode(message, nothing, torch.Generator().manual_seed(0)).isfinite().all()):
+    nans = torch.full((2,), torch.nan)
+    message = encoded(codec, nans, torch.Generator().manual_seed(0))
+    decoded = codec.decode(message, nans, torch.Generator().manual_seed(0))
+    if bool(decoded.isfinite().all()):
         raise ValueError(
             f"an update with NaN must be found behind its codec, and {kind} makes finite numbers of it; let NaN through"
         )

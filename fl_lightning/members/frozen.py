@@ -1,4 +1,4 @@
-"""Shared parameters that nobody trains: they are transmitted in the first round after they changed, then no more."""
+"""Shared parameters that nobody trains are transmitted only in the first round after a change."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -12,18 +12,19 @@ from fl_lightning.types import Broadcast, ClientJob, Member, RoundOutcome, State
 
 
 class FrozenEntries(Member):
-    """Finds the entries that stay where they are in a round, since nobody trains them and everyone has them.
+    """Finds the shared entries that a round need not transmit, because nobody trains them and every client has them.
 
-    An entry is *already sent* in a round if its `requires_grad` is False when the round begins and the round in which
-    it was transmitted last has left it as it was. A client that has been in no round since then is sent it once.
+    An entry is *already sent* in a round under two conditions: its `requires_grad` is False when the
+    round begins, and its value is the one that was transmitted last. A client that was in no round
+    since then is sent the entry once.
 
     Args:
-        parameters: shared ones, by name.
-        first_exchange: name of a round's first exchange.
+        parameters: The shared parameters, by name.
+        first_exchange: Name of the first exchange of a round.
 
     Attributes:
-        parameters: the shared ones.
-        already_sent: values of the round's entries that were already sent, by name.
+        parameters: The shared parameters, by name.
+        already_sent: The values of the entries that are already sent in this round, by name.
     """
 
     name = "frozen"
@@ -31,74 +32,91 @@ class FrozenEntries(Member):
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], first_exchange: str = "train") -> None:
         self.parameters = parameters
+        self.already_sent = State()
         self._first_exchange = first_exchange
         self._fixed: Collection[str] = ()
-        self.already_sent = State()
+        """Entries that are transmitted in every round."""
         self._sent = State()
-        """Frozen entries as they were sent last."""
-        self._since: dict[str, int] = {}
-        """Round in which they were."""
-        self._seen: dict[int, int] = {}
-        """Last round of every client."""
+        """Frozen entries with the values that were sent last."""
+        self._sent_round: dict[str, int] = {}
+        """The round in which each of these entries was sent."""
+        self._last_round: dict[int, int] = {}
+        """The last round of every client."""
         self._loaded = False
+        """Whether a checkpoint was loaded, whose values are in the module."""
 
     @property
     def is_used(self) -> bool:
         return not all(value.requires_grad for value in self.parameters.values())
 
     def find_already_sent(self, fixed: Collection[str]) -> None:
-        """Find the entries that were already sent, for the round to come, `fixed` ones left out."""
+        """Find the entries that are already sent in the next round.
+
+        Args:
+            fixed: Names of entries that are transmitted in any case.
+        """
         self._fixed = fixed
         if self._loaded:
-            self._sent = {name: self.parameters[name].detach().clone() for name in self._since}
+            self._sent = {name: self.parameters[name].detach().clone() for name in self._sent_round}
             self._loaded = False
-        frozen = [name for name, value in self.parameters.items() if not value.requires_grad and name not in fixed]
-        for name in self._sent.keys() - frozen:
-            del self._sent[name], self._since[name]  # trained, so that it is sent once when it is frozen again
+        # An entry that is trained now is sent once more when it is frozen again.
+        for name in list(self._sent):
+            if self.parameters[name].requires_grad or name in fixed:
+                del self._sent[name]
+                del self._sent_round[name]
         self.already_sent = self._unchanged()
 
     def _unchanged(self) -> State:
-        """Select the frozen entries that are as they were sent last."""
+        """Return the frozen entries whose values are those that were sent last."""
         changed = self.changed(self._sent)
         return {name: value for name, value in self._sent.items() if name not in changed}
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         """Record what the clients of a round were sent: the entries as they were when it began."""
-        if not outcome.aborted:
-            self._seen.update(dict.fromkeys(outcome.asked, outcome.round_idx))
-            for name, value in self.parameters.items():
-                if not value.requires_grad and name not in self.already_sent and name not in self._fixed:
-                    self._sent[name] = outcome.before[name]
-                    self._since[name] = outcome.round_idx
+        if outcome.aborted:
+            return {}
+        for client_id in outcome.asked:
+            self._last_round[client_id] = outcome.round_idx
+        for name, value in self.parameters.items():
+            if value.requires_grad or name in self.already_sent or name in self._fixed:
+                continue
+            self._sent[name] = outcome.before[name]
+            self._sent_round[name] = outcome.round_idx
         return {}
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
-        """Take the entries that a client already has out of a message."""
+        """Remove the entries from a message that its client already has."""
         if not self.already_sent or broadcast.weights is None:
             return broadcast
-        first = broadcast.exchange == self._first_exchange
-        last = self._seen.get(client_id, -1) if first else broadcast.round_idx
-        there = {name for name in self.already_sent if self._since[name] <= last}
-        return replace(broadcast, weights={n: v for n, v in broadcast.weights.items() if n not in there})
+        last_round = broadcast.round_idx
+        if broadcast.exchange == self._first_exchange:
+            last_round = self._last_round.get(client_id, -1)
+        known = {name for name in self.already_sent if self._sent_round[name] <= last_round}
+        weights = {name: value for name, value in broadcast.weights.items() if name not in known}
+        return replace(broadcast, weights=weights)
 
     @torch.no_grad()
-    def changed(self, wanted: State) -> list[str]:
-        """Name the entries that are not as they are wanted.
+    def changed(self, expected: State) -> list[str]:
+        """Return the names of the entries with other values than expected.
 
-        With one transfer from the device.
+        It takes one transfer from the device.
+
+        Args:
+            expected: Values of some of the entries, by name.
         """
-        if not wanted:
+        if not expected:
             return []
-        differs = torch.stack([(self.parameters[name].detach() != value).any() for name, value in wanted.items()])
-        return list(compress(wanted, differs.tolist()))
+        differs = [(self.parameters[name].detach() != value).any() for name, value in expected.items()]
+        return list(compress(expected, torch.stack(differs).tolist()))
 
     def trained(self, job: ClientJob) -> None:
         """Refuse a client that has changed an entry that was already sent.
 
         Raises:
-            ValueError: naming it.
+            ValueError: The client has changed such an entry.
         """
-        if names := self.changed(self.already_sent):
+        names = self.changed(self.already_sent)
+        if names:
             raise ValueError(
                 f"a parameter with requires_grad=False when a round begins is not transmitted, but a client has "
                 f"changed {names[0]!r}; let it require a gradient before the round (a callback's "
@@ -110,21 +128,26 @@ class FrozenEntries(Member):
 
     @torch.no_grad()
     def undo(self, mark: State) -> None:
-        """Put the entries back that no client is given anew."""
+        """Restore the entries that no client is sent again."""
         for name, value in mark.items():
             self.parameters[name].copy_(value)
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
-        """Give what was already sent for the next round, or for the present one, and the clients' last rounds."""
+        """Return the rounds in which entries were sent and clients took part.
+
+        Args:
+            mark: The mark of the present round. None means that the next round is concerned.
+        """
         names = self._unchanged() if mark is None else self.already_sent
-        since = {name: self._since[name] for name in names}
-        return {"since": since, "seen": dict(self._seen)} if since else {}
+        if not names:
+            return {}
+        since = {name: self._sent_round[name] for name in names}
+        return {"since": since, "seen": dict(self._last_round)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state of a checkpoint.
-
-        Of none: a federation begins, whose clients have nothing.
-        """
-        self._since = dict(state.get("since", {}))
-        self._seen = dict(state.get("seen", {}))
-        self._sent, self.already_sent, self._loaded = {}, {}, bool(self._since)
+        """Take the state of a checkpoint. If it is empty, the clients have received nothing."""
+        self._sent_round = dict(state.get("since", {}))
+        self._last_round = dict(state.get("seen", {}))
+        self._sent = {}
+        self.already_sent = {}
+        self._loaded = bool(self._sent_round)

@@ -1,6 +1,7 @@
-"""ReduceLROnPlateau of the clients: stepped by the server, once a round, with a value that no client can know."""
+"""ReduceLROnPlateau of the clients. The server steps it once a round, since no client knows the value."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -21,11 +22,12 @@ Factors = list[list[float]]
 class Plateau(Member):
     """Steps the `ReduceLROnPlateau` of the client's `configure_optimizers` once a round, for all clients.
 
-    The server has optimizers of its own, which are never stepped: their learning rates, relative to those they began
-    with, are the factors of the clients' learning rates in the next round.
+    The server has optimizers of its own, which are never stepped. The schedulers change their
+    learning rates. The ratios of these rates to the initial rates are the factors of the clients'
+    learning rates in the next round.
 
     Attributes:
-        factors: of the round to come; empty where no learning rate is changed.
+        factors: Factors of the next round. Empty means 1 for all.
     """
 
     name = "plateau"
@@ -34,16 +36,22 @@ class Plateau(Member):
         self.factors = Factors()
         self._entries: list[LRSchedulerConfig] = []
         self._optimizers: list[Optimizer] = []
-        self._base: Factors = []
+        self._initial_rates: Factors = []
         self._saved: dict[str, Any] | None = None
+        """The state of a checkpoint, until the next fit begins."""
         self._owner: Any = None
-        """The module with the schedulers, once there are some."""
+        """The module with the schedulers. None without schedulers."""
 
     def start(self, client: ClientModule, trainer: Trainer) -> None:
-        """Begin a fit.
+        """Make the server's optimizers and schedulers when a fit begins.
+
+        Args:
+            client: The client module.
+            trainer: The Trainer of the fit.
 
         Raises:
-            ValueError: the client's optimizers would not train it.
+            ValueError: The client's optimizers do not train the client, or the checkpoint is one of
+                other schedulers.
         """
         owner: Any = client.lightning_modules()[-1]
         self._entries = []
@@ -61,7 +69,8 @@ class Plateau(Member):
             )
         check_optimized(owner, optimizers, client.parameters())
         if not client.automatic_optimization:
-            return  # the module steps its schedulers itself
+            # The module steps its schedulers itself.
+            return
         entries = [entry for entry in schedulers if entry.reduce_on_plateau]
         if not entries:
             return
@@ -73,22 +82,22 @@ class Plateau(Member):
         self._entries = entries
         self._optimizers = optimizers
         self._owner = owner
-        self._base = self._rates()
+        self._initial_rates = self._rates()
         if self._saved is not None:
             self._restore(self._saved)
             self._saved = None
         self.factors = self._relative()
 
     def step(self, round_idx: int, values: Mapping[str, float], is_complete: bool) -> None:
-        """Step at the end of a round, with its logged values. A scheduler whose value is not among them waits.
+        """Step the schedulers at the end of a round. A scheduler waits if its value was not logged.
 
         Args:
-            round_idx: of the round.
-            values: that it has logged.
-            is_complete: whether all that is ever logged is among them (the round was evaluated).
+            round_idx: The index of the round.
+            values: The logged values of the round, by key.
+            is_complete: Whether the round was evaluated, so that no other key will be logged.
 
         Raises:
-            ValueError: naming a monitor that nobody logs.
+            ValueError: Nobody logs the value that a scheduler watches.
         """
         for entry in self._entries:
             value = values.get(str(entry.monitor))
@@ -99,27 +108,30 @@ class Plateau(Member):
                 )
             if value is not None and (round_idx + 1) % entry.frequency == 0:
                 self._owner.lr_scheduler_step(entry.scheduler, value)
-        now = self._relative()
-        if now != self.factors:
-            rates = ", ".join(f"{factor:.3g}" for row in now for factor in row)
-            rank_zero_info(f"ReduceLROnPlateau: after round {round_idx} local learning rates are multiplied by {rates}")
-            self.factors = now
+        factors = self._relative()
+        if factors != self.factors:
+            text = ", ".join(f"{factor:.3g}" for factor in chain.from_iterable(factors))
+            rank_zero_info(f"ReduceLROnPlateau: after round {round_idx} local learning rates are multiplied by {text}")
+            self.factors = factors
 
     def _rates(self) -> Factors:
-        return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in self._optimizers]
+        """Return the learning rates of the server's optimizers."""
+        return [learning_rates(optimizer) for optimizer in self._optimizers]
 
     def _relative(self) -> Factors:
-        pairs = zip(self._rates(), self._base, strict=True)
-        factors = [[a / b if b else 1.0 for a, b in zip(now, base, strict=True)] for now, base in pairs]
-        return factors if any(factor != 1.0 for row in factors for factor in row) else []
+        """Return the ratios of the learning rates to the initial rates, or an empty list if all are 1."""
+        factors: Factors = []
+        for rates, initial_rates in zip(self._rates(), self._initial_rates, strict=True):
+            pairs = zip(rates, initial_rates, strict=True)
+            factors.append([rate / initial if initial else 1.0 for rate, initial in pairs])
+        if all(factor == 1.0 for factor in chain.from_iterable(factors)):
+            return []
+        return factors
 
-    # --- checkpoints -------------------------------------------------------------------------------------------
+    # --- checkpoints ---
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
-        """Learning rates and schedulers.
-
-        Empty where nothing is watched.
-        """
+        """Return learning rates and schedulers, or an empty dict without schedulers."""
         if self._saved is not None:
             return self._saved
         if not self._entries:
@@ -128,13 +140,20 @@ class Plateau(Member):
         return {"rates": self._rates(), "schedulers": schedulers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state of a checkpoint, when the next fit begins."""
+        """Keep the state of a checkpoint until the next fit begins."""
         self._saved = dict(state) or None
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        """Restore learning rates and schedulers from the state of a checkpoint.
+
+        Raises:
+            ValueError: The state is one of other schedulers or optimizers.
+        """
         rates = state["rates"]
         schedulers = state["schedulers"]
-        if len(schedulers) != len(self._entries) or [*map(len, rates)] != [*map(len, self._base)]:
+        saved_sizes = [len(row) for row in rates]
+        sizes = [len(row) for row in self._initial_rates]
+        if len(schedulers) != len(self._entries) or saved_sizes != sizes:
             raise ValueError(
                 f"the checkpoint must be of the same ReduceLROnPlateau, but has {len(schedulers)} of them and there "
                 f"are {len(self._entries)} here; give the module it was made with"
@@ -144,3 +163,8 @@ class Plateau(Member):
         for optimizer, row in zip(self._optimizers, rates, strict=True):
             for group, rate in zip(optimizer.param_groups, row, strict=True):
                 group["lr"] = rate
+
+
+def learning_rates(optimizer: Optimizer) -> list[float]:
+    """Return the learning rates of an optimizer, by parameter group."""
+    return [float(group["lr"]) for group in optimizer.param_groups]

@@ -1,4 +1,4 @@
-"""Structure of the client module: what a client adds, replaces or reshapes is found, and undone."""
+"""The structure of the client module: what a client adds, replaces or reshapes is found and undone."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import ClientJob, Member, State
 
 TABLES = ("_parameters", "_buffers", "_modules")
-"""Attributes of a module in which torch keeps what is in it."""
+"""Attributes of a module in which torch keeps its parameters, buffers and submodules by name."""
 
 Layout = tuple[torch.Size, torch.dtype, torch.device]
 """Shape, type and device of a tensor."""
@@ -22,11 +22,11 @@ Flags = list[tuple[nn.Parameter, bool]]
 
 
 class Structure(Member):
-    """Keeps modules, parameters and buffers of the client module as they are before the first round.
+    """Keeps the modules, parameters and buffers of the client module as they are before the first round.
 
     Args:
-        client: the module.
-        weights: of the module.
+        client: The client module.
+        weights: The entries of the client module.
     """
 
     at_client = True
@@ -35,28 +35,34 @@ class Structure(Member):
         self._client = client
         self._weights = weights
         self._entries = State()
+        """The tensors of the entries, by all names of each."""
         self._layout: dict[str, Layout] = {}
         self._parameters: dict[str, nn.Parameter] = {}
-        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """Attributes of all modules, and of each the `TABLES` as they were."""
+        self._attributes: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = []
+        """For every module its attributes, and copies of its `TABLES`."""
         self._flags: Flags = []
 
     def prepare(self) -> bool:
-        """Record the structure, once it lies where it is trained, before the first round."""
+        """Record the structure before the first round, when the module is on its device.
+
+        Returns:
+            False, since no other member depends on the structure.
+        """
         if self._layout:
             return False
         state = self._client.state_dict(keep_vars=True)
-        weights = self._weights
-        self._entries = {name: getattr(*place) for name, place in weights.entries.items()}
-        self._entries |= {alias: self._entries[name] for alias, name in weights.tied.items()}
-        self._layout = {name: layout_of(value) for name, value in self._entries.items()}
-        self._parameters = {
-            name: value
-            for name, value in self._entries.items()
-            if isinstance(value, nn.Parameter) and state[name] is value
-        }
-        parts = [vars(module) for module in self._client.modules()]
-        self._attributes = [(part, {name: dict(part[name]) for name in TABLES}) for part in parts]
+        for name, (owner, attribute) in self._weights.entries.items():
+            self._entries[name] = getattr(owner, attribute)
+        for alias, name in self._weights.tied.items():
+            self._entries[alias] = self._entries[name]
+        for name, value in self._entries.items():
+            self._layout[name] = layout_of(value)
+            if isinstance(value, nn.Parameter) and state[name] is value:
+                self._parameters[name] = value
+        for module in self._client.modules():
+            attributes = vars(module)
+            tables = {table: dict(attributes[table]) for table in TABLES}
+            self._attributes.append((attributes, tables))
         return False
 
     def mark(self) -> Flags:
@@ -65,60 +71,90 @@ class Structure(Member):
         return self._flags
 
     def trained(self, job: ClientJob) -> None:
-        """Refuse a module whose entries are not those that it had, and undo what a client froze or unfroze.
+        """Refuse a module whose entries have changed, and undo what a client froze or unfroze.
 
         Raises:
-            ValueError: naming the entry.
+            ValueError: An entry was added, removed, replaced or reshaped.
         """
         state = self._client.state_dict(keep_vars=True)
-        layout = self._layout
-        parameters = self._parameters
         for name, value in state.items():
-            if name not in layout:
+            layout = self._layout.get(name)
+            if layout is None:
                 if is_entry(name, value):
                     raise ValueError(
                         f"the client's entries must exist before training, to be sent and saved, but {name!r} came to "
                         f"be in it; allocate it in __init__ or configure_model"
                     )
                 continue
-            if name in parameters and value is not parameters[name]:
+            if name in self._parameters and value is not self._parameters[name]:
                 raise ValueError(
                     f"the client's parameters must stay the same objects, but {name!r} was replaced; copy the values "
                     f"into it"
                 )
-            if layout_of(value) != layout[name]:
-                raise ValueError(
-                    f"the client's entries must keep shape, type and device, but {name!r} has {tuple(value.shape)}, "
-                    f"{value.dtype} on {value.device} in place of {tuple(layout[name][0])}, {layout[name][1]} on "
-                    f"{layout[name][2]}; keep them in training"
-                )
-        if len(state) < len(layout) and (missing := [name for name in layout if name not in state]):
-            raise ValueError(f"the client's entries must stay in training, but {missing[0]!r} is gone; keep it")
-        for parameter, flag in self._flags:
-            if parameter.requires_grad != flag:
-                parameter.requires_grad_(flag)
+            if layout_of(value) != layout:
+                raise reshaped(name, value, layout)
+        if len(state) < len(self._layout):
+            for name in self._layout:
+                if name not in state:
+                    raise ValueError(f"the client's entries must stay in training, but {name!r} is gone; keep it")
+        for parameter, requires_grad in self._flags:
+            if parameter.requires_grad != requires_grad:
+                parameter.requires_grad_(requires_grad)
 
     def undo(self, mark: Flags) -> None:
-        """Undo what a client did to the structure: what brought entries is None.
+        """Undo what a client did to the structure, without the values of the entries.
 
-        The entries' values are to be loaded anew.
+        New entries become None. The values must be loaded afterwards.
         """
         for attributes, tables in self._attributes:
-            for table, before in tables.items():
-                new = {name: value for name, value in attributes[table].items() if name not in before}
-                empty = {n: v if isinstance(v, nn.Module) and not v.state_dict() else None for n, v in new.items()}
-                refill(attributes[table], before | empty)
-                for shadow in attributes.keys() & before:
-                    del attributes[shadow]
+            for table, contents in tables.items():
+                restore_table(attributes[table], contents)
+                # An attribute of the same name would hide the entry.
+                for name in attributes.keys() & contents:
+                    del attributes[name]
         for name, value in self._entries.items():
-            shape, dtype, device = self._layout[name]
-            if layout_of(value) != (shape, dtype, device):
+            layout = self._layout[name]
+            if layout_of(value) != layout:
+                shape, dtype, device = layout
                 value.data = torch.zeros(shape, dtype=dtype, device=device)
                 value.grad = None
-        for parameter, flag in mark:
-            parameter.requires_grad_(flag)
+        for parameter, requires_grad in mark:
+            parameter.requires_grad_(requires_grad)
+
+
+def restore_table(table: dict[str, Any], contents: dict[str, Any]) -> None:
+    """Give a table of a module its former contents.
+
+    A new module without entries stays. Everything else that is new becomes None.
+
+    Args:
+        table: One of a module's `TABLES`.
+        contents: The former contents.
+    """
+    restored = dict(contents)
+    for name, value in table.items():
+        if name in contents:
+            continue
+        has_no_entries = isinstance(value, nn.Module) and not value.state_dict()
+        restored[name] = value if has_no_entries else None
+    refill(table, restored)
+
+
+def reshaped(name: str, value: Tensor, layout: Layout) -> ValueError:
+    """Return the error for an entry whose shape, type or device has changed.
+
+    Args:
+        name: Name of the entry.
+        value: The entry as it is.
+        layout: The layout that it had.
+    """
+    shape, dtype, device = layout
+    return ValueError(
+        f"the client's entries must keep shape, type and device, but {name!r} has {tuple(value.shape)}, "
+        f"{value.dtype} on {value.device} in place of {tuple(shape)}, {dtype} on {device}; keep them in training"
+    )
 
 
 def layout_of(value: Tensor) -> Layout:
-    """Give shape, type and device."""
+    """Return shape, type and device of a tensor."""
     return value.shape, value.dtype, value.device

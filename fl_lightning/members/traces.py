@@ -1,116 +1,123 @@
-"""Traces of a client that fails, besides its entries: attributes and hooks of modules, torch's switches."""
+"""What a client leaves behind besides its entries: attributes and hooks of modules, and switches of torch."""
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning import LightningModule
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.types import Member
 
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""Attributes of a parameter with its hooks; torch has no public way to ask for them."""
+"""Attributes of a parameter with its hooks. Torch has no public way to read the hooks."""
 
-CPU = torch.device("cpu")
 COLLECTIONS = (dict, list, set, deque)
+"""Collections whose contents are restored if an attribute of a module is one."""
 
 
 class Traces(Member):
-    """Lets no client that fails leave anything in the module or torch's switches.
+    """Removes what a client that fails has left in the module and in torch's switches.
 
     Args:
-        client: the module.
+        client: The client module.
     """
 
     at_client = True
 
-    def __init__(self, client: LightningModule) -> None:
+    def __init__(self, client: nn.Module) -> None:
         self._client = client
 
     def mark(self) -> "Snapshot":
-        return Snapshot(self._client, self._client.device.type)
+        return Snapshot(self._client)
 
     def undo(self, mark: "Snapshot") -> None:
         mark.undo()
 
 
 class Snapshot:
-    """The client module and torch's switches before a client, to which `undo` goes back.
+    """Holds the client module and torch's switches as they were before a client.
 
-    Classes and attributes of all modules are put back, and what dictionaries, lists and sets among them hold: hooks,
-    parametrizations, methods that were replaced. Metric objects are left alone, whose counts are dropped by the round.
+    It covers the classes and attributes of all modules, and the contents of the collections that are
+    attributes: hooks, parametrizations, methods that were replaced. It leaves metric objects out,
+    because the round itself resets their counts.
 
     Args:
-        client: the module.
-        device_type: `cpu`, `cuda`: where it is trained.
+        client: The client module.
     """
 
-    def __init__(self, client: nn.Module, device_type: str = "cpu") -> None:
-        parts = [module for module in client.modules() if not isinstance(module, Metric | MetricCollection)]
-        self._attributes = [(module, type(module), dict(vars(module))) for module in parts]
-        held = [value for _, _, attributes in self._attributes for value in attributes.values()]
-        self._held = [(value, value.copy()) for value in held if isinstance(value, COLLECTIONS)]
-        hooked = [(parameter, name) for parameter in client.parameters() for name in PARAMETER_HOOKS]
-        self._hooks = [(parameter, name, dict(getattr(parameter, name) or {})) for parameter, name in hooked]
-        self._device_type = device_type
-        self._switches = switches(device_type)
-        self._nesting = torch.autocast_increment_nesting() - 1
-        torch.autocast_decrement_nesting()
+    def __init__(self, client: nn.Module) -> None:
+        self._attributes: list[tuple[nn.Module, type[nn.Module], dict[str, Any]]] = []
+        self._collections: list[tuple[Any, Any]] = []
+        """Collections, and copies of them."""
+        self._hooks: list[tuple[nn.Parameter, str, dict[Any, Any]]] = []
+        for module in client.modules():
+            if isinstance(module, Metric | MetricCollection):
+                continue
+            attributes = dict(vars(module))
+            self._attributes.append((module, type(module), attributes))
+            for value in attributes.values():
+                if isinstance(value, COLLECTIONS):
+                    self._collections.append((value, value.copy()))
+        for parameter in client.parameters():
+            for name in PARAMETER_HOOKS:
+                self._hooks.append((parameter, name, dict(getattr(parameter, name) or {})))
+        self._switches = switches()
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         for module, kind, attributes in self._attributes:
             if type(module) is not kind:
                 module.__class__ = kind
-            now = vars(module)
-            now.clear()
-            now.update(attributes)
-        for value, before in self._held:
-            refill(value, before)
-        for parameter, name, before in self._hooks:
-            if hooks := getattr(parameter, name):
-                refill(hooks, before)
-        for (now, _), (before, setter) in zip(switches(self._device_type), self._switches, strict=True):
-            if now != before:
-                setter(before)
-        while torch.autocast_increment_nesting() > self._nesting + 1:
-            torch.autocast_decrement_nesting()
-            torch.autocast_decrement_nesting()
-        torch.autocast_decrement_nesting()
+            current = vars(module)
+            current.clear()
+            current.update(attributes)
+        for collection, contents in self._collections:
+            refill(collection, contents)
+        for parameter, name, hooks in self._hooks:
+            current_hooks = getattr(parameter, name)
+            if current_hooks:
+                refill(current_hooks, hooks)
+        for switch, current_switch in zip(self._switches, switches(), strict=True):
+            if current_switch.value != switch.value:
+                switch.set(switch.value)
 
 
-def refill(value: Any, before: Any) -> None:
-    """Let a collection hold what it held before."""
-    value.clear()
-    (value.extend if isinstance(value, list | deque) else value.update)(before)
+class Switch(NamedTuple):
+    """A switch of torch for the whole process, or its thread.
 
-
-def switches(device_type: str) -> list[tuple[Any, Callable[[Any], Any]]]:
-    """Read torch's switches of this process.
-
-    Each with the function that sets it.
+    Args:
+        value: The value of the switch.
+        set: Sets the switch.
     """
-    cudnn = torch.backends.cudnn
+
+    value: Any
+    set: Callable[[Any], Any]
+
+
+def switches() -> list[Switch]:
+    """Return the switches that a client may set for a few lines, with their present values.
+
+    A client that fails in such lines does not set the switch back. All other switches either have a
+    context manager that sets them back on an error (autocast, default device, anomaly detection,
+    cuDNN), or are set once for a whole process (threads, precision of matrix products).
+    """
+    deterministic = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     return [
-        (torch.is_grad_enabled(), torch.set_grad_enabled),
-        (torch.get_default_dtype(), torch.set_default_dtype),
-        (torch.get_default_device(), lambda device: torch.set_default_device(None if device == CPU else device)),
-        (torch.get_num_threads(), torch.set_num_threads),
-        (torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision),
-        (
-            (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-            lambda flags: torch.autograd.set_detect_anomaly(*flags),
-        ),
-        (
-            (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-            lambda flags: torch.use_deterministic_algorithms(flags[0], warn_only=flags[1]),
-        ),
-        (torch.is_autocast_enabled(device_type), lambda flag: torch.set_autocast_enabled(device_type, flag)),
-        (torch.get_autocast_dtype(device_type), lambda dtype: torch.set_autocast_dtype(device_type, dtype)),
-        (torch.is_autocast_cache_enabled(), torch.set_autocast_cache_enabled),
-        *((getattr(cudnn, name), partial(setattr, cudnn, name)) for name in ("enabled", "benchmark", "deterministic")),
+        Switch(torch.is_grad_enabled(), torch.set_grad_enabled),
+        Switch(torch.get_default_dtype(), torch.set_default_dtype),
+        Switch(deterministic, lambda flags: torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])),
     ]
+
+
+def refill(collection: Any, contents: Any) -> None:
+    """Replace the contents of a collection, which stays the same object."""
+    collection.clear()
+    if isinstance(collection, list | deque):
+        collection.extend(contents)
+    else:
+        collection.update(contents)

@@ -1,4 +1,4 @@
-"""Parts of the client that nobody averages: buffers with `persistent=False`, and extra states of modules."""
+"""Parts of the client that nobody averages: buffers with `persistent=False` and extra states of modules."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -13,22 +13,24 @@ from fl_lightning.functional.state import EXTRA
 from fl_lightning.types import ClientJob, Member, State
 
 KEPT = "kept_buffers"
-"""Key of the buffers that a client keeps, in its memory."""
+"""Key in a client's memory of the buffers that the client keeps."""
 
 
 class NonPersistentBuffers(Member):
-    """Sets the buffers that are in no state dict back for every client, so that it begins as a fresh copy would.
+    """Resets the buffers that are in no state dict, so that every client begins as a fresh copy of the module would.
 
     Args:
-        client: the module, before any training.
-        keep: `fnmatch` patterns of those that a client keeps in its memory.
+        client: The client module, before any training.
+        keep: `fnmatch` patterns of the buffers that a client keeps in its memory.
 
     Attributes:
-        start: values before any training, by name; None for a buffer that was not allocated then.
-        places: who owns them, and under which attribute; empty where there are none.
+        start: The values before any training, by name. None for a buffer that was not allocated
+            then.
+        places: The module and the attribute of every buffer, by name.
+        kept: Names of the buffers that a client keeps, one for each buffer.
 
     Raises:
-        ValueError: if a pattern matches none.
+        ValueError: A pattern matches no such buffer.
     """
 
     name = "buffers"
@@ -36,16 +38,24 @@ class NonPersistentBuffers(Member):
 
     def __init__(self, client: nn.Module, keep: tuple[str, ...] = ()) -> None:
         self.client = client
-        self._may_come = runs_foreign_code(client)
         self.start: dict[str, Tensor | None] = {}
         self.places: dict[str, tuple[nn.Module, str]] = {}
-        buffers = self._find()
-        copies = {id(value): value.detach().clone() for value in buffers.values()}  # one for all names of a buffer
-        self.start.update({name: copies[id(value)] for name, value in buffers.items()})
-        first: dict[int, str] = {}
-        self._first = {name: first.setdefault(id(value), name) for name, value in buffers.items()}  # of several names
-        matched = (name for name in buffers if any(fnmatchcase(name, pattern) for pattern in keep))
-        self.kept = list(dict.fromkeys(self._first[name] for name in matched))
+        self._may_add_buffers = runs_foreign_code(client)
+        """Whether the first training may add buffers."""
+        buffers = self._new_buffers()
+        self._first_name: dict[str, str] = {}
+        """By each name of a buffer its first name. A buffer may have several."""
+        first_names: dict[int, str] = {}
+        for name, value in buffers.items():
+            first_name = first_names.setdefault(id(value), name)
+            self._first_name[name] = first_name
+            # All names of a buffer share one copy.
+            self.start[name] = value.detach().clone() if first_name == name else self.start[first_name]
+        self.kept: list[str] = []
+        for name in buffers:
+            matches = any(fnmatchcase(name, pattern) for pattern in keep)
+            if matches and self._first_name[name] not in self.kept:
+                self.kept.append(self._first_name[name])
         for pattern in keep:
             if not any(fnmatchcase(name, pattern) for name in buffers):
                 raise ValueError(
@@ -53,49 +63,60 @@ class NonPersistentBuffers(Member):
                     f"{list(buffers)[:8]}; entries of the state dict stay with a client by model.personal"
                 )
 
-    def _find(self) -> State:
-        """Find the buffers that are not known yet."""
-        saved = self.client.state_dict(keep_vars=True)
-        named = self.client.named_buffers(remove_duplicate=False)
-        buffers = {name: value for name, value in named if name not in saved and name not in self.start}
-        for name in buffers:
+    def _new_buffers(self) -> State:
+        """Return the buffers that are not known yet, and record their places."""
+        state = self.client.state_dict(keep_vars=True)
+        buffers = State()
+        for name, value in self.client.named_buffers(remove_duplicate=False):
+            if name in state or name in self.start:
+                continue
             path, _, attribute = name.rpartition(".")
             self.places[name] = (self.client.get_submodule(path), attribute)
+            buffers[name] = value
         return buffers
 
     @property
     def is_used(self) -> bool:
-        return bool(self.places) or self._may_come
+        return bool(self.places) or self._may_add_buffers
 
     def enter(self, job: ClientJob) -> None:
+        """Give the client the buffers that it has kept."""
         self.set_back(job.memory.get(KEPT, {}))
 
     def trained(self, job: ClientJob) -> None:
-        """Record the buffers that came to be in training, and keep what the client is to have again."""
-        if self._may_come:
-            self._may_come = False
-            self.start.update(dict.fromkeys(self._find()))
-        if self.kept:
-            live = {name: getattr(*self.places[name]) for name in self.kept}
-            job.memory[KEPT] = {name: value.detach().clone() for name, value in live.items() if value is not None}
+        """Record the buffers that the first training has added, and keep those that the client has again."""
+        if self._may_add_buffers:
+            self._may_add_buffers = False
+            self.start.update(dict.fromkeys(self._new_buffers()))
+        if not self.kept:
+            return
+        memory = State()
+        for name in self.kept:
+            value = self._live(name)
+            if value is not None:
+                memory[name] = value.detach().clone()
+        job.memory[KEPT] = memory
 
     def leave(self) -> None:
         self.set_back({})
 
-    def place(self) -> None:
-        """Put the values where the module lies, and in its type.
+    def _live(self, name: str) -> Tensor | None:
+        """Return a buffer of the module."""
+        owner, attribute = self.places[name]
+        value: Tensor | None = getattr(owner, attribute)
+        return value
 
-        It is as it was before any training.
-        """
+    def place(self) -> None:
+        """Move the values before any training to the device and type of the module's buffers."""
         placed: dict[int, Tensor] = {}
         for name, value in self.start.items():
-            live = getattr(*self.places[name])
+            live = self._live(name)
             if value is not None and live is not None:
                 self.start[name] = placed.setdefault(id(value), value.to(live))
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the values of a checkpoint in place of those with which the module was built, also in the module."""
+        """Use the values of a checkpoint as the values before any training, also in the module."""
         for name, value in state.items():
             start = self.start.get(name)
             if start is not None and start.shape == value.shape:
@@ -103,49 +124,55 @@ class NonPersistentBuffers(Member):
         self.set_back({})
 
     def set_back(self, kept: State) -> None:
-        """Set all buffers back: to what the client has kept, else to their start.
+        """Reset all buffers to what the client has kept, or to their values before any training.
 
-        Each is a tensor of its own.
+        Every buffer becomes a new tensor. Nothing is written into the tensor before, since it may be
+        a part of the data.
 
-        The one before may be a part of the data by now, so that nothing is written into it.
+        Args:
+            kept: The buffers that the client has kept, by their first names.
         """
-        fresh: dict[int, Tensor] = {}
+        clones: dict[int, Tensor] = {}
         for name, (owner, attribute) in self.places.items():
-            value = kept.get(self._first.get(name, name), self.start[name])
-            if value is not None and id(value) not in fresh:
-                fresh[id(value)] = value.clone()
-            setattr(owner, attribute, None if value is None else fresh[id(value)])
+            first_name = self._first_name.get(name, name)
+            value = kept.get(first_name, self.start[name])
+            if value is None:
+                setattr(owner, attribute, None)
+                continue
+            if id(value) not in clones:
+                clones[id(value)] = value.clone()
+            setattr(owner, attribute, clones[id(value)])
 
     def state_dict(self, mark: Any = None) -> State:
-        """Give the values before any training that are allocated."""
+        """Return the values before any training, without buffers that were not allocated."""
         return {name: value for name, value in self.start.items() if value is not None}
 
 
 class ExtraStates(Member):
-    """Sets what modules return by `get_extra_state` back for every client: it is in the state dict, but has no mean.
+    """Resets what modules return by `get_extra_state` for every client, because it has no mean.
 
     Args:
-        client: the module.
+        client: The client module.
     """
 
     at_client = True
 
     def __init__(self, client: nn.Module) -> None:
-        self._owners = {
-            f"{path}.{EXTRA}".lstrip("."): module
-            for path, module in client.named_modules()
-            if type(module).get_extra_state is not nn.Module.get_extra_state
-            and type(module).set_extra_state is not nn.Module.set_extra_state
-        }
+        self._owners: dict[str, nn.Module] = {}
+        """By name of the entry the module that has the state."""
+        for path, module in client.named_modules():
+            if has_extra_state(module):
+                name = f"{path}.{EXTRA}".lstrip(".")
+                self._owners[name] = module
         self._start: dict[str, Any] | None = None
-        """The states that clients start from, while clients are trained."""
+        """The states from which clients start. None while no client is trained."""
 
     @property
     def is_used(self) -> bool:
         return bool(self._owners)
 
     def enter(self, job: ClientJob) -> None:
-        """Set all states to those before the first client."""
+        """Reset all states to what they were before the first client."""
         if self._start is None:
             self._start = self.mark()
         self.undo(self._start)
@@ -156,13 +183,21 @@ class ExtraStates(Member):
             self._start = None
 
     def mark(self) -> dict[str, Any]:
-        """Copy the states, by name."""
+        """Return copies of the states, by name."""
         return {name: deepcopy(owner.get_extra_state()) for name, owner in self._owners.items()}
 
     def undo(self, mark: Mapping[str, Any]) -> None:
-        """Hand every module a copy of its state."""
+        """Give every module a copy of its state."""
         for name, state in mark.items():
             self._owners[name].set_extra_state(deepcopy(state))
 
     def entries_at(self, mark: Mapping[str, Any]) -> Mapping[str, Any]:
         return {f"client.{name}": state for name, state in mark.items()}
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    """Return True if the class of a module defines how its extra state is read and written."""
+    kind = type(module)
+    reads = kind.get_extra_state is not nn.Module.get_extra_state
+    writes = kind.set_extra_state is not nn.Module.set_extra_state
+    return reads and writes

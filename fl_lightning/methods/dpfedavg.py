@@ -68,7 +68,13 @@ class DPFedAvg(PrivateAggregator):
         accountant: Accountant = "pld",
         weighting: Literal["uniform"] = "uniform",
     ) -> None:
-        super().__init__(noise_multiplier, target_epsilon, delta, accountant, weighting)
+        super().__init__(
+            noise_multiplier=noise_multiplier,
+            target_epsilon=target_epsilon,
+            delta=delta,
+            accountant=accountant,
+            weighting=weighting,
+        )
         check_above(0, clip=clip)
         check_inside(0, 1, "None leaves the clip as it is", quantile=quantile)
         self.clip = clip

@@ -36,6 +36,29 @@ def test_a_run_goes_on_whatever_its_file_is_called(here):
     assert len((run_in(here, stem="digits_fedavg") / "metrics.csv").read_text().splitlines()) == 3
 
 
+def test_a_small_experiment_without_a_file_is_fedavgs_with_the_methods(here):
+    """The name that 0.2.0 had for it means the same settings, and its runs lie where they lay."""
+    parts = say(f"fit -c {NAME} -c method/moon --print_config")
+    for asked in ("experiment/digits_moon", "configs/experiment/digits_moon.yaml"):
+        said = say(f"fit -c {asked} --print_config")
+        assert said.code == 0, said.err
+        assert said.out == parts.out
+    assert yaml.safe_load(parts.out)["model"]["client"]["class_path"] == "fl_lightning.methods.MOON"
+    for words in ("", "--trainer.max_epochs 2 --ckpt_path last"):
+        said = say(f"fit -c experiment/digits_moon {TINY} {words}")
+        assert said.code == 0, said.err
+    assert len((run_in(here, stem="digits_moon") / "metrics.csv").read_text().splitlines()) == 3
+    assert not (here / "runs/digits_fedavg").exists()
+
+
+def test_a_small_experiment_without_a_file_is_copied_as_its_parts(here):
+    said = refusal("configs experiment/digits_moon", 1)
+    assert "experiment/digits_moon has no file of its own: it is experiment/digits_fedavg with method/moon" in said
+    assert say("configs experiment/digits_moon --copy mine").out == "2 files copied to mine\n"
+    copies = sorted(path.relative_to(here / "mine").as_posix() for path in (here / "mine").rglob("*.yaml"))
+    assert copies == ["experiment/digits_fedavg.yaml", "method/moon.yaml"]
+
+
 def test_ones_own_file_comes_first(here):
     (here / "experiment").mkdir()
     (here / f"{NAME}.yaml").write_text("data: {num_clients: 3}")

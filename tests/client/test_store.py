@@ -1,6 +1,7 @@
 """The client store: the same run whether records lie in memory or in files, and no file that nobody needs."""
 
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -295,6 +296,21 @@ def test_the_cost_of_a_round_follows_its_cohort(tmp_path):
         store.put(cohort, round_idx)
         assert written == list(cohort)
     assert len(store.state_dict()["files"]) == 60
+
+
+def test_a_round_enters_no_file_of_checkpoints(tmp_path):
+    store = ClientStore(memory_budget_mb=0, folder=tmp_path)
+    store.put({0: record(0.0)}, 0)
+    entered = set()
+    sys.setprofile(lambda frame, event, argument: entered.add(Path(frame.f_code.co_filename).name))
+    try:
+        store.record(0)
+        store.put({0: record(1.0)}, 1)  # deletes the file of round 0, which no checkpoint names
+    finally:
+        sys.setprofile(None)
+    assert [path.name[:16] for path in tmp_path.iterdir()] == ["client_0_round_1"]
+    assert {"store.py", "records.py"} <= entered
+    assert "checkpoint_io.py" not in entered
 
 
 def test_a_record_goes_to_the_rank_that_owns_it(tmp_path):

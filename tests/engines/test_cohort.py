@@ -353,7 +353,7 @@ Own = type("Own", (pl.Callback,), {})
 )
 def test_what_was_stacked_is_examined_again_only_where_foreign_code_runs(net, callbacks, times, monkeypatch):
     asked = []
-    monkeypatch.setattr("fl_lightning.engines.cohort.why_not", lambda *given: asked.append(given))
+    monkeypatch.setattr("fl_lightning.engines.cohort.why_not", lambda client, **given: asked.append(client))
     fit(None, 3, toy_data(), loop=FederatedLoop(fedavg(net), chunk=4, seed=3), callbacks=callbacks)
     assert len(asked) == times
 

@@ -50,7 +50,12 @@ def test_clients_get_every_bit_that_a_federation_gives_them(name, plugin, make, 
     more = {"local_epochs": 2, "lr_decay": {"cosine": 0.01}}
     fit(make(), 1, toy_data((7, 12)), callbacks=[watch], precision=name, chunk=chunk, **more)
     engine = local_engine(
-        make(), data := toy_data((7, 12)), None, plugin(), 1, LocalSettings(seed=3, **more), chunk=chunk
+        make(),
+        data := toy_data((7, 12)),
+        precision=plugin(),
+        max_epochs=1,
+        settings=LocalSettings(seed=3, **more),
+        chunk=chunk,
     )
     weights = engine.weights
     sent = Broadcast(0, "train", weights.snapshot(weights.shared))

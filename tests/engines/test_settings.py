@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fl_lightning.engines.settings import LocalSettings, decay_of
+from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.methods import FedAvg
 from tests.hooks.toy import Updates
 from tests.toys import fit, sgd, toy_data
@@ -60,4 +60,4 @@ def test_a_factor_is_a_power_of_the_round():
 )
 def test_what_is_refused(given, rounds, sentence):
     with pytest.raises(ValueError, match=sentence.replace("{", r"\{")):
-        decay_of(LocalSettings(lr_decay=given).lr_decay, rounds)
+        LocalSettings(lr_decay=given).over(rounds)

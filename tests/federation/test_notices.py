@@ -28,7 +28,7 @@ def lines(caplog, client=None, rounds=1, **settings):
 @pytest.mark.parametrize(("epochs", "told"), [(0, True), ([0, 0], True), ([0, 1], False), (1, False)])
 def test_no_local_epochs(caplog, epochs, told):
     _, said = lines(caplog, local_epochs=epochs)
-    expected = [f"model.local_epochs={epochs}: no client trains, but in epochs that its method counts by itself"]
+    expected = [f"model.local_epochs={epochs}: no client trains, except in epochs that its method counts by itself"]
     assert [text.partition(";")[0] for text in said] == expected * told
 
 

@@ -202,11 +202,25 @@ def test_forgetting_is_that_of_the_history():
     table = torch.rand(12, 5, dtype=torch.float64)
     table[:, 3] = math.nan
     for t, row in enumerate(table):
-        recorder.evaluated(row)
-        assert recorder.forgetting(0) == float(forgetting(table[: t + 1]))
+        recorder.take_class_accuracy(row)
+        recorder.end_evaluation(t)
+        assert recorder.forgetting() == float(forgetting(table[: t + 1]))
     assert torch.equal(recorder.peak.nan_to_num(-1), table.amax(0).nan_to_num(-1))
-    recorder.evaluated(None)
-    assert recorder.forgetting(0) is None
+    recorder.take_class_accuracy(None)
+    recorder.end_evaluation(12)
+    assert recorder.forgetting() is None
+
+
+def test_forgetting_writes_nothing():
+    recorder = Recorder()
+    for t, row in enumerate([[0.9, 0.1], [0.5, 0.3]]):
+        recorder.take_class_accuracy(torch.tensor(row, dtype=torch.float64))
+        recorder.end_evaluation(t)
+    before = recorder.state_dict()
+    peak = recorder.peak.clone()
+    assert recorder.forgetting() == recorder.forgetting() == pytest.approx(0.2)
+    assert torch.equal(recorder.peak, peak)
+    assert recorder.state_dict()["evaluated_rounds"] == before["evaluated_rounds"] == 2
 
 
 class Save(pl.Callback):

@@ -120,7 +120,7 @@ def test_an_error_of_a_started_process_has_that_process_traceback_as_its_cause()
         try:
             raise ZeroDivisionError("there")
         except ZeroDivisionError as error:
-            strategy.leave(run.args[0], 1, error)
+            strategy.leave(run.keywords["mail"], 1, error)
         raise ProcessRaisedException("torch's words", 1, 0)
 
     with pytest.raises(ZeroDivisionError, match="there") as caught:

@@ -214,6 +214,6 @@ def test_help_of_a_method_shows_its_arguments_and_methods_before_those_of_lightn
         """
 
     assert Mine.__doc__.startswith(
-        "A client.\n\nArgs:\n    base: of `ClientModule`,\n        on two lines.\n    net: factory"
+        "A client.\n\nArgs:\n    base: of `ClientModule`,\n        on two lines.\n    net: A factory"
     )
-    assert Mine.__doc__.endswith("None: taken from the data.\n\nNote:\n    The end.")
+    assert Mine.__doc__.endswith("None takes it from the data.\n\nNote:\n    The end.")
