@@ -61,6 +61,7 @@ class FederatedRun:
             communicator=self.communicator,
             weights=server.global_weights,
             initial=parts.initial_personal,
+            work=self._work_of_record,
         )
         self.members = members_of(
             parts=parts,
@@ -112,6 +113,10 @@ class FederatedRun:
             return size
         costs = sample_costs(net.nets, net.input_shape)
         return partial(cost_of, size=size, costs=costs)
+
+    def _work_of_record(self, client_id: int) -> int:
+        """Return the cost of a client of a checkpoint, 0 if the data do not have the client."""
+        return self.work(client_id) if client_id < self.data.num_clients else 0
 
     def _is_watched(self) -> bool:
         """Return True if the user's own code may change the client module between two rounds."""
