@@ -26,15 +26,17 @@ if TYPE_CHECKING:  # the process that starts the others needs no Lightning
 
 ROUNDS = {"cnn": 5, "resnet": 3, "unlike": 7}
 """Of the workloads for which processes pay; the first round warms up. `unlike`: ten clients with equally
-many samples, every second with the net of `cnn`, the others with one that is six times as fast, by `Local`."""
+many samples, every second with the net of `cnn`, the others with a net of a third of its operations, by `Local`."""
 COLUMNS = ("processes", "s_per_round", "speedup", "low", "high")
 Way = tuple[int, int, str]
 """Processes, threads of each, and by what the clients are spread."""
+BY_WORK = "work"
+"""The package's rule: samples, times the operations of the client's net where the nets differ."""
 BY_SAMPLES = "samples"
-BY_SECONDS = "seconds"
-WAYS: dict[str, list[Way]] = {"unlike": [(1, 1, BY_SAMPLES), (2, 1, BY_SAMPLES), (2, 1, BY_SECONDS)]}
+"""Samples alone, for comparison."""
+WAYS: dict[str, list[Way]] = {"unlike": [(1, 1, BY_WORK), (2, 1, BY_SAMPLES), (2, 1, BY_WORK)]}
 """Ways of a workload; of others two processes and two threads beside one."""
-USUAL: list[Way] = [(1, 1, BY_SAMPLES), (2, 1, BY_SAMPLES), (1, 2, BY_SAMPLES)]
+USUAL: list[Way] = [(1, 1, BY_WORK), (2, 1, BY_WORK), (1, 2, BY_WORK)]
 
 
 def seconds_of_rounds(workload: str, way: Way, *folder: str) -> list[float]:
@@ -57,14 +59,16 @@ def measure(workload: str, repeats: int, seconds: float) -> list[tuple[str, *tup
         devices, threads, spread = way
         low, middle, high = quartiles([base / own for base, own in zip(taken[ways[0]], found, strict=True)])
         name = f"{workload}, {devices} x {threads} thread{'s' if threads > 1 else ''}"
-        rows.append((f"{name}, by {spread}" if spread != BY_SAMPLES else name, median(found), middle, low, high))
+        if spread != BY_WORK:
+            name += f", by {spread}"
+        rows.append((name, median(found), middle, low, high))
     return rows
 
 
 def parts_of_ranks(workload: str) -> list[dict[str, float]]:
     """Milliseconds of a round in each of two processes of one thread, by part."""
     with TemporaryDirectory() as folder:
-        seconds_of_rounds(workload, (2, 1, BY_SAMPLES), folder)
+        seconds_of_rounds(workload, (2, 1, BY_WORK), folder)
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -87,6 +91,7 @@ def main() -> None:
     from bench.federated import BARE, Pause, fit  # noqa: PLC0415
     from bench.parts import Ticks  # noqa: PLC0415 - which starts this module, too
     from fl_lightning.distributed import ClientParallelStrategy  # noqa: PLC0415
+    from fl_lightning.federation.run import FederatedRun  # noqa: PLC0415
 
     workload = sys.argv[1]
     spread = sys.argv[4]
@@ -96,7 +101,9 @@ def main() -> None:
     loop, data = made_for(workload, rounds)
     settings = dict(BARE)
     if devices > 1:
-        settings |= {"strategy": ClientParallelStrategy(by_seconds=spread == BY_SECONDS), "devices": devices}
+        settings |= {"strategy": ClientParallelStrategy(), "devices": devices}
+    if spread == BY_SAMPLES:  # every process of the run enters here
+        FederatedRun.work = property(lambda run: run.server.size)  # type: ignore[assignment, method-assign]
     ticks = Ticks(1, rounds)
     with quiet():
         clock, trainer = fit(loop, data, rounds, *(Pause(ticks.pause) for _ in folders), **settings)

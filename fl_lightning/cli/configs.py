@@ -3,11 +3,11 @@
 import re
 import shutil
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 
 from fl_lightning.cli.plain_parser import PlainParser
+from fl_lightning.utils.suggestions import nearest
 from fl_lightning.utils.text import printable
 
 PROG = "fl-lightning configs"
@@ -84,11 +84,11 @@ def shipped(asked: str) -> list[str]:
         if set(parts) <= set(known):
             return parts
     stem = name.rpartition("/")[2]
-    candidates = [other for other in known if other.rpartition("/")[2] == stem]
-    candidates += get_close_matches(name, known, n=1)
-    nearest = f"; the nearest is {candidates[0]}" if candidates else ""
+    same_stem = [other for other in known if other.rpartition("/")[2] == stem]
+    close = same_stem[0] if same_stem else nearest(name, known)
+    suggested = "" if close is None else f"; the nearest is {close}"
     raise ValueError(
-        f"there is no file {asked}, and no configuration of that name comes with the package{nearest}; "
+        f"there is no file {asked}, and no configuration of that name comes with the package{suggested}; "
         f"{PROG} lists all names"
     )
 

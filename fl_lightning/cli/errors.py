@@ -10,10 +10,11 @@ import yaml  # type: ignore[import-untyped]
 from pytorch_lightning.cli import LightningCLI
 
 from fl_lightning.cli import classes
-from fl_lightning.cli.suggestions import meant, nearest
+from fl_lightning.cli.suggestions import meant
 from fl_lightning.cli.yaml_keys import not_yaml
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.renamed import instead_of
+from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.tracebacks import place_of
 
 PROG = "fl-lightning"
@@ -149,7 +150,7 @@ def expected(names: list[str], given: str) -> str:
     'must be float, got 0,01; numbers are written with a point: 0.01'
     """
     numbers = [words for kind, words in NUMBERS.items() if kind in names]
-    near = nearest(given, [name for name in names if name not in NUMBERS])
+    near = suggestion(given, [name for name in names if name not in NUMBERS])
     if numbers and not near:
         near = f"; {numbers[0]}"
     elif LISTS.issuperset(names) and given != NOTHING:
@@ -183,10 +184,10 @@ def unknown_option(
     if name == "class_path":
         return "the options of a class belong under init_args, beside its class_path"
     if options == SUBCOMMANDS_ONLY:
-        return f"unknown option {name!r}{nearest(name, ('version', 'help', 'print_shtab'))}; {PROG} --help lists all"
+        return f"unknown option {name!r}{suggestion(name, ('version', 'help', 'print_shtab'))}; {PROG} --help lists all"
     known = [option.removesuffix(".class_path") for option in options if ".init_args." not in option]
     near = meant(name, [*known, *further])
-    hint = f"; the nearest is {near!r}" if near else nearest(name, known)
+    hint = f"; the nearest is {near!r}" if near else suggestion(name, known)
     all_options = (
         f"there are {', '.join(options) or 'none'}" if len(options) <= 20 else f"{PROG} fit --help all lists them"
     )
@@ -211,10 +212,10 @@ def no_class(given: str, base: type) -> str:
     if kind is None:
         if missing := classes.missing_module(given):
             beside = [path.stem for path in Path().glob("*.py")]
-            near = nearest(missing, beside) or "; write the import path of the class, such as my_task.MyModule"
+            near = suggestion(missing, beside) or "; write the import path of the class, such as my_task.MyModule"
             return f"there is no class {given!r}: no module {missing!r} can be imported from {Path.cwd()}{near}"
         word = given.rpartition(".")[2]
-        near = nearest(given, classes.classes_beside(given)) or nearest(word, classes.class_names(base))
+        near = suggestion(given, classes.classes_beside(given)) or suggestion(word, classes.class_names(base))
         return import_path(given) or f"there is no class {given!r}{near or classes.choice(base)}"
     if issubclass(kind, base) or (base is pl.LightningModule and issubclass(kind, TrainableModule)):
         return ""

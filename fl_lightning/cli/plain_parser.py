@@ -1,19 +1,22 @@
-"""argparse's parser, which is imported in no time, for the commands that need neither torch nor Lightning."""
+"""A parser for the commands that need neither torch nor Lightning. It is argparse's, which is imported at once."""
 
 import argparse
 import re
 import sys
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.text import printable
 
 CHOICE = re.compile(r"argument (?:--)?(\S+): invalid choice: '(.*)' \(choose from (.*)\)")
+"""argparse's words for a value that is none of the choices."""
+
 UNKNOWN = "unrecognized arguments: "
+"""argparse's words before the arguments that it does not know."""
 
 
 class PlainParser(argparse.ArgumentParser):
-    """A parser without abbreviations, with its errors in one line."""
+    """Parses arguments without abbreviations, and prints an error in one line."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -23,7 +26,7 @@ class PlainParser(argparse.ArgumentParser):
         sys.exit(2)
 
     def sentence(self, message: str) -> str:
-        """Explain a message of argparse, with what is right.
+        """Return a message of argparse as one sentence that names what is right.
 
         >>> parser = PlainParser("try", add_help=False)
         >>> parser.sentence("argument --form: invalid choice: 'xm' (choose from 'xml', 'csv')")
@@ -31,12 +34,14 @@ class PlainParser(argparse.ArgumentParser):
         >>> parser.sentence("unrecognized arguments: --nosuch x")
         "unknown option '--nosuch'; usage: try"
         """
-        if wrong := CHOICE.fullmatch(message):
-            name, given, listed = wrong.groups()
-            names = [choice.strip("'") for choice in listed.split(", ")]
-            near = "".join(f"; the nearest is {close!r}" for close in get_close_matches(given, names, 1))
-            return f"{name} must be {' or '.join(names)}, got {given}{near}"
+        wrong_choice = CHOICE.fullmatch(message)
+        if wrong_choice:
+            name, given, listed = wrong_choice.groups()
+            choices = [choice.strip("'") for choice in listed.split(", ")]
+            return f"{name} must be {' or '.join(choices)}, got {given}{suggestion(given, choices)}"
+        usage = " ".join(self.format_usage().split())
         if message.startswith(UNKNOWN):
             word = message.removeprefix(UNKNOWN).split()[0]
-            message = f"{'unknown option' if word[0] == '-' else 'unexpected argument'} {word!r}"
-        return f"{message}; {' '.join(self.format_usage().split())}"
+            kind = "unknown option" if word.startswith("-") else "unexpected argument"
+            return f"{kind} {word!r}; {usage}"
+        return f"{message}; {usage}"

@@ -1,7 +1,7 @@
 """The client store, which keeps memory and personal entries of clients in host memory or files."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
@@ -336,18 +336,23 @@ class ClientStore:
         files = [file for _, file in sorted(self._files.items())]
         return {"records": records, "files": table_of(files)}
 
-    def load_state_dict(self, state: Mapping[str, Any], rank: int = 0, world: int = 1) -> None:
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        rank: int = 0,
+        assign: Callable[[Sequence[int]], dict[int, int]] | None = None,
+    ) -> None:
         """Load the records of a checkpoint, of which this process keeps its share.
 
         Args:
             state: What `state_dict` returned, with the records of all processes.
-            rank: The rank of this process. It keeps the clients with `client_id mod world = rank`.
-            world: Number of processes.
+            rank: The rank of this process.
+            assign: Chooses the rank of each client, the same in all processes. None means that there is one process.
         """
         self._loaded = files_of(state)
         clients = sorted(self._loaded | state["records"])
-        self.owners = {client_id: client_id % world for client_id in clients} if world > 1 else {}
-        self.clients = {client_id for client_id in clients if client_id % world == rank}
+        self.owners = {} if assign is None else assign(clients)
+        self.clients = {client_id for client_id in clients if self.owners.get(client_id, rank) == rank}
         self._files = {client_id: file for client_id, file in self._loaded.items() if client_id in self.clients}
         self._records = {}
         for client_id, content in state["records"].items():

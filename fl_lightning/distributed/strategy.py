@@ -21,6 +21,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from fl_lightning.distributed.watch import GRACE, RemoteError, Watch
 from fl_lightning.utils.life import LIFE
+from fl_lightning.utils.renamed import check_not_gone
 from fl_lightning.utils.settings import check_above
 from fl_lightning.utils.tracebacks import raised_by_check
 
@@ -55,6 +56,7 @@ class ClientParallelStrategy(DDPStrategy):
         timeout: timedelta | None = WHOLE_ROUND,
         **kwargs: Any,
     ) -> None:
+        check_not_gone(type(self), kwargs)  # DDPStrategy would take every name
         check_above(0, process_timeout=process_timeout)
         super().__init__(timeout=timeout, **kwargs)
         self.process_timeout = process_timeout

@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from fl_lightning.cli.suggestions import nearest
 from fl_lightning.experiments.composing import (
     Composer,
     Setting,
@@ -37,6 +36,7 @@ from fl_lightning.runs.folder import CHECKPOINTS, LAST, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import lock_path, write_file
 from fl_lightning.utils.settings import as_list
+from fl_lightning.utils.suggestions import suggestion
 
 LIMITS = ("max_epochs", "max_steps", "max_time")
 """Settings of the Trainer that end a run; a step is a round."""
@@ -267,7 +267,7 @@ class Cells:
         if fixed := sorted(asked & {*SEEDS, *PLACES}):
             raise ValueError(f"an experiment sets seeds, folders and loggers itself, got {fixed[0]}; see --seeds")
         if unknown := sorted(asked - known):
-            near = nearest(unknown[0], sorted(self.options))
+            near = suggestion(unknown[0], sorted(self.options))
             raise ValueError(f"settings are options of fit, and no method of the experiment knows {unknown[0]!r}{near}")
 
     def configs_of(self, case: Mapping[str, Any], asked: bool = True) -> list[str]:

@@ -15,10 +15,10 @@ from pytorch_lightning.cli import LightningArgumentParser
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.methods import printed_names
 from fl_lightning.cli.parser_only import fit_parser
-from fl_lightning.cli.suggestions import nearest
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.reports.saved import CLASS_PATH
+from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.text import folded
 
 Setting = tuple[str, str]
@@ -91,7 +91,7 @@ def method_config(name: str) -> str:
     printed = printed_names()
     names = sorted((printed.get(stem, stem) for stem in known), key=str.casefold)
     raise FileNotFoundError(
-        f"a method is a file in configs/method, or the path of a class, got {name!r}{nearest(name, names)}; "
+        f"a method is a file in configs/method, or the path of a class, got {name!r}{suggestion(name, names)}; "
         f"there are {', '.join(names) or 'none'}"
     )
 

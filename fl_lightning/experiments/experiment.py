@@ -11,12 +11,12 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from fl_lightning.cli.configs import HOME
-from fl_lightning.cli.suggestions import nearest
 from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.experiments.composing import Held
 from fl_lightning.papers import Drawing, PaperTable
 from fl_lightning.reports.results import Column
 from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.suggestions import suggestion
 
 FOLDER = "papers"
 """Folder of the papers' experiments within the configurations: one below it for each paper."""
@@ -113,7 +113,7 @@ class Experiment:
         named = [runs.cases for runs in (*self.runs, *filter(None, [self.start])) if isinstance(runs.cases, list)]
         for name in (name for cases in named for name in cases):
             if name not in self.cases:
-                raise ValueError(f"a row names cases of the experiment, got {name!r}{nearest(name, self.cases)}")
+                raise ValueError(f"a row names cases of the experiment, got {name!r}{suggestion(name, self.cases)}")
         for runs in self.runs:
             if runs.label is not None and len(runs.methods) > 1:
                 raise ValueError(f"a label names one method, got {runs.label!r} for {', '.join(runs.methods)}")
@@ -154,7 +154,7 @@ class Experiment:
         if self.tables and self.tables.baseline:
             named.add(self.tables.baseline)
         for row in sorted(named - rows):
-            raise ValueError(f"a table names rows of the experiment, got {row!r}{nearest(row, rows)}")
+            raise ValueError(f"a table names rows of the experiment, got {row!r}{suggestion(row, rows)}")
 
     def columns(self, cases: Cases) -> list[str]:
         """List the columns of all rows, those of the experiment first, in their order."""
@@ -187,7 +187,7 @@ class Experiment:
             for pattern in patterns:
                 if not any(matches(name, [pattern]) for name in known):
                     larger = option == "--cases" and any(matches(name, [pattern]) for name in self.cases_full)
-                    hint = "; with --full there is one" if larger else nearest(pattern, known)
+                    hint = "; with --full there is one" if larger else suggestion(pattern, known)
                     raise ValueError(f"{option} must match one of {'; '.join(known)}, got {pattern!r}{hint}")
         if not kept:
             raise ValueError(
@@ -280,7 +280,7 @@ def paths_of(asked: Sequence[str]) -> list[Path]:
         elif experiments := [experiment for experiment in known if name in (experiment, experiment.partition("/")[0])]:
             paths += map(shipped_path, experiments)
         else:
-            near = nearest(name, known)
+            near = suggestion(name, known)
             raise ValueError(f"an experiment is one that fl-lightning reproduce lists, or a file, got {name!r}{near}")
     return list(dict.fromkeys(paths))
 
@@ -302,7 +302,7 @@ def read(path: Path) -> Experiment:
         known = [part.name for part in fields(Experiment)]
         for name in yaml.safe_load(text):
             if name not in known:
-                raise ValueError(f"its parts are {', '.join(known)}, got {name!r}{nearest(str(name), known)}")
+                raise ValueError(f"its parts are {', '.join(known)}, got {name!r}{suggestion(str(name), known)}")
         parsed = checks.parse_path(path)
         drawn = drawings.instantiate(Namespace({name: parsed[name] for name in DRAWINGS}))  # type: ignore[no-untyped-call]
         experiment = made_of(path, {name: drawn[name] for name in DRAWINGS})

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fl_lightning.cli.suggestions import nearest
 from fl_lightning.experiments.cells import Cell, CellFiles
 from fl_lightning.experiments.experiment import Tables
 from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
@@ -20,6 +19,7 @@ from fl_lightning.reports.result_tables import Table, as_latex, as_markdown, lat
 from fl_lightning.reports.results import Comparison, compare, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
 from fl_lightning.utils.files import write_file
+from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.text import printable
 
 Form = Literal["png", "pdf", "svg"]
@@ -99,7 +99,7 @@ def unknown_keys(drawing: Drawing, series: Sequence[Series]) -> list[str]:
     if not any(each.group.runs and each.is_whole for each in series):
         return []
     logged = keys_in(run for each in series for run in each.group.runs)
-    return [f"No run has {key!r}{nearest(key, logged)}." for key in drawing.log_keys() if key not in logged]
+    return [f"No run has {key!r}{suggestion(key, logged)}." for key in drawing.log_keys() if key not in logged]
 
 
 def keys_in(runs: Iterable[SavedRun]) -> list[str]:
@@ -188,7 +188,7 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
         print(printable("\n".join(map(as_markdown, laid_out)), keep="\n"))
         print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
         if unknown := [key for key in tables.metrics if key not in keys]:
-            raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{nearest(unknown[0], logged)}")
+            raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{suggestion(unknown[0], logged)}")
 
 
 def with_failed(table: Table, failed: Sequence[Series]) -> Table:

@@ -50,6 +50,7 @@ class Evaluation:
     """
 
     def __init__(self, run: FederatedRun) -> None:
+        self._run = run
         engine = run.engine
         self.parts = run.parts
         self.data = run.data
@@ -317,7 +318,7 @@ class Evaluation:
         """Make the job of every client of this process that has test samples."""
         start = self.weights.snapshot(self.weights.shared)
         clients = range(self.data.num_clients)
-        ranks = self.communicator.assign_clients(clients, work=self.data.size, owners=self.parts.store.owners)
+        ranks = self.communicator.assign_clients(clients, work=self._run.work, owners=self.parts.store.owners)
         for client_id in clients:
             if ranks[client_id] != self.communicator.rank:
                 continue

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -54,15 +55,25 @@ class ClientRecords(Member):
         communicator: The communicator of the processes of the run.
         weights: The global weights, which know the personal entries.
         initial: The personal entries before any training, by name.
+        work: Returns the cost of a client, by which the clients of a checkpoint are spread over processes.
     """
 
     name = "store"
 
-    def __init__(self, store: ClientStore, communicator: Communicator, weights: GlobalWeights, initial: State) -> None:
+    def __init__(
+        self,
+        *,
+        store: ClientStore,
+        communicator: Communicator,
+        weights: GlobalWeights,
+        initial: State,
+        work: Callable[[int], int],
+    ) -> None:
         self._store = store
         self._communicator = communicator
         self._weights = weights
         self._initial = initial
+        self._work = work
         self._records: dict[int, tuple[dict[str, Any], State | None]] = {}
 
     def of(self, client_id: int) -> tuple[dict[str, Any], State | None]:
@@ -136,7 +147,10 @@ class ClientRecords(Member):
         return {"records": dict(sorted(records.items())), "files": files[files[:, 0].argsort()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._store.load_state_dict(state, self._communicator.rank, self._communicator.world)
+        assign: Callable[[Sequence[int]], dict[int, int]] | None = None
+        if self._communicator.world > 1:
+            assign = partial(self._communicator.assign_clients, work=self._work, owners={})
+        self._store.load_state_dict(state, rank=self._communicator.rank, assign=assign)
 
 
 class Transforms(Member):

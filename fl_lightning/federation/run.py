@@ -13,6 +13,7 @@ from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import IGNORES, CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation import checks
+from fl_lightning.federation.costs import sample_costs
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.server import Server
@@ -60,6 +61,7 @@ class FederatedRun:
             communicator=self.communicator,
             weights=server.global_weights,
             initial=parts.initial_personal,
+            work=self._work_of_record,
         )
         self.members = members_of(
             parts=parts,
@@ -109,8 +111,12 @@ class FederatedRun:
         size = self.server.size
         if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
             return size
-        costs = [net.cost(index) for index in range(len(net.nets))]
+        costs = sample_costs(net.nets, net.input_shape)
         return partial(cost_of, size=size, costs=costs)
+
+    def _work_of_record(self, client_id: int) -> int:
+        """Return the cost of a client of a checkpoint, 0 if the data do not have the client."""
+        return self.work(client_id) if client_id < self.data.num_clients else 0
 
     def _is_watched(self) -> bool:
         """Return True if the user's own code may change the client module between two rounds."""

@@ -313,11 +313,15 @@ def test_a_round_enters_no_file_of_checkpoints(tmp_path):
     assert "checkpoint_io.py" not in entered
 
 
+def by_turns(clients):
+    return {client_id: client_id % 2 for client_id in clients}
+
+
 def test_a_record_goes_to_the_rank_that_owns_it(tmp_path):
     store = ClientStore(memory_budget_mb=0, folder=tmp_path)
     store.put({c: record(c) for c in range(5)}, 0)
     other = ClientStore(memory_budget_mb=0, folder=tmp_path)
-    other.load_state_dict(store.state_dict(), rank=1, world=2)
+    other.load_state_dict(store.state_dict(), rank=1, assign=by_turns)
     assert other.clients == {1, 3}
     assert other.owners == {c: c % 2 for c in range(5)}
     assert other.memory(3)["x"][0] == 3
@@ -404,7 +408,7 @@ def test_clients_are_those_with_a_record_wherever_it_lies(tmp_path, budget):
     assert store.personal(9) is None
     assert store.clients == {0, 2, 3, 4, 8}
     other = ClientStore(memory_budget_mb=budget, folder=tmp_path)
-    other.load_state_dict(store.state_dict(), rank=0, world=2)
+    other.load_state_dict(store.state_dict(), rank=0, assign=by_turns)
     assert other.clients == {0, 2, 4, 8}
 
 

@@ -23,7 +23,7 @@ from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, Federat
 from fl_lightning.aggregation import QSGD, GatheringAggregator, NormClip, TopK, UpdateTransform
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional import state as S
-from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD, dp_sgd
+from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD, Local, dp_sgd
 from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
@@ -35,7 +35,7 @@ from fl_lightning.monitors import (
     PersonalisedAccuracy,
     SampleReduction,
 )
-from fl_lightning.nets import Perceptron
+from fl_lightning.nets import HeterogeneousNets, Perceptron
 from tests.client.test_forwarding import Scaled
 from tests.restless import Restless, RestlessNet
 from tests.toys import BatchNormNet, folded, sgd, toy_data, trainer
@@ -280,6 +280,27 @@ def hidden_samples():
     return FederatedLoop(client, seed=5, threads=1), toy_data(SIZES, participation=0.6)
 
 
+class Unlike(Local):
+    """A net of its own for every client. That of clients 0 and 6 has thousands of times the operations.
+
+    By its samples, and by its id, one rank of two would train both.
+    """
+
+    def receive(self, broadcast, local):
+        super().receive(broadcast, local)
+        if local.client_id in (0, 6):
+            self.met.append(broadcast.round_idx)
+            assert not torch.distributed.is_initialized() or len(self.met) == len(set(self.met))
+
+
+def unlike():
+    """Clients of which two have a much larger net."""
+    nets = [partial(Perceptron, hidden=(200, 200) if client_id in (0, 6) else ()) for client_id in range(len(SIZES))]
+    client = Unlike(net=partial(HeterogeneousNets, nets=nets), optimizer=sgd())
+    client.met = []
+    return FederatedLoop(client, seed=5, threads=1, evaluate_clients_every=2), toy_data(SIZES)
+
+
 LIST = (
     fedavg,
     few,
@@ -305,6 +326,7 @@ LIST = (
     preprocessed,
     restless,
     restless_clients,
+    unlike,
 )
 CASES = {case.__name__: case for case in LIST}
 RESTLESS = ("restless", "restless_clients")
