@@ -73,10 +73,10 @@ class SavedFederation:
 
     # --- a run ---
 
-    def start(self, weights: GlobalWeights) -> None:
+    def start(self, global_weights: GlobalWeights) -> None:
         """Load the initial weights, if there is a file, in place of those that were drawn."""
         if self.initial_weights is not None:
-            weights.client.load_state_dict(client_state(Path(self.initial_weights), weights.client))
+            global_weights.client.load_state_dict(client_state(Path(self.initial_weights), global_weights.client))
 
     def give(self, members: Members) -> None:
         """Load the states of a checkpoint into the members, once these exist.
@@ -96,15 +96,15 @@ class SavedFederation:
         self._deferred = {}
         return entries
 
-    def begin_fit(self, trainer: Trainer, weights: GlobalWeights) -> None:
+    def begin_fit(self, trainer: Trainer, global_weights: GlobalWeights) -> None:
         """Restore the rows of a run that continues. In a new run no client has received the frozen entries.
 
         Args:
             trainer: The Trainer of the run.
-            weights: The global weights.
+            global_weights: The global weights.
         """
         if trainer.ckpt_path is None:
-            weights.frozen.load_state_dict({})
+            global_weights.frozen.load_state_dict({})
             return
         recorder = self.parts.recorder
         callbacks = trainer.callbacks  # type: ignore[attr-defined]

@@ -192,7 +192,7 @@ class FederatedLoop(Forwarding):
         return self._rounds.under_way
 
     @property
-    def weights(self) -> GlobalWeights:
+    def global_weights(self) -> GlobalWeights:
         """The global model's entries in the client module."""
         return self.server.global_weights
 
@@ -288,7 +288,7 @@ class FederatedLoop(Forwarding):
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
         self.parts.plateau.start(self.client, self.trainer)
-        self._saved.begin_fit(self.trainer, self.weights)
+        self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
         self.forward_hook("on_fit_start")
 
@@ -388,7 +388,7 @@ class FederatedLoop(Forwarding):
             return False
         every = self.evaluate_clients_every
         if every is None:
-            every = 1 if self.weights.own_models else 0
+            every = 1 if self.global_weights.own_models else 0
         if every == 0 or (round_idx + 1) % every != 0:
             return False
         (key,) = self.parts.marked({"local/alma": 0.0})
@@ -483,7 +483,7 @@ class FederatedLoop(Forwarding):
 
     def _log_evaluation(self, values: dict[str, float]) -> None:
         """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""
-        if self.weights.own_models and not self.data.pooled:
+        if self.global_weights.own_models and not self.data.pooled:
             values |= self.parts.marked(self.evaluation.alma(self.current_epoch))
         self.log_dict(values)
 

@@ -394,7 +394,7 @@ class FederationParts:
             start: Receives the weights as they were drawn, and may load other ones.
         """
         self._build_client(data, trainer)
-        weights = GlobalWeights(
+        global_weights = GlobalWeights(
             client=self.client,
             personal=self.personal,
             keep=self.keep,
@@ -405,17 +405,17 @@ class FederationParts:
             aggregator=self.aggregator,
             server_optimizer=self.server_optimizer,
             codec=self.codec,
-            trainable=weights.trainable,
+            trainable=global_weights.trainable,
         )
         checks.check_accumulated_lr(self.client, self.needs_by_name())
-        start(weights)
-        entries = weights.live(weights.entries)
-        buffers = weights.non_persistent.state_dict()
+        start(global_weights)
+        entries = global_weights.live(global_weights.entries)
+        buffers = global_weights.non_persistent.state_dict()
         current_communicator().broadcast_(list({**entries, **buffers}.values()))
-        weights.non_persistent.set_back({})
+        global_weights.non_persistent.set_back({})
         if not self.initial_personal:
-            self.initial_personal.update(weights.snapshot(weights.personal))
-        server = Server(global_weights=weights, data=data, store=self.store)
+            self.initial_personal.update(global_weights.snapshot(global_weights.personal))
+        server = Server(global_weights=global_weights, data=data, store=self.store)
         self._set_up(server)
         return server
 

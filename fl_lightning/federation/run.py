@@ -58,7 +58,7 @@ class FederatedRun:
         self.records = ClientRecords(
             store=parts.store,
             communicator=self.communicator,
-            weights=server.global_weights,
+            global_weights=server.global_weights,
             initial=parts.initial_personal,
         )
         self.members = members_of(
@@ -81,7 +81,7 @@ class FederatedRun:
         return make(
             client=parts.client,
             settings=parts.local_settings(trainer.max_epochs),
-            weights=self.server.global_weights,
+            global_weights=self.server.global_weights,
             services=parts.services,
             device=parts.client.device,
             precision=trainer.precision_plugin,

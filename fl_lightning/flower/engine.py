@@ -114,7 +114,7 @@ class RemoteEngine:
     @property
     def _shared(self) -> State:
         """The shared entries as they lie in the module, for their names, shapes and types."""
-        return self._local.weights.live(self._local.weights.shared)
+        return self._local.global_weights.live(self._local.global_weights.shared)
 
     def _answers_to(
         self, kind: str, jobs: Iterable[ClientJob], read: Reader, more: Content | None = None
@@ -132,7 +132,7 @@ class RemoteEngine:
     def _message(self, ask: str, job: ClientJob, more: Content) -> dict[str, Array]:
         """Encode what a node is asked about a client."""
         broadcast = job.broadcast
-        weights = self._local.weights
+        global_weights = self._local.global_weights
         file = job.memory.get(FILE)
         head = {
             "ask": ask,
@@ -141,8 +141,8 @@ class RemoteEngine:
             "exchange": broadcast.exchange,
             "uploads": broadcast.uploads,
             "settings": self._settings,
-            "trained": hash_of_value(weights.trainable),
-            "frozen": list(weights.frozen.already_sent),
+            "trained": hash_of_value(global_weights.trainable),
+            "frozen": list(global_weights.frozen.already_sent),
             "lr_factors": [list(row) for row in self._local.local.lr_factors],
             "run": self._run,
             "file": file,
@@ -151,7 +151,7 @@ class RemoteEngine:
         # what a client starts from besides what it was sent
         sent = broadcast.weights or {}
         start = job.start or {}
-        frozen = weights.frozen.already_sent
+        frozen = global_weights.frozen.already_sent
         if start and (sent or frozen):
             start = {n: v for n, v in start.items() if sent.get(n) is not v and n not in frozen}
         states = {"weights": message_of(broadcast.weights), "start": start, "personal": None if file else job.personal}

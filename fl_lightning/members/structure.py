@@ -26,14 +26,14 @@ class Structure(Member):
 
     Args:
         client: The client module.
-        weights: The entries of the client module.
+        global_weights: The entries of the client module.
     """
 
     at_client = True
 
-    def __init__(self, client: ClientModule, weights: GlobalWeights) -> None:
+    def __init__(self, client: ClientModule, global_weights: GlobalWeights) -> None:
         self._client = client
-        self._weights = weights
+        self._global_weights = global_weights
         self._entries = State()
         """The tensors of the entries, by all names of each."""
         self._layout: dict[str, Layout] = {}
@@ -51,9 +51,9 @@ class Structure(Member):
         if self._layout:
             return False
         state = self._client.state_dict(keep_vars=True)
-        for name, (owner, attribute) in self._weights.entries.items():
+        for name, (owner, attribute) in self._global_weights.entries.items():
             self._entries[name] = getattr(owner, attribute)
-        for alias, name in self._weights.tied.items():
+        for alias, name in self._global_weights.tied.items():
             self._entries[alias] = self._entries[name]
         for name, value in self._entries.items():
             self._layout[name] = layout_of(value)
