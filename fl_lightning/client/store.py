@@ -240,7 +240,7 @@ class ClientStore:
 
     # --- a run ---
 
-    def start(self, trainer: Trainer, device: torch.device) -> None:
+    def begin_fit(self, trainer: Trainer, device: torch.device) -> None:
         """Begin a fit: find the folder, check the files that a checkpoint named, track checkpoints.
 
         Args:

@@ -263,7 +263,9 @@ class FederatedLoop(Forwarding):
             # Without a Trainer this is load_from_checkpoint, which builds what the checkpoint describes.
             return
         if self._server is None:
-            self._server = self.parts.make_server(data=data, trainer=self.trainer, start=self._saved.start)
+            self._server = self.parts.make_server(
+                data=data, trainer=self.trainer, load_initial=self._saved.load_initial_weights
+            )
             deferred = self._saved.take_deferred()
             if deferred:
                 super().load_state_dict(deferred, strict=False)
@@ -287,7 +289,7 @@ class FederatedLoop(Forwarding):
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
-        self.parts.plateau.start(self.client, self.trainer)
+        self.parts.plateau.begin_fit(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
         self.forward_hook("on_fit_start")

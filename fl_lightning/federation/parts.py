@@ -384,14 +384,14 @@ class FederationParts:
             self.client.build(data.num_classes, data.input_shape)
 
     def make_server(
-        self, data: FederatedDataModule, trainer: Trainer, start: Callable[[GlobalWeights], None]
+        self, data: FederatedDataModule, trainer: Trainer, load_initial: Callable[[GlobalWeights], None]
     ) -> Server:
         """Make the server with the weights of round 0, the same in all processes, and set up its parts.
 
         Args:
             data: The data module.
             trainer: The Trainer, which knows device and precision.
-            start: Receives the weights as they were drawn, and may load other ones.
+            load_initial: Receives the weights as they were drawn, and may load other ones.
         """
         self._build_client(data, trainer)
         global_weights = GlobalWeights(
@@ -408,7 +408,7 @@ class FederationParts:
             trainable=global_weights.trainable,
         )
         checks.check_accumulated_lr(self.client, self.needs_by_name())
-        start(global_weights)
+        load_initial(global_weights)
         entries = global_weights.live(global_weights.entries)
         buffers = global_weights.non_persistent.state_dict()
         current_communicator().broadcast_(list({**entries, **buffers}.values()))
@@ -435,7 +435,7 @@ class FederationParts:
         for part in (self.server_module, self.aggregator):
             part.attach(server)
             part.setup()
-        self.guard.setup(server)
+        self.guard.attach(server)
         for transform in self.transforms:
             transform.setup(server)
 

@@ -259,8 +259,8 @@ class Traffic(Member):
         self._sent = set[tuple[str, int]]()
         """Exchanges and clients whose message is counted. An engine may ask for a job again."""
 
-    def start(self, exchanges: Sequence[str]) -> None:
-        """Begin a run.
+    def begin_fit(self, exchanges: Sequence[str]) -> None:
+        """Forget the bytes of an earlier fit.
 
         Args:
             exchanges: The exchanges of a round that send something. Without any, no bytes are counted.

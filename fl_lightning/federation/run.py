@@ -137,12 +137,12 @@ class FederatedRun:
         checks.check_transforms(parts.transforms, self.communicator.world)
         error: Exception | None = None
         try:
-            parts.store.start(parts.client.trainer, parts.client.device)
+            parts.store.begin_fit(parts.client.trainer, parts.client.device)
         except Exception as problem:
             error = problem
         self.communicator.all_gather_or_raise(None, error)
         exchanges = () if self.data.pooled else parts.client.exchanges
-        parts.recorder.traffic.start(exchanges)
+        parts.recorder.traffic.begin_fit(exchanges)
 
 
 def cost_of(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:

@@ -42,7 +42,7 @@ class Plateau(Member):
         self._owner: Any = None
         """The module with the schedulers. None without schedulers."""
 
-    def start(self, client: ClientModule, trainer: Trainer) -> None:
+    def begin_fit(self, client: ClientModule, trainer: Trainer) -> None:
         """Make the server's optimizers and schedulers when a fit begins.
 
         Args:
