@@ -28,7 +28,7 @@ from fl_lightning.engines.building import OptimizerBuilder
 from fl_lightning.engines.lockstep import Passes
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.types import Batch, ClientData, Phase
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.keyed import keyed_seed
 
 EpochHook = Callable[[int, int], None]
@@ -370,7 +370,7 @@ class LocalTrainer:
         # The user's transfer hooks see the samples without positions.
         batch = self.transfer(samples)
         if cache is None:
-            return batch, to_device(positions, self.device)
+            return batch, copy_to_device(positions, self.device)
         cache.begin_batch(batch[0], positions)
         return batch
 

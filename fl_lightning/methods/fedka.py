@@ -19,7 +19,7 @@ from fl_lightning.client.modes import evaluating, mixes_samples
 from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 Source = Literal["shared", "local"]
@@ -191,7 +191,7 @@ class FedKA(ClientModule):
             x[: len(rows)] = rows
         self.round_buffer("anchors", x)
         self.round_buffer("valid", torch.arange(len(x), device=x.device) < len(rows))
-        self.round_buffer("kept", to_device(kept_columns(split, self.columns), x.device))
+        self.round_buffer("kept", copy_to_device(kept_columns(split, self.columns), x.device))
         self.round_buffer("received", self.anchor_logits(x).detach())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
