@@ -28,7 +28,7 @@ from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_fed
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.codec import check_codec
-from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
+from fl_lightning.members.faults import FaultPolicy, SkipRecord, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import GUARANTEES, UNPROTECTED
@@ -111,14 +111,14 @@ class FederationParts:
     plateau: Plateau = field(default_factory=Plateau, init=False)
     guard: NonFiniteGuard = field(init=False)
     recorder: Recorder = field(init=False)
-    skipped: SkippedClients = field(init=False)
+    skipped: SkipRecord = field(init=False)
     is_private: bool = field(init=False)
     min_clients: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.guard = NonFiniteGuard(skips=self.faults.nonfinite == "skip", max_norm=self.faults.max_update_norm)
         self.recorder = Recorder(separates=self.faults.skips, root=self.client)
-        self.skipped = SkippedClients(self.faults)
+        self.skipped = SkipRecord(self.faults)
         self._check_modules()
         self._check_server_step()
         self._check_transforms()

@@ -113,7 +113,7 @@ class FaultPolicy:
         return "skip" in (self.nonfinite, self.on_error)
 
 
-class SkippedClients(Member):
+class SkipRecord(Member):
     """Records the clients that rounds leave out, and ends a run that skips every client.
 
     Args:
