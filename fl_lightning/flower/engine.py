@@ -13,7 +13,7 @@ from fl_lightning.client.store import hash_of
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.federation.identity import hash_of_value
 from fl_lightning.federation.parts import FederationParts
-from fl_lightning.flower.layouts import Answer, Layouts, layout_of
+from fl_lightning.flower.layouts import Answer, Layouts, message_layout
 from fl_lightning.flower.nodes import Answers, Nodes
 from fl_lightning.flower.wire import Content, demand, part_of, read_score, read_update, shown
 from fl_lightning.functional.state import StateLike
@@ -75,7 +75,7 @@ class RemoteEngine:
             most = self._nodes.sites[job.client_id].sizes["train"]
             update, logged, file = read_update(content, job, most, self._rated)
             result = ClientResult(job._replace(memory={FILE: file} if file else {}), update, None, logged)
-            return Answer(job, result, layout_of(update.extras, self._shared))
+            return Answer(job, result, message_layout(update.extras, self._shared))
 
         for job, result, _, error in self._layouts.compare(exchange, self._answers_to("train", jobs, read)):
             if error is not None:
@@ -98,7 +98,7 @@ class RemoteEngine:
         def read(job: ClientJob, content: Content) -> Answer:
             most = self._nodes.sites[job.client_id].sizes["test"]
             score = read_score(content["head"], job.client_id, most)
-            return Answer(job, score, layout_of(score.metrics, {}, exact=True))
+            return Answer(job, score, message_layout(score.metrics, {}, exact=True))
 
         more = {"batch_size": batch_size, "channels_last": channels_last}
         for job, score, _, error in self._layouts.compare("deployed", self._answers_to("evaluate", jobs, read, more)):

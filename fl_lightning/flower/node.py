@@ -20,7 +20,7 @@ from fl_lightning.federation.identity import hash_of_value, shared_settings
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.members import members_at_client
 from fl_lightning.federation.server import Server
-from fl_lightning.flower.layouts import layout_of
+from fl_lightning.flower.layouts import message_layout
 from fl_lightning.flower.wire import Content, demand, from_records, part_of, parts_of_update, shown, to_records
 from fl_lightning.members.codec import DownCoding
 from fl_lightning.members.faults import ClientError, client_error
@@ -149,7 +149,7 @@ class Node:
             weights = DownCoding(codec, engine.global_weights).decode(weights, shared, draws)
         files = self._files_of(head["run"])
         start = {**files.shared(**content["frozen"]), **content["start"], **(weights or {})}
-        alike = layout_of(start, {}, exact=True) == layout_of(shared, {}, exact=True)
+        alike = message_layout(start, {}, exact=True) == message_layout(shared, {}, exact=True)
         demand(alike, "the model's shared entries at the server must be those of this node; give both one YAML")
         finite = all(bool(value.isfinite().all()) for value in start.values())
         demand(finite, "the model of the server must be finite, and has NaN or infinite values; end the run there")
