@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.progress import LocalProgress
+from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.engines.execution import Chunk
 from fl_lightning.engines.pytrees import StackingError
@@ -304,7 +304,7 @@ class CohortEngine(SequentialEngine):
         """Return True if a callback looks at the module as a client ends."""
         return need_module(self.hooks.get("on_client_end", ()))
 
-    def _end_epoch(self, stacked: StackedClient, state: State, progress: LocalProgress, epoch: int) -> None:
+    def _end_epoch(self, stacked: StackedClient, state: State, progress: ClientProgress, epoch: int) -> None:
         """Put a client of the stack into the module, for the callbacks that look at it after an epoch.
 
         Args:
