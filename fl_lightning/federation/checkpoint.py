@@ -10,7 +10,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
-from fl_lightning.federation.identity import is_below
+from fl_lightning.federation.identity import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.members.weights import GlobalWeights
@@ -189,7 +189,7 @@ class SavedFederation:
         identity = self.parts.identity
         self.parts.describe(trainer)
         identity.compare(checkpoint["federated"]["settings"], evaluates=not fits)
-        if any(is_below(difference.name, SERVER_STEP) for difference in identity.changed):
+        if any(belongs_to_any(difference.name, SERVER_STEP) for difference in identity.changed):
             checkpoint["optimizer_states"] = []
             checkpoint["lr_schedulers"] = []
         if fits and trainer.max_steps != -1:

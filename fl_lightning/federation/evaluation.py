@@ -291,7 +291,7 @@ class Evaluation:
         """
         scores = self._deployed_scores(round_idx)
         rows = [values_of(score.metrics, "local", self.inspection.class_names) for score in scores]
-        everywhere = self.communicator.gather((counts_of(scores), rows))
+        everywhere = self.communicator.gather((accuracy_counts(scores), rows))
         hits = torch.zeros(2, self.data.num_clients, dtype=torch.float64)
         all_rows: list[dict[str, float]] = []
         for counts_of_process, rows_of_process in everywhere:
@@ -335,7 +335,7 @@ class Evaluation:
             )
 
 
-def counts_of(scores: Sequence[ClientScore]) -> list[tuple[int, float, float]]:
+def accuracy_counts(scores: Sequence[ClientScore]) -> list[tuple[int, float, float]]:
     """Return client id, number of right answers and number of samples of each score, with one transfer to the host."""
     values: list[torch.Tensor] = []
     for score in scores:

@@ -110,7 +110,7 @@ class FederatedRun:
         if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
             return size
         costs = [net.cost(index) for index in range(len(net.nets))]
-        return partial(cost_of, size=size, costs=costs)
+        return partial(client_cost, size=size, costs=costs)
 
     def _is_watched(self) -> bool:
         """Return True if the user's own code may change the client module between two rounds."""
@@ -145,7 +145,7 @@ class FederatedRun:
         parts.recorder.traffic.begin_fit(exchanges)
 
 
-def cost_of(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:
+def client_cost(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:
     """Return the cost of a client with one of several nets.
 
     Args:
