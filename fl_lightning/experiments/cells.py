@@ -22,10 +22,10 @@ from fl_lightning.experiments.composing import (
     Setting,
     Settings,
     as_settings,
-    described,
     nested_names,
     option_names,
     seeded,
+    settings_text,
     short_name,
     slug,
 )
@@ -160,7 +160,7 @@ def identity_in(name: str) -> str:
     return "-".join(name.rsplit("-", 2)[1:])
 
 
-def shortened(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
+def with_fewer_rounds(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
     """Give a configuration fewer rounds, the first ones of the run that it was.
 
     Args:
@@ -343,10 +343,10 @@ class Cells:
             if all_rounds > 0 and COSINE_ROUNDS not in flat(config) and self.start is None:  # else another run
                 all_rounds = max(all_rounds, own_rounds)
         if self.request.rounds is not None and row is not self.start:  # whose last weights the others start from
-            config = shortened(config, self.request.rounds)
+            config = with_fewer_rounds(config, self.request.rounds)
         whole = seeded(config, seed, self.experiment.hold)
         label = row.label or short_name(method)
-        stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", described(tuned, "-")]))
+        stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", settings_text(tuned, "-")]))
         rounds = all_rounds, own_rounds, case.get(HOURS, 0.0)
         return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned, *rounds)
 

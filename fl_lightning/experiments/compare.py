@@ -13,9 +13,9 @@ from fl_lightning.experiments.composing import (
     Held,
     Settings,
     combinations,
-    described,
     in_list,
     parse_settings,
+    settings_text,
     short_name,
     split_overrides,
 )
@@ -93,7 +93,7 @@ def experiment_of(given: Any, overrides: Settings) -> Experiment:
             raise ValueError(f"--tune takes settings of the training that nothing else sets, got {name}")
     if twice := next((name for name in settings if name in shared), None):
         raise ValueError(f"--set {twice} and --{twice} set the same; leave one out")
-    cases = {described(case.items()): {**case, **shared} for case in combinations(settings)}
+    cases = {settings_text(case.items()): {**case, **shared} for case in combinations(settings)}
     for rounds in given.at:
         check_at_least(1, "it is a number of rounds", at=rounds)
     if given.target is not None and not {"rounds", "speed_up"}.intersection(given.columns):

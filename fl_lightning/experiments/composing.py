@@ -60,7 +60,7 @@ class Composer:
             words = [word for file in files for word in ("-c", file)]
             words += [word for name, value in key[1] for word in (f"--{name}", value)]
             config = self.parser.parse_args(["fit", *words]).fit.as_dict()
-            kept = {name: plain(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
+            kept = {name: paths_as_text(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
             self._composed[key] = kept
         return self._composed[key]
 
@@ -106,12 +106,12 @@ def short_name(method: str) -> str:
     return "+".join(parts)
 
 
-def plain(value: Any) -> Any:
+def paths_as_text(value: Any) -> Any:
     """Write paths as text within a pytree."""
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: paths_as_text(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [paths_as_text(item) for item in value]
     return str(value) if isinstance(value, PurePath) else value
 
 
@@ -258,10 +258,10 @@ def in_list(*values: str) -> str:
     return as_yaml([item for value in read for item in (value if isinstance(value, list) else [value])])
 
 
-def described(settings: Iterable[Setting], separator: str = ", ") -> str:
+def settings_text(settings: Iterable[Setting], separator: str = ", ") -> str:
     """Write settings by the last parts of their names.
 
-    >>> described([("data.partition.alpha", "0.1")])
+    >>> settings_text([("data.partition.alpha", "0.1")])
     'alpha=0.1'
     """
     return separator.join(f"{name.rpartition('.')[2]}={value}" for name, value in settings)

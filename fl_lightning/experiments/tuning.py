@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located
-from fl_lightning.experiments.composing import Settings, as_settings, combinations, described
+from fl_lightning.experiments.composing import Settings, as_settings, combinations, settings_text
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.running import run_cells
@@ -107,7 +107,7 @@ def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) 
             )
         best = (min if is_lower_better(metric) else max)(scored, key=lambda candidate: scored[candidate])
         cells.chosen[method, case] = best
-        chosen = ", ".join(filter(None, (case, described(best))))
+        chosen = ", ".join(filter(None, (case, settings_text(best))))
         rank = f"the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)}"
         rounds = max(cell.max_rounds for cell in choices[best])
         after = f", after {rounds} round{'s' * (rounds > 1)}" if rounds > 0 else ""
@@ -116,7 +116,9 @@ def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) 
         sentences.append(
             f"Tuned on the validation split: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after})."
         )
-        table += [[method, case, described(candidate), score, candidate == best] for candidate, score in scores.items()]
+        table += [
+            [method, case, settings_text(candidate), score, candidate == best] for candidate, score in scores.items()
+        ]
     return sentences, table
 
 

@@ -64,18 +64,18 @@ def as_markdown(table: Table) -> str:
     ruler = ["---", *["---:"] * (len(table.header) - 1)]
     lines = [[*map(markdown, table.header)], ruler, *([*map(text, row)] for row in table.rows)]
     body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    title = f"**{one_line(table.title)}**\n\n" if table.title else ""
-    return title + body + (f"\n{one_line(table.note)}\n" if table.note else "")
+    title = f"**{printable_line(table.title)}**\n\n" if table.title else ""
+    return title + body + (f"\n{printable_line(table.note)}\n" if table.note else "")
 
 
-def one_line(text: str) -> str:
+def printable_line(text: str) -> str:
     """Put a text into one line, without what cannot be seen."""
     return printable(" ".join(text.splitlines()))
 
 
 def markdown(text: str) -> str:
     """Write the text of a cell so that it ends neither the cell nor the row."""
-    return one_line(text).replace("\\", "\\\\").replace("|", "\\|")
+    return printable_line(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def as_latex(table: Table) -> str:
@@ -108,7 +108,7 @@ def as_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Write text so that LaTeX shows it as it is."""
-    text = "".join(LATEX.get(letter, letter) for letter in one_line(text))
+    text = "".join(LATEX.get(letter, letter) for letter in printable_line(text))
     return f"{{}}{text}" if text.startswith(("[", "*")) else text  # which after a row's end would be its option
 
 

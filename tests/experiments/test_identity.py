@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.experiments.cells import Cells, Request, identity_in, located, name_of, shortened, started
+from fl_lightning.experiments.cells import Cells, Request, identity_in, located, name_of, started, with_fewer_rounds
 from fl_lightning.experiments.experiment import Experiment, Runs
 
 BASE = ["experiment/digits_fedntd"]
@@ -77,7 +77,7 @@ def test_a_cosine_over_all_rounds_is_part_of_a_run_and_fewer_rounds_of_it_are_it
 
 @pytest.mark.parametrize(("asked", "rounds"), [(20, 20), (0.25, 8), (0.1, 3), (0.01, 1)])
 def test_rounds_are_a_number_or_a_share(asked, rounds):
-    assert shortened(cell().config, asked)["trainer"]["max_epochs"] == rounds
+    assert with_fewer_rounds(cell().config, asked)["trainer"]["max_epochs"] == rounds
 
 
 def test_equal_runs_of_several_names_are_made_once_and_found_again(tmp_path):
