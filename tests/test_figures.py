@@ -37,7 +37,7 @@ def is_among(number, known):
 
 def settings_of(name):
     """Numbers in the settings of a figure, without what its drawings hold."""
-    figure = files.read(files.shipped_path(name))
+    figure = files.read_experiment(files.shipped_path(name))
     rows = [text for runs in figure.runs for text in (runs.label, runs.settings, figure.cases_of(runs))]
     below = [path for base in figure.base for path in locate(base)]
     files_below = [re.sub("#.*", "", path.read_text(encoding="utf-8")) for path in below]
@@ -78,7 +78,7 @@ def make_run(folder, cell, curve):
 
 def test_captions_are_stored_of_the_runs_in_a_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(add_captions, "CAPTIONS", tmp_path / "figures.csv")
-    cells = Cells(files.read(files.shipped_path("fedcl/2")), Request()).all()
+    cells = Cells(files.read_experiment(files.shipped_path("fedcl/2")), Request()).all()
     for cell in cells[:-1]:
         make_run(tmp_path, cell, [0.8, 0.84, 0.86])
     with pytest.raises(SystemExit):

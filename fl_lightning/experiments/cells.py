@@ -124,7 +124,7 @@ def came_later(name: str, value: Any) -> bool:
     return any(fnmatchcase(name, pattern) and value == stands for pattern, stands in LATER.items())
 
 
-def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") -> str:
+def cell_name(stem: str, seed: int, config: Mapping[str, Any], start: str = "") -> str:
     """Name a cell by its identity: by what its values depend on, so that more rounds continue it.
 
     Args:
@@ -147,14 +147,14 @@ def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") ->
 
 def located(cells: Iterable[Cell], folder: Path) -> list[Cell]:
     """Give each cell the name that its run has in a folder already, or that an equal one before it has."""
-    names = {identity_in(path.stem): path.stem for path in sorted((folder / "cells").glob("*.yaml"))}
-    return [replace(cell, name=names.setdefault(identity_in(cell.name), cell.name)) for cell in cells]
+    names = {identity_of_name(path.stem): path.stem for path in sorted((folder / "cells").glob("*.yaml"))}
+    return [replace(cell, name=names.setdefault(identity_of_name(cell.name), cell.name)) for cell in cells]
 
 
-def identity_in(name: str) -> str:
+def identity_of_name(name: str) -> str:
     """Read the seed and the identity in a cell's name.
 
-    >>> identity_in("FedNTD-beta=0.3-seed0-1a2b3c4d")
+    >>> identity_of_name("FedNTD-beta=0.3-seed0-1a2b3c4d")
     'seed0-1a2b3c4d'
     """
     return "-".join(name.rsplit("-", 2)[1:])
@@ -348,7 +348,7 @@ class Cells:
         label = row.label or short_name(method)
         stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", settings_text(tuned, "-")]))
         rounds = all_rounds, own_rounds, case.get(HOURS, 0.0)
-        return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned, *rounds)
+        return Cell(row.label or method, name, seed, cell_name(stem, seed, whole), whole, tuned, *rounds)
 
     def trainer_of(self, row: Runs, method: str, name: str) -> dict[str, Any]:
         """Compose the Trainer's settings with the experiment's own limits, whatever options were asked for."""
@@ -377,7 +377,7 @@ def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list
     identity = dict[int, str]()
     for start in starts:
         files[start.seed] = CellFiles.of(start, folder)
-        identity[start.seed] = f"{identity_in(start.name)} {start.limits}"
+        identity[start.seed] = f"{identity_of_name(start.name)} {start.limits}"
     if not files:
         return list(cells)
     begun = []
@@ -386,7 +386,7 @@ def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list
         weights = str(run / CHECKPOINTS / LAST)
         config = {**cell.config, "model": {**cell.config["model"], "initial_weights": weights}}
         stem = cell.name.rpartition("-seed")[0]
-        begun.append(replace(cell, config=config, name=name_of(stem, cell.seed, config, identity[cell.seed])))
+        begun.append(replace(cell, config=config, name=cell_name(stem, cell.seed, config, identity[cell.seed])))
     return begun
 
 

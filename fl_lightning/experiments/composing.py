@@ -228,7 +228,7 @@ def split_outside_brackets(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def combinations(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def setting_combinations(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Combine the values of all settings, which is one empty combination where there are none."""
     return [dict(zip(given, values, strict=True)) for values in product(*given.values())]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, files_in
 from fl_lightning.experiments.composing import settings_text
 from fl_lightning.experiments.running import duration
-from fl_lightning.experiments.tuning import cells_of, choose, tried_of
+from fl_lightning.experiments.tuning import cells_of, choose_candidates, tried_of
 from fl_lightning.reports.saved import TUNING
 
 
@@ -46,7 +46,7 @@ def cells_in(cells: Cells, folders: Sequence[Path]) -> list[tuple[Cell, str]]:
         tried = tried_of(cells, folder)
         tuning = cells_of(tried)
         if tuning and all(CellFiles.of(cell, folder / TUNING).is_complete() for cell in tuning):
-            choose(cells, tried, folder / TUNING, {})
+            choose_candidates(cells, tried, folder / TUNING, {})
             break
     starts, begun = cells.in_folder(folders[0])
     return [*((cell, TUNING) for cell in tuning), *((cell, "") for cell in (*starts, *begun))]

@@ -69,7 +69,7 @@ def run(argv: list[str]) -> None:
     refused = list[str]()
     paths = files.paths_of(given.names)
     for path in paths:
-        experiment = files.read(path)
+        experiment = files.read_experiment(path)
         name = f"{path.parent.name}/{path.stem}"
         if given.full:
             experiment.enlarge()
@@ -118,7 +118,7 @@ def command_parser() -> CommandParser:
 
 def listed() -> str:
     """List all experiments: name, time, what each shows."""
-    names = files.names()
+    names = files.experiment_names()
     width = max(map(len, names))
     times = {name: time_of(files.read_runs(files.shipped_path(name))) for name in names}
     lines = (f"{name:{width}}  {time:>11}  {title(f'{files.FOLDER}/{name}')}" for name, time in times.items())

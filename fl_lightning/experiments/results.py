@@ -12,7 +12,7 @@ from fl_lightning.experiments.experiment import Tables
 from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
-from fl_lightning.reports.comparison_tables import as_csv, table_of
+from fl_lightning.reports.comparison_tables import as_csv, comparison_table
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import Cell as TableCell
@@ -176,7 +176,7 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
         columns = (case, tables.at, tables.columns)
         comparisons = [compare(of_case, key, baseline, tables.target, *columns) for key in keys if of_case]
         compared += comparisons
-        laid_out += [with_failed(table_of(each), failed) for each in comparisons]
+        laid_out += [with_failed(comparison_table(each), failed) for each in comparisons]
         if failed and not of_case:
             laid_out.append(with_failed(Table(case, ["method", "final"], []), failed))
     write_file(folder / "results.csv", as_csv(compared))
@@ -184,7 +184,7 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     write_file(folder / "results.tex", "\n".join([*(f"{latex(note)}\n" for note in notes), *map(as_latex, laid_out)]))
     write_stored(folder / "cells.csv", series, keys)
     if report and groups:
-        page = write_report(curves_of(series), folder, tables=laid_out, notes=notes)
+        page = write_report(report_groups(series), folder, tables=laid_out, notes=notes)
         print(printable("\n".join(map(as_markdown, laid_out)), keep="\n"))
         print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
         if unknown := [key for key in tables.metrics if key not in keys]:
@@ -210,7 +210,7 @@ def groups_of(series: Sequence[Series], case: str) -> list[Group]:
     return [Group(each.method, each.group.runs) for each in series if each.case == case and each.group.runs]
 
 
-def curves_of(series: Sequence[Series]) -> list[Group]:
+def report_groups(series: Sequence[Series]) -> list[Group]:
     """Group the runs of each method and case for the report, those that stand in several cases once."""
     groups = dict[tuple[Path, ...], Group]()
     for each in series:

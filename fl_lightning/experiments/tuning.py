@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located
-from fl_lightning.experiments.composing import Settings, as_settings, combinations, settings_text
+from fl_lightning.experiments.composing import Settings, as_settings, setting_combinations, settings_text
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.running import run_cells
@@ -47,7 +47,7 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
         if source.is_dir():
             merge(each, source, folder)
     failed = run_cells(each, processes, folder, test=False)
-    sentences, lines = choose(cells, tried, folder, failed)
+    sentences, lines = choose_candidates(cells, tried, folder, failed)
     header = ["method", "case", "settings", cells.experiment.tune_metric, "chosen"]
     write_table(output / f"{table}.csv", [header, *lines])
     return sentences
@@ -78,7 +78,9 @@ def cells_of(tried: Tried) -> list[Cell]:
     return [cell for choices in tried.values() for group in choices.values() for cell in group]
 
 
-def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) -> tuple[list[str], list[list[Any]]]:
+def choose_candidates(
+    cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]
+) -> tuple[list[str], list[list[Any]]]:
     """Choose the best candidate of each method and case, and return sentences and the lines of a table.
 
     Args:
@@ -133,7 +135,7 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
             share = str(cells.experiment.val_fraction)
             more = () if config["data"]["val_fraction"] else (("data.val_fraction", share),)
             tuned = {n: values for n, values in runs.tune.items() if n in known and n not in given}
-            for candidate in map(as_settings, combinations(tuned) if tuned else ()):
+            for candidate in map(as_settings, setting_combinations(tuned) if tuned else ()):
                 group = [cells.compose(runs, method, name, s, candidate, more) for s in cells.seeds_of(runs)]
                 choices.setdefault((runs.label or method, name), {})[candidate] = group
     return choices

@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
-from fl_lightning.reports.comparison_tables import spread, table_of, writer
+from fl_lightning.reports.comparison_tables import comparison_table, spread, writer
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
@@ -141,7 +141,7 @@ def results_of(groups: Sequence[Group], tables: Sequence[Table] | None, notes: S
         warning = f"these runs differ in their data or cohorts, so their values do not make one table: {names}."
         return [WARNING + warning, *notes, *(tables or [])]
     if tables is None:
-        tables = [table_of(compare(groups, key, groups[0].label)) for key in known_metrics(groups)]
+        tables = [comparison_table(compare(groups, key, groups[0].label)) for key in known_metrics(groups)]
     return [*notes, *tables]
 
 
