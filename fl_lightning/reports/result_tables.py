@@ -114,10 +114,10 @@ def latex(text: str) -> str:
 
 def unbroken(text: str) -> str:
     """Escape a text, which is not broken into lines where it is short."""
-    return shown(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
+    return escaped(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
 
 
-def shown(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape a text for a page."""
     return escape(printable(text, keep="\n"))
 
@@ -129,16 +129,18 @@ def as_html(table: Table) -> str:
     >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in page
     True
     """
-    head = "".join(f"<th scope='col'>{shown(name)}</th>" for name in table.header)
+    head = "".join(f"<th scope='col'>{escaped(name)}</th>" for name in table.header)
     rows = []
     for name, *cells in table.rows:
         tags = ({"": "", "bold": "b", "underlined": "u"}[cell.mark] for cell in cells)
         marked = zip(tags, (unbroken(cell.text) for cell in cells), strict=True)
         texts = [f"<{tag}>{text}</{tag}>" if tag else text for tag, text in marked]
-        rows.append(f"<tr><th scope='row'>{shown(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>")
-    note = f"<p class='note'>{shown(table.note)}</p>" if table.note else ""
+        rows.append(
+            f"<tr><th scope='row'>{escaped(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>"
+        )
+    note = f"<p class='note'>{escaped(table.note)}</p>" if table.note else ""
     body = "\n".join(rows)
     return (
-        f"<h3>{shown(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
+        f"<h3>{escaped(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
         f"<tbody>{body}</tbody></table></div>{note}\n"
     )
