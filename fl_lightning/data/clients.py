@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.reduction import reduced
+from fl_lightning.data.reduction import reduce_classes
 from fl_lightning.data.splits import Array, Split, Transform
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
@@ -383,7 +383,7 @@ class ClientSamples:
         part = self.dealt[client_id]
         counts = self._counts.get(client_id)
         if counts and (labels := self._train.labels) is not None:
-            part = reduced(part, labels, counts, self._seed, client_id)
+            part = reduce_classes(part, labels, counts, self._seed, client_id)
         self._reduced[client_id] = part
 
     def state_dict(self) -> dict[str, Any]:
