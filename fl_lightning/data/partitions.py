@@ -21,10 +21,9 @@ from fl_lightning.data.partitioning import (
     equal_sizes,
     shard_classes,
 )
+from fl_lightning.data.splits import Array
 from fl_lightning.utils.settings import check_choice, check_count
 from fl_lightning.utils.signatures import check_overrides, checks_arguments
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
