@@ -14,7 +14,7 @@ from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_noise, keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_kind, check_numbers
 
-ClassCounts = dict[int, dict[int, int]]
+SamplesPerClass = dict[int, dict[int, int]]
 """Samples that are left, by client and class; a class that is not named has all."""
 
 
@@ -339,7 +339,7 @@ class ClientSamples:
         self._train = train
         self._data = data
         self._seed = seed
-        self._counts: ClassCounts = {}
+        self._counts: SamplesPerClass = {}
         self._reduced: dict[int, Tensor] = {}
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
