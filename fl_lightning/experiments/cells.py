@@ -20,7 +20,7 @@ from fl_lightning.cli.suggestions import nearest
 from fl_lightning.experiments.composing import (
     Composer,
     Setting,
-    Settings,
+    SettingPairs,
     as_settings,
     nested_names,
     option_names,
@@ -81,7 +81,7 @@ class Cell:
     seed: int
     name: str
     config: Mapping[str, Any]
-    tuned: Settings = ()
+    tuned: SettingPairs = ()
     all_rounds: int = -1
     own_rounds: int = -1
     core_hours: float = 0.0
@@ -204,7 +204,7 @@ class Request:
     """
 
     configs: Sequence[str] = ()
-    settings: Settings = ()
+    settings: SettingPairs = ()
     seeds: Sequence[int] | None = None
     rounds: float | None = None
 
@@ -221,7 +221,7 @@ class Cells:
         self.experiment = experiment
         self.request = request
         self.composer = Composer([*experiment.base, *experiment.config_text()])
-        self.chosen: dict[tuple[str, str], Settings] = {}
+        self.chosen: dict[tuple[str, str], SettingPairs] = {}
         self.options = set[str]()
         """Names of the options that a method has."""
         start = experiment.start
@@ -275,11 +275,11 @@ class Cells:
         files = case.get(CONFIG, [])
         return [*([files] if isinstance(files, str) else files), *(self.request.configs if asked else ())]
 
-    def settings_of(self, case: Mapping[str, Any]) -> Settings:
+    def settings_of(self, case: Mapping[str, Any]) -> SettingPairs:
         """Join the settings of a case with those that were asked for."""
         return (*as_settings({n: v for n, v in case.items() if n not in (CONFIG, HOURS)}), *self.request.settings)
 
-    def known_settings(self, row: Runs, method: str, name: str, more: Settings = ()) -> Settings:
+    def known_settings(self, row: Runs, method: str, name: str, more: SettingPairs = ()) -> SettingPairs:
         """Choose those settings of a case, and of all runs, that a method knows, or of which it is given the parent."""
         case = self.experiment.cases_of(row)[name]
         known = self.options_of(row, method, case, more)
@@ -290,7 +290,7 @@ class Cells:
                 taken.append((option, value))
         return tuple(taken)
 
-    def options_of(self, row: Runs, method: str, case: Mapping[str, Any], more: Settings = ()) -> set[str]:
+    def options_of(self, row: Runs, method: str, case: Mapping[str, Any], more: SettingPairs = ()) -> set[str]:
         """Collect the names of the options that a method of a row has in a case, before the case's settings."""
         settings = (*as_settings(row.settings), *more)
         names = {*nested_names(), *option_names(self.composer.compose(method, settings, self.configs_of(case)))}
@@ -317,7 +317,9 @@ class Cells:
             for name in self.experiment.cases_of(row)
         ]
 
-    def compose(self, row: Runs, method: str, name: str, seed: int, tuned: Settings = (), more: Settings = ()) -> Cell:
+    def compose(
+        self, row: Runs, method: str, name: str, seed: int, tuned: SettingPairs = (), more: SettingPairs = ()
+    ) -> Cell:
         """Compose a cell.
 
         Args:

@@ -11,7 +11,7 @@ from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments.cells import Cell, Cells, Request
 from fl_lightning.experiments.composing import (
     Held,
-    Settings,
+    SettingPairs,
     in_list,
     parse_settings,
     setting_combinations,
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> None:
     Maker(cells, given.output, given.processes).make(notes_of(cells))
 
 
-def experiment_of(given: Any, overrides: Settings) -> Experiment:
+def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
     """Make the experiment that the options ask for.
 
     Args:

@@ -24,7 +24,7 @@ from fl_lightning.utils.text import folded
 Setting = tuple[str, str]
 """An option's name and its value, as on the command line."""
 
-Settings = tuple[Setting, ...]
+SettingPairs = tuple[Setting, ...]
 Held = Literal["partition", "cohorts", "training"]
 CONFIGS = (Path("configs"), HOME)
 """Folders in which the files of methods are looked up."""
@@ -40,7 +40,7 @@ class Composer:
     def __init__(self, base: Sequence[str]) -> None:
         self.base = list(base)
         self.parser: LightningArgumentParser = fit_parser()
-        self._composed: dict[tuple[str, Settings, tuple[str, ...]], dict[str, Any]] = {}
+        self._composed: dict[tuple[str, SettingPairs, tuple[str, ...]], dict[str, Any]] = {}
 
     def compose(self, method: str, settings: Iterable[Setting] = (), configs: Sequence[str] = ()) -> dict[str, Any]:
         """Merge the base, further files, the files of a method and settings, which win.
@@ -169,7 +169,7 @@ def seeded(config: Mapping[str, Any], seed: int, hold: Sequence[Held]) -> dict[s
 # --- settings -------------------------------------------------------------------------------------
 
 
-def split_overrides(argv: Sequence[str]) -> tuple[list[str], Settings]:
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], SettingPairs]:
     """Take the options of `fit` out of those of a command: those with a dot in their name, and the seed.
 
     Raises:
@@ -233,7 +233,7 @@ def setting_combinations(given: Mapping[str, Sequence[Any]]) -> list[dict[str, A
     return [dict(zip(given, values, strict=True)) for values in product(*given.values())]
 
 
-def as_settings(given: Mapping[str, Any]) -> Settings:
+def as_settings(given: Mapping[str, Any]) -> SettingPairs:
     """Write settings as on the command line, which takes YAML (JSON has no infinity).
 
     >>> as_settings({"model.client.mu": 0.1, "data.partition": {"class_path": "IID"}, "data.partition.alpha": math.inf})

@@ -13,7 +13,7 @@ from fl_lightning.experiments.composing import as_settings, parse_settings, spli
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.merging import check_source
 from fl_lightning.experiments.planning import plan
-from fl_lightning.experiments.results import Form
+from fl_lightning.experiments.results import PictureFormat
 from fl_lightning.experiments.running import duration
 from fl_lightning.experiments.starting import check_starts
 from fl_lightning.utils.files import check_output
@@ -111,7 +111,7 @@ def command_parser() -> CommandParser:
     add("--plan", action="store_true", help="list the runs and what they take; run nothing")
     add("--merge", nargs="+", type=Path, default=[], help="folders of other machines whose runs are taken over")
     add("--output", type=Path, default=Path("reproduced"), help="folder of the runs, the pictures and the tables")
-    add("--format", nargs="+", type=Form, default=["png"], help="of the pictures; several may be given")
+    add("--format", nargs="+", type=PictureFormat, default=["png"], help="of the pictures; several may be given")
     add("--processes", type=int, default=1, help="runs at once; 0: in this process")
     return parser
 

@@ -15,14 +15,13 @@ from fl_lightning.papers.stored import write_stored
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
-from fl_lightning.reports.result_tables import Cell as TableCell
-from fl_lightning.reports.result_tables import Table, as_latex, as_markdown, latex
+from fl_lightning.reports.result_tables import Table, TableCell, as_latex, as_markdown, latex
 from fl_lightning.reports.results import Comparison, compare, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.text import printable
 
-Form = Literal["png", "pdf", "svg"]
+PictureFormat = Literal["png", "pdf", "svg"]
 WIDE = 6.5
 """Inches; a wider picture has the whole width of the page."""
 
@@ -108,7 +107,7 @@ def keys_in(runs: Iterable[SavedRun]) -> list[str]:
 
 
 def write_drawings(
-    name: str, heading: str, contents: Mapping[str, Drawn], output: Path, forms: Sequence[Form]
+    name: str, heading: str, contents: Mapping[str, Drawn], output: Path, forms: Sequence[PictureFormat]
 ) -> list[Path]:
     """Write the pictures and tables of an experiment, each in its own file, and a page with all of them.
 

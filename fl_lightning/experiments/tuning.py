@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located
-from fl_lightning.experiments.composing import Settings, as_settings, setting_combinations, settings_text
+from fl_lightning.experiments.composing import SettingPairs, as_settings, setting_combinations, settings_text
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.running import run_cells
@@ -14,7 +14,7 @@ from fl_lightning.reports.saved import TUNING, is_data
 from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.files import write_table
 
-Choices = dict[Settings, list[Cell]]
+Choices = dict[SettingPairs, list[Cell]]
 """Cells of each seed by candidate."""
 
 Tried = dict[tuple[str, str], Choices]

@@ -10,7 +10,7 @@ import numpy as np
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, unique
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
-from fl_lightning.reports.result_tables import Cell, Mark, Table
+from fl_lightning.reports.result_tables import Mark, Table, TableCell
 from fl_lightning.reports.results import LAST, rounds_until
 from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.text import drawable
@@ -167,7 +167,7 @@ class EndTable(Drawing):
                 values_by_row.setdefault(row, {})[case, name] = self.scale * ends(runs, key, self.last)
         for values in values_by_row.values():
             columns |= dict.fromkeys(values)
-        cells = {row: [Cell(row)] for row in values_by_row}
+        cells = {row: [TableCell(row)] for row in values_by_row}
         for column in columns:
             for row, cell in self._column(values_by_row, column).items():
                 cells[row].append(cell)
@@ -182,7 +182,7 @@ class EndTable(Drawing):
 
     def _column(
         self, values_by_row: Mapping[str, Mapping[tuple[str, str], Numbers]], column: tuple[str, str]
-    ) -> dict[str, Cell]:
+    ) -> dict[str, TableCell]:
         """Write the cells of one column, the best one in bold."""
         missing = np.array([np.nan])
         values = {row: of_row.get(column, missing) for row, of_row in values_by_row.items()}
@@ -195,7 +195,7 @@ class EndTable(Drawing):
         cells = {}
         for row, mean in means.items():
             mark: Mark = "bold" if mean == best else ""
-            cells[row] = Cell(text_of(values[row]), mark)
+            cells[row] = TableCell(text_of(values[row]), mark)
         return cells
 
 

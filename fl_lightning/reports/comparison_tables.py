@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fl_lightning.functional.summary import Interval
-from fl_lightning.reports.result_tables import Cell, Mark, Table
+from fl_lightning.reports.result_tables import Mark, Table, TableCell
 from fl_lightning.reports.results import (
     AFTER,
     COSTS,
@@ -31,11 +31,11 @@ def comparison_table(comparison: Comparison) -> Table:
     marks = {name: marks_of(comparison, name) for name in names if is_statistic(name)}
     rows = []
     for label, stats in results.items():
-        row = [Cell(label)]
+        row = [TableCell(label)]
         for name in names:
-            row.append(Cell(cell_text(comparison, label, name), marks.get(name, {}).get(label, "")))
+            row.append(TableCell(cell_text(comparison, label, name), marks.get(name, {}).get(label, "")))
             if name == "final" and len(results) > 1:
-                row.append(Cell(difference_text(stats.get(name, Result({})).difference, writer(comparison.key))))
+                row.append(TableCell(difference_text(stats.get(name, Result({})).difference, writer(comparison.key))))
         rows.append(row)
     header = ["method"]
     for name in names:

@@ -15,7 +15,7 @@ from fl_lightning.reports.comparison_tables import comparison_table, spread, wri
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
-from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.results import compare, in_percent, known_metrics, scope_of, statistics_of
 from fl_lightning.reports.saved import CLASSIFICATION, Counts, Group, data_differences, differing, read_columns
 from fl_lightning.reports.terminal import AVERAGES
@@ -194,9 +194,9 @@ def privacy_of(groups: Sequence[Group]) -> list[Table | str]:
     return [Table("Differential privacy", header, rows, note)]
 
 
-def cells(texts: Iterable[str]) -> list[Cell]:
+def cells(texts: Iterable[str]) -> list[TableCell]:
     """Make a row of a table."""
-    return [Cell(text) for text in texts]
+    return [TableCell(text) for text in texts]
 
 
 def file_stem(key: str) -> str:

@@ -21,7 +21,7 @@ Mark = Literal["", "bold", "underlined"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell has a text, which the eye should find where it has a mark."""
 
     text: str
@@ -41,14 +41,14 @@ class Table:
 
     title: str
     header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
     note: str = ""
 
 
 def as_markdown(table: Table) -> str:
     r"""Write a table as Markdown.
 
-    >>> print(as_markdown(Table("Accuracy", ["method", "final"], [[Cell("A|B"), Cell("1 ± 0", "bold")]])))
+    >>> print(as_markdown(Table("Accuracy", ["method", "final"], [[TableCell("A|B"), TableCell("1 ± 0", "bold")]])))
     **Accuracy**
     <BLANKLINE>
     | method | final |
@@ -57,7 +57,7 @@ def as_markdown(table: Table) -> str:
     <BLANKLINE>
     """
 
-    def text(cell: Cell) -> str:
+    def text(cell: TableCell) -> str:
         before, after = {"": ("", ""), "bold": ("**", "**"), "underlined": ("<u>", "</u>")}[cell.mark]
         return f"{before}{markdown(cell.text)}{after}"
 
@@ -81,7 +81,7 @@ def markdown(text: str) -> str:
 def as_latex(table: Table) -> str:
     r"""Write a table as LaTeX, for the package booktabs.
 
-    >>> print(as_latex(Table("50 % of", ["method", "final"], [[Cell("A_1"), Cell("1 ± 0", "bold")]])))
+    >>> print(as_latex(Table("50 % of", ["method", "final"], [[TableCell("A_1"), TableCell("1 ± 0", "bold")]])))
     \begin{table}
       \centering
       \caption{50 \% of}
@@ -125,7 +125,7 @@ def escaped(text: str) -> str:
 def as_html(table: Table) -> str:
     """Write a table as HTML, in a frame that scrolls where the table is wider than the page.
 
-    >>> page = as_html(Table("", ["", ""], [[Cell("A<B"), Cell("1", "bold")]]))
+    >>> page = as_html(Table("", ["", ""], [[TableCell("A<B"), TableCell("1", "bold")]]))
     >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in page
     True
     """
