@@ -29,7 +29,7 @@ from fl_lightning.experiments.composing import (
     short_name,
     slug,
 )
-from fl_lightning.experiments.experiment import CONFIG, HOURS, Experiment, Runs
+from fl_lightning.experiments.experiment import CONFIG_KEY, HOURS, Experiment, Runs
 from fl_lightning.federation.identity import COSINE_ROUNDS, flat
 from fl_lightning.reports.results import MEASURED
 from fl_lightning.reports.saved import DONE, SEEDS, SavedRun, read_run
@@ -272,12 +272,12 @@ class Cells:
 
     def configs_of(self, case: Mapping[str, Any], asked: bool = True) -> list[str]:
         """List the files over the base that a case has, and those that were asked for."""
-        files = case.get(CONFIG, [])
+        files = case.get(CONFIG_KEY, [])
         return [*([files] if isinstance(files, str) else files), *(self.request.configs if asked else ())]
 
     def settings_of(self, case: Mapping[str, Any]) -> SettingPairs:
         """Join the settings of a case with those that were asked for."""
-        return (*as_settings({n: v for n, v in case.items() if n not in (CONFIG, HOURS)}), *self.request.settings)
+        return (*as_settings({n: v for n, v in case.items() if n not in (CONFIG_KEY, HOURS)}), *self.request.settings)
 
     def known_settings(self, row: Runs, method: str, name: str, more: SettingPairs = ()) -> SettingPairs:
         """Choose those settings of a case, and of all runs, that a method knows, or of which it is given the parent."""
@@ -348,7 +348,7 @@ class Cells:
             config = with_fewer_rounds(config, self.request.rounds)
         whole = seeded(config, seed, self.experiment.hold)
         label = row.label or short_name(method)
-        stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", settings_text(tuned, "-")]))
+        stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG_KEY) else "", settings_text(tuned, "-")]))
         rounds = all_rounds, own_rounds, case.get(HOURS, 0.0)
         return Cell(row.label or method, name, seed, cell_name(stem, seed, whole), whole, tuned, *rounds)
 

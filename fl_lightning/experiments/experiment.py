@@ -21,7 +21,7 @@ from fl_lightning.utils.settings import check_at_least
 FOLDER = "papers"
 """Folder of the papers' experiments within the configurations: one below it for each paper."""
 
-CONFIG = "config"
+CONFIG_KEY = "config"
 HOURS = "core_hours"
 """Names in a case that are no settings: further configurations, and the hours of one core that one run takes."""
 

@@ -70,7 +70,7 @@ FREE = frozenset(
 PATHS = ("root", "folder", "path", "dirpath", "save_dir", "cache_dir", "data_dir")
 """Last names of settings that hold the path of a file or folder. They are free everywhere."""
 
-EVALUATED = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
+COMPARED_IN_EVALUATION = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
 
 OF_THE_DATA = ("num_clients", "batch_size", "shuffle")
@@ -176,7 +176,7 @@ class RunIdentity:
         """
         changed = differences(saved["config"], self.config) or differences(saved["objects"], self.objects)
         if evaluates:
-            changed = [difference for difference in changed if belongs_to_any(difference.name, EVALUATED)]
+            changed = [difference for difference in changed if belongs_to_any(difference.name, COMPARED_IN_EVALUATION)]
         refused = [difference for difference in changed if not belongs_to_any(difference.name, self.allowed)]
         if refused:
             raise ValueError(
@@ -489,7 +489,7 @@ def class_name(kind: Any) -> str:
 # --- for the loggers ---
 
 DIGESTS = ("data.labels", "data.clients")
-"""Settings of the run's identity that are digests."""
+"""Settings of the run's identity that are digests, known from checkpoints only."""
 
 FINAL = "hp_metric"
 """Lightning's name of the metric that TensorBoard shows beside the hyper-parameters."""

@@ -36,7 +36,7 @@ from fl_lightning.types import DataModule, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
 
-CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
+FEDERATED_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
 """Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`. In them `loop.log` works."""
 
 LOOP_ATTRIBUTES = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
@@ -105,7 +105,7 @@ class FederationParts:
     identity: RunIdentity = field(default_factory=RunIdentity)
     services: ClientServices = field(default_factory=ClientServices)
     evaluation_services: EvaluationServices = field(default_factory=EvaluationServices)
-    hooks: Hooks = field(default_factory=lambda: {name: [] for name in CLIENT_HOOKS})
+    hooks: Hooks = field(default_factory=lambda: {name: [] for name in FEDERATED_HOOKS})
     batch_hooks: Hooks = field(default_factory=Hooks)
     initial_personal: State = field(default_factory=State)
     plateau: Plateau = field(default_factory=Plateau, init=False)

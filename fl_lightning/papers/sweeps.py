@@ -11,12 +11,12 @@ from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, unique
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
 from fl_lightning.reports.result_tables import Mark, Table, TableCell
-from fl_lightning.reports.results import LAST, rounds_until
+from fl_lightning.reports.results import LAST_ROUNDS, rounds_until
 from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.text import drawable
 
 
-def ends(runs: Series, key: str, last: int = LAST) -> Numbers:
+def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:
     """Return the mean of the last values of each run, shape (S,). It is NaN if there are no values."""
     _, values = runs.group.curves(key)
     if not values.size:
@@ -57,7 +57,7 @@ class Sweep(Drawing):
     xlabel: str
     value: str = "accuracy (%)"
     scale: float = 100.0
-    last: int = LAST
+    last: int = LAST_ROUNDS
     levels: Mapping[str, Mapping[str, str]] | None = None
     groups: Mapping[str, Mapping[str, str]] | None = None
 
@@ -151,7 +151,7 @@ class EndTable(Drawing):
 
     keys: Mapping[str, str]
     scale: float = 100.0
-    last: int = LAST
+    last: int = LAST_ROUNDS
     cases_as_columns: bool = False
 
     def log_keys(self) -> list[str]:
