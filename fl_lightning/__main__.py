@@ -54,7 +54,7 @@ def main(args: list[str] | None = None) -> None:
     """
     try:
         try:
-            command(args)
+            run_command(args)
         finally:
             if sys.stdout is not None:  # as in a program that was started with its output closed
                 sys.stdout.flush()
@@ -78,7 +78,7 @@ def reader_is_gone() -> bool:
     return gone
 
 
-def command(args: list[str] | None) -> None:
+def run_command(args: list[str] | None) -> None:
     """Run a command, as `main`."""
     argv = sys.argv[1:] if args is None else args
     if text := help_for(argv):

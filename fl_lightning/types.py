@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-State = dict[str, Tensor]
+from fl_lightning.functional import state as S
+
+State = S.State
 """Tensors by name."""
 
 Batch = Any

@@ -89,7 +89,7 @@ def shipped_experiments_are_read_once() -> Iterator[None]:
     from fl_lightning.experiments import experiment
 
     made = {}
-    read = experiment.read
+    read = experiment.read_experiment
 
     def kept(path: Path) -> experiment.Experiment:
         if not path.is_relative_to(experiment.HOME):
@@ -100,7 +100,7 @@ def shipped_experiments_are_read_once() -> Iterator[None]:
         return deepcopy(made[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "read", kept)
+        patch.setattr(experiment, "read_experiment", kept)
         yield
 
 

@@ -517,7 +517,9 @@ def test_with_a_personal_head(name):
     loop = trained(data_of(), personal="net.head.*", **with_net(name))
     heads = [loop.store.record(i)[1]["net.head.weight"] for i in (0, 2, 4)]
     assert not any(torch.equal(heads[0], other) for other in heads[1:])
-    assert not [entry for entry in loop.weights.shared if ".head." in entry and not entry.startswith("personal_head")]
+    assert not [
+        entry for entry in loop.global_weights.shared if ".head." in entry and not entry.startswith("personal_head")
+    ]
 
 
 @pytest.mark.parametrize("name", some(sorted({*CLIENTS, "FedDF", "FedEXP", "FedNova"})))

@@ -9,11 +9,11 @@ import yaml
 from fl_lightning.cli.configs import locate
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import Cells, Request
-from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.result_tables import Table, TableCell
 from tests.reports.saved_runs import write_run
 from tools import add_captions
 from tools.add_captions import main, text_of
-from tools.add_results import rows_of
+from tools.add_results import csv_rows
 
 TEXT = (Path(__file__).parents[1] / "docs/figures.md").read_text(encoding="utf-8").partition("## What they show")[2]
 PARTS = [part.partition("\n### ")[0] for part in re.split(r"\n\*\*(?=Fig|Table)", TEXT)[1:]]
@@ -37,7 +37,7 @@ def is_among(number, known):
 
 def settings_of(name):
     """Numbers in the settings of a figure, without what its drawings hold."""
-    figure = files.read(files.shipped_path(name))
+    figure = files.read_experiment(files.shipped_path(name))
     rows = [text for runs in figure.runs for text in (runs.label, runs.settings, figure.cases_of(runs))]
     below = [path for base in figure.base for path in locate(base)]
     files_below = [re.sub("#.*", "", path.read_text(encoding="utf-8")) for path in below]
@@ -47,8 +47,8 @@ def settings_of(name):
 def lacking(part):
     """Numbers of a paragraph that captions and settings lack; points may be the difference of two in a caption."""
     names = re.findall(r"`(\w+/\w+)`", part)
-    texts = [row["caption"] for row in rows_of(add_captions.CAPTIONS) if row["figure"] in names]
-    assert {row["figure"] for row in rows_of(add_captions.CAPTIONS)} >= set(names), (
+    texts = [row["caption"] for row in csv_rows(add_captions.CAPTIONS) if row["figure"] in names]
+    assert {row["figure"] for row in csv_rows(add_captions.CAPTIONS)} >= set(names), (
         f"python -m tools.add_captions reproduced {names[0]}"
     )
     known = numbers(*texts) + [setting for name in names for setting in settings_of(name)]
@@ -78,18 +78,18 @@ def make_run(folder, cell, curve):
 
 def test_captions_are_stored_of_the_runs_in_a_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(add_captions, "CAPTIONS", tmp_path / "figures.csv")
-    cells = Cells(files.read(files.shipped_path("fedcl/2")), Request()).all()
+    cells = Cells(files.read_experiment(files.shipped_path("fedcl/2")), Request()).all()
     for cell in cells[:-1]:
         make_run(tmp_path, cell, [0.8, 0.84, 0.86])
     with pytest.raises(SystemExit):
         main([str(tmp_path), "fedcl/2"])
     assert "lacks runs of fedcl/2; fl-lightning reproduce fedcl/2 makes them" in capsys.readouterr().err
     main([str(tmp_path)])
-    assert rows_of(add_captions.CAPTIONS) == []
+    assert csv_rows(add_captions.CAPTIONS) == []
     make_run(tmp_path, cells[-1], [0.86, 0.84, 0.8])
     main([str(tmp_path), "fedcl/2"])
     main([str(tmp_path)])
-    (row,) = rows_of(add_captions.CAPTIONS)
+    (row,) = csv_rows(add_captions.CAPTIONS)
     assert (row["figure"], row["panel"], row["seeds"]) == ("fedcl/2", "", "0")
     assert row["caption"].startswith(
         "Rounds to the target, and as a share of FedAvg's. α = 1, 85 %: FedAvg 3, FedProx 3, "
@@ -101,5 +101,5 @@ def test_captions_are_stored_of_the_runs_in_a_folder(tmp_path, monkeypatch, caps
 
 
 def test_a_table_is_stored_with_its_cells():
-    table = Table("", ["", "accuracy"], [[Cell("FedAvg"), Cell("81.2")]])
+    table = Table("", ["", "accuracy"], [[TableCell("FedAvg"), TableCell("81.2")]])
     assert text_of(table, "In %.") == "In %.  | accuracy; FedAvg | 81.2"

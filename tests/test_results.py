@@ -12,7 +12,7 @@ from fl_lightning.experiments.results import stored_keys
 from fl_lightning.papers.stored import COLUMNS, read_stored
 from fl_lightning.utils.files import write_table
 from tools import write_results
-from tools.add_results import add, main, rows_of
+from tools.add_results import add, csv_rows, main
 from tools.write_results import PAGE, tables, text
 
 STORED = sorted((Path(__file__).resolve().parents[1] / "results").glob("*/*.csv"))
@@ -71,7 +71,7 @@ def test_finished_runs_are_added_and_what_is_stored_stays(tmp_path, monkeypatch)
     write_table(path, [COLUMNS, stored])
     added = add(experiment, drawn, tmp_path, path)
     assert added == [(case, "KnFu", "1"), (case, "FedMD", "1")]
-    assert [(row["method"], row["seed"], row["final"], row["commit"]) for row in rows_of(path)] == [
+    assert [(row["method"], row["seed"], row["final"], row["commit"]) for row in csv_rows(path)] == [
         ("KnFu", "0", "0.5", "stored"),
         ("KnFu", "1", "0.99", ""),
         ("FedMD", "1", "0.99", ""),
@@ -96,7 +96,7 @@ def test_a_prefix_counts_where_it_is_asked_for_until_there_is_more(tmp_path):
         (run / "done.json").write_text(f'{{"max_epochs": {rounds}, "rounds": {rounds}}}')
         (run / "config.yaml").write_text(yaml.safe_dump(dict(cell.config)))
         add(experiment, drawn, tmp_path, path, asked)
-        assert [row["rounds"] for row in rows_of(path)] == ([found] if found else [])
+        assert [row["rounds"] for row in csv_rows(path)] == ([found] if found else [])
 
 
 def test_a_failure_stands_beside_the_rounds_before_it_until_the_run_is_whole(tmp_path):
@@ -117,7 +117,7 @@ def test_a_failure_stands_beside_the_rounds_before_it_until_the_run_is_whole(tmp
         (run / "config.yaml").write_text(yaml.safe_dump(dict(cell.config)))
         assert add(experiment, drawn, made, path, rounds) == [(case, "KnFu", "0")]
         assert add(experiment, drawn, made, path, rounds) == []
-        assert sorted(row["error"] for row in rows_of(path)) == errors
+        assert sorted(row["error"] for row in csv_rows(path)) == errors
         (series,) = read_stored(path)
         assert [len(run.history) for run in series.group.runs] == [rounds]
         assert dict(series.failed) == ({"0": "NaN in round 6"} if rounds < 100 else {})
@@ -140,7 +140,7 @@ def test_a_stored_run_that_lacks_a_log_key_is_stored_again(tmp_path):
     more = {name: replace(table, beside=["train/ce"]) for name, table in drawn.items()}
     for tables_, added in ((drawn, True), (drawn, False), (more, True), (more, False), (drawn, False)):
         assert bool(add(experiment, tables_, tmp_path, path, 5)) is added
-    assert [row["metric"] for row in rows_of(path)] == ["local/alma", "train/ce"]
+    assert [row["metric"] for row in csv_rows(path)] == ["local/alma", "train/ce"]
 
 
 def test_a_folder_or_table_that_does_not_exist_is_refused(tmp_path, capsys):

@@ -14,7 +14,7 @@ from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import CellFiles, Cells, Request
 from fl_lightning.experiments.results import draw, series_of
 from fl_lightning.papers.drawing import unique
-from fl_lightning.papers.stored import made, rows_of
+from fl_lightning.papers.stored import csv_rows, made
 from fl_lightning.reports.result_tables import Table
 from fl_lightning.utils.files import write_table
 from tools.add_results import Row, made_by_reproduce
@@ -27,12 +27,12 @@ COLUMNS = ("figure", "panel", "caption", "seeds", *SOURCE)
 
 def figures() -> list[str]:
     """List the experiments with a small form."""
-    return [name for name in files.names() if files.read(files.shipped_path(name)).full]
+    return [name for name in files.experiment_names() if files.read_experiment(files.shipped_path(name)).full]
 
 
 def captions_of(name: str, folder: Path) -> list[Row]:
     """Draw a figure of the runs in a folder and return its captions, none where runs are missing."""
-    experiment = files.read(files.shipped_path(name))
+    experiment = files.read_experiment(files.shipped_path(name))
     _, cells = Cells(experiment, Request()).in_folder(folder)
     if not all(CellFiles.of(cell, folder).is_complete() for cell in cells):
         return []
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = figures()
     if unknown := [name for name in asked.names if name not in known]:
         parser.error(f"names must be of {', '.join(known)}, got {unknown[0]}")
-    rows = rows_of(CAPTIONS)
+    rows = csv_rows(CAPTIONS)
     for name in asked.names or known:
         new = captions_of(name, asked.folder)
         if not new and asked.names:

@@ -17,12 +17,12 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from fl_lightning.experiments.cells import Cells, Request, identity_in, name_of
+from fl_lightning.experiments.cells import Cells, Request, cell_name, identity_of_name
 from fl_lightning.experiments.experiment import Experiment
 from fl_lightning.experiments.results import series_of, stored_keys
 from fl_lightning.papers import PaperTable, Series
 from fl_lightning.papers.drawing import unique
-from fl_lightning.papers.stored import COLUMNS, rows_of, write_stored
+from fl_lightning.papers.stored import COLUMNS, csv_rows, write_stored
 from fl_lightning.utils.files import write_table
 from tools.write_results import ROOT, tables, write
 
@@ -35,12 +35,12 @@ def finished(experiment: Experiment, folder: Path, rounds: float | None = None) 
     names = dict[str, str]()
     seeds = set[int]()
     for path in sorted((folder / "cells").glob("*.yaml")):
-        seed = int(identity_in(path.stem).partition("-")[0].removeprefix("seed"))
+        seed = int(identity_of_name(path.stem).partition("-")[0].removeprefix("seed"))
         seeds.add(seed)
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        names[identity_in(name_of("", seed, config))] = path.stem
+        names[identity_of_name(cell_name("", seed, config))] = path.stem
     request = Request(seeds=sorted(seeds), rounds=rounds)
-    cells = [(cell, names.get(identity_in(cell.name))) for cell in Cells(experiment, request).all()]
+    cells = [(cell, names.get(identity_of_name(cell.name))) for cell in Cells(experiment, request).all()]
     return series_of([replace(cell, name=name) for cell, name in cells if name], folder, {})
 
 
@@ -56,8 +56,8 @@ def add(
     with TemporaryDirectory() as temporary:
         found = finished(experiment, folder, rounds)
         write_stored(Path(temporary) / "new.csv", found, stored_keys(drawn))
-        new = rows_of(Path(temporary) / "new.csv")
-    stored = rows_of(path)
+        new = csv_rows(Path(temporary) / "new.csv")
+    stored = csv_rows(path)
     of_run = {key(row): int(row["rounds"]) for row in stored if not row["error"]}
     of_metric = {(*key(row), row["metric"]): int(row["rounds"]) for row in stored if not row["error"]}
 
@@ -69,7 +69,7 @@ def add(
     values = [row for row in stored if not row["error"] and key(row) not in added]
     values += [row for row in new if key(row) in added]
     whole = {key(row) for row in values if row["rounds"] == row["all_rounds"]}
-    told = [*stored, *rows_of(folder / path.parent.name / path.name)]  # the later one counts
+    told = [*stored, *csv_rows(folder / path.parent.name / path.name)]  # the later one counts
     failed = {key(row): row for row in told if row["error"] and key(row) not in whole}
     added = unique([*added, *(run for run, row in failed.items() if row not in stored)])
     rows = [*values, *failed.values()]

@@ -15,7 +15,7 @@ from typing import Any
 import fl_lightning.aggregation
 import fl_lightning.methods
 from fl_lightning.cli.configs import HOME, small_experiment, title
-from fl_lightning.cli.methods import Record, number, records
+from fl_lightning.cli.methods import Record, records, short_number
 from tools.draw_methods import PICTURES, counted
 from tools.measure_methods import name_of
 
@@ -230,7 +230,7 @@ def ratios() -> dict[str, dict[str, list[str]]]:
 
 def models(amount: float, contents: Sequence[str] = ()) -> str:
     """Write an amount that is measured in models, and what it consists of."""
-    text = "nothing" if not amount else f"{number(amount)} model{'s' * (amount > 1)}"
+    text = "nothing" if not amount else f"{short_number(amount)} model{'s' * (amount > 1)}"
     return text + (f": {', '.join(contents)}" if contents else "")
 
 

@@ -15,7 +15,7 @@ from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.experiment import HOURS, Experiment
 from fl_lightning.papers import Curves, PaperTable
 from fl_lightning.papers.drawing import Series, rounds_of, unique
-from fl_lightning.papers.stored import read_stored, rows_of
+from fl_lightning.papers.stored import csv_rows, read_stored
 from fl_lightning.reports.result_tables import Table, as_markdown
 from fl_lightning.reports.saved import Group
 from tools.draw_methods import write_picture
@@ -50,8 +50,8 @@ they would cost: hours of one core of the machines named here, estimated for net
 def tables() -> list[tuple[str, Experiment, dict[str, PaperTable]]]:
     """Find the experiments with tables of a paper, as large as the paper's."""
     experiments = []
-    for name in files.names():
-        experiment = files.read(files.shipped_path(name))
+    for name in files.experiment_names():
+        experiment = files.read_experiment(files.shipped_path(name))
         if experiment.full:
             experiment.enlarge()
         if drawn := {of: drawing for of, drawing in experiment.draw.items() if isinstance(drawing, PaperTable)}:
@@ -127,7 +127,7 @@ def write(names: Container[str]) -> None:
 
 def made(path: Path) -> str:
     """Name the commits and machines of stored runs, and the time that they took."""
-    rows = rows_of(path)
+    rows = csv_rows(path)
     commits, machines = (unique(row[name] for row in rows if row[name]) for name in ("commit", "machine"))
     runs = dict[tuple[str, str, str], str]()
     for row in rows:

@@ -17,7 +17,7 @@ from fl_lightning.functional.coding import (
     unpack,
 )
 from fl_lightning.types import State
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.settings import check_above, check_at_most, check_count
 from fl_lightning.utils.signatures import check_overrides
 
@@ -225,7 +225,7 @@ class RandomK(SparseCodec):
 
     def places(self, size: int, draws: torch.Generator, device: torch.device) -> Tensor:
         """Draw the places of the k numbers that are sent, (k,) int64."""
-        return to_device(torch.randperm(size, generator=draws)[: self.count(size)], device)
+        return copy_to_device(torch.randperm(size, generator=draws)[: self.count(size)], device)
 
     def encode(self, vector: Tensor, draws: torch.Generator) -> State:
         size = len(vector)

@@ -31,7 +31,7 @@ class NonFiniteGuard(Member):
         self._nonfinite_constants: frozenset[str] = frozenset()
         self._checks: list[Check] = []
 
-    def setup(self, server: ServerView) -> None:
+    def attach(self, server: ServerView) -> None:
         """Take the server, and exclude constants from the check.
 
         The constants are the untrained entries that are not finite, as a transformer's mask.

@@ -39,10 +39,10 @@ class ClientCheckpoint(Callback):
         state = pl_module.state_dict()
         if isinstance(pl_module, FederatedLoop):
             client = pl_module.client
-            weights = pl_module.weights
-            if not weights.shared:
+            global_weights = pl_module.global_weights
+            if not global_weights.shared:
                 return
-            saved = weights.saved(pl_module.parts.evaluated_weights(weights.live(weights.shared)))
+            saved = global_weights.saved(pl_module.parts.evaluated_weights(global_weights.live(global_weights.shared)))
             state = client.state_dict() | {name.removeprefix("client."): value for name, value in saved.items()}
         inner = getattr(client, "module", None) if isinstance(client, ClientModule) else None
         prefix, inner = ("", client) if inner is None else ("module.", inner)

@@ -77,7 +77,7 @@ class RunPlots(Callback):
         if folder is None and not any(map(figure_writer, trainer.loggers)):
             return
         private = pl_module.parts.is_private  # then nobody is told who has what
-        counts = None if private else counts_of(pl_module)
+        counts = None if private else label_counts_of(pl_module)
         if folder is not None and counts is not None:
             write_partition(folder / PARTITION, counts[0].tolist(), counts[1], pl_module.data.client_names)
         if self.format != "none":
@@ -151,7 +151,7 @@ def name_epochs(figure: Figure) -> None:
         text.set_text({"round": "epoch", "last round": "last epoch"}.get(words, words))
 
 
-def counts_of(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:
+def label_counts_of(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:
     """Count the samples by client and class, (N, C), and name the classes, None where the samples have none."""
     if loop.client.module is None or loop.data.split("train").known_labels is not None:
         with suppress(ValueError):  # the samples have no classes

@@ -62,14 +62,14 @@ def same_name(name: str, base: type) -> list[str]:
     return sorted(paths)
 
 
-def class_names(base: type) -> list[str]:
+def subclass_names(base: type) -> list[str]:
     """Return the short names of the public subclasses of `base`."""
     return [kind.__name__ for kind in subclasses(base)]
 
 
 def choice(base: type) -> str:
     """List what can be given where a subclass of `base` is asked for."""
-    return f"; it takes {', '.join(class_names(base))} or the import path of a class"
+    return f"; it takes {', '.join(subclass_names(base))} or the import path of a class"
 
 
 @cache

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning.cli import configs
-from fl_lightning.cli.classes import OPTIONS, arguments, class_names
+from fl_lightning.cli.classes import OPTIONS, arguments, subclass_names
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.methods import printed_names
 from fl_lightning.cli.new import KINDS
@@ -96,7 +96,7 @@ def options_of(parser: LightningArgumentParser) -> list[str]:
     return list(dict.fromkeys([*given, *nested]))
 
 
-def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.ArgumentParser:
+def whole_parser(parsers_of_commands: Sequence[CommandParser]) -> argparse.ArgumentParser:
     """Build a parser of argparse's that has all commands and options.
 
     jsonargparse's own scripts follow the arguments of classes, and a client may hold a client: they would not end.
@@ -117,7 +117,7 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     of_command |= dict.fromkeys(OF_A_FIT, of_command["fit"])
     for name, parser in of_command.items():
         command = commands.add_parser(name, help=OF_A_FIT.get(name) or parser.description)
-        command.add_argument("-c", "--config", choices=configs.names())
+        command.add_argument("-c", "--config", choices=configs.config_names())
         if name in OF_A_FIT:
             command.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
         else:
@@ -126,11 +126,11 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
             if option.endswith(("_path", "initial_weights")):
                 command.add_argument(f"--{option}").complete = shtab.FILE  # type: ignore[attr-defined]
             elif option != "config":
-                names = class_names(OPTIONS[option]) if option in OPTIONS else None
+                names = subclass_names(OPTIONS[option]) if option in OPTIONS else None
                 command.add_argument(f"--{option}", choices=names)
     commands.add_parser("methods", help="list all methods").add_argument("--output", choices=("md", "csv", "json"))
     shown = commands.add_parser("configs", help="list the configuration files of the package")
-    shown.add_argument("name", nargs="?", choices=configs.names())
+    shown.add_argument("name", nargs="?", choices=configs.config_names())
     shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     check = commands.add_parser("check", help="look for damage in checkpoints")
     check.add_argument("paths", nargs="+").complete = shtab.FILE  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     new.add_argument("name")
     new.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     methods = list(printed_names().values())
-    experiments = [name.removeprefix("papers/") for name in configs.names() if name.count("/") == 2]
+    experiments = [name.removeprefix("papers/") for name in configs.config_names() if name.count("/") == 2]
     for made in parsers_of_commands:
         command = commands.add_parser(made.prog.split()[-1], help=made.description)
         for option in vars(made.get_defaults()):
@@ -149,7 +149,7 @@ def command_line(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
                 word = option if option == "runs" else f"--{option}"
                 command.add_argument(word).complete = shtab.DIRECTORY  # type: ignore[attr-defined]
             else:
-                names = configs.names() if option == "config" else methods if option in METHODS else None
+                names = configs.config_names() if option == "config" else methods if option in METHODS else None
                 command.add_argument(f"--{option}", choices=names, nargs="*" if option == "methods" else None)
     return top
 
@@ -171,6 +171,6 @@ def run(argv: list[str], *parsers: CommandParser) -> None:
         import shtab  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
         raise ModuleNotFoundError("--print_shtab needs shtab: pip install 'fl_lightning[shtab]'") from None
-    script, end, tail = shtab.complete(command_line(parsers), argv[0]).rpartition(ZSH_END if argv[0] == "zsh" else "\0")
+    script, end, tail = shtab.complete(whole_parser(parsers), argv[0]).rpartition(ZSH_END if argv[0] == "zsh" else "\0")
     by_level = ZSH_BY_LEVEL + end + tail.replace("_shtab_fl_lightning", "_fl_lightning_by_level") if end else tail
     print(script + by_level + (BASH_BY_LEVEL if argv[0] == "bash" else ""))

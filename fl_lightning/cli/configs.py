@@ -21,7 +21,7 @@ SMALL = "experiment/digits_"
 """Beginning of the names of small experiments, one for each method."""
 
 
-def names() -> list[str]:
+def config_names() -> list[str]:
     """Return the names of all files: folder and stem, such as `experiment/digits_fedntd`."""
     return sorted(path.relative_to(HOME).with_suffix("").as_posix() for path in HOME.rglob("*.yaml"))
 
@@ -40,7 +40,7 @@ def small_experiment(stem: str) -> list[str]:
     (['experiment/digits_knfu'], ['experiment/digits_fedavg', 'method/moon'])
     """
     own = f"{SMALL}{stem}"
-    if own in names():
+    if own in config_names():
         return [own]
     return [f"{SMALL}fedavg", f"method/{stem}"]
 
@@ -75,8 +75,8 @@ def shipped(asked: str) -> list[str]:
     >>> shipped("configs/experiment/digits_fedntd.yaml"), shipped("experiment/digits_moon")
     (['experiment/digits_fedntd'], ['experiment/digits_fedavg', 'method/moon'])
     """
-    name = name_of(asked)
-    known = names()
+    name = config_name(asked)
+    known = config_names()
     if name in known:
         return [name]
     if name.startswith(SMALL):
@@ -93,7 +93,7 @@ def shipped(asked: str) -> list[str]:
     )
 
 
-def name_of(asked: str) -> str:
+def config_name(asked: str) -> str:
     """Return the name of a file of the package, given the name or the path in a clone."""
     return asked.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
 
@@ -144,7 +144,7 @@ def run(argv: list[str]) -> None:
     parser.add_argument("name", nargs="?", help="print this one, or list those of this folder")
     parser.add_argument("--copy", metavar="DIR", type=Path, help="copy them, or the named one, into this folder")
     options = parser.parse_args(argv)
-    listed = names()
+    listed = config_names()
     if options.name:
         folder = options.name.rstrip("/")
         listed = [name for name in listed if name.startswith(f"{folder}/")]

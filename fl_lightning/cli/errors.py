@@ -205,7 +205,7 @@ def no_class(given: str, base: type) -> str:
         kind = classes.find_class(given)
     except Exception as error:  # whatever a module does when it is imported
         return import_error(given, error)
-    if kind is None and given in classes.class_names(base):
+    if kind is None and given in classes.subclass_names(base):
         paths = classes.same_name(given, base)
         several = f"{given!r} names several classes: {', '.join(paths)}; write the import path of the one that is meant"
         return several if len(paths) > 1 else ""
@@ -215,7 +215,7 @@ def no_class(given: str, base: type) -> str:
             near = suggestion(missing, beside) or "; write the import path of the class, such as my_task.MyModule"
             return f"there is no class {given!r}: no module {missing!r} can be imported from {Path.cwd()}{near}"
         word = given.rpartition(".")[2]
-        near = suggestion(given, classes.classes_beside(given)) or suggestion(word, classes.class_names(base))
+        near = suggestion(given, classes.classes_beside(given)) or suggestion(word, classes.subclass_names(base))
         return import_path(given) or f"there is no class {given!r}{near or classes.choice(base)}"
     if issubclass(kind, base) or (base is pl.LightningModule and issubclass(kind, TrainableModule)):
         return ""

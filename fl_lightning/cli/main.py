@@ -167,7 +167,7 @@ class FederatedCLI(LightningCLI):
             config.ckpt_path = str(checkpoint)
             self.folder = runs.run_of(checkpoint)
         elif command != "fit" and not config.model.initial_weights:
-            raise ValueError(untrained(command, self.parent))
+            raise ValueError(missing_weights_sentence(command, self.parent))
         if command == "fit":
             check_limits(config.trainer)
         check_devices(config.trainer)
@@ -245,7 +245,7 @@ def checkpoints(best: BestCheckpoint, given: list[Callback]) -> list[Callback]:
     return ours
 
 
-def untrained(command: str, parent: Path) -> str:
+def missing_weights_sentence(command: str, parent: Path) -> str:
     """Sentence for an evaluation that names no trained weights: the checkpoints of the newest run."""
     names = ("last*.ckpt", "best*.ckpt")
     newest = reversed(runs.runs(parent).values())

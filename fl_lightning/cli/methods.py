@@ -37,7 +37,7 @@ def run(argv: list[str]) -> None:
     Raises:
         SystemExit: with 2 for a wrong option, 0 after the help.
     """
-    forms = {"md": as_markdown, "csv": as_csv, "json": as_json}
+    forms = {"md": methods_as_markdown, "csv": methods_as_csv, "json": as_json}
     parser = PlainParser("fl-lightning methods", description=DESCRIPTION)
     parser.add_argument("--output", choices=list(forms), default="md", help="form of the table (default: md)")
     print(forms[parser.parse_args(argv).output](records()), end="")
@@ -55,7 +55,7 @@ def printed_names() -> dict[str, str]:
     >>> names["lg_fedavg"], names["geometric_median"], names["centralized"]
     ('LG-FedAvg', 'GeometricMedian', 'Centralized')
     """
-    stems = [name.removeprefix(FOLDER) for name in configs.names() if name.startswith(FOLDER)]
+    stems = [name.removeprefix(FOLDER) for name in configs.config_names() if name.startswith(FOLDER)]
     printed = {folded(record["method"]): record["method"] for record in records()}
     return {s: printed.get(folded(s)) or configs.title(f"{FOLDER}{s}").partition(":")[0] for s in stems}
 
@@ -65,7 +65,7 @@ def as_json(methods: Sequence[Record]) -> str:
     return json.dumps(methods, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_csv(methods: Sequence[Record]) -> str:
+def methods_as_csv(methods: Sequence[Record]) -> str:
     """Write a line for each method, with spaces between several values in a field."""
     out = io.StringIO()
     columns = [column for column in methods[0] if column != "refused"]
@@ -75,7 +75,7 @@ def as_csv(methods: Sequence[Record]) -> str:
     return out.getvalue()
 
 
-def as_markdown(methods: Sequence[Record]) -> str:
+def methods_as_markdown(methods: Sequence[Record]) -> str:
     """Write the table of docs/methods/index.md."""
     every = {name: max((r[name] or [] for r in methods), key=len) for name in ("rules", "server_optimizers")}
     lines = [HEADINGS, ["---"] * len(HEADINGS)]
@@ -87,13 +87,13 @@ def as_markdown(methods: Sequence[Record]) -> str:
                 f"`{r['file']}`",
                 sent(r["down"], r["down_contents"]),
                 sent(r["up"], r["up_contents"]),
-                number(r["client_state"]),
-                number(r["server_state"]),
+                short_number(r["client_state"]),
+                short_number(r["server_state"]),
                 *("–" if r[name] is None else ", ".join(r[name]) or "nothing" for name in ("sends", "reads")),
                 ", ".join(r["data"]) or "–",
                 {True: "yes", False: "no", None: "–"}[r["stackable"]],
                 "yes" if r["module"] else "no",
-                *(chosen(r[name], every[name]) for name in ("rules", "server_optimizers")),
+                *(choice_in_words(r[name], every[name]) for name in ("rules", "server_optimizers")),
             ]
         )
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
@@ -105,22 +105,23 @@ def sent(amount: float, contents: Sequence[str]) -> str:
     >>> sent(1.972, ["weights", "control"]), sent(0, [])
     ('1.97: weights, control', '0')
     """
-    return number(amount) + (": " + ", ".join(contents) if contents else "")
+    return short_number(amount) + (": " + ", ".join(contents) if contents else "")
 
 
-def number(value: float) -> str:
+def short_number(value: float) -> str:
     """Write a number with at most two decimals.
 
-    >>> number(1.0), number(0.0432)
+    >>> short_number(1.0), short_number(0.0432)
     ('1', '0.04')
     """
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def chosen(names: Sequence[str] | None, every: Sequence[str]) -> str:
+def choice_in_words(names: Sequence[str] | None, every: Sequence[str]) -> str:
     """Write which names of `every` these are, in few words.
 
-    >>> chosen(["a", "b", "c"], ["a", "b", "c"]), chosen(["a", "b"], ["a", "b", "c"]), chosen(["a"], ["a", "b", "c"])
+    >>> every = ["a", "b", "c"]
+    >>> choice_in_words(["a", "b", "c"], every), choice_in_words(["a", "b"], every), choice_in_words(["a"], every)
     ('all', 'not c', 'a')
     """
     if names is None:

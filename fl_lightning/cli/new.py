@@ -45,7 +45,7 @@ def run(argv: list[str]) -> None:
     parser.add_argument("name", help="of the class, such as FedLS")
     parser.add_argument("--output", type=Path, default=Path(), help="folder of the files")
     given = parser.parse_args(argv)
-    texts = files_of(given.kind, given.name)
+    texts = template_files(given.kind, given.name)
     if there := [name for name in texts if (given.output / name).exists()]:
         raise FileExistsError(f"{PROG} replaces no file, and {given.output / there[0]} exists; take another name")
     given.output.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> None:
         print(f"  {Template(command).substitute(stem=stem)}")
 
 
-def files_of(kind: str, name: str) -> dict[str, str]:
+def template_files(kind: str, name: str) -> dict[str, str]:
     """Make the texts of the files, by their names.
 
     Raises:

@@ -14,7 +14,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # type: ig
 from pytorch_lightning.cli import LightningArgumentParser
 
 import fl_lightning
-from fl_lightning.cli.configs import locate, name_of, path_of
+from fl_lightning.cli.configs import config_name, locate, path_of
 from fl_lightning.cli.errors import PROG, format_error
 from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.utils.text import printable
@@ -77,7 +77,7 @@ class NamedConfigFile(ActionConfigFile):
             super().__call__(parser, cfg, part, option_string=option_string)  # type: ignore[no-untyped-call]
         if len(parts) > 1:
             # The name that was given, which has no file, names the folder of the run.
-            cfg[self.dest][-len(parts) :] = [path_of(name_of(values))]
+            cfg[self.dest][-len(parts) :] = [path_of(config_name(values))]
 
 
 def check_option(value: str, option: str, *, is_file: bool = False, is_yaml: bool = False) -> None:

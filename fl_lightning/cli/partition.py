@@ -65,7 +65,7 @@ def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) ->
     kind = type(data.partition).__name__ + (f" by {data.by}" if data.by else "")
     lines = [
         f"{int(sizes.sum()):,} training samples, {len(sizes)} clients, {data.cohort_size} in a round, {kind}",
-        f"samples of a client: {spread(sizes, 0)}",
+        f"samples of a client: {range_text(sizes, 0)}",
     ]
     columns = [("samples", ",", sizes)]
     if counts is not None:
@@ -74,9 +74,9 @@ def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) ->
         classes = (counts > 0).sum(1)
         most = 1 - 1 / counts.shape[1]
         lines += [
-            f"classes of a client: {spread(classes, 0)} of {counts.shape[1]}",
-            f"effective classes: {spread(effective, 1)} (exp of the entropy)",
-            f"distance from uniform: {spread(distance, 2)} (total variation, at most {most:.2f})",
+            f"classes of a client: {range_text(classes, 0)} of {counts.shape[1]}",
+            f"effective classes: {range_text(effective, 1)} (exp of the entropy)",
+            f"distance from uniform: {range_text(distance, 2)} (total variation, at most {most:.2f})",
         ]
         columns += [("classes", "", classes), ("effective", ".1f", effective), ("distance", ".2f", distance)]
     return [*lines, "", *by_client(data.client_names, columns)] if len(sizes) <= MOST else lines
@@ -98,10 +98,10 @@ def by_client(names: Sequence[str], columns: Sequence[tuple[str, str, Tensor]]) 
     return ["  ".join([f"{name:>{width}}", *row]) for name, row in zip(shown, zip(*cells, strict=True), strict=True)]
 
 
-def spread(values: Tensor, digits: int) -> str:
+def range_text(values: Tensor, digits: int) -> str:
     """Write the least, median and greatest of values (N,), without those of clients that have no samples.
 
-    >>> spread(torch.tensor([3.0, 1.0, 9.0, float("nan")]), 1)
+    >>> range_text(torch.tensor([3.0, 1.0, 9.0, float("nan")]), 1)
     '1.0 to 9.0, median 3.0'
     """
     least, median, most = np.nanquantile(values.double().numpy(), [0, 0.5, 1])

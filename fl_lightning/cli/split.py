@@ -72,7 +72,7 @@ def write_client(folder: Path, data: FederatedDataModule, names: frozenset[str],
     if view.size("test"):
         write(folder / "test", data, "test", data.client_indices("test", client_id))
     owner = {"class_path": "fl_lightning.data.OwnerPartition", "init_args": {"client_id": client_id}}
-    describe(folder, data, "Folder", write_sets(folder, data, names), owner)
+    write_data_file(folder, data, "Folder", write_sets(folder, data, names), owner)
 
 
 def write_server(folder: Path, data: FederatedDataModule, names: frozenset[str]) -> None:
@@ -80,7 +80,7 @@ def write_server(folder: Path, data: FederatedDataModule, names: frozenset[str])
     for name in ("test", "val"):
         with suppress(NoSplitError):
             write(folder / name, data, name, torch.arange(len(split_of(data, name))))
-    describe(folder, data, "Elsewhere", write_sets(folder, data, names - {"val"}), None)
+    write_data_file(folder, data, "Elsewhere", write_sets(folder, data, names - {"val"}), None)
 
 
 def write_sets(folder: Path, data: FederatedDataModule, names: frozenset[str]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def source_of(kind: str, folder: Path) -> dict[str, Any]:
     return {"class_path": f"fl_lightning.data.{kind}", "init_args": {"root": str(folder.resolve())}}
 
 
-def describe(folder: Path, data: FederatedDataModule, kind: str, sets: dict[str, Any], partition: Any) -> None:
+def write_data_file(folder: Path, data: FederatedDataModule, kind: str, sets: dict[str, Any], partition: Any) -> None:
     """Write the file that a party adds to the federation's."""
     shape = data.input_shape and list(data.input_shape)
     known = {"num_classes": data.num_classes, "input_shape": shape, "extra_splits": sets or None}

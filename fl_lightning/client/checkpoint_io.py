@@ -74,7 +74,7 @@ class FederatedCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         checkpoint = self._with_records(checkpoint, path)
         if storage_options is None and self._is_ours(path):
-            self._places.add(place_of(path))
+            self._places.add(folder_and_ending(path))
             self._save(checkpoint, path)
         else:
             self.inner.save_checkpoint(checkpoint, path, storage_options=storage_options)
@@ -96,7 +96,7 @@ class FederatedCheckpointIO(CheckpointIO):
 
         Another file stays, because its name may come from a forged checkpoint that the run continues.
         """
-        foreign = place_of(path) not in self._places or not os.path.isfile(path)
+        foreign = folder_and_ending(path) not in self._places or not os.path.isfile(path)
         if self._is_ours(path) and foreign and os.path.lexists(path):
             rank_zero_info(f"{path} stays: this run has saved no checkpoint beside it, so it may not be the run's own")
             return
@@ -298,7 +298,7 @@ def inlined(store: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {"records": records, "files": store["files"][:0]}
 
 
-def place_of(path: Any) -> tuple[str, str]:
+def folder_and_ending(path: Any) -> tuple[str, str]:
     """Return the folder and the ending of a file, with links followed."""
     folder, name = os.path.split(full_path(path))
     _, ending = os.path.splitext(name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fl_lightning.client.progress import LocalProgress
+from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.teacher import LogitCache
 from fl_lightning.types import State
 
@@ -31,7 +31,7 @@ class ClientContext:
     memory: dict[str, Any] = field(default_factory=dict)
     weights_token: object = None
     round: dict[str, Any] = field(default_factory=dict)
-    progress: LocalProgress = field(default_factory=LocalProgress)
+    progress: ClientProgress = field(default_factory=ClientProgress)
     logit_cache: LogitCache | None = None
 
     @cached_property

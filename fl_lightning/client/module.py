@@ -43,7 +43,7 @@ from fl_lightning.types import (
     State,
     TrainableModule,
 )
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.signatures import check_overrides, checks_arguments, document_arguments_of
 
 ONE_PHASE = (Phase(),)
@@ -600,7 +600,7 @@ def placed_like(like: Tensor, value: Tensor) -> Tensor:
         like: The other tensor.
         value: The tensor.
     """
-    moved = to_device(value, like.device)
+    moved = copy_to_device(value, like.device)
     if not value.is_floating_point():
         return moved
     return moved.to(to_float32(like).dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fl_lightning.client.progress import AccumulatedLR, LocalProgress
+from fl_lightning.client.progress import AccumulatedLR, ClientProgress
 from fl_lightning.client.unwrapped_step import UnwrappedStep, unwrapped_step
 from fl_lightning.utils.settings import described
 
@@ -113,7 +113,7 @@ class LocalOptimizers:
         return self
 
     def begin(
-        self, progress: LocalProgress, lr: float | None = None, factor: Factor | None = None, factors: Factors = ()
+        self, progress: ClientProgress, lr: float | None = None, factor: Factor | None = None, factors: Factors = ()
     ) -> None:
         """Begin a phase of one client, as if the optimizers were built anew.
 
@@ -172,7 +172,7 @@ class LocalOptimizers:
 
     def release(self) -> None:
         """Reset the optimizers and remove the hooks, because a module may return the same optimizers again."""
-        self.begin(LocalProgress())
+        self.begin(ClientProgress())
         for wrapped in self.wrapped:
             for hook in wrapped.hooks:
                 hook.remove()

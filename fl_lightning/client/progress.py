@@ -9,7 +9,7 @@ from torch.optim import SGD, Optimizer
 
 
 @dataclass
-class LocalProgress:
+class ClientProgress:
     """Holds K and E of one client in one exchange, or in one phase of it.
 
     K is the number of optimizer steps. E is how far the optimizer moves a scalar whose gradient is always 1.
@@ -44,7 +44,7 @@ class LocalProgress:
         self.accumulated_lr = accumulated_lr
         self.lr = lr or self.lr
 
-    def add_to(self, whole: "LocalProgress") -> None:
+    def add_to(self, whole: "ClientProgress") -> None:
         """Add this progress, which is that of a phase, to the progress of its exchange.
 
         Args:
@@ -53,7 +53,7 @@ class LocalProgress:
         accumulated_lr = whole.accumulated_lr + self.accumulated_lr
         whole.move(self.num_steps, accumulated_lr=accumulated_lr, lr=self.lr)
 
-    def was_idle(self, since: "LocalProgress") -> None:
+    def was_idle(self, since: "ClientProgress") -> None:
         """Record that the steps of a phase have trained no shared parameter.
 
         Args:
@@ -90,7 +90,7 @@ class AccumulatedLR:
         self.slope = slope
         self.group = common_group(optimizers)
         self.defined = self.group is not None or not optimizers
-        self.progress = LocalProgress()
+        self.progress = ClientProgress()
         self.steps = 0
         self._before = 0.0
         """E before the phase."""
@@ -98,7 +98,7 @@ class AccumulatedLR:
         """E of the phase."""
         self._momentum = 0.0
 
-    def begin(self, progress: LocalProgress) -> None:
+    def begin(self, progress: ClientProgress) -> None:
         """Begin a phase, whose steps are counted in `progress`."""
         self.progress = progress
         self.steps = 0

@@ -17,7 +17,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 
 TREE = "tree"
 """Name of the tensor that holds the pytree itself, as the bytes of its JSON text."""
@@ -119,7 +119,7 @@ def kept(value: Any, where: str, device: torch.device | None = None) -> Any:
         TypeError: The pytree holds something that cannot be kept.
     """
     if isinstance(value, Tensor):
-        there = value.detach() if device is None else to_device(value.detach(), device)
+        there = value.detach() if device is None else copy_to_device(value.detach(), device)
         # A tensor that was on the device already has not been copied.
         return there.clone() if there.device == value.device else there
     if isinstance(value, dict):

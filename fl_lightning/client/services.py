@@ -25,7 +25,7 @@ MOST_ROWS = 512
 DeviceRows = dict[str, tuple[str, list[tuple[Any, float]]]]
 """Logged values, on any device: by name the reduction and the (value, weight) pairs."""
 
-Rows = dict[str, tuple[str, list[tuple[float, float]]]]
+LoggedRows = dict[str, tuple[str, list[tuple[float, float]]]]
 """Logged values on the host: by name the reduction and the (value, weight) pairs."""
 
 TRAINER_SERVICES = ("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients")
@@ -117,7 +117,7 @@ class MetricAccumulator:
         """The values that were not read yet: by name the reduction and the (value, weight) pairs."""
         return self._rows
 
-    def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], Rows]:
+    def drain(self, more: Sequence[Tensor] = ()) -> tuple[list[float], LoggedRows]:
         """Move all values to the host at once, and return them. The metric objects stay here.
 
         Args:
@@ -156,7 +156,9 @@ class MetricAccumulator:
         paths = {id(module): path for path, module in root.named_modules()}
         return {name: paths[id(metric)] for name, metric in self.metrics.items() if id(metric) in paths}
 
-    def reduce(self, rows: Sequence[Rows], paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
+    def reduce(
+        self, rows: Sequence[LoggedRows], paths: Sequence[Mapping[str, str]], root: nn.Module
+    ) -> dict[str, float]:
         """Reduce the values of all processes to one value a name, and reset the metric objects.
 
         Args:
@@ -222,7 +224,7 @@ def reduction_of(name: str, reduce_fx: Any) -> str:
     return str(reduction)
 
 
-def drain(parts: Iterable[MetricAccumulator], more: Sequence[Tensor] = ()) -> tuple[list[float], list[Rows]]:
+def drain(parts: Iterable[MetricAccumulator], more: Sequence[Tensor] = ()) -> tuple[list[float], list[LoggedRows]]:
     """Move the values of some accumulators to the host at once. Their metric objects stay there.
 
     Args:
@@ -260,12 +262,12 @@ def add_rows(rows: dict[str, tuple[str, list[Any]]], more: Mapping[str, tuple[st
         pairs.extend(more_pairs)
 
 
-def reduced(parts: Sequence[Rows]) -> dict[str, float]:
+def reduced(parts: Sequence[LoggedRows]) -> dict[str, float]:
     """Reduce the values of several processes to one value for each name.
 
     Sums are exact, so the result does not depend on the process of a client.
     """
-    merged: Rows = {}
+    merged: LoggedRows = {}
     for rows in parts:
         add_rows(merged, rows)
     return {name: reduced_pairs(kind, pairs) for name, (kind, pairs) in merged.items()}

@@ -14,7 +14,7 @@ from pytorch_lightning import Trainer
 from fl_lightning.client.checkpoint_io import FederatedCheckpointIO
 from fl_lightning.client.records import FileRecord, decode, delete, encode, files_of, kept, num_bytes, table_of
 from fl_lightning.types import State
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.files import write_atomically, write_file
 from fl_lightning.utils.settings import check_at_least
 
@@ -240,7 +240,7 @@ class ClientStore:
 
     # --- a run ---
 
-    def start(self, trainer: Trainer, device: torch.device) -> None:
+    def begin_fit(self, trainer: Trainer, device: torch.device) -> None:
         """Begin a fit: find the folder, check the files that a checkpoint named, track checkpoints.
 
         Args:
@@ -389,7 +389,7 @@ def with_content(records: Mapping[int, HeldRecord]) -> dict[int, HeldRecord]:
 
 def on_device(state: State, device: torch.device) -> State:
     """Return a state with its tensors on a device. A tensor that lies there is not copied."""
-    return {name: to_device(value, device) for name, value in state.items()}
+    return {name: copy_to_device(value, device) for name, value in state.items()}
 
 
 def first_file(folders: Sequence[Path], name: str) -> Path | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fl_lightning.client.modes import BATCH_NORMS, mixes_samples
 from fl_lightning.nets import Backbone
 from fl_lightning.types import ForwardContext
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 
 
 class LogitCache:
@@ -64,7 +64,7 @@ class LogitCache:
         """
         if name in self._stopped:
             return compute(x)
-        positions = to_device(self._positions, x.device)
+        positions = copy_to_device(self._positions, x.device)
         stored = self._stored.get(name)
         if self._complete and stored is not None:
             return stored.index_select(0, positions)

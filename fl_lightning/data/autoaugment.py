@@ -16,7 +16,7 @@ from torchvision.transforms import AutoAugmentPolicy
 from torchvision.transforms import functional as tv
 from torchvision.transforms.v2.functional import equalize  # of a whole batch at once
 
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 
 STEPS = 9
 """Levels of a magnitude are -STEPS ... STEPS, and stand at level + STEPS in a table."""
@@ -80,7 +80,7 @@ def apply_operations(x: Tensor, operation: Tensor, level: Tensor) -> Tensor:
     """
     order = operation.argsort(stable=True)
     counts = operation.bincount(minlength=len(OPERATIONS)).tolist()
-    order, level = to_device(torch.stack([order, level[order]]), x.device)
+    order, level = copy_to_device(torch.stack([order, level[order]]), x.device)
     groups = zip(OPERATIONS.values(), torch.split(x[order], counts), torch.split(level, counts), strict=True)
     changed = [apply(images, levels) if len(images) else images for apply, images, levels in groups]
     return torch.empty_like(x).index_copy_(0, order, torch.cat(changed))

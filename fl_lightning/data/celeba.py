@@ -18,7 +18,7 @@ IMAGES = "img_align_celeba"
 LISTS = ("list_eval_partition.txt", "identity_CelebA.txt", "list_attr_celeba.txt")
 """torchvision's files: the split, the celebrity and the attributes of each image."""
 
-Listed = tuple[list[str], Array, Array]
+ListedImages = tuple[list[str], Array, Array]
 """Names of image files, their classes and their celebrities."""
 
 
@@ -82,12 +82,12 @@ class CelebA(ImageSource):
         self.validation = rest[0] if rest else None
         return train, test
 
-    def _leaf(self, split: str) -> Listed:
+    def _leaf(self, split: str) -> ListedImages:
         """List the images of LEAF's split."""
         names, y, owners = read_leaf(self.root, split, "celeba", np.asarray)
         return names.tolist(), np.asarray(y, np.int64), owners
 
-    def _published(self) -> list[Listed]:
+    def _published(self) -> list[ListedImages]:
         """List the training, test and validation images of the published split."""
         from torchvision.datasets import CelebA as Known  # noqa: PLC0415 - slow to import
 
@@ -117,7 +117,7 @@ class CelebA(ImageSource):
             raise ValueError(f"{path} must be the published list ({fault}): copy it again")
         return [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
-    def _images(self, listed: Listed) -> Images:
+    def _images(self, listed: ListedImages) -> Images:
         """Read the images of a split, those of `limit`."""
         names, y, owners = listed
         rows = np.arange(len(y)) if self.limit is None else stratified(y, len(y), self.limit)

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.reduction import reduced
+from fl_lightning.data.reduction import reduce_classes
 from fl_lightning.data.splits import Array, Split, Transform
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_noise, keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_kind, check_numbers
 
-ClassCounts = dict[int, dict[int, int]]
+SamplesPerClass = dict[int, dict[int, int]]
 """Samples that are left, by client and class; a class that is not named has all."""
 
 
@@ -339,7 +339,7 @@ class ClientSamples:
         self._train = train
         self._data = data
         self._seed = seed
-        self._counts: ClassCounts = {}
+        self._counts: SamplesPerClass = {}
         self._reduced: dict[int, Tensor] = {}
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
@@ -383,7 +383,7 @@ class ClientSamples:
         part = self.dealt[client_id]
         counts = self._counts.get(client_id)
         if counts and (labels := self._train.labels) is not None:
-            part = reduced(part, labels, counts, self._seed, client_id)
+            part = reduce_classes(part, labels, counts, self._seed, client_id)
         self._reduced[client_id] = part
 
     def state_dict(self) -> dict[str, Any]:

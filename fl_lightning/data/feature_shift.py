@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.keyed import keyed_generator
 from fl_lightning.utils.settings import check_at_least, check_at_most
 
@@ -90,11 +90,11 @@ class ClientShift:
             if self._channels is None:
                 drawn = 2 * torch.rand((2, x.shape[1], 1, 1), generator=self._draws, dtype=torch.float64) - 1
                 self._channels = drawn * self._colour
-            factor, offset = to_device(self._channels.to(x.dtype), x.device)
+            factor, offset = copy_to_device(self._channels.to(x.dtype), x.device)
             x = x * (1 + factor) + offset
         if self.noise:
             drawn = torch.randn(x.shape, generator=generator or self._still, dtype=torch.float32)
-            x = x + to_device((self.noise * drawn).to(x.dtype), x.device)
+            x = x + copy_to_device((self.noise * drawn).to(x.dtype), x.device)
         return x
 
 
@@ -126,5 +126,5 @@ def rotated(x: Tensor, angle: float) -> Tensor:
     cos = math.cos(angle)
     sin = math.sin(angle)
     rows = torch.tensor([[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]], dtype=x.dtype)
-    grid = F.affine_grid(to_device(rows, x.device).expand(len(x), 2, 3), list(x.shape), align_corners=False)
+    grid = F.affine_grid(copy_to_device(rows, x.device).expand(len(x), 2, 3), list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, align_corners=False)

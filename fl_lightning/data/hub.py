@@ -132,7 +132,7 @@ class HuggingFace(Source):
             raise ValueError(f"the {which} split of the data set must have samples, got none; name another")
         # a format changes how values are given, not what they are; a transform of the user's changes what they are
         plain = dataset if dataset.format["type"] == "custom" else dataset.with_format(None)
-        y = as_tensor(plain[self.label][:], self.label)
+        y = stack_values(plain[self.label][:], self.label)
         y = y.float() if y.is_floating_point() else y.long()
         if self.num_classes is None and which == "train" and not y.is_floating_point() and y.ndim == 1:
             self.num_classes = int(y.max()) + 1
@@ -141,20 +141,20 @@ class HuggingFace(Source):
             rows = stratified(classes, len(y), self.limit)
             plain = plain.select(rows)
             y = y[torch.from_numpy(rows)]
-        x = as_input(as_tensor(plain[self.input][:], self.input), declared(dataset.features[self.input]))
+        x = as_input(stack_values(plain[self.input][:], self.input), declared(dataset.features[self.input]))
         split = labelled_split(x, y, self.num_classes, Scale() if x.dtype == torch.uint8 else None, which)
         kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
         split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split
 
 
-def as_tensor(values: Sequence[Any], column: str) -> Tensor:
+def stack_values(values: Sequence[Any], column: str) -> Tensor:
     """Stack the values of a column: images of Pillow's to (n, C, H, W), numbers and lists of them as they are.
 
     Raises:
         ValueError: a value that is missing, values of different shapes, or no numbers.
 
-    >>> as_tensor([[1, 2], [3, 4]], "x").shape
+    >>> stack_values([[1, 2], [3, 4]], "x").shape
     torch.Size([2, 2])
     """
     if missing := sum(value is None for value in values):

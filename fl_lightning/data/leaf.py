@@ -145,7 +145,7 @@ class FEMNIST(ImageSource):
 
     def _images(self, split: str) -> Images:
         """Read the images of a split, which the files hold as grey values in [0, 1]."""
-        read = read_leaf(self.root, split, "femnist", as_bytes, as_classes)
+        read = read_leaf(self.root, split, "femnist", as_bytes, checked_classes)
         return Images(torch.from_numpy(read.x), torch.tensor(read.y), {"writer": read.owners})
 
 
@@ -164,7 +164,7 @@ def as_bytes(images: list[Any]) -> Array:
     return np.rint(greys * 255).astype(np.uint8)
 
 
-def as_classes(targets: list[Any]) -> list[int]:
+def checked_classes(targets: list[Any]) -> list[int]:
     """Check the classes of images.
 
     Raises:

@@ -103,7 +103,7 @@ def write_set(folder: Path, split: Split, indices: Tensor, classes: int | None, 
     Raises:
         ValueError: samples that somebody else's code reads or transforms.
     """
-    transforms = described(split.transform) if isinstance(split, TensorSplit) else None
+    transforms = described_transform(split.transform) if isinstance(split, TensorSplit) else None
     if transforms is None or not isinstance(split, TensorSplit):
         raise ValueError(
             f"the samples of a {type(split).__name__} are read or transformed by code of their own, which a folder "
@@ -116,10 +116,10 @@ def write_set(folder: Path, split: Split, indices: Tensor, classes: int | None, 
     write_file(folder / META, json.dumps(meta) + "\n")
 
 
-def described(transform: Transform | None) -> list[dict[str, Any]] | None:
+def described_transform(transform: Transform | None) -> list[dict[str, Any]] | None:
     """Describe a transform by names and fields, or give None where it is not made of `KINDS`.
 
-    >>> described(Scale(16))
+    >>> described_transform(Scale(16))
     [{'name': 'Scale', 'divisor': 16}]
     """
     parts = [] if transform is None else getattr(transform, "transforms", [transform])
@@ -129,7 +129,7 @@ def described(transform: Transform | None) -> list[dict[str, Any]] | None:
 
 
 def transform_of(parts: Iterable[Mapping[str, Any]]) -> Transform | None:
-    """Make the transform that `described` described.
+    """Make the transform that `described_transform` described.
 
     >>> transform_of([{"name": "Scale", "divisor": 16}])
     Scale(divisor=16)

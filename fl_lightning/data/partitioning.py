@@ -276,7 +276,7 @@ def largest_remainder(shares: ArrayLike, size: int) -> Indices:
     return counts
 
 
-def class_counts(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
+def counts_for_shares(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
     """Count the samples of each class that make up `size` with these shares, when some classes run out.
 
     A class that cannot give its part gives all it has and is dropped; the shares of the others are scaled up for what
@@ -290,7 +290,7 @@ def class_counts(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
     Returns:
         (C,) int64, summing to size, none above `available`.
 
-    >>> class_counts([0.8, 0.2, 0.0], size=10, available=[5, 3, 9])
+    >>> counts_for_shares([0.8, 0.2, 0.0], size=10, available=[5, 3, 9])
     array([5, 3, 2])
     """
     q = np.array(shares, dtype=np.float64)

@@ -11,8 +11,8 @@ from fl_lightning.data.partitioning import (
     check_alpha,
     check_clients,
     choose_clients,
-    class_counts,
     client_proportions,
+    counts_for_shares,
     cut,
     deal_shards,
     draw_by_proportions,
@@ -21,10 +21,9 @@ from fl_lightning.data.partitioning import (
     equal_sizes,
     shard_classes,
 )
+from fl_lightning.data.splits import Array
 from fl_lightning.utils.settings import check_choice, check_count
 from fl_lightning.utils.signatures import check_overrides, checks_arguments
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -251,7 +250,7 @@ class ClientDirichletPartition(Partition):
         overlap: whether clients may hold the same sample; else what does not divide is left out.
 
     Source:
-        Hsu et al. 2019, arXiv:1909.06335; equal sizes and classes that run out: as `class_counts`.
+        Hsu et al. 2019, arXiv:1909.06335; equal sizes and classes that run out: as `counts_for_shares`.
 
     >>> samples = PartitionInput(90, np.arange(90) % 3)
     >>> parts = ClientDirichletPartition(alpha=0.5)(samples, 4, np.random.default_rng(0))
@@ -281,7 +280,7 @@ class ClientDirichletPartition(Partition):
         used = np.zeros_like(sizes)
         parts = []
         for row in proportions:
-            counts = class_counts(row, size, sizes - used)
+            counts = counts_for_shares(row, size, sizes - used)
             if self.overlap:
                 drawn = [generator.choice(pool, n, replace=False) for pool, n in zip(pools, counts, strict=True)]
             else:

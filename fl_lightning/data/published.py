@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-Counts = Sequence[int] | int
+ClassSizes = Sequence[int] | int
 """Images of each class, or of all where no balance is published."""
 
-PUBLISHED: dict[str, tuple[Counts, Counts]] = {
+PUBLISHED: dict[str, tuple[ClassSizes, ClassSizes]] = {
     # LeCun, Cortes and Burges; the balance is the label files'
     "MNIST": (
         [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
@@ -82,7 +82,7 @@ def check_grey(name: str, place: str, x: Tensor) -> None:
         )
 
 
-def difference(published: Counts, shape: Sequence[int], y: Tensor, held: Sequence[int]) -> tuple[str, str]:
+def difference(published: ClassSizes, shape: Sequence[int], y: Tensor, held: Sequence[int]) -> tuple[str, str]:
     """Describe the first difference of a split from its published numbers, two equal texts where there is none.
 
     >>> difference([2, 1], (1, 8, 8), torch.tensor([0, 1, 1]), (1, 8, 8))

@@ -8,7 +8,7 @@ from torch import Tensor
 from fl_lightning.utils.keyed import keyed_generator
 
 
-def reduced(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, client_id: int) -> Tensor:
+def reduce_classes(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, client_id: int) -> Tensor:
     """Keep so many of a client's samples of some classes.
 
     Fewer samples are a part of more: what is kept does not depend on earlier counts.
@@ -24,7 +24,7 @@ def reduced(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, 
         (n',) int64, in the order of `part`.
 
     >>> labels = torch.tensor([0, 1, 1, 1, 0])
-    >>> few, none = (reduced(torch.arange(5), labels, {1: n}, 0, 0) for n in (2, 0))
+    >>> few, none = (reduce_classes(torch.arange(5), labels, {1: n}, 0, 0) for n in (2, 0))
     >>> len(few), none
     (4, tensor([0, 4]))
     """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.types import Batch
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.staging import Staging, fits, staging_for
 
 Array = np.ndarray[Any, Any]
@@ -192,7 +192,7 @@ class TensorSplit(Split):
             self.x, self.y, self._staging = self.x.to(device), self.y.to(device), None
 
     def placed(self, indices: Tensor) -> Tensor:
-        return indices if indices.device == self.x.device else to_device(indices, self.x.device)
+        return indices if indices.device == self.x.device else copy_to_device(indices, self.x.device)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         x = self.x

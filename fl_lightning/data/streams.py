@@ -197,7 +197,7 @@ class StreamView(ClientView):
         dataset, spec = self._streams.streams[self.client_id]
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.round_idx)
-        spec = replace(spec, collate_fn=partial(counted, spec.collate_fn))
+        spec = replace(spec, collate_fn=partial(counted_batch, spec.collate_fn))
         generator = self.generator(f"stream/{epoch}")
         drop_last = self.drop_last and epoch is not None
         loader = spec.loader(dataset, generator, self._streams.pins, batch_size=batch_size, drop_last=drop_last)
@@ -222,10 +222,10 @@ class StreamView(ClientView):
         return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._most)
 
 
-def counted(collate_fn: Callable[[list[Any]], Any], items: list[Any]) -> tuple[int, Any]:
+def counted_batch(collate_fn: Callable[[list[Any]], Any], items: list[Any]) -> tuple[int, Any]:
     """Make `(number of items, batch)` of a list of items.
 
-    >>> counted(tuple, ["a", "b"])
+    >>> counted_batch(tuple, ["a", "b"])
     (2, ('a', 'b'))
     """
     return len(items), collate_fn(items)

@@ -17,7 +17,7 @@ from fl_lightning.data.splits import Array, Split, TensorSplit
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_inside
 
-Table = Mapping[str, Array]
+TableColumns = Mapping[str, Array]
 """Columns (n,) by name."""
 
 Task = Literal["auto", "classification", "regression"]
@@ -77,8 +77,8 @@ class TableSource(Source):
         self.task = task
 
     def load(self) -> tuple[Split, Split]:
-        train: Table = read_table(self.train, "train")
-        test: Table
+        train: TableColumns = read_table(self.train, "train")
+        test: TableColumns
         if self.test is None:
             n = len(next(iter(train.values())))
             order = keyed_numpy(0, "test rows").permutation(n)
@@ -138,7 +138,7 @@ class TableSource(Source):
         return y, y_test
 
 
-def read_table(given: Any, which: str) -> Table:
+def read_table(given: Any, which: str) -> TableColumns:
     """Read a CSV or Parquet file, or take the columns of a DataFrame.
 
     Raises:
@@ -190,7 +190,7 @@ def read_parquet(path: Path) -> Any:
         raise ValueError(f"{path} could not be read ({error_line(error)}): write it again") from error
 
 
-def columns_of(frame: Any, table: str) -> Table:
+def columns_of(frame: Any, table: str) -> TableColumns:
     """Take the columns of a DataFrame, those of categories as words.
 
     Args:
@@ -280,7 +280,7 @@ def is_target(value: Any, regressed: bool) -> bool:
         return False
 
 
-def numbers(train: Table, test: Table, names: Sequence[str]) -> tuple[Array, Array]:
+def numbers(train: TableColumns, test: TableColumns, names: Sequence[str]) -> tuple[Array, Array]:
     """Make the net's inputs, (n, D) float32, of columns of both tables.
 
     Raises:

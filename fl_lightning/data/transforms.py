@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.data.splits import Transform
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class CropFlip:
             columns = self._reflected(columns, width)
         elif self.padding:
             padded = F.pad(x, (self.padding,) * 4)
-        rows, columns = (to_device(place, x.device) for place in (rows, columns))
+        rows, columns = (copy_to_device(place, x.device) for place in (rows, columns))
         index = (rows * padded.shape[3])[:, None, :, None] + columns[:, None, None, :]
         index = index.flatten(2).expand(-1, channels, -1)
         return padded.flatten(2).gather(2, index).view(batch, channels, height, width)
@@ -163,7 +163,7 @@ class ResizedCropFlip:
         zero = torch.zeros(len(x))
         rows = torch.stack([torch.stack([width * mirror, zero, left], 1), torch.stack([zero, height, top], 1)], 1)
         images = x if x.is_floating_point() else x.float()
-        grid = F.affine_grid(to_device(rows, x.device).to(images.dtype), list(images.shape), align_corners=False)
+        grid = F.affine_grid(copy_to_device(rows, x.device).to(images.dtype), list(images.shape), align_corners=False)
         resized = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
         return resized if x.is_floating_point() else resized.round().clamp(0, 255).to(x.dtype)
 
@@ -195,7 +195,7 @@ class Cutout:
         draw = torch.rand((2, batch, 1), generator=generator)
         rows = self._covers((draw[0] * height).long(), height)
         columns = self._covers((draw[1] * width).long(), width)
-        rows, columns = (to_device(place, x.device) for place in (rows, columns))
+        rows, columns = (copy_to_device(place, x.device) for place in (rows, columns))
         return x * ~(rows[:, None, :, None] & columns[:, None, None, :])
 
     def _covers(self, centre: Tensor, length: int) -> Tensor:

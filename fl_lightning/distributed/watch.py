@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from fl_lightning.utils.life import LIFE, Sign
+from fl_lightning.utils.life import LIFE, SignOfLife
 from fl_lightning.utils.tracebacks import module_of
 
 TICK = 0.5
@@ -80,12 +80,12 @@ class Peer:
         self.rank = rank
         self.host = host
         self.pid = pid
-        self.sign = Sign()
+        self.sign = SignOfLife()
         self.left = False
         self.heard = monotonic()
         self.changed = self.heard
 
-    def note(self, sign: Sign) -> None:
+    def note(self, sign: SignOfLife) -> None:
         """Take in a sign of life."""
         self.heard = monotonic()
         if sign != self.sign:
@@ -267,7 +267,7 @@ class Watch:
         if kind == END:
             self._decide(Verdict(*content))
         else:
-            peer.note(Sign(*content))
+            peer.note(SignOfLife(*content))
 
     def _judge(self) -> None:
         """End the run if a process gives no sign of life while others wait for it."""

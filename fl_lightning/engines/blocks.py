@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
 from fl_lightning.client.optimizers import LocalOptimizers
-from fl_lightning.client.progress import AccumulatedLR, LocalProgress
+from fl_lightning.client.progress import AccumulatedLR, ClientProgress
 from fl_lightning.engines.lockstep import Passes
 from fl_lightning.types import State
 
@@ -37,7 +37,7 @@ class Block:
         self.passes = passes
         self.optimizers = optimizers
         self.params = params
-        self.progress = LocalProgress()
+        self.progress = ClientProgress()
         self.accumulated_lr = AccumulatedLR(optimizers.raw, optimizers.accumulated_lr.slope)
         self.last_size = 1
 

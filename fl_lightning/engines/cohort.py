@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.progress import LocalProgress
+from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.engines.execution import Chunk
 from fl_lightning.engines.pytrees import StackingError
@@ -133,13 +133,13 @@ class CohortEngine(SequentialEngine):
             return "model.faults.on_error=skip leaves out single clients"
         for name in self.local.batch_hooks:
             return f"{name} of a callback of the module is called for one client at a time"
-        if self.weights.extra.is_used:
+        if self.global_weights.extra.is_used:
             return "get_extra_state gives the state of one client"
         return why_not(
             self.client,
             settings=self.local.settings,
             chunk=self.chunk,
-            weights=self.weights,
+            global_weights=self.global_weights,
             precision=self.local.precision,
             device=self.local.device,
         )
@@ -228,8 +228,8 @@ class CohortEngine(SequentialEngine):
             self.client,
             states=[stacked.entries for stacked in rows],
             contexts=[stacked.context for stacked in rows],
-            places=self.weights.entries,
-            tied=self.weights.tied,
+            places=self.global_weights.entries,
+            tied=self.global_weights.tied,
         )
         self._stacks.train(
             stack,
@@ -245,9 +245,9 @@ class CohortEngine(SequentialEngine):
     def _trained_states(self, stack: ClientStack) -> Sequence[State]:
         """Return the trained entries of each row: all entries if somebody looks at them, else the transmitted ones."""
         looks_at_module = self._replies or self._needs_module()
-        if looks_at_module or self.weights.personal or self.weights.freezes:
+        if looks_at_module or self.global_weights.personal or self.global_weights.freezes:
             return stack.list_states()
-        return stack.copy_states(self.weights.transmitted_entries)
+        return stack.copy_states(self.global_weights.transmitted_entries)
 
     def _enter_all(self, exchange: str, jobs: Sequence[ClientJob]) -> list[StackedClient]:
         """Make the module each client in turn, and copy what the client is before its training.
@@ -286,7 +286,7 @@ class CohortEngine(SequentialEngine):
             prepares: Whether somebody looks at the module or changes it before the training.
         """
         start = job.broadcast.weights if job.start is None else job.start
-        if start is not None and len(start) == len(self.weights.entries) and not prepares:
+        if start is not None and len(start) == len(self.global_weights.entries) and not prepares:
             # The client starts from all entries that it was sent, and nobody looks at the module.
             context = self._context(job)
             entries = start
@@ -294,7 +294,7 @@ class CohortEngine(SequentialEngine):
         else:
             self._receive(exchange, job, fedavg_equivalent=self.client.is_fedavg_equivalent)
             context = self.client.context
-            entries = self.weights.snapshot(self.weights.entries)
+            entries = self.global_weights.snapshot(self.global_weights.entries)
         phases = self.client.phases(exchange)
         if not isinstance(phases, Sequence):
             raise StackingError("its phases run code between two of them")
@@ -304,7 +304,7 @@ class CohortEngine(SequentialEngine):
         """Return True if a callback looks at the module as a client ends."""
         return need_module(self.hooks.get("on_client_end", ()))
 
-    def _end_epoch(self, stacked: StackedClient, state: State, progress: LocalProgress, epoch: int) -> None:
+    def _end_epoch(self, stacked: StackedClient, state: State, progress: ClientProgress, epoch: int) -> None:
         """Put a client of the stack into the module, for the callbacks that look at it after an epoch.
 
         Args:
@@ -314,7 +314,7 @@ class CohortEngine(SequentialEngine):
             epoch: The index of the epoch in its phase.
         """
         client_id = stacked.job.client_id
-        self.weights.load(state)
+        self.global_weights.load(state)
         self.client.begin(replace(stacked.context, progress=progress))
         self.services.begin(logged=stacked.logged, num_samples=stacked.last_size)
         for hook in super()._epoch_hooks():
@@ -366,7 +366,7 @@ class CohortEngine(SequentialEngine):
         self.services.begin(logged=stacked.logged, num_samples=stacked.last_size)
         if isinstance(state, FlatState):
             return self._reply(exchange, stacked.job, checks=checks, trained=state)
-        self.weights.load(state)
+        self.global_weights.load(state)
         if self._replies or self._needs_module():
             # The draws of the user's code then do not depend on other clients.
             self.local.seed(f"train/{exchange}", stacked.job.data)

@@ -12,7 +12,7 @@ from fl_lightning.utils.settings import check_count
 Chunk = Literal["auto"] | int
 """The largest number of clients that are trained at once. `auto` chooses it."""
 
-HALF_PRECISIONS = ("bf16-mixed", "16-mixed")
+MIXED_PRECISIONS = ("bf16-mixed", "16-mixed")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Execution:
         """
         is_faster = device.type == "cpu"
         if device.type == "cuda":
-            is_faster = precision in HALF_PRECISIONS
+            is_faster = precision in MIXED_PRECISIONS
         if self.chunk == 1 and is_faster and convolves(client):
             client.to(memory_format=torch.channels_last)
 

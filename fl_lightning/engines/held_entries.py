@@ -14,14 +14,14 @@ class HeldEntries:
     The entries include buffers with `persistent=False`, extra states and `requires_grad`.
 
     Args:
-        weights: The entries of the client module.
+        global_weights: The entries of the client module.
     """
 
-    def __init__(self, weights: GlobalWeights) -> None:
-        self._weights = weights
-        self._client = weights.client
-        self._extra = weights.extra.mark()
-        self._places = {**weights.entries, **weights.non_persistent.places}
+    def __init__(self, global_weights: GlobalWeights) -> None:
+        self._global_weights = global_weights
+        self._client = global_weights.client
+        self._extra = global_weights.extra.mark()
+        self._places = {**global_weights.entries, **global_weights.non_persistent.places}
         self._tensors: dict[str, Tensor | None] = {}
         for name, (owner, attribute) in self._places.items():
             self._tensors[name] = getattr(owner, attribute, None)
@@ -91,16 +91,16 @@ class HeldEntries:
         self.put_back()
         for value, copy, _ in self._copies.values():
             value.copy_(copy)
-        self._weights.extra.undo(self._extra)
+        self._global_weights.extra.undo(self._extra)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the held entries of the state dict, by their names in the loop's state dict."""
         entries: dict[str, Any] = {}
-        for name in self._weights.entries:
+        for name in self._global_weights.entries:
             if name in self._copies:
                 _, copy, _ = self._copies[name]
                 entries[name] = copy
-        return self._weights.saved({**entries, **self._extra})
+        return self._global_weights.saved({**entries, **self._extra})
 
 
 def changed_parameter(name: str) -> ValueError:

@@ -53,7 +53,7 @@ class Inspection:
         """By kind the last moment, and what was computed for it."""
         self._subsets: dict[tuple[str, int | None], Tensor] = {}
         """By split and number of samples the positions of the samples."""
-        self._weights = engine.weights
+        self._global_weights = engine.global_weights
         self._predict = cast(Callable[[Tensor], Tensor], engine.client)
         self._deploys = overridden(engine.client, "deployed", ClientModule)
 
@@ -75,7 +75,7 @@ class Inspection:
 
         At the end the entries and the random generators are restored.
         """
-        held = HeldEntries(self._weights)
+        held = HeldEntries(self._global_weights)
         try:
             with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
                 yield
@@ -108,7 +108,7 @@ class Inspection:
     @contextmanager
     def _deployed(self) -> Iterator[None]:
         """Context in which predictions are those of what the client in the module would deploy."""
-        held = HeldEntries(self._weights)
+        held = HeldEntries(self._global_weights)
         try:
             with isolate_rng(), torch.no_grad(), self.client.evaluation_mode():
                 self._predict = self.client.deployed()

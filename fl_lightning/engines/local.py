@@ -77,16 +77,16 @@ def local_engine(
                 client.module.configure_model()
         precision.convert_module(client).to(device)
         Execution(chunk=chunk).lay_out(client, device=device, precision=str(precision.precision))
-        weights = GlobalWeights(client, personal=personal, keep=keep)
+        global_weights = GlobalWeights(client, personal=personal, keep=keep)
         engine = make(
             client=client,
             settings=settings,
-            weights=weights,
+            global_weights=global_weights,
             services=services,
             device=device,
             precision=precision,
             datamodule=getattr(data.source, "datamodule", None),
-            members=None if members is None else Members(members(weights)),
+            members=None if members is None else Members(members(global_weights)),
         )
         # The data move to the device first, unless a hook of the user sees batches before.
         data.to(device, early=not engine.local.transfer.moves)

@@ -44,7 +44,7 @@ class SequentialEngine:
     Args:
         client: The module in which every client is trained.
         settings: Settings of local training. None takes the defaults.
-        weights: The entries of the global model in `client`. None takes every entry that
+        global_weights: The entries of the global model in `client`. None takes every entry that
             `client.is_personal` does not keep at the client.
         services: The Trainer's services, attached to the client while it trains. None makes new ones.
         device: The device of the module. None is the CPU.
@@ -54,7 +54,7 @@ class SequentialEngine:
         batch_hooks: Hooks of the module's own callbacks. Each is called before the module's hook
             of the same name.
         members: The members of a round that act at the client, in order. None takes the members
-            of `weights` and a check of the module's structure.
+            of `global_weights` and a check of the module's structure.
         tolerant: Whether the run continues without a client that fails. The engine then undoes
             each failed client.
     """
@@ -63,7 +63,7 @@ class SequentialEngine:
         self,
         client: ClientModule,
         settings: LocalSettings | None = None,
-        weights: GlobalWeights | None = None,
+        global_weights: GlobalWeights | None = None,
         services: ClientServices | None = None,
         *,
         device: torch.device | None = None,
@@ -80,8 +80,8 @@ class SequentialEngine:
         self.modules = list(client.lightning_modules())
         self.hooks: ClientHooks = {} if hooks is None else hooks
         self.tolerant = tolerant
-        self.weights = weights or GlobalWeights(client)
-        self.members = members or Members([Structure(client, self.weights), *self.weights.features])
+        self.global_weights = global_weights or GlobalWeights(client)
+        self.members = members or Members([Structure(client, self.global_weights), *self.global_weights.features])
         for module in self.modules[1:]:
             # Lightning moves and converts only the modules of its own package.
             precision.convert_module(module).to(device)
@@ -93,7 +93,7 @@ class SequentialEngine:
         )
         client.connect(forward_context(precision), transfer)
         self.services = services or ClientServices()
-        self.weights.non_persistent.place()
+        self.global_weights.non_persistent.place()
         self.local = LocalTrainer(
             client=client,
             settings=settings or LocalSettings(),
@@ -187,13 +187,13 @@ class SequentialEngine:
         """Load a client into the module: its shared weights, its personal entries and its memory."""
         LIFE.begin_client(job.client_id, job.broadcast.round_idx)
         context = self._context(job)
-        already_sent = self.weights.frozen.already_sent
+        already_sent = self.global_weights.frozen.already_sent
         start = context.start
         if already_sent:
             start = {name: value for name, value in start.items() if name not in already_sent}
-        self.weights.load(start)
+        self.global_weights.load(start)
         if job.personal:
-            self.weights.load(job.personal)
+            self.global_weights.load(job.personal)
         for member in self.members.of("enter"):
             member.enter(job)
         self.client.begin(context)
@@ -207,7 +207,7 @@ class SequentialEngine:
         return ClientContext(
             client_id=job.client_id,
             start=start or {},
-            trainable=self.weights.trainable,
+            trainable=self.global_weights.trainable,
             memory=job.memory,
             weights_token=self._weights_token,
         )
@@ -230,13 +230,13 @@ class SequentialEngine:
         if checks:
             for member in self.members.of("trained"):
                 member.trained(job)
-        weights = self.weights
+        global_weights = self.global_weights
         sent: State | None = None
-        if job.broadcast.uploads and weights.shared:
-            sent = trained or weights.live(weights.transmitted_entries)
+        if job.broadcast.uploads and global_weights.shared:
+            sent = trained or global_weights.live(global_weights.transmitted_entries)
         personal: State | None = None
-        if weights.personal:
-            personal = weights.snapshot(weights.personal_of(job.client_id))
+        if global_weights.personal:
+            personal = global_weights.snapshot(global_weights.personal_of(job.client_id))
         update = ClientUpdate(
             client_id=job.client_id,
             num_samples=job.data.num_samples,
@@ -304,14 +304,14 @@ class SequentialEngine:
             metrics: Further metrics to evaluate. None evaluates only the accuracy.
             channels_last: Whether batches of images (B, C, H, W) are laid out channels last.
         """
-        held = HeldEntries(self.weights)
+        held = HeldEntries(self.global_weights)
         if not self.members.used:
             self.members.prepare()
         try:
             for job in jobs:
                 held.put_back()
                 self.load_client(job)
-                self.weights.load(self.weights.frozen.already_sent)
+                self.global_weights.load(self.global_weights.frozen.already_sent)
                 self.client.eval()
                 batches = job.data.batches("test", batch_size=batch_size)
                 yield score(

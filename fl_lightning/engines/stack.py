@@ -225,7 +225,7 @@ class ClientStack:
             raise StackingError("its training_step returns no single loss")
         if logged.metrics:
             raise StackingError(f"it logs the metric object {next(iter(logged.metrics))!r}")
-        values = read_logged(logged, log_entries)
+        values = logged_tensors(logged, log_entries)
         # What belongs to no row must not outlive the step.
         services.begin(logged=MetricAccumulator())
         self._client.begin(self._no_client)
@@ -299,7 +299,7 @@ def stacked_entries(states: Sequence[State]) -> State:
     return {name: value.expand((number, *value.shape)).clone() for name, value in first.items()}
 
 
-def read_logged(logged: MetricAccumulator, log_entries: list[LogEntry]) -> list[Tensor]:
+def logged_tensors(logged: MetricAccumulator, log_entries: list[LogEntry]) -> list[Tensor]:
     """Return the tensors that a row has logged.
 
     Args:

@@ -11,7 +11,7 @@ from fl_lightning.data.clients import ClientView
 from fl_lightning.data.splits import Split, TensorSplit
 from fl_lightning.engines.pytrees import Stacked, stack_pytrees
 from fl_lightning.types import ClientData
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 
 
 class StackBatches:
@@ -98,7 +98,7 @@ class StackBatches:
         if not self._with_index:
             return batch, batch_dims
         positions = torch.stack([order[samples] for order in self._positions[rows]])
-        return (batch, to_device(positions, self._device)), (batch_dims, 0)
+        return (batch, copy_to_device(positions, self._device)), (batch_dims, 0)
 
     def _next(self, row: int) -> Any:
         """Return the next batch of one row, as its step gets it."""
@@ -106,7 +106,7 @@ class StackBatches:
         if not self._with_index:
             return self._transfer(item)
         batch, positions = item
-        return self._transfer(batch), to_device(positions, self._device)
+        return self._transfer(batch), copy_to_device(positions, self._device)
 
 
 def common_source(views: Sequence[ClientView], split: str) -> Split | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
-from fl_lightning.client.progress import LocalProgress
+from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.engines.blocks import Block, begin_blocks, clip_rows, lay_out_like
 from fl_lightning.engines.lockstep import Passes, equal_neighbors, lockstep
@@ -51,7 +51,7 @@ class StackedClient:
 class EpochEnd(Protocol):
     """Receives each client of a stack at the end of each of its epochs."""
 
-    def __call__(self, stacked: StackedClient, state: State, progress: LocalProgress, epoch: int) -> None:
+    def __call__(self, stacked: StackedClient, state: State, progress: ClientProgress, epoch: int) -> None:
         """Take a client after an epoch.
 
         Args:
@@ -158,7 +158,7 @@ class StackTrainer:
             self._run_epochs(current)
             for optimizers in optimizers_of(blocks):
                 # The optimizers release the rows.
-                optimizers.begin(LocalProgress())
+                optimizers.begin(ClientProgress())
             for block in blocks:
                 for stacked in clients[block.rows]:
                     self._count(stacked, block, phase)
@@ -205,7 +205,7 @@ class StackTrainer:
         module_params = dict(self.client.named_parameters())
         lr_factor = self.local.settings.lr_factor(clients[0].job.data.round_idx)
         for optimizers in optimizers_of(blocks):
-            optimizers.begin(LocalProgress(), lr=phase.lr, factor=lr_factor, factors=self.local.lr_factors)
+            optimizers.begin(ClientProgress(), lr=phase.lr, factor=lr_factor, factors=self.local.lr_factors)
             begin_blocks([block for block in blocks if block.optimizers is optimizers], module_params)
         return blocks
 

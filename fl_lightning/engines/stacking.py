@@ -81,7 +81,7 @@ def why_not(
     *,
     settings: LocalSettings,
     chunk: Chunk,
-    weights: GlobalWeights,
+    global_weights: GlobalWeights,
     precision: Precision,
     device: torch.device,
 ) -> str | None:
@@ -91,7 +91,7 @@ def why_not(
         client: The client module.
         settings: The settings of local training.
         chunk: The number of clients at once that the user set. `auto` also refuses what may be wrong or slower.
-        weights: The entries of the global model in the module.
+        global_weights: The entries of the global model in the module.
         precision: The precision plugin of the Trainer.
         device: The device that the client is trained on.
     """
@@ -99,7 +99,7 @@ def why_not(
         _reason_of_class(client, chunk)
         or _reason_of_settings(client, settings, str(precision.precision))
         or _reason_of_modules(client, chunk, device)
-        or _reason_of_entries(client, weights)
+        or _reason_of_entries(client, global_weights)
     )
 
 
@@ -152,9 +152,9 @@ def _reason_of_modules(client: ClientModule, chunk: Chunk, device: torch.device)
     return None
 
 
-def _reason_of_entries(client: ClientModule, weights: GlobalWeights) -> str | None:
+def _reason_of_entries(client: ClientModule, global_weights: GlobalWeights) -> str | None:
     """Return the reason that a parameter or buffer gives."""
-    for name in weights.non_persistent.places:
+    for name in global_weights.non_persistent.places:
         return f"the buffer {name!r} is in no state dict"
     alias = find_alias(client)
     if alias is not None:

@@ -21,14 +21,14 @@ from fl_lightning.client.hooks import STEP_HOOKS, hooks, own_hook
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, frozen
-from fl_lightning.client.progress import LocalProgress
+from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.services import BatchTransfer, ClientServices
 from fl_lightning.client.teacher import LogitCache
 from fl_lightning.engines.building import OptimizerBuilder
 from fl_lightning.engines.lockstep import Passes
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.types import Batch, ClientData, Phase
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.keyed import keyed_seed
 
 EpochHook = Callable[[int, int], None]
@@ -251,7 +251,7 @@ class LocalTrainer:
         client = self.client
         size = data.size(phase.split)
         passes = self.passes(data, phase)
-        progress = client.context.progress if phase.counts else LocalProgress()
+        progress = client.context.progress if phase.counts else ClientProgress()
         optimizers = self._begin_optimizers(phase, data.round_idx, progress)
         self._begin_logit_cache(phase, data, passes)
         batch_limit: int | None = None
@@ -285,7 +285,7 @@ class LocalTrainer:
         if not phase.counts:
             client.context.progress.uncounted_steps += progress.num_steps
 
-    def _begin_optimizers(self, phase: Phase, round_idx: int, progress: LocalProgress) -> LocalOptimizers:
+    def _begin_optimizers(self, phase: Phase, round_idx: int, progress: ClientProgress) -> LocalOptimizers:
         """Return the optimizers of a phase, which begin as if they were built anew."""
         optimizers = self.builder.of(phase)
         optimizers.begin(
@@ -370,7 +370,7 @@ class LocalTrainer:
         # The user's transfer hooks see the samples without positions.
         batch = self.transfer(samples)
         if cache is None:
-            return batch, to_device(positions, self.device)
+            return batch, copy_to_device(positions, self.device)
         cache.begin_batch(batch[0], positions)
         return batch
 

@@ -19,16 +19,16 @@ import yaml  # type: ignore[import-untyped]
 from fl_lightning.experiments.composing import (
     Composer,
     Setting,
-    Settings,
+    SettingPairs,
     as_settings,
-    described,
     nested_names,
     option_names,
     seeded,
+    settings_text,
     short_name,
     slug,
 )
-from fl_lightning.experiments.experiment import CONFIG, HOURS, Experiment, Runs
+from fl_lightning.experiments.experiment import CONFIG_KEY, HOURS, Experiment, Runs
 from fl_lightning.federation.identity import COSINE_ROUNDS, flat
 from fl_lightning.reports.results import MEASURED
 from fl_lightning.reports.saved import DONE, SEEDS, SavedRun, read_run
@@ -81,7 +81,7 @@ class Cell:
     seed: int
     name: str
     config: Mapping[str, Any]
-    tuned: Settings = ()
+    tuned: SettingPairs = ()
     all_rounds: int = -1
     own_rounds: int = -1
     core_hours: float = 0.0
@@ -124,7 +124,7 @@ def came_later(name: str, value: Any) -> bool:
     return any(fnmatchcase(name, pattern) and value == stands for pattern, stands in LATER.items())
 
 
-def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") -> str:
+def cell_name(stem: str, seed: int, config: Mapping[str, Any], start: str = "") -> str:
     """Name a cell by its identity: by what its values depend on, so that more rounds continue it.
 
     Args:
@@ -147,20 +147,20 @@ def name_of(stem: str, seed: int, config: Mapping[str, Any], start: str = "") ->
 
 def located(cells: Iterable[Cell], folder: Path) -> list[Cell]:
     """Give each cell the name that its run has in a folder already, or that an equal one before it has."""
-    names = {identity_in(path.stem): path.stem for path in sorted((folder / "cells").glob("*.yaml"))}
-    return [replace(cell, name=names.setdefault(identity_in(cell.name), cell.name)) for cell in cells]
+    names = {identity_of_name(path.stem): path.stem for path in sorted((folder / "cells").glob("*.yaml"))}
+    return [replace(cell, name=names.setdefault(identity_of_name(cell.name), cell.name)) for cell in cells]
 
 
-def identity_in(name: str) -> str:
+def identity_of_name(name: str) -> str:
     """Read the seed and the identity in a cell's name.
 
-    >>> identity_in("FedNTD-beta=0.3-seed0-1a2b3c4d")
+    >>> identity_of_name("FedNTD-beta=0.3-seed0-1a2b3c4d")
     'seed0-1a2b3c4d'
     """
     return "-".join(name.rsplit("-", 2)[1:])
 
 
-def shortened(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
+def with_fewer_rounds(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
     """Give a configuration fewer rounds, the first ones of the run that it was.
 
     Args:
@@ -204,7 +204,7 @@ class Request:
     """
 
     configs: Sequence[str] = ()
-    settings: Settings = ()
+    settings: SettingPairs = ()
     seeds: Sequence[int] | None = None
     rounds: float | None = None
 
@@ -221,7 +221,7 @@ class Cells:
         self.experiment = experiment
         self.request = request
         self.composer = Composer([*experiment.base, *experiment.config_text()])
-        self.chosen: dict[tuple[str, str], Settings] = {}
+        self.chosen: dict[tuple[str, str], SettingPairs] = {}
         self.options = set[str]()
         """Names of the options that a method has."""
         start = experiment.start
@@ -272,14 +272,14 @@ class Cells:
 
     def configs_of(self, case: Mapping[str, Any], asked: bool = True) -> list[str]:
         """List the files over the base that a case has, and those that were asked for."""
-        files = case.get(CONFIG, [])
+        files = case.get(CONFIG_KEY, [])
         return [*([files] if isinstance(files, str) else files), *(self.request.configs if asked else ())]
 
-    def settings_of(self, case: Mapping[str, Any]) -> Settings:
+    def settings_of(self, case: Mapping[str, Any]) -> SettingPairs:
         """Join the settings of a case with those that were asked for."""
-        return (*as_settings({n: v for n, v in case.items() if n not in (CONFIG, HOURS)}), *self.request.settings)
+        return (*as_settings({n: v for n, v in case.items() if n not in (CONFIG_KEY, HOURS)}), *self.request.settings)
 
-    def known_settings(self, row: Runs, method: str, name: str, more: Settings = ()) -> Settings:
+    def known_settings(self, row: Runs, method: str, name: str, more: SettingPairs = ()) -> SettingPairs:
         """Choose those settings of a case, and of all runs, that a method knows, or of which it is given the parent."""
         case = self.experiment.cases_of(row)[name]
         known = self.options_of(row, method, case, more)
@@ -290,7 +290,7 @@ class Cells:
                 taken.append((option, value))
         return tuple(taken)
 
-    def options_of(self, row: Runs, method: str, case: Mapping[str, Any], more: Settings = ()) -> set[str]:
+    def options_of(self, row: Runs, method: str, case: Mapping[str, Any], more: SettingPairs = ()) -> set[str]:
         """Collect the names of the options that a method of a row has in a case, before the case's settings."""
         settings = (*as_settings(row.settings), *more)
         names = {*nested_names(), *option_names(self.composer.compose(method, settings, self.configs_of(case)))}
@@ -317,7 +317,9 @@ class Cells:
             for name in self.experiment.cases_of(row)
         ]
 
-    def compose(self, row: Runs, method: str, name: str, seed: int, tuned: Settings = (), more: Settings = ()) -> Cell:
+    def compose(
+        self, row: Runs, method: str, name: str, seed: int, tuned: SettingPairs = (), more: SettingPairs = ()
+    ) -> Cell:
         """Compose a cell.
 
         Args:
@@ -343,12 +345,12 @@ class Cells:
             if all_rounds > 0 and COSINE_ROUNDS not in flat(config) and self.start is None:  # else another run
                 all_rounds = max(all_rounds, own_rounds)
         if self.request.rounds is not None and row is not self.start:  # whose last weights the others start from
-            config = shortened(config, self.request.rounds)
+            config = with_fewer_rounds(config, self.request.rounds)
         whole = seeded(config, seed, self.experiment.hold)
         label = row.label or short_name(method)
-        stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG) else "", described(tuned, "-")]))
+        stem = "-".join(filter(None, [label, name if taken or case.get(CONFIG_KEY) else "", settings_text(tuned, "-")]))
         rounds = all_rounds, own_rounds, case.get(HOURS, 0.0)
-        return Cell(row.label or method, name, seed, name_of(stem, seed, whole), whole, tuned, *rounds)
+        return Cell(row.label or method, name, seed, cell_name(stem, seed, whole), whole, tuned, *rounds)
 
     def trainer_of(self, row: Runs, method: str, name: str) -> dict[str, Any]:
         """Compose the Trainer's settings with the experiment's own limits, whatever options were asked for."""
@@ -377,7 +379,7 @@ def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list
     identity = dict[int, str]()
     for start in starts:
         files[start.seed] = CellFiles.of(start, folder)
-        identity[start.seed] = f"{identity_in(start.name)} {start.limits}"
+        identity[start.seed] = f"{identity_of_name(start.name)} {start.limits}"
     if not files:
         return list(cells)
     begun = []
@@ -386,7 +388,7 @@ def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list
         weights = str(run / CHECKPOINTS / LAST)
         config = {**cell.config, "model": {**cell.config["model"], "initial_weights": weights}}
         stem = cell.name.rpartition("-seed")[0]
-        begun.append(replace(cell, config=config, name=name_of(stem, cell.seed, config, identity[cell.seed])))
+        begun.append(replace(cell, config=config, name=cell_name(stem, cell.seed, config, identity[cell.seed])))
     return begun
 
 

@@ -11,11 +11,11 @@ from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments.cells import Cell, Cells, Request
 from fl_lightning.experiments.composing import (
     Held,
-    Settings,
-    combinations,
-    described,
+    SettingPairs,
     in_list,
     parse_settings,
+    setting_combinations,
+    settings_text,
     short_name,
     split_overrides,
 )
@@ -63,13 +63,13 @@ def run(argv: list[str]) -> None:
     every = cells.all()
     check_rounds(given.at, every)
     if not given.allow_different_data:
-        check_data(every)
+        check_same_data(every)
     check_starts([cells], given.processes, [given.output])
     write_file(given.output / FILE, as_text(experiment))
     Maker(cells, given.output, given.processes).make(notes_of(cells))
 
 
-def experiment_of(given: Any, overrides: Settings) -> Experiment:
+def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
     """Make the experiment that the options ask for.
 
     Args:
@@ -93,7 +93,7 @@ def experiment_of(given: Any, overrides: Settings) -> Experiment:
             raise ValueError(f"--tune takes settings of the training that nothing else sets, got {name}")
     if twice := next((name for name in settings if name in shared), None):
         raise ValueError(f"--set {twice} and --{twice} set the same; leave one out")
-    cases = {described(case.items()): {**case, **shared} for case in combinations(settings)}
+    cases = {settings_text(case.items()): {**case, **shared} for case in setting_combinations(settings)}
     for rounds in given.at:
         check_at_least(1, "it is a number of rounds", at=rounds)
     if given.target is not None and not {"rounds", "speed_up"}.intersection(given.columns):
@@ -177,7 +177,7 @@ def check_rounds(at: Sequence[int], cells: Sequence[Cell]) -> None:
         raise ValueError(f"--at must name rounds that the runs have, at most {most}, got {late[0]}")
 
 
-def check_data(cells: Sequence[Cell]) -> None:
+def check_same_data(cells: Sequence[Cell]) -> None:
     """Refuse tables of cells whose data or cohorts differ with the same seed.
 
     Raises:

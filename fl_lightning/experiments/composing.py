@@ -24,7 +24,7 @@ from fl_lightning.utils.text import folded
 Setting = tuple[str, str]
 """An option's name and its value, as on the command line."""
 
-Settings = tuple[Setting, ...]
+SettingPairs = tuple[Setting, ...]
 Held = Literal["partition", "cohorts", "training"]
 CONFIGS = (Path("configs"), HOME)
 """Folders in which the files of methods are looked up."""
@@ -40,7 +40,7 @@ class Composer:
     def __init__(self, base: Sequence[str]) -> None:
         self.base = list(base)
         self.parser: LightningArgumentParser = fit_parser()
-        self._composed: dict[tuple[str, Settings, tuple[str, ...]], dict[str, Any]] = {}
+        self._composed: dict[tuple[str, SettingPairs, tuple[str, ...]], dict[str, Any]] = {}
 
     def compose(self, method: str, settings: Iterable[Setting] = (), configs: Sequence[str] = ()) -> dict[str, Any]:
         """Merge the base, further files, the files of a method and settings, which win.
@@ -60,7 +60,7 @@ class Composer:
             words = [word for file in files for word in ("-c", file)]
             words += [word for name, value in key[1] for word in (f"--{name}", value)]
             config = self.parser.parse_args(["fit", *words]).fit.as_dict()
-            kept = {name: plain(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
+            kept = {name: paths_as_text(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
             self._composed[key] = kept
         return self._composed[key]
 
@@ -106,12 +106,12 @@ def short_name(method: str) -> str:
     return "+".join(parts)
 
 
-def plain(value: Any) -> Any:
+def paths_as_text(value: Any) -> Any:
     """Write paths as text within a pytree."""
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: paths_as_text(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [paths_as_text(item) for item in value]
     return str(value) if isinstance(value, PurePath) else value
 
 
@@ -169,7 +169,7 @@ def seeded(config: Mapping[str, Any], seed: int, hold: Sequence[Held]) -> dict[s
 # --- settings -------------------------------------------------------------------------------------
 
 
-def split_overrides(argv: Sequence[str]) -> tuple[list[str], Settings]:
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], SettingPairs]:
     """Take the options of `fit` out of those of a command: those with a dot in their name, and the seed.
 
     Raises:
@@ -228,12 +228,12 @@ def split_outside_brackets(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def combinations(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def setting_combinations(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Combine the values of all settings, which is one empty combination where there are none."""
     return [dict(zip(given, values, strict=True)) for values in product(*given.values())]
 
 
-def as_settings(given: Mapping[str, Any]) -> Settings:
+def as_settings(given: Mapping[str, Any]) -> SettingPairs:
     """Write settings as on the command line, which takes YAML (JSON has no infinity).
 
     >>> as_settings({"model.client.mu": 0.1, "data.partition": {"class_path": "IID"}, "data.partition.alpha": math.inf})
@@ -258,10 +258,10 @@ def in_list(*values: str) -> str:
     return as_yaml([item for value in read for item in (value if isinstance(value, list) else [value])])
 
 
-def described(settings: Iterable[Setting], separator: str = ", ") -> str:
+def settings_text(settings: Iterable[Setting], separator: str = ", ") -> str:
     """Write settings by the last parts of their names.
 
-    >>> described([("data.partition.alpha", "0.1")])
+    >>> settings_text([("data.partition.alpha", "0.1")])
     'alpha=0.1'
     """
     return separator.join(f"{name.rpartition('.')[2]}={value}" for name, value in settings)

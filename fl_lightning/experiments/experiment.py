@@ -21,7 +21,7 @@ from fl_lightning.utils.suggestions import suggestion
 FOLDER = "papers"
 """Folder of the papers' experiments within the configurations: one below it for each paper."""
 
-CONFIG = "config"
+CONFIG_KEY = "config"
 HOURS = "core_hours"
 """Names in a case that are no settings: further configurations, and the hours of one core that one run takes."""
 
@@ -177,16 +177,16 @@ class Experiment:
         labels = dict[str, None]()
         names = dict[str, None]()
         for runs in self.runs:
-            chosen = [m for m in runs.methods if matches(runs.label or m, methods)]
-            columns = {name: case for name, case in self.cases_of(runs).items() if matches(name, cases)}
+            chosen = [m for m in runs.methods if matches_any(runs.label or m, methods)]
+            columns = {name: case for name, case in self.cases_of(runs).items() if matches_any(name, cases)}
             labels |= dict.fromkeys([runs.label] if runs.label else runs.methods)
             names |= dict.fromkeys(self.cases_of(runs))
             if chosen and columns:
                 kept.append(replace(runs, methods=chosen, cases=columns))
         for option, patterns, known in (("--methods", methods, labels), ("--cases", cases, names)):
             for pattern in patterns:
-                if not any(matches(name, [pattern]) for name in known):
-                    larger = option == "--cases" and any(matches(name, [pattern]) for name in self.cases_full)
+                if not any(matches_any(name, [pattern]) for name in known):
+                    larger = option == "--cases" and any(matches_any(name, [pattern]) for name in self.cases_full)
                     hint = "; with --full there is one" if larger else suggestion(pattern, known)
                     raise ValueError(f"{option} must match one of {'; '.join(known)}, got {pattern!r}{hint}")
         if not kept:
@@ -235,7 +235,7 @@ def with_cases(drawings: dict[str, Drawing], cases: Sequence[str]) -> dict[str, 
     return {n: d.of_cases(cases) if isinstance(d, PaperTable) else d for n, d in drawings.items()}
 
 
-def matches(name: str, patterns: Sequence[str]) -> bool:
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
     """Return True where there is no pattern, or one of them matches."""
     return not patterns or any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -243,16 +243,16 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def names() -> list[str]:
+def experiment_names() -> list[str]:
     """Return the names of all experiments of the papers, such as `fedntd/2`, in the order of papers and numbers."""
     paths = (HOME / FOLDER).glob("*/*.yaml")
-    return sorted((path.relative_to(HOME / FOLDER).with_suffix("").as_posix() for path in paths), key=order)
+    return sorted((path.relative_to(HOME / FOLDER).with_suffix("").as_posix() for path in paths), key=experiment_order)
 
 
-def order(name: str) -> tuple[str, bool, int, str]:
+def experiment_order(name: str) -> tuple[str, bool, int, str]:
     """Key that sorts experiments by paper and number, tables last.
 
-    >>> sorted(["fedntd/10", "fedntd/table2", "fedntd/2"], key=order)
+    >>> sorted(["fedntd/10", "fedntd/table2", "fedntd/2"], key=experiment_order)
     ['fedntd/2', 'fedntd/10', 'fedntd/table2']
     """
     paper, _, number = name.partition("/")
@@ -271,7 +271,7 @@ def paths_of(asked: Sequence[str]) -> list[Path]:
         ValueError: there is none, with the nearest name.
     """
     paths = list[Path]()
-    known = names()
+    known = experiment_names()
     for name in asked:
         if name.endswith((".yaml", ".yml")):
             if not Path(name).is_file():
@@ -285,7 +285,7 @@ def paths_of(asked: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
-def read(path: Path) -> Experiment:
+def read_experiment(path: Path) -> Experiment:
     """Read the file of an experiment.
 
     Raises:

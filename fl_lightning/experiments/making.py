@@ -7,7 +7,7 @@ from pathlib import Path
 from fl_lightning.experiments.cells import Cell, Cells, located
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.results import (
-    Form,
+    PictureFormat,
     draw,
     name_runs,
     series_of,
@@ -37,7 +37,13 @@ class Maker:
     """
 
     def __init__(
-        self, cells: Cells, output: Path, processes: int, name: str = "", heading: str = "", forms: Sequence[Form] = ()
+        self,
+        cells: Cells,
+        output: Path,
+        processes: int,
+        name: str = "",
+        heading: str = "",
+        forms: Sequence[PictureFormat] = (),
     ) -> None:
         self.cells = cells
         self.output = output

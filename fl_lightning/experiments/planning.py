@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, files_in
-from fl_lightning.experiments.composing import described
+from fl_lightning.experiments.composing import settings_text
 from fl_lightning.experiments.running import duration
-from fl_lightning.experiments.tuning import cells_of, choose, tried_of
+from fl_lightning.experiments.tuning import cells_of, choose_candidates, tried_of
 from fl_lightning.reports.saved import TUNING
 
 
@@ -26,7 +26,7 @@ def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
     for cell, part in cells_in(cells, folders):
         files = files_in(cell, [folder / part for folder in folders])
         done = max(each.rounds for each in files)
-        method = ", ".join(filter(None, (cell.method, part and described(cell.tuned), part)))
+        method = ", ".join(filter(None, (cell.method, part and settings_text(cell.tuned), part)))
         rounds = f"{done} of {cell.max_rounds}" if cell.max_rounds > 0 else f"{done}, no limit"
         lines.append((str(cell.seed), cell.case, method, rounds, cell.name))
         run = f"{part}/{cell.name}"  # of several cells it is as long as the longest
@@ -46,7 +46,7 @@ def cells_in(cells: Cells, folders: Sequence[Path]) -> list[tuple[Cell, str]]:
         tried = tried_of(cells, folder)
         tuning = cells_of(tried)
         if tuning and all(CellFiles.of(cell, folder / TUNING).is_complete() for cell in tuning):
-            choose(cells, tried, folder / TUNING, {})
+            choose_candidates(cells, tried, folder / TUNING, {})
             break
     starts, begun = cells.in_folder(folders[0])
     return [*((cell, TUNING) for cell in tuning), *((cell, "") for cell in (*starts, *begun))]

@@ -13,7 +13,7 @@ from fl_lightning.experiments.composing import as_settings, parse_settings, spli
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.merging import check_source
 from fl_lightning.experiments.planning import plan
-from fl_lightning.experiments.results import Form
+from fl_lightning.experiments.results import PictureFormat
 from fl_lightning.experiments.running import duration
 from fl_lightning.experiments.starting import check_starts
 from fl_lightning.utils.files import check_output
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> None:
     refused = list[str]()
     paths = files.paths_of(given.names)
     for path in paths:
-        experiment = files.read(path)
+        experiment = files.read_experiment(path)
         name = f"{path.parent.name}/{path.stem}"
         if given.full:
             experiment.enlarge()
@@ -111,14 +111,14 @@ def command_parser() -> CommandParser:
     add("--plan", action="store_true", help="list the runs and what they take; run nothing")
     add("--merge", nargs="+", type=Path, default=[], help="folders of other machines whose runs are taken over")
     add("--output", type=Path, default=Path("reproduced"), help="folder of the runs, the pictures and the tables")
-    add("--format", nargs="+", type=Form, default=["png"], help="of the pictures; several may be given")
+    add("--format", nargs="+", type=PictureFormat, default=["png"], help="of the pictures; several may be given")
     add("--processes", type=int, default=1, help="runs at once; 0: in this process")
     return parser
 
 
 def listed() -> str:
     """List all experiments: name, time, what each shows."""
-    names = files.names()
+    names = files.experiment_names()
     width = max(map(len, names))
     times = {name: time_of(files.read_runs(files.shipped_path(name))) for name in names}
     lines = (f"{name:{width}}  {time:>11}  {title(f'{files.FOLDER}/{name}')}" for name, time in times.items())

@@ -11,18 +11,17 @@ from fl_lightning.experiments.experiment import Tables
 from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
-from fl_lightning.reports.comparison_tables import as_csv, table_of
+from fl_lightning.reports.comparison_tables import as_csv, comparison_table
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
-from fl_lightning.reports.result_tables import Cell as TableCell
-from fl_lightning.reports.result_tables import Table, as_latex, as_markdown, latex
+from fl_lightning.reports.result_tables import Table, TableCell, as_latex, as_markdown, latex
 from fl_lightning.reports.results import Comparison, compare, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.text import printable
 
-Form = Literal["png", "pdf", "svg"]
+PictureFormat = Literal["png", "pdf", "svg"]
 WIDE = 6.5
 """Inches; a wider picture has the whole width of the page."""
 
@@ -108,7 +107,7 @@ def keys_in(runs: Iterable[SavedRun]) -> list[str]:
 
 
 def write_drawings(
-    name: str, heading: str, contents: Mapping[str, Drawn], output: Path, forms: Sequence[Form]
+    name: str, heading: str, contents: Mapping[str, Drawn], output: Path, forms: Sequence[PictureFormat]
 ) -> list[Path]:
     """Write the pictures and tables of an experiment, each in its own file, and a page with all of them.
 
@@ -176,7 +175,7 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
         columns = (case, tables.at, tables.columns)
         comparisons = [compare(of_case, key, baseline, tables.target, *columns) for key in keys if of_case]
         compared += comparisons
-        laid_out += [with_failed(table_of(each), failed) for each in comparisons]
+        laid_out += [with_failed(comparison_table(each), failed) for each in comparisons]
         if failed and not of_case:
             laid_out.append(with_failed(Table(case, ["method", "final"], []), failed))
     write_file(folder / "results.csv", as_csv(compared))
@@ -184,7 +183,7 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     write_file(folder / "results.tex", "\n".join([*(f"{latex(note)}\n" for note in notes), *map(as_latex, laid_out)]))
     write_stored(folder / "cells.csv", series, keys)
     if report and groups:
-        page = write_report(curves_of(series), folder, tables=laid_out, notes=notes)
+        page = write_report(report_groups(series), folder, tables=laid_out, notes=notes)
         print(printable("\n".join(map(as_markdown, laid_out)), keep="\n"))
         print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
         if unknown := [key for key in tables.metrics if key not in keys]:
@@ -210,7 +209,7 @@ def groups_of(series: Sequence[Series], case: str) -> list[Group]:
     return [Group(each.method, each.group.runs) for each in series if each.case == case and each.group.runs]
 
 
-def curves_of(series: Sequence[Series]) -> list[Group]:
+def report_groups(series: Sequence[Series]) -> list[Group]:
     """Group the runs of each method and case for the report, those that stand in several cases once."""
     groups = dict[tuple[Path, ...], Group]()
     for each in series:

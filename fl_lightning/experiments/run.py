@@ -52,7 +52,7 @@ class Outcome:
     claimed: bool = False
 
 
-class Rounds(Callback):
+class RoundCounter(Callback):
     """Tells how many rounds are complete."""
 
     def __init__(self, tell: Callable[[int], None]) -> None:
@@ -70,7 +70,7 @@ class StartedError(Exception):
     """Ends a fit whose first round would begin."""
 
 
-class Start(Callback):
+class StopBeforeFirstRound(Callback):
     """Ends a fit where its first round would begin, by `StartedError`, which no callback takes for a failure."""
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -158,7 +158,7 @@ def start(files: CellFiles) -> None:
     logger = yaml.safe_load(files.config.read_text(encoding="utf-8"))["trainer"]["logger"]
     silent = SILENT if isinstance(logger, dict | list) else ()
     with suppress(StartedError):
-        command(["fit", *words_of(files), *limits_asked(files), *ONE_DEVICE, *silent], [Start()])
+        command(["fit", *words_of(files), *limits_asked(files), *ONE_DEVICE, *silent], [StopBeforeFirstRound()])
 
 
 def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
@@ -171,7 +171,7 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
             asked += ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
         except (ValueError, FileNotFoundError):  # killed before its first round was complete, or nothing is left of it
             shutil.rmtree(files.parent)
-    cli = command(asked, [Rounds(tell), Times()])
+    cli = command(asked, [RoundCounter(tell), Times()])
     run = files.run
     if run is None or cli.folder is None:
         raise ValueError("a cell needs a run folder; unset trainer.fast_dev_run and trainer.barebones")

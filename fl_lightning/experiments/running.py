@@ -18,7 +18,7 @@ POLL = 2.0
 """Seconds between two looks at the cells that other processes are at."""
 
 
-class Watch:
+class CellProgress:
     """Tells how far the cells are: by bars on a terminal, else by a line a minute.
 
     Args:
@@ -125,7 +125,7 @@ def run_cells(
         if other.max_rounds >= 0 and not 0 <= cell.max_rounds <= other.max_rounds:
             by_name[cell.name] = cell  # the longer one has the rounds of both
     waiting = [cell for cell in by_name.values() if prepare(cell, folder)]
-    watch = Watch(waiting, len(by_name), folder)
+    cell_progress = CellProgress(waiting, len(by_name), folder)
     failed = dict[str, str]()
     of_seed: dict[int, set[str]] = {}
     for cell in waiting:
@@ -138,36 +138,38 @@ def run_cells(
             return
         if outcome.error:
             failed[files.name] = outcome.error
-        watch.on_end(files, outcome)
+        cell_progress.on_end(files, outcome)
         left = of_seed[by_name[files.name].seed]
         left.discard(files.name)
         if on_seed is not None and not left and len(of_seed) > 1:
             on_seed(failed)
 
     left = [CellFiles.of(cell, folder, test) for cell in waiting]
-    with watch.progress:
+    with cell_progress.progress:
         try:
             while left:
-                run_all(left, processes, watch.on_round, on_end)
-                left = free_again(elsewhere, watch)
+                run_all(left, processes, cell_progress.on_round, on_end)
+                left = free_again(elsewhere, cell_progress)
                 elsewhere.clear()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"interrupted; {watch.ended} of {len(by_name)} runs in {folder} are done, and the same command goes on "
-                f"with the others"
+                f"interrupted; {cell_progress.ended} of {len(by_name)} runs in {folder} are done, and the same command "
+                f"goes on with the others"
             ) from None
     return failed
 
 
-def free_again(elsewhere: Sequence[CellFiles], watch: Watch) -> list[CellFiles]:
+def free_again(elsewhere: Sequence[CellFiles], cell_progress: CellProgress) -> list[CellFiles]:
     """Wait until a process is gone that is at one of the cells, and return all of them, for another try."""
     if elsewhere:
-        watch.print(f"other processes are at {len(elsewhere)} runs in {watch.folder}; waiting for their end")
+        cell_progress.print(
+            f"other processes are at {len(elsewhere)} runs in {cell_progress.folder}; waiting for their end"
+        )
     while elsewhere:
         for files in elsewhere:
             with files.claimed() as free:
                 if free:
                     return list(elsewhere)
         time.sleep(POLL)
-        watch.tick()
+        cell_progress.tick()
     return []

@@ -9,7 +9,7 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, files_in, located, started
-from fl_lightning.experiments.composing import described
+from fl_lightning.experiments.composing import settings_text
 from fl_lightning.experiments.run import Outcome
 from fl_lightning.experiments.tuning import cells_of, tried_of
 from fl_lightning.experiments.workers import run_all
@@ -34,7 +34,7 @@ def check_starts(experiments: Iterable[Cells], processes: int, folders: Sequence
     begun = set[tuple[int, str]]()
     for number, cells in enumerate(experiments):
         for cell, has_rounds in runs_of(cells, folders):
-            label = ", ".join(filter(None, (cell.method, cell.case, described(cell.tuned))))
+            label = ", ".join(filter(None, (cell.method, cell.case, settings_text(cell.tuned))))
             first.setdefault((number, label), cell)
             begun |= {(number, label)} if has_rounds else set()
     left = {place: cell for place, cell in first.items() if place not in begun}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located
-from fl_lightning.experiments.composing import Settings, as_settings, combinations, described
+from fl_lightning.experiments.composing import SettingPairs, as_settings, setting_combinations, settings_text
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.running import run_cells
@@ -14,7 +14,7 @@ from fl_lightning.reports.saved import TUNING, is_data
 from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.files import write_table
 
-Choices = dict[Settings, list[Cell]]
+Choices = dict[SettingPairs, list[Cell]]
 """Cells of each seed by candidate."""
 
 Tried = dict[tuple[str, str], Choices]
@@ -47,7 +47,7 @@ def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (
         if source.is_dir():
             merge(each, source, folder)
     failed = run_cells(each, processes, folder, test=False)
-    sentences, lines = choose(cells, tried, folder, failed)
+    sentences, lines = choose_candidates(cells, tried, folder, failed)
     header = ["method", "case", "settings", cells.experiment.tune_metric, "chosen"]
     write_table(output / f"{table}.csv", [header, *lines])
     return sentences
@@ -78,7 +78,9 @@ def cells_of(tried: Tried) -> list[Cell]:
     return [cell for choices in tried.values() for group in choices.values() for cell in group]
 
 
-def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) -> tuple[list[str], list[list[Any]]]:
+def choose_candidates(
+    cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]
+) -> tuple[list[str], list[list[Any]]]:
     """Choose the best candidate of each method and case, and return sentences and the lines of a table.
 
     Args:
@@ -107,7 +109,7 @@ def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) 
             )
         best = (min if is_lower_better(metric) else max)(scored, key=lambda candidate: scored[candidate])
         cells.chosen[method, case] = best
-        chosen = ", ".join(filter(None, (case, described(best))))
+        chosen = ", ".join(filter(None, (case, settings_text(best))))
         rank = f"the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)}"
         rounds = max(cell.max_rounds for cell in choices[best])
         after = f", after {rounds} round{'s' * (rounds > 1)}" if rounds > 0 else ""
@@ -116,7 +118,9 @@ def choose(cells: Cells, tried: Tried, folder: Path, failed: Mapping[str, str]) 
         sentences.append(
             f"Tuned on the validation split: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after})."
         )
-        table += [[method, case, described(candidate), score, candidate == best] for candidate, score in scores.items()]
+        table += [
+            [method, case, settings_text(candidate), score, candidate == best] for candidate, score in scores.items()
+        ]
     return sentences, table
 
 
@@ -131,7 +135,7 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
             share = str(cells.experiment.val_fraction)
             more = () if config["data"]["val_fraction"] else (("data.val_fraction", share),)
             tuned = {n: values for n, values in runs.tune.items() if n in known and n not in given}
-            for candidate in map(as_settings, combinations(tuned) if tuned else ()):
+            for candidate in map(as_settings, setting_combinations(tuned) if tuned else ()):
                 group = [cells.compose(runs, method, name, s, candidate, more) for s in cells.seeds_of(runs)]
                 choices.setdefault((runs.label or method, name), {})[candidate] = group
     return choices

@@ -10,7 +10,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
-from fl_lightning.federation.identity import is_below
+from fl_lightning.federation.identity import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.members.weights import GlobalWeights
@@ -73,10 +73,10 @@ class SavedFederation:
 
     # --- a run ---
 
-    def start(self, weights: GlobalWeights) -> None:
+    def load_initial_weights(self, global_weights: GlobalWeights) -> None:
         """Load the initial weights, if there is a file, in place of those that were drawn."""
         if self.initial_weights is not None:
-            weights.client.load_state_dict(client_state(Path(self.initial_weights), weights.client))
+            global_weights.client.load_state_dict(client_state(Path(self.initial_weights), global_weights.client))
 
     def give(self, members: Members) -> None:
         """Load the states of a checkpoint into the members, once these exist.
@@ -96,15 +96,15 @@ class SavedFederation:
         self._deferred = {}
         return entries
 
-    def begin_fit(self, trainer: Trainer, weights: GlobalWeights) -> None:
+    def begin_fit(self, trainer: Trainer, global_weights: GlobalWeights) -> None:
         """Restore the rows of a run that continues. In a new run no client has received the frozen entries.
 
         Args:
             trainer: The Trainer of the run.
-            weights: The global weights.
+            global_weights: The global weights.
         """
         if trainer.ckpt_path is None:
-            weights.frozen.load_state_dict({})
+            global_weights.frozen.load_state_dict({})
             return
         recorder = self.parts.recorder
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ class SavedFederation:
         identity = self.parts.identity
         self.parts.describe(trainer)
         identity.compare(checkpoint["federated"]["settings"], evaluates=not fits)
-        if any(is_below(difference.name, SERVER_STEP) for difference in identity.changed):
+        if any(belongs_to_any(difference.name, SERVER_STEP) for difference in identity.changed):
             checkpoint["optimizer_states"] = []
             checkpoint["lr_schedulers"] = []
         if fits and trainer.max_steps != -1:

@@ -60,7 +60,7 @@ class Evaluation:
         self.clients = run.clients_engine
         self.records = run.records
         self.client = engine.client
-        self.weights = engine.weights
+        self.global_weights = engine.global_weights
         self.modules = engine.modules
         self.transfer = engine.local.transfer
         self.inspection = Inspection(engine, run.data)
@@ -69,8 +69,8 @@ class Evaluation:
         """All entries as a pass has left them. The module's last hook of the pass must find them."""
         self._generators = ExitStack()
         """Puts the random generators back at the end of a pass."""
-        personal_elsewhere = self.weights.personal and getattr(self.clients, "is_remote", False)
-        self._has_global = bool(self.weights.shared) and not personal_elsewhere
+        personal_elsewhere = self.global_weights.personal and getattr(self.clients, "is_remote", False)
+        self._has_global = bool(self.global_weights.shared) and not personal_elsewhere
         """Whether there is a model to evaluate. If it has personal entries, their mean must be here."""
         runs_foreign_steps = self.client.module is not None or runs_foreign_code(self.client)
         self._may_draw = runs_foreign_steps or self.metrics is not None or self.transfer.hooked
@@ -90,13 +90,13 @@ class Evaluation:
         """
         self.restore()
         # Without shared entries and without a module of the user's own a pass changes nothing.
-        if self.weights.shared or self.client.module is not None:
-            self.before = HeldEntries(self.weights)
+        if self.global_weights.shared or self.client.module is not None:
+            self.before = HeldEntries(self.global_weights)
             self._generators = ExitStack()
             self._generators.enter_context(self._kept_generators(foreign=self._may_draw))
         if not evaluates:
             return
-        self.weights.non_persistent.set_back({})
+        self.global_weights.non_persistent.set_back({})
         self.data.to(self.communicator.device, early=not self.transfer.moves)
         self.parts.recorder.take_class_accuracy(None)
         self.services.logged.clear()
@@ -121,12 +121,12 @@ class Evaluation:
 
     def _load_evaluated(self) -> None:
         """Load the weights that are evaluated, if they are not the global ones. `restore` undoes it."""
-        live = self.weights.live(self.weights.shared)
+        live = self.global_weights.live(self.global_weights.shared)
         if not live:
             return
         evaluated = self.parts.evaluated_weights(live)
         if evaluated is not live:
-            self.weights.load(evaluated)
+            self.global_weights.load(evaluated)
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own step.
@@ -168,7 +168,7 @@ class Evaluation:
         Raises:
             ValueError: The clients share no weights.
         """
-        if not self.weights.shared:
+        if not self.global_weights.shared:
             raise ValueError(
                 f"predict needs a global model, but the clients of this {type(self.client).__name__} share no weights; "
                 f"run test, which gives the mean accuracy of their own"
@@ -222,7 +222,7 @@ class Evaluation:
         """
         values = self._values(prefix)
         if self.before is not None and hooks(self.modules, last_hook):
-            self._after = HeldEntries(self.weights)
+            self._after = HeldEntries(self.global_weights)
             self.before.restore()
         else:
             self.restore()
@@ -275,7 +275,7 @@ class Evaluation:
             for part in (self.client, self.parts.aggregator, self.parts.server_module):
                 undone.callback(part.to, device)
                 part.to(self.communicator.device)
-            undone.callback(HeldEntries(self.weights).restore)
+            undone.callback(HeldEntries(self.global_weights).restore)
             undone.enter_context(self._kept_generators(foreign=True))
             self._load_evaluated()
             yield
@@ -292,7 +292,7 @@ class Evaluation:
         """
         scores = self._deployed_scores(round_idx)
         rows = [values_of(score.metrics, "local", self.inspection.class_names) for score in scores]
-        everywhere = self.communicator.gather((counts_of(scores), rows))
+        everywhere = self.communicator.gather((accuracy_counts(scores), rows))
         hits = torch.zeros(2, self.data.num_clients, dtype=torch.float64)
         all_rows: list[dict[str, float]] = []
         for counts_of_process, rows_of_process in everywhere:
@@ -316,7 +316,7 @@ class Evaluation:
 
     def _deployed_jobs(self, round_idx: int) -> Iterator[ClientJob]:
         """Make the job of every client of this process that has test samples."""
-        start = self.weights.snapshot(self.weights.shared)
+        start = self.global_weights.snapshot(self.global_weights.shared)
         clients = range(self.data.num_clients)
         ranks = self.communicator.assign_clients(clients, work=self._run.work, owners=self.parts.store.owners)
         for client_id in clients:
@@ -336,7 +336,7 @@ class Evaluation:
             )
 
 
-def counts_of(scores: Sequence[ClientScore]) -> list[tuple[int, float, float]]:
+def accuracy_counts(scores: Sequence[ClientScore]) -> list[tuple[int, float, float]]:
     """Return client id, number of right answers and number of samples of each score, with one transfer to the host."""
     values: list[torch.Tensor] = []
     for score in scores:

@@ -70,7 +70,7 @@ FREE = frozenset(
 PATHS = ("root", "folder", "path", "dirpath", "save_dir", "cache_dir", "data_dir")
 """Last names of settings that hold the path of a file or folder. They are free everywhere."""
 
-EVALUATED = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
+COMPARED_IN_EVALUATION = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
 
 OF_THE_DATA = ("num_clients", "batch_size", "shuffle")
@@ -152,7 +152,7 @@ class RunIdentity:
         settings = dict(settings)
         train = data.split("train")
         labels = torch.tensor(len(train)) if train.known_labels is None else train.known_labels
-        settings |= described("data", data)
+        settings |= described_value("data", data)
         settings["data.participation"] = data.cohort.share
         settings["data.sampling_seed"] = "secret" if data.secret_seed else data.cohort.seed
         settings["data.labels"] = digest_of([labels])
@@ -176,8 +176,8 @@ class RunIdentity:
         """
         changed = differences(saved["config"], self.config) or differences(saved["objects"], self.objects)
         if evaluates:
-            changed = [difference for difference in changed if is_below(difference.name, EVALUATED)]
-        refused = [difference for difference in changed if not is_below(difference.name, self.allowed)]
+            changed = [difference for difference in changed if belongs_to_any(difference.name, COMPARED_IN_EVALUATION)]
+        refused = [difference for difference in changed if not belongs_to_any(difference.name, self.allowed)]
         if refused:
             raise ValueError(
                 f"a run is continued with the settings it was begun with, but {'; '.join(map(str, refused))}; give it "
@@ -201,17 +201,17 @@ def described_federation(
         max_epochs: The maximal number of rounds of the run. None or -1 means no limit.
     """
     settings: Settings = {"trainer.precision": precision}
-    settings |= described("model.client", client)
+    settings |= described_value("model.client", client)
     settings |= cosine_rounds(parts, max_epochs)
     if client.module is None:
         settings |= described_optimizer("model.client.optimizer", client.optimizer_factory)
     for name, value in parts.items():
-        describe = described_optimizer if name == "server_optimizer" else described
+        describe = described_optimizer if name == "server_optimizer" else described_value
         settings |= describe(f"model.{name}", value)
     return settings
 
 
-def described(name: str, value: Any, depth: int = 0) -> Settings:
+def described_value(name: str, value: Any, depth: int = 0) -> Settings:
     """Return the classes and plain arguments of a value, with the names that a configuration file gives them.
 
     Args:
@@ -226,7 +226,7 @@ def described(name: str, value: Any, depth: int = 0) -> Settings:
     if isinstance(value, Tensor):
         return {name: digest_of([value])}
     if isinstance(value, Mapping):
-        return joined(described(f"{name}.{key}", item, depth + 1) for key, item in value.items())
+        return joined(described_value(f"{name}.{key}", item, depth + 1) for key, item in value.items())
     if isinstance(value, set | frozenset):
         return described_items(name, sorted(value, key=str), depth)
     if isinstance(value, list | tuple):
@@ -241,13 +241,15 @@ def described(name: str, value: Any, depth: int = 0) -> Settings:
 def described_items(name: str, items: list[Any], depth: int) -> Settings:
     """Return the settings of a list. A list of plain values is one setting, and a single value stands for itself."""
     if not is_plain(items):
-        return joined(described(f"{name}.{index}", item, depth + 1) for index, item in enumerate(items))
+        return joined(described_value(f"{name}.{index}", item, depth + 1) for index, item in enumerate(items))
     return {name: shortened(items[0] if len(items) == 1 else items)}
 
 
 def described_arguments(name: str, arguments: Mapping[str, Any], depth: int) -> Settings:
     """Return the settings of the arguments of an object, without those that hold a path."""
-    return joined(described(f"{name}.{key}", item, depth + 1) for key, item in arguments.items() if key not in PATHS)
+    return joined(
+        described_value(f"{name}.{key}", item, depth + 1) for key, item in arguments.items() if key not in PATHS
+    )
 
 
 def arguments_of(value: Any) -> Mapping[str, Any]:
@@ -281,7 +283,7 @@ def described_optimizer(name: str, factory: Any) -> Settings:
         return {name: class_name(type(optimizer)), **described_arguments(name, values, depth=1)}
     except Exception:
         # A factory of the user's may need the parameters of the client.
-        return described(name, factory)
+        return described_value(name, factory)
 
 
 # --- what a configuration holds ---
@@ -354,7 +356,7 @@ def cosine_rounds(model: Any, max_epochs: int | None) -> Settings:
 def is_free(name: str) -> bool:
     """Return True if a setting may change when a run continues."""
     last_name = name.rpartition(".")[2]
-    return last_name in PATHS or is_below(name, FREE)
+    return last_name in PATHS or belongs_to_any(name, FREE)
 
 
 def below(name: str, other: str) -> bool:
@@ -362,7 +364,7 @@ def below(name: str, other: str) -> bool:
     return name == other or name.startswith(f"{other}.")
 
 
-def is_below(name: str, others: Iterable[str]) -> bool:
+def belongs_to_any(name: str, others: Iterable[str]) -> bool:
     """Return True if a setting is one of `others` or an argument of one of them."""
     return any(below(name, other) for other in others)
 
@@ -378,7 +380,7 @@ def differences(was: Settings, now: Settings) -> list[Difference]:
     """
     changed: list[Difference] = []
     for name in sorted(was.keys() & now.keys()):
-        if not is_same(was[name], now[name]) and not is_below(name, [other.name for other in changed]):
+        if not is_same(was[name], now[name]) and not belongs_to_any(name, [other.name for other in changed]):
             changed.append(Difference(name, was=was[name], now=now[name]))
     return changed
 
@@ -487,7 +489,7 @@ def class_name(kind: Any) -> str:
 # --- for the loggers ---
 
 DIGESTS = ("data.labels", "data.clients")
-"""Settings of the run's identity that are digests."""
+"""Settings of the run's identity that are digests, known from checkpoints only."""
 
 FINAL = "hp_metric"
 """Lightning's name of the metric that TensorBoard shows beside the hyper-parameters."""

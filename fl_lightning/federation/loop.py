@@ -192,7 +192,7 @@ class FederatedLoop(Forwarding):
         return self._rounds.under_way
 
     @property
-    def weights(self) -> GlobalWeights:
+    def global_weights(self) -> GlobalWeights:
         """The global model's entries in the client module."""
         return self.server.global_weights
 
@@ -263,7 +263,9 @@ class FederatedLoop(Forwarding):
             # Without a Trainer this is load_from_checkpoint, which builds what the checkpoint describes.
             return
         if self._server is None:
-            self._server = self.parts.make_server(data=data, trainer=self.trainer, start=self._saved.start)
+            self._server = self.parts.make_server(
+                data=data, trainer=self.trainer, load_initial=self._saved.load_initial_weights
+            )
             deferred = self._saved.take_deferred()
             if deferred:
                 super().load_state_dict(deferred, strict=False)
@@ -287,8 +289,8 @@ class FederatedLoop(Forwarding):
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
-        self.parts.plateau.start(self.client, self.trainer)
-        self._saved.begin_fit(self.trainer, self.weights)
+        self.parts.plateau.begin_fit(self.client, self.trainer)
+        self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
         self.forward_hook("on_fit_start")
 
@@ -388,7 +390,7 @@ class FederatedLoop(Forwarding):
             return False
         every = self.evaluate_clients_every
         if every is None:
-            every = 1 if self.weights.own_models else 0
+            every = 1 if self.global_weights.own_models else 0
         if every == 0 or (round_idx + 1) % every != 0:
             return False
         (key,) = self.parts.marked({"local/alma": 0.0})
@@ -483,7 +485,7 @@ class FederatedLoop(Forwarding):
 
     def _log_evaluation(self, values: dict[str, float]) -> None:
         """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""
-        if self.weights.own_models and not self.data.pooled:
+        if self.global_weights.own_models and not self.data.pooled:
             values |= self.parts.marked(self.evaluation.alma(self.current_epoch))
         self.log_dict(values)
 

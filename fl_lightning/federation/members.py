@@ -53,7 +53,7 @@ class ClientRecords(Member):
     Args:
         store: The store of the records of all clients.
         communicator: The communicator of the processes of the run.
-        weights: The global weights, which know the personal entries.
+        global_weights: The global weights, which know the personal entries.
         initial: The personal entries before any training, by name.
         work: Returns the cost of a client, by which the clients of a checkpoint are spread over processes.
     """
@@ -65,13 +65,13 @@ class ClientRecords(Member):
         *,
         store: ClientStore,
         communicator: Communicator,
-        weights: GlobalWeights,
+        global_weights: GlobalWeights,
         initial: State,
         work: Callable[[int], int],
     ) -> None:
         self._store = store
         self._communicator = communicator
-        self._weights = weights
+        self._global_weights = global_weights
         self._initial = initial
         self._work = work
         self._records: dict[int, tuple[dict[str, Any], State | None]] = {}
@@ -84,8 +84,8 @@ class ClientRecords(Member):
             memory, personal = self._records[client_id]
         elif client_id in self._store.clients:
             memory, personal = self._store.record(client_id)
-        if personal is None and self._weights.personal:
-            personal = {name: self._initial[name] for name in self._weights.personal_of(client_id)}
+        if personal is None and self._global_weights.personal:
+            personal = {name: self._initial[name] for name in self._global_weights.personal_of(client_id)}
         return memory, personal
 
     def incoming(self, result: ClientResult) -> ClientResult:
@@ -311,15 +311,15 @@ class PersonalEntries(Member):
     """Keeps the initial personal entries, and their mean over a round's clients, with which the model is evaluated.
 
     Args:
-        weights: The global weights, which know the personal entries.
+        global_weights: The global weights, which know the personal entries.
         initial: The personal entries before any training, by name.
         averages: Whether means are taken. A private run takes none, because a mean hides no client.
     """
 
     name = "initial_personal"
 
-    def __init__(self, weights: GlobalWeights, initial: State, averages: bool = True) -> None:
-        self._weights = weights
+    def __init__(self, global_weights: GlobalWeights, initial: State, averages: bool = True) -> None:
+        self._global_weights = global_weights
         self._initial = initial
         self._averages = averages
         self._partial = PartialAggregate()
@@ -327,7 +327,7 @@ class PersonalEntries(Member):
 
     @property
     def is_used(self) -> bool:
-        return bool(self._averages and self._weights.personal and self._weights.shared)
+        return bool(self._averages and self._global_weights.personal and self._global_weights.shared)
 
     @property
     def partial(self) -> PartialAggregate:
@@ -347,7 +347,7 @@ class PersonalEntries(Member):
         return result
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        mean = self._partial.mean("entries", lambda: self._weights.before)
+        mean = self._partial.mean("entries", lambda: self._global_weights.before)
         if mean:
             self._mean = mean
         return state
@@ -367,7 +367,7 @@ class PersonalEntries(Member):
 
     def load_state_dict(self, state: State) -> None:
         self._initial.clear()
-        self._initial.update(to_device(state, self._weights.client.device))
+        self._initial.update(to_device(state, self._global_weights.client.device))
 
 
 class ServerPartMember(Member):
@@ -508,12 +508,12 @@ class ClientEnds(Member):
         return result
 
 
-def members_at_client(parts: FederationParts, weights: GlobalWeights) -> list[Member]:
+def members_at_client(parts: FederationParts, global_weights: GlobalWeights) -> list[Member]:
     """Return the members that act where the client is trained, in order.
 
     Args:
         parts: The parts of the federation.
-        weights: The global weights in the client module.
+        global_weights: The global weights in the client module.
     """
     client = parts.client
     # The server decodes what a transform encodes, so an attack comes before the first such transform.
@@ -524,14 +524,14 @@ def members_at_client(parts: FederationParts, weights: GlobalWeights) -> list[Me
     # The user's own code may change the module while a client is trained.
     hooks = chain(*parts.hooks.values(), *parts.batch_hooks.values())
     if runs_foreign_code(client) or need_module(hooks):
-        members.append(Structure(client, weights))
-    members.extend(weights.features)
+        members.append(Structure(client, global_weights))
+    members.extend(global_weights.features)
     members.append(ClientTransforms(parts.transforms[:first_encoding]))
     if overridden(client, "transmitted", ClientModule):
         members.append(Transmitted(client))
     members.append(ClientTransforms(parts.transforms[first_encoding:]))
     if parts.codec:
-        members.append(Encoder(Coding(parts.codec, weights), weights, client.changes))
+        members.append(Encoder(Coding(parts.codec, global_weights), global_weights, client.changes))
     return members
 
 
@@ -552,30 +552,30 @@ def members_of(
         records: The member that holds the records of the round's clients.
         entries: The member that holds what the user's modules add to a checkpoint.
     """
-    weights = server.global_weights
+    global_weights = server.global_weights
     codec = parts.codec
     members: list[Member] = []
 
     # These members act on what a client receives, keeps and sends.
     if parts.faults.on_error == "skip":
         members.append(Traces(parts.client))
-    members.extend(members_at_client(parts, weights))
+    members.extend(members_at_client(parts, global_weights))
     if codec and codec.down:
-        members.append(CodedBroadcast(DownCoding(codec, weights), server, server.send))
+        members.append(CodedBroadcast(DownCoding(codec, global_weights), server, server.send))
     members.append(parts.recorder.traffic)
     members.append(parts.skipped)
     if codec:
-        members.append(Decoder(Coding(codec, weights)))
+        members.append(Decoder(Coding(codec, global_weights)))
 
     # These members act on what the server receives.
     members.append(Arrivals(server, parts.transforms))
     members.append(parts.guard)
     members.append(ServerTransforms(parts.transforms, server, parts.guard))
-    members.append(PersonalEntries(weights, parts.initial_personal, averages=not parts.is_private))
+    members.append(PersonalEntries(global_weights, parts.initial_personal, averages=not parts.is_private))
     members.append(AggregatorMember(parts.aggregator, communicator))
     if type(parts.server_module) is not ServerModule:
         members.append(ServerModuleMember(parts.server_module))
-    members.append(weights)
+    members.append(global_weights)
     members.append(records)
     members.append(ClientEnds(parts.hooks))
     members.append(parts.recorder)

@@ -28,7 +28,7 @@ from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_fed
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.codec import check_codec
-from fl_lightning.members.faults import FaultPolicy, SkippedClients, check_measured, encodes
+from fl_lightning.members.faults import FaultPolicy, SkipRecord, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import GUARANTEES, UNPROTECTED
@@ -36,7 +36,7 @@ from fl_lightning.types import DataModule, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
 
-CLIENT_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
+FEDERATED_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
 """Hooks of callbacks besides Lightning's, called as `(trainer, loop, ...)`. In them `loop.log` works."""
 
 LOOP_ATTRIBUTES = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
@@ -105,20 +105,20 @@ class FederationParts:
     identity: RunIdentity = field(default_factory=RunIdentity)
     services: ClientServices = field(default_factory=ClientServices)
     evaluation_services: EvaluationServices = field(default_factory=EvaluationServices)
-    hooks: Hooks = field(default_factory=lambda: {name: [] for name in CLIENT_HOOKS})
+    hooks: Hooks = field(default_factory=lambda: {name: [] for name in FEDERATED_HOOKS})
     batch_hooks: Hooks = field(default_factory=Hooks)
     initial_personal: State = field(default_factory=State)
     plateau: Plateau = field(default_factory=Plateau, init=False)
     guard: NonFiniteGuard = field(init=False)
     recorder: Recorder = field(init=False)
-    skipped: SkippedClients = field(init=False)
+    skipped: SkipRecord = field(init=False)
     is_private: bool = field(init=False)
     min_clients: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.guard = NonFiniteGuard(skips=self.faults.nonfinite == "skip", max_norm=self.faults.max_update_norm)
         self.recorder = Recorder(separates=self.faults.skips, root=self.client)
-        self.skipped = SkippedClients(self.faults)
+        self.skipped = SkipRecord(self.faults)
         self._check_modules()
         self._check_server_step()
         self._check_transforms()
@@ -384,17 +384,17 @@ class FederationParts:
             self.client.build(data.num_classes, data.input_shape)
 
     def make_server(
-        self, data: FederatedDataModule, trainer: Trainer, start: Callable[[GlobalWeights], None]
+        self, data: FederatedDataModule, trainer: Trainer, load_initial: Callable[[GlobalWeights], None]
     ) -> Server:
         """Make the server with the weights of round 0, the same in all processes, and set up its parts.
 
         Args:
             data: The data module.
             trainer: The Trainer, which knows device and precision.
-            start: Receives the weights as they were drawn, and may load other ones.
+            load_initial: Receives the weights as they were drawn, and may load other ones.
         """
         self._build_client(data, trainer)
-        weights = GlobalWeights(
+        global_weights = GlobalWeights(
             client=self.client,
             personal=self.personal,
             keep=self.keep,
@@ -405,17 +405,17 @@ class FederationParts:
             aggregator=self.aggregator,
             server_optimizer=self.server_optimizer,
             codec=self.codec,
-            trainable=weights.trainable,
+            trainable=global_weights.trainable,
         )
         checks.check_accumulated_lr(self.client, self.needs_by_name())
-        start(weights)
-        entries = weights.live(weights.entries)
-        buffers = weights.non_persistent.state_dict()
+        load_initial(global_weights)
+        entries = global_weights.live(global_weights.entries)
+        buffers = global_weights.non_persistent.state_dict()
         current_communicator().broadcast_(list({**entries, **buffers}.values()))
-        weights.non_persistent.set_back({})
+        global_weights.non_persistent.set_back({})
         if not self.initial_personal:
-            self.initial_personal.update(weights.snapshot(weights.personal))
-        server = Server(global_weights=weights, data=data, store=self.store)
+            self.initial_personal.update(global_weights.snapshot(global_weights.personal))
+        server = Server(global_weights=global_weights, data=data, store=self.store)
         self._set_up(server)
         return server
 
@@ -435,7 +435,7 @@ class FederationParts:
         for part in (self.server_module, self.aggregator):
             part.attach(server)
             part.setup()
-        self.guard.setup(server)
+        self.guard.attach(server)
         for transform in self.transforms:
             transform.setup(server)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.client.services import MetricAccumulator, Rows, drain
+from fl_lightning.client.services import LoggedRows, MetricAccumulator, drain
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.functional.forgetting import forgetting_since
@@ -20,7 +20,7 @@ from fl_lightning.types import CONDITIONS, Broadcast, ClientResult, Member, Roun
 Bytes = Counter[tuple[str, str]]
 """Bytes by log key and exchange."""
 
-ClientRows = list[tuple[int | None, Rows]]
+ClientRows = list[tuple[int | None, LoggedRows]]
 """Values on the host, each with the id of the client that logged them. None means no single client."""
 
 
@@ -122,7 +122,7 @@ class Recorder(Member):
 
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         """Reduce the values of all processes, without those of clients that were left out."""
-        kept_rows: list[Rows] = []
+        kept_rows: list[LoggedRows] = []
         for rows_of_process, _ in shared:
             for client_id, rows in rows_of_process:
                 if client_id not in outcome.failed:
@@ -259,8 +259,8 @@ class Traffic(Member):
         self._sent = set[tuple[str, int]]()
         """Exchanges and clients whose message is counted. An engine may ask for a job again."""
 
-    def start(self, exchanges: Sequence[str]) -> None:
-        """Begin a run.
+    def begin_fit(self, exchanges: Sequence[str]) -> None:
+        """Forget the bytes of an earlier fit.
 
         Args:
             exchanges: The exchanges of a round that send something. Without any, no bytes are counted.

@@ -59,7 +59,7 @@ class FederatedRun:
         self.records = ClientRecords(
             store=parts.store,
             communicator=self.communicator,
-            weights=server.global_weights,
+            global_weights=server.global_weights,
             initial=parts.initial_personal,
             work=self._work_of_record,
         )
@@ -83,7 +83,7 @@ class FederatedRun:
         return make(
             client=parts.client,
             settings=parts.local_settings(trainer.max_epochs),
-            weights=self.server.global_weights,
+            global_weights=self.server.global_weights,
             services=parts.services,
             device=parts.client.device,
             precision=trainer.precision_plugin,
@@ -112,7 +112,7 @@ class FederatedRun:
         if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
             return size
         costs = sample_costs(net.nets, net.input_shape)
-        return partial(cost_of, size=size, costs=costs)
+        return partial(client_cost, size=size, costs=costs)
 
     def _work_of_record(self, client_id: int) -> int:
         """Return the cost of a client of a checkpoint, 0 if the data do not have the client."""
@@ -143,15 +143,15 @@ class FederatedRun:
         checks.check_transforms(parts.transforms, self.communicator.world)
         error: Exception | None = None
         try:
-            parts.store.start(parts.client.trainer, parts.client.device)
+            parts.store.begin_fit(parts.client.trainer, parts.client.device)
         except Exception as problem:
             error = problem
         self.communicator.all_gather_or_raise(None, error)
         exchanges = () if self.data.pooled else parts.client.exchanges
-        parts.recorder.traffic.start(exchanges)
+        parts.recorder.traffic.begin_fit(exchanges)
 
 
-def cost_of(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:
+def client_cost(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:
     """Return the cost of a client with one of several nets.
 
     Args:

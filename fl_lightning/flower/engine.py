@@ -13,7 +13,7 @@ from fl_lightning.client.store import hash_of
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.federation.identity import hash_of_value
 from fl_lightning.federation.parts import FederationParts
-from fl_lightning.flower.layouts import Answer, Layouts, layout_of
+from fl_lightning.flower.layouts import Answer, Layouts, message_layout
 from fl_lightning.flower.nodes import Answers, Nodes
 from fl_lightning.flower.wire import Content, demand, part_of, read_score, read_update, shown
 from fl_lightning.functional.state import StateLike
@@ -75,7 +75,7 @@ class RemoteEngine:
             most = self._nodes.sites[job.client_id].sizes["train"]
             update, logged, file = read_update(content, job, most, self._rated)
             result = ClientResult(job._replace(memory={FILE: file} if file else {}), update, None, logged)
-            return Answer(job, result, layout_of(update.extras, self._shared))
+            return Answer(job, result, message_layout(update.extras, self._shared))
 
         for job, result, _, error in self._layouts.compare(exchange, self._answers_to("train", jobs, read)):
             if error is not None:
@@ -98,7 +98,7 @@ class RemoteEngine:
         def read(job: ClientJob, content: Content) -> Answer:
             most = self._nodes.sites[job.client_id].sizes["test"]
             score = read_score(content["head"], job.client_id, most)
-            return Answer(job, score, layout_of(score.metrics, {}, exact=True))
+            return Answer(job, score, message_layout(score.metrics, {}, exact=True))
 
         more = {"batch_size": batch_size, "channels_last": channels_last}
         for job, score, _, error in self._layouts.compare("deployed", self._answers_to("evaluate", jobs, read, more)):
@@ -114,7 +114,7 @@ class RemoteEngine:
     @property
     def _shared(self) -> State:
         """The shared entries as they lie in the module, for their names, shapes and types."""
-        return self._local.weights.live(self._local.weights.shared)
+        return self._local.global_weights.live(self._local.global_weights.shared)
 
     def _answers_to(
         self, kind: str, jobs: Iterable[ClientJob], read: Reader, more: Content | None = None
@@ -132,7 +132,7 @@ class RemoteEngine:
     def _message(self, ask: str, job: ClientJob, more: Content) -> dict[str, Array]:
         """Encode what a node is asked about a client."""
         broadcast = job.broadcast
-        weights = self._local.weights
+        global_weights = self._local.global_weights
         file = job.memory.get(FILE)
         head = {
             "ask": ask,
@@ -141,8 +141,8 @@ class RemoteEngine:
             "exchange": broadcast.exchange,
             "uploads": broadcast.uploads,
             "settings": self._settings,
-            "trained": hash_of_value(weights.trainable),
-            "frozen": list(weights.frozen.already_sent),
+            "trained": hash_of_value(global_weights.trainable),
+            "frozen": list(global_weights.frozen.already_sent),
             "lr_factors": [list(row) for row in self._local.local.lr_factors],
             "run": self._run,
             "file": file,
@@ -151,7 +151,7 @@ class RemoteEngine:
         # what a client starts from besides what it was sent
         sent = broadcast.weights or {}
         start = job.start or {}
-        frozen = weights.frozen.already_sent
+        frozen = global_weights.frozen.already_sent
         if start and (sent or frozen):
             start = {n: v for n, v in start.items() if sent.get(n) is not v and n not in frozen}
         states = {"weights": message_of(broadcast.weights), "start": start, "personal": None if file else job.personal}

@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_lightning.functional.state import is_entry
 from fl_lightning.types import ClientJob, State
 
-Layout = Mapping[str, str]
+MessageLayout = Mapping[str, str]
 """Types and axes by dotted name."""
 
 
@@ -18,7 +18,7 @@ class Answer(NamedTuple):
 
     job: ClientJob
     value: Any = None
-    layout: Layout = {}
+    layout: MessageLayout = {}
     error: Exception | None = None
 
 
@@ -29,7 +29,7 @@ class Layouts:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, Layout] = {}
+        self._known: dict[str, MessageLayout] = {}
 
     def compare(self, exchange: str, answers: Iterable[Answer]) -> Iterator[Answer]:
         """Yield answers, those of another layout with a ValueError that names the part.
@@ -43,10 +43,10 @@ class Layouts:
                 self._known[exchange] = dict(layout)
         for answer in answers:
             wanted = answer.layout if answer.error is not None else self._known[exchange]
-            yield answer._replace(error=answer.error or differing(answer.layout, wanted))
+            yield answer._replace(error=answer.error or layout_error(answer.layout, wanted))
 
 
-def differing(layout: Layout, wanted: Layout) -> ValueError | None:
+def layout_error(layout: MessageLayout, wanted: MessageLayout) -> ValueError | None:
     """Name the first part of a layout that is not as it is wanted.
 
     None: there is none.
@@ -60,7 +60,7 @@ def differing(layout: Layout, wanted: Layout) -> ValueError | None:
     return None
 
 
-def layout_of(parts: Mapping[str, Any], shared: State, exact: bool = False) -> dict[str, str]:
+def message_layout(parts: Mapping[str, Any], shared: State, exact: bool = False) -> dict[str, str]:
     """Describe what a client sends besides the weights: types and axes by dotted name.
 
     Args:

@@ -20,7 +20,7 @@ from fl_lightning.federation.identity import hash_of_value, shared_settings
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.members import members_at_client
 from fl_lightning.federation.server import Server
-from fl_lightning.flower.layouts import layout_of
+from fl_lightning.flower.layouts import message_layout
 from fl_lightning.flower.wire import Content, demand, from_records, part_of, parts_of_update, shown, to_records
 from fl_lightning.members.codec import DownCoding
 from fl_lightning.members.faults import ClientError, client_error
@@ -77,14 +77,14 @@ class Node:
             keep=parts.keep,
             members=self._members,
         )
-        server = Server(engine.weights, self.data, parts.store)
+        server = Server(engine.global_weights, self.data, parts.store)
         for transform in parts.transforms:
             transform.setup(server)
         return engine
 
-    def _members(self, weights: GlobalWeights) -> Iterable[Member]:
+    def _members(self, global_weights: GlobalWeights) -> Iterable[Member]:
         """List the members of a round that are at the client."""
-        return members_at_client(self.loop.parts, weights)
+        return members_at_client(self.loop.parts, global_weights)
 
     def answer(self, message: Message) -> Message:
         """Answer a message, with what went wrong if something does."""
@@ -141,20 +141,20 @@ class Node:
         engine = self.engine
         for name, here in (("client_id", self.client_id), ("settings", hash_of_value(self.settings))):
             demand(head[name] == here, f"{name} of a message must be {here}, as this node has it, got {{}}", head[name])
-        shared = engine.weights.live(engine.weights.shared)
+        shared = engine.global_weights.live(engine.global_weights.shared)
         weights = content["weights"]
         codec = self.loop.parts.codec
         if codec and weights:
             draws = partial(keyed_generator, self.data.batch_seed, DownCoding.PURPOSE, head["round_idx"])
-            weights = DownCoding(codec, engine.weights).decode(weights, shared, draws)
+            weights = DownCoding(codec, engine.global_weights).decode(weights, shared, draws)
         files = self._files_of(head["run"])
         start = {**files.shared(**content["frozen"]), **content["start"], **(weights or {})}
-        alike = layout_of(start, {}, exact=True) == layout_of(shared, {}, exact=True)
+        alike = message_layout(start, {}, exact=True) == message_layout(shared, {}, exact=True)
         demand(alike, "the model's shared entries at the server must be those of this node; give both one YAML")
         finite = all(bool(value.isfinite().all()) for value in start.values())
         demand(finite, "the model of the server must be finite, and has NaN or infinite values; end the run there")
         self._freeze({name: start[name] for name in head["frozen"]}, head["round_idx"])
-        trained = head["trained"] == hash_of_value(engine.weights.trainable)
+        trained = head["trained"] == hash_of_value(engine.global_weights.trainable)
         demand(trained, "the same entries must be trained here and at the server; freeze them in the module itself")
         engine.local.scale_lr(head["lr_factors"])
         files.collect(head["named"])
@@ -165,10 +165,10 @@ class Node:
 
     def _freeze(self, already_sent: State, round_idx: int) -> None:
         """Learn which entries nobody trains and everybody has."""
-        weights = self.engine.weights
-        weights.load(already_sent)
-        weights.frozen.load_state_dict({"since": dict.fromkeys(already_sent, round_idx)})
-        weights.prepare()
+        global_weights = self.engine.global_weights
+        global_weights.load(already_sent)
+        global_weights.frozen.load_state_dict({"since": dict.fromkeys(already_sent, round_idx)})
+        global_weights.prepare()
 
     def _files_of(self, run: str) -> ClientFiles:
         """Files of the client in a run."""

@@ -195,7 +195,9 @@ class Nodes:
         while waiting:
             heartbeat()
             # an error of Flower's has the SuperLink's own node id: the message that it answers tells whose it is
-            pulled = {reply.metadata.reply_to_message_id: read(reply) for reply in self._grid.pull_messages(waiting)}
+            pulled = {
+                reply.metadata.reply_to_message_id: read_answer(reply) for reply in self._grid.pull_messages(waiting)
+            }
             if not pulled and monotonic() >= end:
                 pulled = {message_id: ({}, f"no answer within {self.timeout:g} seconds") for message_id in waiting}
             if answers := {message_id: pulled[message_id] for message_id in sorted(waiting & pulled.keys())}:
@@ -206,7 +208,7 @@ class Nodes:
                 pause = min(2 * pause, self._poll)
 
 
-def read(reply: Message) -> tuple[Content, str]:
+def read_answer(reply: Message) -> tuple[Content, str]:
     """Read an answer: its content, and what went wrong."""
     if reply.has_error():
         return {}, f"Flower's error {reply.error.code}: {shown(reply.error.reason or 'without a reason')}"

@@ -16,7 +16,7 @@ from torch import Tensor
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.types import ClientJob, ClientScore, ClientUpdate
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.text import printable
 
 RECORD = "fl_lightning"
@@ -74,7 +74,7 @@ def from_records(records: RecordDict, device: torch.device) -> Content:
         raise WireError(
             f"a message must be one of fl_lightning, and this one cannot be read ({type(error).__name__})"
         ) from error
-    return {name: apply_to_collection(part, Tensor, to_device, device) for name, part in parts.items()}
+    return {name: apply_to_collection(part, Tensor, copy_to_device, device) for name, part in parts.items()}
 
 
 # --- what a node sends

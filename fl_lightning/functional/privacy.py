@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional.state import State
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.settings import check_inside
 
 Accountant = Literal["pld", "rdp"]
@@ -127,7 +127,7 @@ def clipped_sum(gradients: State, bound: float) -> State:
 
 def gaussian_noise(shape: Iterable[int], draws: np.random.Generator, device: torch.device) -> Tensor:
     """Draw standard normal noise, float64 (...)."""
-    return to_device(torch.as_tensor(draws.standard_normal(tuple(shape)), dtype=torch.float64), device)
+    return copy_to_device(torch.as_tensor(draws.standard_normal(tuple(shape)), dtype=torch.float64), device)
 
 
 def kept_positive(name: str, new: Tensor, old: Tensor) -> Tensor:

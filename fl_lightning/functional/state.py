@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
+"""Tensors by name."""
 StateLike = Mapping[str, Tensor]
 PIECE = 2**16
 """Numbers in a piece of a long vector."""

@@ -35,17 +35,17 @@ class Coding:
 
     Args:
         codec: The codec of vectors.
-        weights: The entries, and which of them are trained.
+        global_weights: The entries, and which of them are trained.
     """
 
-    def __init__(self, codec: Codec, weights: GlobalWeights) -> None:
+    def __init__(self, codec: Codec, global_weights: GlobalWeights) -> None:
         self.codec = codec
-        self._weights = weights
+        self._global_weights = global_weights
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the trained entries."""
-        return self._weights.trainable
+        return self._global_weights.trainable
 
     def encode(self, new: State, start: State, draws: Draws, lost: State | None = None) -> tuple[State, State]:
         """Return the message of a state, and what the codec loses of the state.
@@ -95,7 +95,7 @@ class Coding:
         state = {name: value for name, value in message.items() if not is_coded(name)}
         for name, value in self._split(before + change, like).items():
             state[name] = value.to(like[name].dtype)
-        entries = {name: state[name] for name in self._weights.shared if name in state}
+        entries = {name: state[name] for name in self._global_weights.shared if name in state}
         return entries | state
 
     def _decoded(self, coded: State, like: Tensor, draws: Draws) -> Tensor:
@@ -160,7 +160,7 @@ class Encoder(Member):
 
     Args:
         coding: The coding of the trained entries.
-        weights: The entries, and which of them are transmitted.
+        global_weights: The entries, and which of them are transmitted.
         changes: Names of extras that are changes of a state over the trained entries. A codec with
             feedback codes them, since the next change makes up for what is lost of this one.
             Without feedback they are not coded.
@@ -168,9 +168,9 @@ class Encoder(Member):
 
     at_client = True
 
-    def __init__(self, coding: Coding, weights: GlobalWeights, changes: Collection[str]) -> None:
+    def __init__(self, coding: Coding, global_weights: GlobalWeights, changes: Collection[str]) -> None:
         self._coding = coding
-        self._weights = weights
+        self._global_weights = global_weights
         self._feedback = coding.codec.feedback
         self._changes = changes if self._feedback else ()
 
@@ -185,7 +185,7 @@ class Encoder(Member):
         if update.weights is None or not self._coding.names:
             return result
         start = start_of(job)
-        expected = {name: start[name] for name in self._weights.transmitted_entries}
+        expected = {name: start[name] for name in self._global_weights.transmitted_entries}
         if not has_layout(update.weights, expected):
             check_update(update, expected)
         weights = self._message(job, part="weights", new=update.weights, start=start)
@@ -265,17 +265,17 @@ class DownCoding:
 
     Args:
         codec: The codec of the federation.
-        weights: The entries, and which of them are trained.
+        global_weights: The entries, and which of them are trained.
     """
 
     PURPOSE = "codec/down"
     """Key of the draws of a broadcast."""
 
-    def __init__(self, codec: Codec, weights: GlobalWeights) -> None:
+    def __init__(self, codec: Codec, global_weights: GlobalWeights) -> None:
         # A codec with feedback rounds to the nearest.
         nearest = copy.copy(codec)
         nearest.feedback = True
-        self._coding = Coding(nearest, weights)
+        self._coding = Coding(nearest, global_weights)
 
     def encode(self, shared: State, draws: Draws) -> CodedState:
         """Return the shared entries as they are read from their message, with the message."""

@@ -113,7 +113,7 @@ class FaultPolicy:
         return "skip" in (self.nonfinite, self.on_error)
 
 
-class SkippedClients(Member):
+class SkipRecord(Member):
     """Records the clients that rounds leave out, and ends a run that skips every client.
 
     Args:
@@ -346,7 +346,7 @@ def check_measured(transforms: Sequence[UpdateTransform], max_norm: float | None
         )
 
 
-class Verdict(NamedTuple):
+class Judgment(NamedTuple):
     """Decision about values that must not become the model.
 
     Args:
@@ -360,7 +360,7 @@ class Verdict(NamedTuple):
     aggregate: str
 
 
-def judge(violations: Sequence[Check], round_idx: int, names: tuple[str, str], max_norm: float | None) -> Verdict:
+def judge(violations: Sequence[Check], round_idx: int, names: tuple[str, str], max_norm: float | None) -> Judgment:
     """Decide who is at fault for values that must not become the model.
 
     Args:
@@ -397,4 +397,4 @@ def judge(violations: Sequence[Check], round_idx: int, names: tuple[str, str], m
                 f"the new global weights must be finite, but {rule} and {server_module} made NaN or infinite values "
                 f"of finite updates in round {round_idx}; lower the rule's step, or take another aggregator"
             )
-    return Verdict(broken=broken, misweighed=misweighed, aggregate=aggregate)
+    return Judgment(broken=broken, misweighed=misweighed, aggregate=aggregate)

@@ -15,8 +15,8 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.types import Member
 
-Factors = list[list[float]]
-"""Factors of the local learning rates, by optimizer and parameter group."""
+GroupValues = list[list[float]]
+"""Rates or their factors, by optimizer and parameter group."""
 
 
 class Plateau(Member):
@@ -33,16 +33,16 @@ class Plateau(Member):
     name = "plateau"
 
     def __init__(self) -> None:
-        self.factors = Factors()
+        self.factors = GroupValues()
         self._entries: list[LRSchedulerConfig] = []
         self._optimizers: list[Optimizer] = []
-        self._initial_rates: Factors = []
+        self._initial_rates: GroupValues = []
         self._saved: dict[str, Any] | None = None
         """The state of a checkpoint, until the next fit begins."""
         self._owner: Any = None
         """The module with the schedulers. None without schedulers."""
 
-    def start(self, client: ClientModule, trainer: Trainer) -> None:
+    def begin_fit(self, client: ClientModule, trainer: Trainer) -> None:
         """Make the server's optimizers and schedulers when a fit begins.
 
         Args:
@@ -114,13 +114,13 @@ class Plateau(Member):
             rank_zero_info(f"ReduceLROnPlateau: after round {round_idx} local learning rates are multiplied by {text}")
             self.factors = factors
 
-    def _rates(self) -> Factors:
+    def _rates(self) -> GroupValues:
         """Return the learning rates of the server's optimizers."""
         return [learning_rates(optimizer) for optimizer in self._optimizers]
 
-    def _relative(self) -> Factors:
+    def _relative(self) -> GroupValues:
         """Return the ratios of the learning rates to the initial rates, or an empty list if all are 1."""
-        factors: Factors = []
+        factors: GroupValues = []
         for rates, initial_rates in zip(self._rates(), self._initial_rates, strict=True):
             pairs = zip(rates, initial_rates, strict=True)
             factors.append([rate / initial if initial else 1.0 for rate, initial in pairs])

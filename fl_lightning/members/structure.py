@@ -14,7 +14,7 @@ from fl_lightning.types import ClientJob, Member, State
 TABLES = ("_parameters", "_buffers", "_modules")
 """Attributes of a module in which torch keeps its parameters, buffers and submodules by name."""
 
-Layout = tuple[torch.Size, torch.dtype, torch.device]
+TensorLayout = tuple[torch.Size, torch.dtype, torch.device]
 """Shape, type and device of a tensor."""
 
 Flags = list[tuple[nn.Parameter, bool]]
@@ -26,17 +26,17 @@ class Structure(Member):
 
     Args:
         client: The client module.
-        weights: The entries of the client module.
+        global_weights: The entries of the client module.
     """
 
     at_client = True
 
-    def __init__(self, client: ClientModule, weights: GlobalWeights) -> None:
+    def __init__(self, client: ClientModule, global_weights: GlobalWeights) -> None:
         self._client = client
-        self._weights = weights
+        self._global_weights = global_weights
         self._entries = State()
         """The tensors of the entries, by all names of each."""
-        self._layout: dict[str, Layout] = {}
+        self._layout: dict[str, TensorLayout] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self._attributes: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = []
         """For every module its attributes, and copies of its `TABLES`."""
@@ -51,12 +51,12 @@ class Structure(Member):
         if self._layout:
             return False
         state = self._client.state_dict(keep_vars=True)
-        for name, (owner, attribute) in self._weights.entries.items():
+        for name, (owner, attribute) in self._global_weights.entries.items():
             self._entries[name] = getattr(owner, attribute)
-        for alias, name in self._weights.tied.items():
+        for alias, name in self._global_weights.tied.items():
             self._entries[alias] = self._entries[name]
         for name, value in self._entries.items():
-            self._layout[name] = layout_of(value)
+            self._layout[name] = tensor_layout(value)
             if isinstance(value, nn.Parameter) and state[name] is value:
                 self._parameters[name] = value
         for module in self._client.modules():
@@ -91,7 +91,7 @@ class Structure(Member):
                     f"the client's parameters must stay the same objects, but {name!r} was replaced; copy the values "
                     f"into it"
                 )
-            if layout_of(value) != layout:
+            if tensor_layout(value) != layout:
                 raise reshaped(name, value, layout)
         if len(state) < len(self._layout):
             for name in self._layout:
@@ -114,7 +114,7 @@ class Structure(Member):
                     del attributes[name]
         for name, value in self._entries.items():
             layout = self._layout[name]
-            if layout_of(value) != layout:
+            if tensor_layout(value) != layout:
                 shape, dtype, device = layout
                 value.data = torch.zeros(shape, dtype=dtype, device=device)
                 value.grad = None
@@ -140,7 +140,7 @@ def restore_table(table: dict[str, Any], contents: dict[str, Any]) -> None:
     refill(table, restored)
 
 
-def reshaped(name: str, value: Tensor, layout: Layout) -> ValueError:
+def reshaped(name: str, value: Tensor, layout: TensorLayout) -> ValueError:
     """Return the error for an entry whose shape, type or device has changed.
 
     Args:
@@ -155,6 +155,6 @@ def reshaped(name: str, value: Tensor, layout: Layout) -> ValueError:
     )
 
 
-def layout_of(value: Tensor) -> Layout:
+def tensor_layout(value: Tensor) -> TensorLayout:
     """Return shape, type and device of a tensor."""
     return value.shape, value.dtype, value.device

@@ -24,7 +24,7 @@ class NonPersistentBuffers(Member):
         keep: `fnmatch` patterns of the buffers that a client keeps in its memory.
 
     Attributes:
-        start: The values before any training, by name. None for a buffer that was not allocated
+        initial: The values before any training, by name. None for a buffer that was not allocated
             then.
         places: The module and the attribute of every buffer, by name.
         kept: Names of the buffers that a client keeps, one for each buffer.
@@ -38,7 +38,7 @@ class NonPersistentBuffers(Member):
 
     def __init__(self, client: nn.Module, keep: tuple[str, ...] = ()) -> None:
         self.client = client
-        self.start: dict[str, Tensor | None] = {}
+        self.initial: dict[str, Tensor | None] = {}
         self.places: dict[str, tuple[nn.Module, str]] = {}
         self._may_add_buffers = runs_foreign_code(client)
         """Whether the first training may add buffers."""
@@ -50,7 +50,7 @@ class NonPersistentBuffers(Member):
             first_name = first_names.setdefault(id(value), name)
             self._first_name[name] = first_name
             # All names of a buffer share one copy.
-            self.start[name] = value.detach().clone() if first_name == name else self.start[first_name]
+            self.initial[name] = value.detach().clone() if first_name == name else self.initial[first_name]
         self.kept: list[str] = []
         for name in buffers:
             matches = any(fnmatchcase(name, pattern) for pattern in keep)
@@ -68,7 +68,7 @@ class NonPersistentBuffers(Member):
         state = self.client.state_dict(keep_vars=True)
         buffers = State()
         for name, value in self.client.named_buffers(remove_duplicate=False):
-            if name in state or name in self.start:
+            if name in state or name in self.initial:
                 continue
             path, _, attribute = name.rpartition(".")
             self.places[name] = (self.client.get_submodule(path), attribute)
@@ -87,7 +87,7 @@ class NonPersistentBuffers(Member):
         """Record the buffers that the first training has added, and keep those that the client has again."""
         if self._may_add_buffers:
             self._may_add_buffers = False
-            self.start.update(dict.fromkeys(self._new_buffers()))
+            self.initial.update(dict.fromkeys(self._new_buffers()))
         if not self.kept:
             return
         memory = State()
@@ -109,18 +109,18 @@ class NonPersistentBuffers(Member):
     def place(self) -> None:
         """Move the values before any training to the device and type of the module's buffers."""
         placed: dict[int, Tensor] = {}
-        for name, value in self.start.items():
+        for name, value in self.initial.items():
             live = self._live(name)
             if value is not None and live is not None:
-                self.start[name] = placed.setdefault(id(value), value.to(live))
+                self.initial[name] = placed.setdefault(id(value), value.to(live))
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Use the values of a checkpoint as the values before any training, also in the module."""
         for name, value in state.items():
-            start = self.start.get(name)
-            if start is not None and start.shape == value.shape:
-                start.copy_(value)
+            initial = self.initial.get(name)
+            if initial is not None and initial.shape == value.shape:
+                initial.copy_(value)
         self.set_back({})
 
     def set_back(self, kept: State) -> None:
@@ -135,7 +135,7 @@ class NonPersistentBuffers(Member):
         clones: dict[int, Tensor] = {}
         for name, (owner, attribute) in self.places.items():
             first_name = self._first_name.get(name, name)
-            value = kept.get(first_name, self.start[name])
+            value = kept.get(first_name, self.initial[name])
             if value is None:
                 setattr(owner, attribute, None)
                 continue
@@ -145,7 +145,7 @@ class NonPersistentBuffers(Member):
 
     def state_dict(self, mark: Any = None) -> State:
         """Return the values before any training, without buffers that were not allocated."""
-        return {name: value for name, value in self.start.items() if value is not None}
+        return {name: value for name, value in self.initial.items() if value is not None}
 
 
 class ExtraStates(Member):

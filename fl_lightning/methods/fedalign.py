@@ -63,10 +63,10 @@ def aligned(ce: Tensor, narrow: Tensor, full: Tensor, mu: float) -> Tensor:
     return mu * scale.where(scale.isfinite(), 0.0) * gap
 
 
-def kept(channels: int, width: float) -> int:
+def kept_channels(channels: int, width: float) -> int:
     """Round width · c to the nearest multiple of 8, at least 8 and at most c, but to a whole number below 16 channels.
 
-    >>> [kept(channels, 0.25) for channels in (256, 80, 24, 16, 12, 1)]
+    >>> [kept_channels(channels, 0.25) for channels in (256, 80, 24, 16, 12, 1)]
     [64, 24, 8, 8, 3, 1]
     """
     if channels < 16:
@@ -79,7 +79,7 @@ def narrowed(block: nn.Module, width: float, inputs: int | None = None) -> State
 
     Args:
         block: of Linear, Conv2d (ungrouped) and BatchNorm layers, and others without parameters.
-        width: in (0, 1]; `kept` rounds.
+        width: in (0, 1]; `kept_channels` rounds.
         inputs: channels of the block's own input where that stays whole; the layers that read it are told by this
             number. None: the input is made narrow as all else.
 
@@ -91,7 +91,7 @@ def narrowed(block: nn.Module, width: float, inputs: int | None = None) -> State
     for name, layer in block.named_modules():
         tensors = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
         for entry, value in tensors:
-            cut = value[: kept(len(value), width)] if value.ndim else value
+            cut = value[: kept_channels(len(value), width)] if value.ndim else value
             reads_input = value.ndim > 1 and value.shape[1] == inputs
             if reads_input and made_before:
                 raise ValueError(
@@ -101,7 +101,7 @@ def narrowed(block: nn.Module, width: float, inputs: int | None = None) -> State
                 )
             made_before = made_before or (value.ndim > 1 and value.shape[0] == inputs)
             if value.ndim > 1 and not reads_input:
-                cut = cut[:, : kept(value.shape[1], width)]
+                cut = cut[:, : kept_channels(value.shape[1], width)]
             buffer = not isinstance(value, nn.Parameter)
             narrow[f"{name}.{entry}".lstrip(".")] = cut.clone() if buffer else cut  # the forward changes statistics
     return narrow
@@ -164,7 +164,7 @@ class FedAlign(ClientModule):
             outer = last(inner)
             logits = self.built_net.head(after(outer))
             inner, whole = inner.detach(), inner.shape[1]
-            fewer = inner[:, : kept(whole, self.width)] if self.narrow_input else inner
+            fewer = inner[:, : kept_channels(whole, self.width)] if self.narrow_input else inner
             entries = narrowed(last, self.width, None if self.narrow_input else whole)
             narrow = functional_call(last, entries, (fewer,))
         ce = cross_entropy(logits, y)

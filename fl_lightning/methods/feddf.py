@@ -19,7 +19,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import kl_divergence
 from fl_lightning.functional.state import to_float32
 from fl_lightning.types import ClientUpdate, State
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
@@ -127,7 +127,7 @@ class FedDFServer(ServerModule):
             ((x, _),) = map(self.client.transferred, proxy.batches([rows], None))
             with torch.enable_grad():
                 logits = self.predict(student, x)
-                loss = kl_divergence(logits, target[to_device(rows, target.device)], self.temperature)
+                loss = kl_divergence(logits, target[copy_to_device(rows, target.device)], self.temperature)
                 gradients = torch.autograd.grad(loss, [*trained.values()], allow_unused=True)
             for parameter, gradient in zip(trained.values(), gradients, strict=True):
                 parameter.grad = gradient

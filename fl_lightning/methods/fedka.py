@@ -19,12 +19,12 @@ from fl_lightning.client.modes import evaluating, mixes_samples
 from fl_lightning.functional.classes import ClassSplit, class_split
 from fl_lightning.functional.state import to_float32
 from fl_lightning.types import Batch, Broadcast, ClientData
-from fl_lightning.utils.devices import to_device
+from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.settings import check_at_least, check_choice
 
-Source = Literal["shared", "local"]
+TransferSource = Literal["shared", "local"]
 Columns = Literal["dropped", "all"]
-SPLITS: dict[Source, str] = {"shared": "shared", "local": "train"}
+SPLITS: dict[TransferSource, str] = {"shared": "shared", "local": "train"}
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,17 @@ class Anchor:
     """One sample of the shared set or of the client's own, by its position there."""
 
     label: int
-    source: Source
+    source: TransferSource
     index: int
 
 
-def anchor_plan(split: ClassSplit, use_missing: bool = True, use_non_dominant: bool = True) -> dict[int, Source]:
+def anchor_plan(
+    split: ClassSplit, use_missing: bool = True, use_non_dominant: bool = True
+) -> dict[int, TransferSource]:
     """Choose the source of each class's anchor: missing classes `shared`, non-dominant ones `local`."""
-    sources: dict[int, Source] = {k: "shared" for k in split.missing.nonzero().flatten().tolist() if use_missing}
+    sources: dict[int, TransferSource] = {
+        k: "shared" for k in split.missing.nonzero().flatten().tolist() if use_missing
+    }
     sources |= {k: "local" for k in split.non_dominant.nonzero().flatten().tolist() if use_non_dominant}
     return dict(sorted(sources.items()))
 
@@ -128,7 +132,9 @@ class FedKA(ClientModule):
         self.use_non_dominant = use_non_dominant
         self.columns = columns
 
-    def draw_anchors(self, plan: dict[int, Source], samples: dict[Source, Batch], local: ClientData) -> list[Anchor]:
+    def draw_anchors(
+        self, plan: dict[int, TransferSource], samples: dict[TransferSource, Batch], local: ClientData
+    ) -> list[Anchor]:
         """Draw this round's anchors of a client, at most `max_anchors`.
 
         A study may override it.
@@ -191,7 +197,7 @@ class FedKA(ClientModule):
             x[: len(rows)] = rows
         self.round_buffer("anchors", x)
         self.round_buffer("valid", torch.arange(len(x), device=x.device) < len(rows))
-        self.round_buffer("kept", to_device(kept_columns(split, self.columns), x.device))
+        self.round_buffer("kept", copy_to_device(kept_columns(split, self.columns), x.device))
         self.round_buffer("received", self.anchor_logits(x).detach())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

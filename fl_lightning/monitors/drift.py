@@ -41,7 +41,7 @@ class DriftMonitor(Monitor):
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self.open_table(trainer, "drift.csv", ("client", "drift", "weight_divergence", "distribution_distance"))
-        size = sum(value.numel() for value in loop.weights.live(loop.weights.trainable).values())
+        size = sum(value.numel() for value in loop.global_weights.live(loop.global_weights.trainable).values())
         kinds = {"train/drift_diversity": DriftDiversity, "train/gradient_diversity": GradientDiversity}
         self._moves = MetricCollection({n: kind(size) for n, kind in kinds.items()}).to(loop.device) if size else None
 

@@ -71,10 +71,10 @@ class FeatureProbe(Monitor):
             return
         models: dict[str, Tensor] = {}
         received = [values["received"] for values in measured.values() if "received" in values]
-        if received and loop.weights.shared:
+        if received and loop.global_weights.shared:
             models["received"] = received[0]
         models |= {f"client {client_id}": values["trained"] for client_id, values in measured.items()}
-        if loop.weights.shared:
+        if loop.global_weights.shared:
             models["aggregate"] = self._features(loop, ("aggregate", trainer.current_epoch))
         inspection = loop.evaluation.inspection
         at = f"{trainer.current_epoch:05d}"

@@ -83,7 +83,7 @@ class LossLandscape(Monitor):
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Measure the new global model."""
-        if loop.weights.shared:
+        if loop.global_weights.shared:
             landscape = self._measure(loop, -1)
             first, second = landscape["eigenvalues"].tolist()
             add_to_row(loop, {"global/hessian/1": first, "global/hessian/2": second})

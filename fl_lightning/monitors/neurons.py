@@ -81,7 +81,7 @@ class NeuronActivations(Monitor):
         trained = [values["trained"] for values in measured.values()]
         if len({preferences.shape for preferences in trained}) == 1:
             arrays["trained"] = torch.stack(trained)
-        if loop.weights.shared:
+        if loop.global_weights.shared:
             moment = ("aggregate", trainer.current_epoch)
             arrays["aggregate"] = self._preferences(loop.evaluation.inspection, moment)[0]
             alignment = float(weight_alignment(arrays["received"], arrays["aggregate"]))

@@ -11,7 +11,7 @@ from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, by_name, chosen, unique
 from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import Numbers, draw_line
-from fl_lightning.reports.results import LAST
+from fl_lightning.reports.results import LAST_ROUNDS
 
 Line = tuple[list[int], Numbers, Numbers | None]
 """Rounds, (T,), mean and deviation, (T,)."""
@@ -91,7 +91,7 @@ class Curves(Drawing):
         """Describe the ends of the lines."""
         parts: dict[str, dict[str, float]] = {}
         for (row, column, name), (_, mean, _) in lines.items():
-            parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = float(mean[-LAST:].mean())
+            parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = float(mean[-LAST_ROUNDS:].mean())
         values = "; ".join(": ".join(filter(None, (panel, by_name(ends, "{:.3g}")))) for panel, ends in parts.items())
         band = "clients" if self.clients else "seeds"
         shaded = any(std is not None for _, _, std in lines.values())

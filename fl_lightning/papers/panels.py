@@ -118,7 +118,7 @@ def draw_maps(
         figures.label_places(place.yaxis, row_names, 20)
         if numbers:
             figures.separate(place, table.shape[1], table.shape[0])
-            figures.write_cells(place, table, (low + high) / 2, 6)
+            figures.write_counts(place, table, (low + high) / 2, 6)
     for place in axes.ravel()[len(maps) :]:
         place.set_axis_off()
     for place in axes[-1]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from fl_lightning.functional.summary import Interval, speed_up, welch_difference
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, beginning, rounds_of, unique
 from fl_lightning.reports.comparison_tables import decimal, difference_text, spread
-from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.results import HEADINGS, in_percent, paired, rounds_until, statistics_of
 from fl_lightning.reports.saved import SavedRun
 from fl_lightning.runs.value_names import is_lower_better
@@ -146,7 +146,7 @@ class PaperTable(Drawing):
         return [measure if isinstance(measure, str) else measure.key for measure in self.keys.values()]
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        content = Content(self, series)
+        content = TableContent(self, series)
         rows = [
             content.row(measure, case, method)
             for measure in content.measures
@@ -157,7 +157,7 @@ class PaperTable(Drawing):
         return Drawn(Table("", content.header(), rows), " ".join(content.sentences()))
 
 
-class Content:
+class TableContent:
     """The content of a table: what is published, and what the runs reached.
 
     Args:
@@ -262,7 +262,7 @@ class Content:
         baseline = [f"ours − {self.table.baseline}"] * bool(self.table.baseline)
         return ["", "paper", *ours, "ours − paper", *baseline, "seeds × rounds"]
 
-    def row(self, name: str, case: str, method: str) -> list[Cell]:
+    def row(self, name: str, case: str, method: str) -> list[TableCell]:
         """Write the cells of a row."""
         measure = self.measures[name]
         statistics = self.table.statistics if measure.is_plain else self.table.statistics[:1]
@@ -284,7 +284,7 @@ class Content:
             known = [seed for seed in first if math.isfinite(first[seed]) and math.isfinite(base.get(seed, math.inf))]
             some = f" ({len(known)} of {len(first)})" if difference != "–" and len(known) < len(first) else ""
             texts.append(difference + some)
-        return list(map(Cell, [*texts, self.runs_of(case, method)]))
+        return list(map(TableCell, [*texts, self.runs_of(case, method)]))
 
     def is_whole(self, case: str, method: str) -> bool:
         """False for the first rounds of longer runs."""

@@ -62,7 +62,7 @@ def curve_text(curve: dict[int, float]) -> str:
     return " ".join(f"{curve.get(t, math.nan):.{DIGITS}g}" for t in range(max(curve, default=-1) + 1))
 
 
-def rows_of(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
+def csv_rows(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
     """Read the rows of a csv file by column, none where there is no file.
 
     Args:
@@ -91,7 +91,7 @@ def read_stored(path: Path) -> list[Series]:
     Raises:
         ValueError: a line cannot be read.
     """
-    lines = rows_of(path, COLUMNS)
+    lines = csv_rows(path, COLUMNS)
     series = list[Series]()
     for method, case in dict.fromkeys((line["method"], line["case"]) for line in lines):
         alike = [line for line in lines if (line["method"], line["case"]) == (method, case)]

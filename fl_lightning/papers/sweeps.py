@@ -10,13 +10,13 @@ import numpy as np
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, unique
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
-from fl_lightning.reports.result_tables import Cell, Mark, Table
-from fl_lightning.reports.results import LAST, rounds_until
+from fl_lightning.reports.result_tables import Mark, Table, TableCell
+from fl_lightning.reports.results import LAST_ROUNDS, rounds_until
 from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.text import drawable
 
 
-def ends(runs: Series, key: str, last: int = LAST) -> Numbers:
+def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:
     """Return the mean of the last values of each run, shape (S,). It is NaN if there are no values."""
     _, values = runs.group.curves(key)
     if not values.size:
@@ -57,7 +57,7 @@ class Sweep(Drawing):
     xlabel: str
     value: str = "accuracy (%)"
     scale: float = 100.0
-    last: int = LAST
+    last: int = LAST_ROUNDS
     levels: Mapping[str, Mapping[str, str]] | None = None
     groups: Mapping[str, Mapping[str, str]] | None = None
 
@@ -152,7 +152,7 @@ class EndTable(Drawing):
 
     keys: Mapping[str, str]
     scale: float = 100.0
-    last: int = LAST
+    last: int = LAST_ROUNDS
     cases_as_columns: bool = False
 
     def log_keys(self) -> list[str]:
@@ -168,7 +168,7 @@ class EndTable(Drawing):
                 values_by_row.setdefault(row, {})[case, name] = self.scale * ends(runs, key, self.last)
         for values in values_by_row.values():
             columns |= dict.fromkeys(values)
-        cells = {row: [Cell(row)] for row in values_by_row}
+        cells = {row: [TableCell(row)] for row in values_by_row}
         for column in columns:
             for row, cell in self._column(values_by_row, column).items():
                 cells[row].append(cell)
@@ -183,7 +183,7 @@ class EndTable(Drawing):
 
     def _column(
         self, values_by_row: Mapping[str, Mapping[tuple[str, str], Numbers]], column: tuple[str, str]
-    ) -> dict[str, Cell]:
+    ) -> dict[str, TableCell]:
         """Write the cells of one column, the best one in bold."""
         missing = np.array([np.nan])
         values = {row: of_row.get(column, missing) for row, of_row in values_by_row.items()}
@@ -196,7 +196,7 @@ class EndTable(Drawing):
         cells = {}
         for row, mean in means.items():
             mark: Mark = "bold" if mean == best else ""
-            cells[row] = Cell(text_of(values[row]), mark)
+            cells[row] = TableCell(text_of(values[row]), mark)
         return cells
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fl_lightning.functional.summary import Interval
-from fl_lightning.reports.result_tables import Cell, Mark, Table
+from fl_lightning.reports.result_tables import Mark, Table, TableCell
 from fl_lightning.reports.results import (
     AFTER,
     COSTS,
@@ -23,25 +23,25 @@ from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.text import write_cells
 
 
-def table_of(comparison: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> Table:
     """Lay a comparison out: a row for each group, the best mean of each statistic marked."""
     results = comparison.results
     names = list(dict.fromkeys(name for stats in results.values() for name in stats))
-    names.sort(key=order)
+    names.sort(key=column_order)
     marks = {name: marks_of(comparison, name) for name in names if is_statistic(name)}
     rows = []
     for label, stats in results.items():
-        row = [Cell(label)]
+        row = [TableCell(label)]
         for name in names:
-            row.append(Cell(text_of(comparison, label, name), marks.get(name, {}).get(label, "")))
+            row.append(TableCell(cell_text(comparison, label, name), marks.get(name, {}).get(label, "")))
             if name == "final" and len(results) > 1:
-                row.append(Cell(difference_text(stats.get(name, Result({})).difference, writer(comparison.key))))
+                row.append(TableCell(difference_text(stats.get(name, Result({})).difference, writer(comparison.key))))
         rows.append(row)
     header = ["method"]
     for name in names:
         header.append(heading(comparison, name))
         header += [f"final − {comparison.baseline}'s"] * (name == "final" and len(results) > 1)
-    return Table(title_of(comparison), header, rows, note_of(comparison))
+    return Table(comparison_title(comparison), header, rows, note_of(comparison))
 
 
 def is_statistic(name: str) -> bool:
@@ -49,7 +49,7 @@ def is_statistic(name: str) -> bool:
     return name in STATISTICS or name.startswith(AFTER)
 
 
-def order(name: str) -> tuple[int, int]:
+def column_order(name: str) -> tuple[int, int]:
     """Key that sorts columns: statistics, values after some rounds, further columns."""
     if name.startswith(AFTER):
         return 1, int(name.removeprefix(AFTER))
@@ -65,7 +65,7 @@ def heading(comparison: Comparison, name: str) -> str:
     return {"speed_up": "speed-up", **HEADINGS}.get(name, f"{name} round{'s' * (name != 'after 1')}")
 
 
-def text_of(comparison: Comparison, label: str, name: str) -> str:
+def cell_text(comparison: Comparison, label: str, name: str) -> str:
     """Write the cell of a group: mean ± deviation, and what a round costs beside the baseline's."""
     result = comparison.results[label].get(name)
     if result is None:
@@ -92,7 +92,7 @@ def marks_of(comparison: Comparison, name: str) -> dict[str, Mark]:
     return {label: "bold" if is_clear else "underlined" for label in ranked if column[label].mean == best.mean}
 
 
-def title_of(comparison: Comparison) -> str:
+def comparison_title(comparison: Comparison) -> str:
     """Name metric, scope, unit and case."""
     unit = ", %" if in_percent(comparison.key) else ""
     return "; ".join(filter(None, (scope_of(comparison.key) + unit, comparison.case)))

@@ -56,7 +56,7 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     label_places(axes.yaxis, class_names, MOST_LABELS)
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
-        write_cells(axes, table.T, 0.3 * float(table.max(initial=1)))
+        write_counts(axes, table.T, 0.3 * float(table.max(initial=1)))
     draw_totals(figure.add_subplot(grid[0, 0], sharex=axes), table.sum(1), "x")
     draw_totals(figure.add_subplot(grid[1, 1], sharey=axes), table.sum(0), "y")
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 2]), label="samples of the class at the client")
@@ -71,7 +71,7 @@ def read_counts(counts: ArrayLike, class_names: Sequence[str]) -> tuple[np.ndarr
     """
     table = np.asarray(counts, dtype=np.float64)
     num_clients, num_classes = table.shape
-    check_names(class_names, num_classes)
+    check_class_names(class_names, num_classes)
     sizes = f"{num_clients} client{'s' * (num_clients != 1)}, {num_classes} classes"
     return table, f"{int(table.sum()):,} training samples, {sizes}"
 
@@ -180,7 +180,7 @@ def plot_classwise(
     """
     table = 100 * np.asarray(history, dtype=np.float64)
     num_rounds, num_classes = table.shape
-    check_names(class_names, num_classes)
+    check_class_names(class_names, num_classes)
     if not num_rounds:
         raise ValueError("plot_classwise needs at least one round, got none; run a round with validation first")
     x = np.arange(num_rounds) if rounds is None else np.asarray(rounds)
@@ -232,7 +232,7 @@ def in_legend(name: str) -> str:
     return f" {name}" if name.startswith("_") else name
 
 
-def check_names(class_names: Sequence[str], num_classes: int) -> None:
+def check_class_names(class_names: Sequence[str], num_classes: int) -> None:
     """Refuse names that are not one per class."""
     if len(class_names) != num_classes:
         raise ValueError(f"class_names needs one name per class ({num_classes}), got {len(class_names)}")
@@ -273,7 +273,7 @@ def separate(axes: Axes, columns: int, rows: int) -> None:
         axes.tick_params(which="minor", length=0)
 
 
-def write_cells(axes: Axes, table: Numbers, dark: float, size: float = 6.5) -> None:
+def write_counts(axes: Axes, table: Numbers, dark: float, size: float = 6.5) -> None:
     """Write counts other than 0 into the cells, in letters of so many points, white from `dark` on."""
     for row, column in zip(*np.nonzero(table), strict=True):
         value = table[row, column]

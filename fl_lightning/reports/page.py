@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.reports.result_tables import Table, as_html, shown
+from fl_lightning.reports.result_tables import Table, as_html, escaped
 from fl_lightning.utils.files import write_file
 
 if TYPE_CHECKING:
@@ -90,15 +90,15 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     page = (
         "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-        f"<title>{shown(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<h1>{shown(title)}</h1>\n{body}\n</body>\n</html>\n"
+        f"<title>{escaped(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<h1>{escaped(title)}</h1>\n{body}\n</body>\n</html>\n"
     )
     write_file(path, page)
 
 
 def section_html(section: Section) -> str:
     """Write a section, with figures that follow each other side by side where there is room."""
-    lines = [f"<section>\n<h2>{shown(section.title)}</h2>"]
+    lines = [f"<section>\n<h2>{escaped(section.title)}</h2>"]
     within = False
     for part in section.parts:
         if isinstance(part, Picture) != within:
@@ -109,7 +109,7 @@ def section_html(section: Section) -> str:
         elif isinstance(part, Table):
             lines.append(as_html(part))
         else:
-            lines.append(f"<p{' class=warning' * part.startswith(WARNING)}>{shown(part)}</p>")
+            lines.append(f"<p{' class=warning' * part.startswith(WARNING)}>{escaped(part)}</p>")
     return "\n".join([*lines, "</div>" * within, "</section>"])
 
 
@@ -120,7 +120,7 @@ WARNING = "Note: "
 def picture_html(picture: Picture) -> str:
     """Write a figure with its picture inside."""
     encoded = base64.b64encode(drawn(picture.figure, "svg")).decode("ascii")
-    caption = shown(picture.caption)
+    caption = escaped(picture.caption)
     image = f"<img alt='{caption}' src='data:image/svg+xml;base64,{encoded}'>"
     if picture.wide:
         return f"<figure class='wide'><div class='scroll'>{image}</div><figcaption>{caption}</figcaption></figure>"

@@ -11,11 +11,11 @@ import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
-from fl_lightning.reports.comparison_tables import spread, table_of, writer
+from fl_lightning.reports.comparison_tables import comparison_table, spread, writer
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
-from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.results import compare, in_percent, known_metrics, scope_of, statistics_of
 from fl_lightning.reports.saved import CLASSIFICATION, Counts, Group, data_differences, differing, read_columns
 from fl_lightning.reports.terminal import AVERAGES
@@ -142,7 +142,7 @@ def results_of(groups: Sequence[Group], tables: Sequence[Table] | None, notes: S
         warning = f"these runs differ in their data or cohorts, so their values do not make one table: {names}."
         return [WARNING + warning, *notes, *(tables or [])]
     if tables is None:
-        tables = [table_of(compare(groups, key, groups[0].label)) for key in known_metrics(groups)]
+        tables = [comparison_table(compare(groups, key, groups[0].label)) for key in known_metrics(groups)]
     return [*notes, *tables]
 
 
@@ -195,9 +195,9 @@ def privacy_of(groups: Sequence[Group]) -> list[Table | str]:
     return [Table("Differential privacy", header=header, rows=rows, note=note)]
 
 
-def cells(texts: Iterable[str]) -> list[Cell]:
+def cells(texts: Iterable[str]) -> list[TableCell]:
     """Make a row of a table."""
-    return [Cell(text) for text in texts]
+    return [TableCell(text) for text in texts]
 
 
 def file_stem(key: str) -> str:

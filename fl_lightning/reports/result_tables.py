@@ -21,7 +21,7 @@ Mark = Literal["", "bold", "underlined"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell has a text, which the eye should find where it has a mark."""
 
     text: str
@@ -41,14 +41,14 @@ class Table:
 
     title: str
     header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
     note: str = ""
 
 
 def as_markdown(table: Table) -> str:
     r"""Write a table as Markdown.
 
-    >>> print(as_markdown(Table("Accuracy", ["method", "final"], [[Cell("A|B"), Cell("1 ± 0", "bold")]])))
+    >>> print(as_markdown(Table("Accuracy", ["method", "final"], [[TableCell("A|B"), TableCell("1 ± 0", "bold")]])))
     **Accuracy**
     <BLANKLINE>
     | method | final |
@@ -57,31 +57,31 @@ def as_markdown(table: Table) -> str:
     <BLANKLINE>
     """
 
-    def text(cell: Cell) -> str:
+    def text(cell: TableCell) -> str:
         before, after = {"": ("", ""), "bold": ("**", "**"), "underlined": ("<u>", "</u>")}[cell.mark]
         return f"{before}{markdown(cell.text)}{after}"
 
     ruler = ["---", *["---:"] * (len(table.header) - 1)]
     lines = [[*map(markdown, table.header)], ruler, *([*map(text, row)] for row in table.rows)]
     body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    title = f"**{one_line(table.title)}**\n\n" if table.title else ""
-    return title + body + (f"\n{one_line(table.note)}\n" if table.note else "")
+    title = f"**{printable_line(table.title)}**\n\n" if table.title else ""
+    return title + body + (f"\n{printable_line(table.note)}\n" if table.note else "")
 
 
-def one_line(text: str) -> str:
+def printable_line(text: str) -> str:
     """Put a text into one line, without what cannot be seen."""
     return printable(" ".join(text.splitlines()))
 
 
 def markdown(text: str) -> str:
     """Write the text of a cell so that it ends neither the cell nor the row."""
-    return one_line(text).replace("\\", "\\\\").replace("|", "\\|")
+    return printable_line(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def as_latex(table: Table) -> str:
     r"""Write a table as LaTeX, for the package booktabs.
 
-    >>> print(as_latex(Table("50 % of", ["method", "final"], [[Cell("A_1"), Cell("1 ± 0", "bold")]])))
+    >>> print(as_latex(Table("50 % of", ["method", "final"], [[TableCell("A_1"), TableCell("1 ± 0", "bold")]])))
     \begin{table}
       \centering
       \caption{50 \% of}
@@ -108,16 +108,16 @@ def as_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Write text so that LaTeX shows it as it is."""
-    text = "".join(LATEX.get(letter, letter) for letter in one_line(text))
+    text = "".join(LATEX.get(letter, letter) for letter in printable_line(text))
     return f"{{}}{text}" if text.startswith(("[", "*")) else text  # which after a row's end would be its option
 
 
 def unbroken(text: str) -> str:
     """Escape a text, which is not broken into lines where it is short."""
-    return shown(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
+    return escaped(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
 
 
-def shown(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape a text for a page."""
     return escape(printable(text, keep="\n"))
 
@@ -125,20 +125,22 @@ def shown(text: str) -> str:
 def as_html(table: Table) -> str:
     """Write a table as HTML, in a frame that scrolls where the table is wider than the page.
 
-    >>> page = as_html(Table("", ["", ""], [[Cell("A<B"), Cell("1", "bold")]]))
+    >>> page = as_html(Table("", ["", ""], [[TableCell("A<B"), TableCell("1", "bold")]]))
     >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in page
     True
     """
-    head = "".join(f"<th scope='col'>{shown(name)}</th>" for name in table.header)
+    head = "".join(f"<th scope='col'>{escaped(name)}</th>" for name in table.header)
     rows = []
     for name, *cells in table.rows:
         tags = ({"": "", "bold": "b", "underlined": "u"}[cell.mark] for cell in cells)
         marked = zip(tags, (unbroken(cell.text) for cell in cells), strict=True)
         texts = [f"<{tag}>{text}</{tag}>" if tag else text for tag, text in marked]
-        rows.append(f"<tr><th scope='row'>{shown(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>")
-    note = f"<p class='note'>{shown(table.note)}</p>" if table.note else ""
+        rows.append(
+            f"<tr><th scope='row'>{escaped(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>"
+        )
+    note = f"<p class='note'>{escaped(table.note)}</p>" if table.note else ""
     body = "\n".join(rows)
     return (
-        f"<h3>{shown(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
+        f"<h3>{escaped(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
         f"<tbody>{body}</tbody></table></div>{note}\n"
     )

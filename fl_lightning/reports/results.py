@@ -13,7 +13,7 @@ from fl_lightning.runs.value_names import is_accuracy, is_lower_better
 
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
 STATISTICS = tuple(HEADINGS)
-LAST = 5
+LAST_ROUNDS = 5
 AFTER = "after "
 """Beginning of the name of a statistic: the value after some rounds."""
 
@@ -176,7 +176,7 @@ def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
     if not values:
         return {}
     statistics = {"final": values[-1]}
-    if len(values) >= LAST:
+    if len(values) >= LAST_ROUNDS:
         statistics["last five"] = mean_of_last(values)
     if key.endswith("forgetting"):  # 0 before anything was learnt
         return statistics
@@ -185,7 +185,7 @@ def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
 
 def mean_of_last(values: Sequence[float]) -> float:
     """Average the last five values, or all where there are fewer."""
-    last = values[-LAST:]
+    last = values[-LAST_ROUNDS:]
     try:
         return math.fsum(last) / len(last)
     except (ValueError, OverflowError):  # infinite, or too large to be added

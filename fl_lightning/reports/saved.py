@@ -14,7 +14,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from fl_lightning.federation.identity import Difference, Settings, below, differences, flat
+from fl_lightning.federation.identity import DIGESTS, Difference, Settings, below, differences, flat
 from fl_lightning.metrics.history import History
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
@@ -41,9 +41,6 @@ TIMES = "times.csv"
 
 SEEDS = ("seed_everything", "model.seed", "data.seed", "data.sampling_seed")
 """Settings in which the runs of one group may differ."""
-
-DIGESTS = ("data.clients", "data.labels")
-"""Settings of the data that are digests, known from checkpoints only."""
 
 POOLED = "data.pooled"
 """Setting of a reference that has the samples of all clients at one place."""

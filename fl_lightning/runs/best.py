@@ -61,7 +61,7 @@ class BestCheckpoint(ModelCheckpoint):
             return
         logged = trainer.callback_metrics
         (alma,) = pl_module.parts.marked({"local/alma": 0.0})
-        key = alma if pl_module.weights.own_models else pl_module.final_key
+        key = alma if pl_module.global_weights.own_models else pl_module.final_key
         if self.monitor is None and key in logged:
             self._watch(key)
             if pl_module.client.module is not None:

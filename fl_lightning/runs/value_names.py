@@ -6,7 +6,7 @@ ERRORS = ("forgetting", "loss", "error", "mse", "mae", "mape", "perplexity", "nl
 LOWER = (*ERRORS, "distance", "divergence", "drift", "epsilon")
 """Ends of keys, in lower case, whose values are better where they are lower."""
 
-COSTS = ("cost/", "comm/")
+COST_PREFIXES = ("cost/", "comm/")
 """Beginnings of such keys."""
 
 
@@ -29,7 +29,7 @@ def is_lower_better(key: str) -> bool:
     [True, True]
     """
     name = key.partition("/dataloader_idx_")[0]
-    return is_loss(name) or name.lower().endswith(LOWER) or name.startswith(COSTS)
+    return is_loss(name) or name.lower().endswith(LOWER) or name.startswith(COST_PREFIXES)
 
 
 def is_value(name: str) -> bool:

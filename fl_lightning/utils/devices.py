@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device, to a GPU through pinned memory: the host goes on meanwhile.
 
-    >>> to_device(torch.tensor([1, 2]), torch.device("cpu"))
+    >>> copy_to_device(torch.tensor([1, 2]), torch.device("cpu"))
     tensor([1, 2])
     """
     if tensor.device == device:

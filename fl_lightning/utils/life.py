@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 
-class Sign(NamedTuple):
+class SignOfLife(NamedTuple):
     """Activity of a process at its latest sign of life.
 
     Args:
@@ -62,9 +62,9 @@ class Life:
             self.waits -= 1
             self.count += 1
 
-    def sign(self) -> Sign:
+    def sign(self) -> SignOfLife:
         """Describe what the process is doing now."""
-        return Sign(self.count, self.waits > 0, self.client_id, self.round_idx)
+        return SignOfLife(self.count, self.waits > 0, self.client_id, self.round_idx)
 
 
 LIFE = Life()

@@ -28,8 +28,8 @@ class Staging:
         self._begin = begin or begin_copy
 
     def begin(self, batch: Any) -> Begun:
-        """Begin the copy of a batch, or give it as it is where `is_plain` does not hold."""
-        return self._begin(batch, self.device) if is_plain(batch) else lambda: batch
+        """Begin the copy of a batch, or give it as it is where `holds_host_tensors` does not hold."""
+        return self._begin(batch, self.device) if holds_host_tensors(batch) else lambda: batch
 
     def __call__(self, batch: Any) -> Any:
         """Copy a batch that is used at once."""
@@ -56,10 +56,10 @@ class Staging:
         try:
             yield from map(self.begin, batches)
         except Exception as error:
-            yield partial(fail, error)
+            yield partial(raise_error, error)
 
 
-def fail(error: Exception) -> None:
+def raise_error(error: Exception) -> None:
     """Raise an error that came earlier."""
     raise error
 
@@ -74,18 +74,20 @@ def fits(num_bytes: int, device: torch.device) -> bool:
     return device.type != "cuda" or num_bytes <= LARGEST_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
-def is_plain(pytree: Any) -> bool:
+def holds_host_tensors(pytree: Any) -> bool:
     """Tell whether a batch holds dense tensors of the host, beside numbers and texts, in lists, tuples and dicts.
 
     Other types are moved by their own code, since they may hold tensors that cannot be found from outside.
 
-    >>> is_plain([torch.zeros(2), {"y": torch.zeros(2), "name": "a"}]), is_plain(torch.eye(2).to_sparse())
-    (True, False)
+    >>> holds_host_tensors([torch.zeros(2), {"y": torch.zeros(2), "name": "a"}])
+    True
+    >>> holds_host_tensors(torch.eye(2).to_sparse())
+    False
     """
     if type(pytree) is Tensor:
         return pytree.layout is torch.strided and pytree.device.type == "cpu"
     if type(pytree) in (list, tuple, dict):
-        return all(map(is_plain, pytree.values() if type(pytree) is dict else pytree))
+        return all(map(holds_host_tensors, pytree.values() if type(pytree) is dict else pytree))
     return pytree is None or isinstance(pytree, str | bytes | int | float)
 
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from fl_lightning.cli.configs import names
+from fl_lightning.cli.configs import config_names
 from tests.commands import refusal, say
 
 pytest.importorskip("shtab")
@@ -51,7 +51,7 @@ def script(tmp_path_factory):
         ("compare --baseline SCAF", ["SCAFFOLD"]),
         ("test --ckpt", ["--ckpt_path"]),
         ("fit -c experiment/digits_fedn", ["experiment/digits_fednova", "experiment/digits_fedntd"]),
-        ("configs data/", [name for name in names() if name.startswith("data/")]),
+        ("configs data/", [name for name in config_names() if name.startswith("data/")]),
         ("methods --output ", ["md", "csv", "json"]),
         ("new ", ["method", "rule", "partition", "monitor", "module"]),
         ("new method FedLS --o", ["--output"]),

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from fl_lightning.cli.configs import names
+from fl_lightning.cli.configs import config_names
 from tests.commands import CONFIGS, refusal, run_in, say
 
 TINY = "--model.local_epochs 1 --model.max_local_steps 1 --trainer.max_epochs 1 --trainer.enable_progress_bar false"
@@ -75,7 +75,7 @@ def test_yaml_in_place_of_a_file():
 def test_the_list_has_every_file_with_what_it_is():
     said = say("configs")
     found = [line.split(maxsplit=1) for line in said.out.splitlines()]
-    assert [name for name, _ in found] == names()
+    assert [name for name, _ in found] == config_names()
     assert len(found) == len(list(CONFIGS.rglob("*.yaml")))
     assert all(re.search(r"[.!]$", title) for _, title in found), found
     of_data = [line.split()[0] for line in say("configs data").out.splitlines()]

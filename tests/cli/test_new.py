@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.cli.new import KINDS, files_of
+from fl_lightning.cli.new import KINDS, template_files
 from tests.commands import refusal, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def test_what_it_writes_is_clean_and_named(kind, folder):
     assert said.code == 0, said
     assert {path.name for path in Path("there").iterdir()} == {"myfirst.py", "myfirst.yaml", "test_myfirst.py"}
     assert "class MyFirst(" in Path("there/myfirst.py").read_text(encoding="utf-8")
-    assert not re.search("new_?" + kind, "".join(files_of(kind, "MyFirst").values()), re.IGNORECASE)
+    assert not re.search("new_?" + kind, "".join(template_files(kind, "MyFirst").values()), re.IGNORECASE)
     ruff = [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), "--ignore", "D103,ANN"]
     checked = subprocess.run([*ruff, "there"], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout

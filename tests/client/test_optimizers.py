@@ -10,7 +10,7 @@ from torch.optim import SGD, Adagrad, Adam
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fl_lightning.client.optimizers import LocalOptimizers
-from fl_lightning.client.progress import LocalProgress
+from fl_lightning.client.progress import ClientProgress
 from fl_lightning.methods import Ditto, FedAvg, FedRep
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -343,7 +343,7 @@ def test_optimizers_that_are_let_go_have_the_tensor_they_began_with():
     optimizer = SGD([torch.zeros(2)], lr=torch.tensor(0.5))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     held = LocalOptimizers(([optimizer], [scheduler]), "Own")
-    held.begin(LocalProgress())
+    held.begin(ClientProgress())
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.25

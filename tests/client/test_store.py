@@ -166,7 +166,7 @@ def test_a_checkpoint_holds_hashes_only(tmp_path):
 def test_what_a_checkpoint_writes_follows_the_cohort(tmp_path):
     """With a run folder every record is written once, whatever the budget: a checkpoint names the others."""
     store = ClientStore()
-    store.start(FakeTrainer(tmp_path, callbacks=True), CPU)
+    store.begin_fit(FakeTrainer(tmp_path, callbacks=True), CPU)
     sizes = []
     for round_idx in range(20):
         store.put({client_id: record(round_idx) for client_id in range(3 * round_idx, 3 * round_idx + 3)}, round_idx)
@@ -350,14 +350,14 @@ def test_several_nodes_need_a_folder_that_all_see(tmp_path, monkeypatch, setting
     store = ClientStore(**settings)
     node = FakeTrainer(tmp_path / "b", False, 2)
     with pytest.raises(ValueError, match=r"must be one that all of them see, .* set model.store.folder to a shared"):
-        store.start(node, CPU)
+        store.begin_fit(node, CPU)
     assert node.barriers == 2  # before it gave up
-    ClientStore(**settings).start(FakeTrainer(tmp_path, True, 2), CPU)
+    ClientStore(**settings).begin_fit(FakeTrainer(tmp_path, True, 2), CPU)
 
 
 def test_nodes_without_a_shared_folder_may_keep_all_in_memory(tmp_path):
     store = ClientStore(memory_budget_mb=2 * KB)
-    store.start(FakeTrainer(tmp_path, False, 2), CPU)
+    store.begin_fit(FakeTrainer(tmp_path, False, 2), CPU)
     store.put({0: record(0.0)}, 0)
     with pytest.raises(ValueError, match="must be one that all of them see"):
         store.put({1: record(1.0), 2: record(2.0)}, 1)

@@ -46,15 +46,15 @@ def test_class_counts_end_and_stay_within_what_there_is(seed):
     available = g.integers(0, 20, size=6)
     shares = g.dirichlet(np.full(6, 0.05))
     for size in (0, 1, int(available.sum() // 2), int(available.sum())):
-        counts = PC.class_counts(shares, size, available)
+        counts = PC.counts_for_shares(shares, size, available)
         assert counts.sum() == size
         assert (counts >= 0).all()
         assert (counts <= available).all()
 
 
 def test_a_class_that_has_run_out_leaves_its_share_to_the_others():
-    assert PC.class_counts([0.6, 0.2, 0.2], 10, [2, 9, 9]).tolist() == [2, 4, 4]
-    assert PC.class_counts([1.0, 0.0, 0.0], 5, [2, 2, 4]).tolist() == [2, 1, 2]  # by what is left
+    assert PC.counts_for_shares([0.6, 0.2, 0.2], 10, [2, 9, 9]).tolist() == [2, 4, 4]
+    assert PC.counts_for_shares([1.0, 0.0, 0.0], 5, [2, 2, 4]).tolist() == [2, 1, 2]  # by what is left
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-3, 0.1, 10, 1e308, float("inf")])

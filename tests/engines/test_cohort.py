@@ -125,7 +125,7 @@ def test_clients_are_put_into_the_module_for_callbacks_that_look_at_it(away):
     seen = {}
 
     def on_client_end(self, trainer, loop, update):
-        live = loop.weights.live(loop.weights.shared)
+        live = loop.global_weights.live(loop.global_weights.shared)
         seen[update.client_id] = equal(clone(live), clone(update.weights))
 
     hook = ignores_module(on_client_end) if away else on_client_end

@@ -57,9 +57,9 @@ def test_clients_get_every_bit_that_a_federation_gives_them(name, plugin, make, 
         settings=LocalSettings(seed=3, **more),
         chunk=chunk,
     )
-    weights = engine.weights
-    sent = Broadcast(0, "train", weights.snapshot(weights.shared))
-    jobs = [ClientJob(i, sent, data.view(i, 0), {}, weights.snapshot(weights.personal)) for i in range(2)]
+    global_weights = engine.global_weights
+    sent = Broadcast(0, "train", global_weights.snapshot(global_weights.shared))
+    jobs = [ClientJob(i, sent, data.view(i, 0), {}, global_weights.snapshot(global_weights.personal)) for i in range(2)]
     for result in engine.run("train", jobs):
         wanted = watch.rounds[0][result.update.client_id]
         assert equal(clone(result.update.weights or {}), wanted.weights or {})
@@ -68,6 +68,6 @@ def test_clients_get_every_bit_that_a_federation_gives_them(name, plugin, make, 
 
 def test_it_takes_what_stays_with_a_client():
     engine = local_engine(FedAvg(net=partial(BatchNormNet)), toy_data((7, 12)), personal=("net.head.*",))
-    assert engine.weights.personal == ["net.head.weight", "net.head.bias"]
+    assert engine.global_weights.personal == ["net.head.weight", "net.head.bias"]
     with pytest.raises(ValueError, match=r"lr_decay=.* needs the number of rounds"):
         local_engine(FedAvg(), toy_data(), settings=LocalSettings(lr_decay={"cosine": 0.1}))

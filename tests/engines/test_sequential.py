@@ -23,7 +23,7 @@ SHAPE = {"num_classes": 3, "input_shape": (4,)}
 def jobs_of(engine, data, round_idx=0, **message):
     data.setup("fit")
     data.key_batches(3)
-    sent = Broadcast(round_idx, "train", engine.weights.snapshot(engine.weights.shared), **message)
+    sent = Broadcast(round_idx, "train", engine.global_weights.snapshot(engine.global_weights.shared), **message)
     return [ClientJob(client_id, sent, data.view(client_id, round_idx), {}) for client_id in range(data.num_clients)]
 
 
@@ -74,7 +74,7 @@ def test_without_uploads_the_weights_stay_with_the_client():
 
 
 def deployed_jobs(engine, data):
-    start = engine.weights.snapshot(engine.weights.shared)
+    start = engine.global_weights.snapshot(engine.global_weights.shared)
     return [
         job._replace(broadcast=Broadcast(0, "deployed", None), memory={"bias": float(job.client_id)}, start=start)
         for job in jobs_of(engine, data)

@@ -25,12 +25,12 @@ from fl_lightning.experiments.compare import command_parser, experiment_of
 from fl_lightning.experiments.composing import Composer, method_config, option_names, seeded, split_overrides
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.results import with_failed
-from fl_lightning.experiments.run import Rounds
+from fl_lightning.experiments.run import RoundCounter
 from fl_lightning.experiments.starting import check_starts
 from fl_lightning.metrics.history import History
 from fl_lightning.papers import Series
 from fl_lightning.papers.stored import RUN
-from fl_lightning.reports.result_tables import Cell, Table
+from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.saved import Group, SavedRun, data_differences, find_runs, grouped, read_run
 from tests.commands import cell_files, refusal, say
 
@@ -385,7 +385,7 @@ class Stopped(BaseException):
 def test_a_cell_that_was_stopped_is_continued_and_the_table_is_the_same(base, here, monkeypatch, cell, rounds):
     grid = "compare -c base.yaml --methods FedAvg FedNTD --seeds 0"
     assert say(f"{grid} --output whole").code == 0
-    tell = Rounds.on_train_start if rounds == 0 else Rounds.on_train_epoch_end
+    tell = RoundCounter.on_train_start if rounds == 0 else RoundCounter.on_train_epoch_end
 
     def stop(self, trainer, module):
         tell(self, trainer, module)
@@ -393,7 +393,7 @@ def test_a_cell_that_was_stopped_is_continued_and_the_table_is_the_same(base, he
             raise Stopped
 
     with monkeypatch.context() as patched:
-        patched.setattr(Rounds, tell.__name__, stop)
+        patched.setattr(RoundCounter, tell.__name__, stop)
         with pytest.raises(Stopped):
             say(f"{grid} --output out")
     del here[:]
@@ -597,7 +597,9 @@ def test_a_case_in_which_all_failed_has_a_table_of_the_reasons(base, here):
 def test_a_method_of_which_one_seed_failed_says_so_below_its_values(tmp_path):
     errors = {"1": "weights must be finite, but client 2 returned NaN; lower the learning rate"}
     series = Series("FedKA", "", Group("", [SavedRun(tmp_path, History(), {})]), errors)
-    table = with_failed(Table("", ["method", "final"], [[Cell("FedKA"), Cell("40.0")]], "One seed."), [series])
+    table = with_failed(
+        Table("", ["method", "final"], [[TableCell("FedKA"), TableCell("40.0")]], "One seed."), [series]
+    )
     assert (len(table.rows), table.note) == (1, "One seed. FedKA: seed 1 failed: client 2 returned NaN.")
 
 

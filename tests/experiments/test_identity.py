@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.experiments.cells import Cells, Request, identity_in, located, name_of, shortened, started
+from fl_lightning.experiments.cells import (
+    Cells,
+    Request,
+    cell_name,
+    identity_of_name,
+    located,
+    started,
+    with_fewer_rounds,
+)
 from fl_lightning.experiments.experiment import Experiment, Runs
 
 BASE = ["experiment/digits_fedntd"]
@@ -59,7 +67,7 @@ def test_a_setting_that_changes_a_value_or_what_is_on_record_is_another_run(sett
 def test_a_seed_is_another_run_and_a_start_too():
     config = dict(cell().config)
     assert cell(seeds=[1]).name != cell().name
-    assert name_of("FedNTD", 0, config, "FedAvg-seed0-12345678") != name_of("FedNTD", 0, config)
+    assert cell_name("FedNTD", 0, config, "FedAvg-seed0-12345678") != cell_name("FedNTD", 0, config)
 
 
 COSINE = {"model.lr_decay": "{cosine: 0.001}"}
@@ -77,7 +85,7 @@ def test_a_cosine_over_all_rounds_is_part_of_a_run_and_fewer_rounds_of_it_are_it
 
 @pytest.mark.parametrize(("asked", "rounds"), [(20, 20), (0.25, 8), (0.1, 3), (0.01, 1)])
 def test_rounds_are_a_number_or_a_share(asked, rounds):
-    assert shortened(cell().config, asked)["trainer"]["max_epochs"] == rounds
+    assert with_fewer_rounds(cell().config, asked)["trainer"]["max_epochs"] == rounds
 
 
 def test_equal_runs_of_several_names_are_made_once_and_found_again(tmp_path):
@@ -86,8 +94,8 @@ def test_equal_runs_of_several_names_are_made_once_and_found_again(tmp_path):
     assert (first.method, second.method) == ("first", "second")
     assert first.name == second.name
     (tmp_path / "cells").mkdir()
-    (tmp_path / f"cells/older-{identity_in(first.name)}.yaml").touch()
-    assert {each.name for each in located([first, second], Path(tmp_path))} == {f"older-{identity_in(first.name)}"}
+    (tmp_path / f"cells/older-{identity_of_name(first.name)}.yaml").touch()
+    assert {each.name for each in located([first, second], Path(tmp_path))} == {f"older-{identity_of_name(first.name)}"}
 
 
 def test_a_setting_of_a_case_is_left_out_where_a_method_does_not_know_it():

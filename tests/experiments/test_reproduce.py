@@ -101,10 +101,10 @@ def made_up(tmp_path_factory):
 @cache
 def figure_of(name):
     """Content of a figure's file; only to be read."""
-    return spec.read(spec.shipped_path(name))
+    return spec.read_experiment(spec.shipped_path(name))
 
 
-@pytest.mark.parametrize("name", spec.names())
+@pytest.mark.parametrize("name", spec.experiment_names())
 def test_a_figure_can_be_read(name):
     """Its file names configurations, methods and drawings that exist."""
     figure = figure_of(name)
@@ -117,7 +117,7 @@ def test_a_figure_can_be_read(name):
 def drawn_figures():
     """Names of figures, slow where others before have all their kinds of drawings."""
     seen = set()
-    for name in spec.names():
+    for name in spec.experiment_names():
         kinds = set(re.findall(r"fl_lightning\.papers\.\w+", spec.shipped_path(name).read_text(encoding="utf-8")))
         yield pytest.param(name, marks=[pytest.mark.slow] * (kinds <= seen))
         seen |= kinds
@@ -256,10 +256,10 @@ def test_a_legend_lies_within_its_figure(names, width):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", spec.names())
+@pytest.mark.parametrize("name", spec.experiment_names())
 def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
     """Two rounds of all its runs, with monitors that measure every round; then its pictures."""
-    read = spec.read
+    read = spec.read_experiment
 
     def short(path):
         figure = read(path)
@@ -268,7 +268,7 @@ def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
                 callback["init_args"]["every"] = 1
         return figure
 
-    monkeypatch.setattr(spec, "read", short)
+    monkeypatch.setattr(spec, "read_experiment", short)
     said = say(f"reproduce {name} --set trainer.max_epochs=2 model.max_local_steps=2 --seeds 0 --output {tmp_path}")
     assert said.code == 0, said
     assert cells_here
@@ -277,10 +277,10 @@ def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
 
 def test_the_list_has_every_figure_with_its_minutes(monkeypatch):
     monkeypatch.setattr(
-        spec, "read", lambda path: pytest.fail(f"{path} is read with its drawings, which takes seconds")
+        spec, "read_experiment", lambda path: pytest.fail(f"{path} is read with its drawings, which takes seconds")
     )
     lines = say("reproduce").out.splitlines()
-    assert [line.split()[0] for line in lines] == spec.names()
+    assert [line.split()[0] for line in lines] == spec.experiment_names()
     assert len(lines) == len(set(lines)) > 30
     assert all(re.match(r"\S+ +([\d.]+ min|\d+ h \d+ min|[\d,]+ h) ", line) for line in lines), lines
     assert all(line.endswith((".", "!")) for line in lines)

@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning import LightningModule
 
 from fl_lightning.data import DirichletPartition
-from fl_lightning.federation.identity import RunIdentity, described, described_optimizer, differences, flat
+from fl_lightning.federation.identity import RunIdentity, described_optimizer, described_value, differences, flat
 from fl_lightning.methods import FedNTD
 from fl_lightning.nets import Perceptron
 
@@ -69,11 +69,11 @@ def test_a_class_is_the_same_by_whatever_path_it_is_named():
 def test_objects_tell_what_a_configuration_would():
     client = FedNTD(net=partial(Perceptron, hidden=[64]), beta=1.0)
     client.build(10, (64,))
-    told = described("model.client", client)
+    told = described_value("model.client", client)
     assert told["model.client"] == flat(CONFIG)["model.client"]
     assert told["model.client.beta"] == 1.0
     assert told["model.client.net"] == flat(CONFIG)["model.client.net"]
-    assert described("data.partition", DirichletPartition(alpha=0.3))["data.partition.alpha"] == 0.3
+    assert described_value("data.partition", DirichletPartition(alpha=0.3))["data.partition.alpha"] == 0.3
 
 
 def test_hyper_parameters_that_a_module_saved_are_its_own():
@@ -82,8 +82,8 @@ def test_hyper_parameters_that_a_module_saved_are_its_own():
             super().__init__()
             self.save_hyperparameters(ignore=["net"])
 
-    assert described("m", Mine(width=5))["m.width"] == 5
-    assert "m.folder" not in described("m", Mine())
+    assert described_value("m", Mine(width=5))["m.width"] == 5
+    assert "m.folder" not in described_value("m", Mine())
 
 
 @pytest.mark.parametrize("factory", [partial(torch.optim.SGD, lr=0.1), lambda params: torch.optim.SGD(params, lr=0.1)])
@@ -95,11 +95,11 @@ def test_optimizer_factories_are_known_by_what_they_make(factory):
 
 
 def test_long_values_are_kept_short_and_still_compared():
-    a = described("x", list(range(1000)))
-    b = described("x", [*range(999), 0])
+    a = described_value("x", list(range(1000)))
+    b = described_value("x", [*range(999), 0])
     assert len(a["x"]) < 100
     assert len(differences(a, b)) == 1
-    assert described("path", Path("/x")) == {}
+    assert described_value("path", Path("/x")) == {}
 
 
 def test_a_change_is_refused_by_name_unless_it_is_allowed():

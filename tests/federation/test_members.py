@@ -133,11 +133,11 @@ def used(**settings):
 
 def test_what_is_not_asked_for_takes_no_part():
     features = {"Traces", "Structure", "ExtraStates", "NonPersistentBuffers", "FrozenEntries", "ClientTransforms"}
-    features |= {"Transmitted", "SkippedClients", "ServerTransforms", "PersonalEntries", "ClientEnds"}
+    features |= {"Transmitted", "SkipRecord", "ServerTransforms", "PersonalEntries", "ClientEnds"}
     assert not used() & features
-    assert used(faults="skip") & features == {"Traces", "SkippedClients"}
+    assert used(faults="skip") & features == {"Traces", "SkipRecord"}
     assert used(personal="*head*") & features == {"PersonalEntries"}
-    assert used(faults=FaultPolicy(min_clients=2)) & features == {"SkippedClients"}
+    assert used(faults=FaultPolicy(min_clients=2)) & features == {"SkipRecord"}
     assert used(kind=SCAFFOLD) & features == {"Structure", "NonPersistentBuffers"}  # a class that is not the package's
 
 

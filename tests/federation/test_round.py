@@ -85,7 +85,7 @@ class AfterRounds(pl.Callback):
         self.finite = []
 
     def on_train_epoch_end(self, trainer, loop):
-        self.weights.append(clone(loop.weights.live(loop.weights.entries)))
+        self.weights.append(clone(loop.global_weights.live(loop.global_weights.entries)))
         self.skipped.append(loop.round_metrics.get("train/skipped", 0))
         self.finite.append(all(value.isfinite().all() for value in loop.aggregator.buffers()))
 

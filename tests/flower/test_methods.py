@@ -83,7 +83,7 @@ def assert_alike(tmp_path, server):
     here = last_of(tmp_path / "here")
     there = last_of(tmp_path / "there")
     assert here["state_dict"].keys() == there["state_dict"].keys()
-    personal = {f"client.{name}" for name in server.model.weights.personal}
+    personal = {f"client.{name}" for name in server.model.global_weights.personal}
     for entry, value in here["state_dict"].items():
         assert entry in personal or torch.equal(value, there["state_dict"][entry])
     rows = rows_of(tmp_path / "here")

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 from fl_lightning.__main__ import main
 from fl_lightning.cli import split
 from fl_lightning.data import Elsewhere, FederatedDataModule, Folder
-from fl_lightning.data.owners import described, transform_of, write_set
+from fl_lightning.data.owners import described_transform, transform_of, write_set
 from fl_lightning.data.splits import TensorSplit
 from fl_lightning.data.transforms import Compose, CropFlip, Normalize
 from tests.flower.grid import Nodes, owners, serve
@@ -74,7 +74,7 @@ def test_a_set_is_read_as_it_was(tmp_path):
     assert (test, source.num_classes, source.class_names) == (None, 3, ("a", "b", "c"))
     assert torch.equal(train.x, x[[4, 1]])
     assert torch.equal(train.y, y[[4, 1]])
-    assert repr(transform_of(described(transform))) == repr(transform)
+    assert repr(transform_of(described_transform(transform))) == repr(transform)
     draw = torch.Generator().manual_seed(1)
     again = torch.Generator().manual_seed(1)
     assert torch.equal(train.transform(train.x, draw), transform(x[[4, 1]], again))

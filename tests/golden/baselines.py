@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from fl_lightning import aggregation as rules
 from fl_lightning import methods as M
-from fl_lightning.client.progress import AccumulatedLR, LocalProgress
+from fl_lightning.client.progress import AccumulatedLR, ClientProgress
 from fl_lightning.federation.server import ServerOptimizer
 from fl_lightning.functional.density import DensityRatio, gaussian
 from fl_lightning.functional.importance import importance
@@ -159,7 +159,7 @@ def accumulated_lr(lrs: Iterable[float], rho: float, nesterov: bool, mu: float) 
     """E after one step with each lr, of FedProx's client."""
     sgd = SGD([nn.Parameter(torch.zeros(()))], lr=1.0, momentum=rho, nesterov=nesterov)
     counted = AccumulatedLR([sgd], M.FedProx(mu=mu).accumulated_lr_slope)
-    progress = LocalProgress()
+    progress = ClientProgress()
     counted.begin(progress)
     for lr in lrs:
         sgd.param_groups[0]["lr"] = lr

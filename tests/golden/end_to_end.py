@@ -190,7 +190,8 @@ class Recorder(pl.Callback):
         server_module.broadcast = broadcast
 
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
-        weights = loop.weights.snapshot(loop.weights.entries)  # the client's own, whatever a transform has made of them
+        # The entries are the client's own, whatever a transform has made of them.
+        weights = loop.global_weights.snapshot(loop.global_weights.entries)
         kept = {
             "num_steps": update.num_steps,
             "accumulated_lr": update.accumulated_lr,

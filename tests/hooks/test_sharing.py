@@ -51,7 +51,7 @@ def test_personal_entries(how):
     assert not equal(client.came[1][1], client.came[0][1])
     owns = [loop.store.personal(0), loop.store.personal(3)]
     assert equal({n: v for n, v in watch.after[2].items() if ".body.1." in n}, weighted_mean(owns, [7, 9]))
-    assert all(set(u.weights) == set(loop.weights.shared) for updates in watch.rounds for u in updates.values())
+    assert all(set(u.weights) == set(loop.global_weights.shared) for updates in watch.rounds for u in updates.values())
     shared = FLOATS - 4 * 8
     both = (loop.round_metrics["comm/bytes_down"], loop.round_metrics["comm/bytes_up"])
     assert both == (4 * 2 * shared, 4 * 2 * shared)

@@ -225,7 +225,7 @@ def test_clients_train_from_the_coded_weights_and_the_server_keeps_its_own(monke
         assert not torch.equal(sent[name], before[name])
         rows = [SIZES[c] * (u.weights[name] - sent[name]).double() for c, u in watch.rounds[1].items()]
         torch.testing.assert_close(after[name].double(), before[name].double() + sum(rows) / sum(SIZES))
-    for name in loop.weights.shared:
+    for name in loop.global_weights.shared:
         if name not in loop.server.trainable:
             assert torch.equal(sent[name], before[name])
 

@@ -156,7 +156,7 @@ def test_a_part_frozen_or_unfrozen_later_is_noticed():
     assert counts.down == counts.up
     steps = len(seen) // 6
     assert seen == [True] * 2 * steps + [False] * 3 * steps + [True] * steps
-    assert "module.norm.weight" in loop.weights.trainable
+    assert "module.norm.weight" in loop.global_weights.trainable
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,9 @@ def test_resume_is_exact(tmp_path):
 
 def test_nothing_is_kept_where_everything_is_trained():
     loop = fit(FedAvg(), 2)
-    assert not loop.weights.frozen.already_sent
-    assert not loop.weights.frozen.state_dict()
-    assert loop.weights.transmitted_entries is loop.weights.shared
+    assert not loop.global_weights.frozen.already_sent
+    assert not loop.global_weights.frozen.state_dict()
+    assert loop.global_weights.transmitted_entries is loop.global_weights.shared
 
 
 class Twice(pl.LightningModule):

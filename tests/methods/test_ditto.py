@@ -130,4 +130,4 @@ def test_different_nets_keep_their_own_entries():
     net = partial(HeterogeneousNets, nets=[Small, partial(Perceptron, hidden=())])
     loop = fit(ditto(net=net), 2, toy_data((9, 7)), personal="*", evaluate_clients_every=1)
     for client_id in (0, 1):
-        assert own_of(loop, client_id).keys() == set(loop.weights.personal_of(client_id))
+        assert own_of(loop, client_id).keys() == set(loop.global_weights.personal_of(client_id))

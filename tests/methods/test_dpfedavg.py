@@ -117,7 +117,7 @@ class Watch(pl.Callback):
         self.cohorts = []
 
     def on_train_epoch_end(self, trainer, loop):
-        self.weights.append(loop.weights.snapshot(loop.weights.shared))
+        self.weights.append(loop.global_weights.snapshot(loop.global_weights.shared))
         self.cohorts.append(loop.data.cohort(trainer.current_epoch))
 
 

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fl_lightning.methods import FedAlign, FedAvg
-from fl_lightning.methods.fedalign import aligned, check_block, kept, narrowed, spectral_norm, transmission
+from fl_lightning.methods.fedalign import aligned, check_block, kept_channels, narrowed, spectral_norm, transmission
 from fl_lightning.nets import CIFARResNet, FedAlignResNet, Perceptron, ResNet
 from tests.methods.stacked import stacked_and_alone
 from tests.methods.test_fedavg import Regression
@@ -89,12 +89,14 @@ def test_widths_are_multiples_of_8():
     """The nearest, half a step up; at least 8, at most all; nets of fewer than 16 channels to whole channels."""
     for share in (0.1, 0.25, 0.5, 0.75, 1.0):
         for channels in range(16, 600):
-            left = kept(channels, share)
+            left = kept_channels(channels, share)
             assert left == channels or left % 8 == 0
             assert min(8, channels) <= left <= channels
             assert left in (8, channels) or abs(left - share * channels) <= 4
-        assert [kept(channels, share) for channels in (1, 4, 12)] == [max(1, round(share * c)) for c in (1, 4, 12)]
-    assert [kept(channels, 0.25) for channels in (16, 48, 80, 112, 2048)] == [8, 16, 24, 32, 512]
+        assert [kept_channels(channels, share) for channels in (1, 4, 12)] == [
+            max(1, round(share * c)) for c in (1, 4, 12)
+        ]
+    assert [kept_channels(channels, 0.25) for channels in (16, 48, 80, 112, 2048)] == [8, 16, 24, 32, 512]
 
 
 def by_hand(client, x, y, narrow_input):

@@ -16,7 +16,7 @@ def test_every_norm_layer_stays_whatever_its_name(norm):
     client.net.body[1] = norm(8)
     loop = fit(client, 0)
     kept = {name for name in client.state_dict() if name.startswith("net.body.1.")}
-    assert set(loop.weights.personal) == kept
+    assert set(loop.global_weights.personal) == kept
     assert not {"net.body.0.weight", "net.head.bias"} & kept
 
 

@@ -67,7 +67,7 @@ def test_what_it_cannot_train_is_refused():
 @pytest.mark.parametrize("patterns", ["net.head.*", ["*", "!net.body.*"]])
 def test_fedper_is_a_setting(patterns):
     loop = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, personal=patterns)
-    assert set(loop.weights.personal) == {"net.head.weight", "net.head.bias"}
+    assert set(loop.global_weights.personal) == {"net.head.weight", "net.head.bias"}
     wanted = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, personal="net.head.*")
     assert equal(loop.client.state_dict(), wanted.client.state_dict())
 

@@ -15,12 +15,12 @@ from fl_lightning.papers import PaperTable
 from fl_lightning.papers.paper_table import NEVER, number_in
 from tests.commands import say
 
-NAMES = [name for name in files.names() if "table" in name]
+NAMES = [name for name in files.experiment_names() if "table" in name]
 
 
 @cache
 def read_whole(name):
-    experiment = files.read(files.shipped_path(name))
+    experiment = files.read_experiment(files.shipped_path(name))
     if experiment.full:
         experiment.enlarge()
     experiment.seeds = [0]
@@ -258,7 +258,7 @@ def test_every_cell_runs_two_rounds_at_tiny_scale(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in files.names() if name not in NAMES])
+@pytest.mark.parametrize("name", [name for name in files.experiment_names() if name not in NAMES])
 def test_a_figure_composes_at_the_papers_size(name):
     experiment = whole(name)
     cells = Cells(experiment, Request()).all()

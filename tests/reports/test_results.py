@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fl_lightning.functional.summary import paired_difference
-from fl_lightning.reports.comparison_tables import as_csv, table_of
+from fl_lightning.reports.comparison_tables import as_csv, comparison_table
 from fl_lightning.reports.result_tables import as_latex, as_markdown
 from fl_lightning.reports.results import compare, known_metrics, statistics_of
 from fl_lightning.reports.saved import find_runs, grouped, read_run
@@ -73,7 +73,7 @@ def test_rounds_are_counted_from_one_up_to_the_target(groups):
 
 
 def cells(comparison):
-    table = table_of(comparison)
+    table = comparison_table(comparison)
     return {row[0].text: dict(zip(table.header, (cell.text for cell in row), strict=True)) for row in table.rows}
 
 
@@ -102,13 +102,13 @@ def test_the_mean_of_the_last_five_needs_five_rounds(tmp_path):
 
 
 def test_the_best_mean_of_a_column_is_underlined_where_its_difference_to_the_next_is_not_clear(groups):
-    text = as_markdown(table_of(compare(groups, "global/acc", "FedAvg")))
+    text = as_markdown(comparison_table(compare(groups, "global/acc", "FedAvg")))
     avg, ntd = (line for line in text.splitlines() if line.startswith("| Fed"))
     assert avg.startswith("| FedAvg | 60.0 ± 14.1 | – | 47.0 ± 1.4 | 65.0 ± 7.1 |")
     assert "| <u>70.0 ± 14.1</u> | +10.0 [−244.1, +264.1] | <u>58.0 ± 22.6</u> | <u>75.0 ± 21.2</u> |" in ntd
     assert "accuracy of the global model on the test split, %" in text.lower()
     assert "global/acc" not in text
-    latex = as_latex(table_of(compare(groups, "global/loss", "FedAvg")))
+    latex = as_latex(comparison_table(compare(groups, "global/loss", "FedAvg")))
     assert r"FedNTD & \underline{0.3 $\pm$ 0.1414}" in latex  # the lower loss
 
 
@@ -117,10 +117,14 @@ def test_the_best_mean_of_a_column_is_bold_where_its_difference_to_the_next_is_c
         for seed, noise in enumerate((0.0, 0.01, -0.01)):
             write_run(tmp_path / f"{method}/{seed}", [0.3 + gain + seed / 10 + noise * gain], settings(method, seed))
     groups = grouped(map(read_run, find_runs([tmp_path])))
-    marks = {row[0].text: row[1].mark for row in table_of(compare(groups, "global/acc", "FedAvg")).rows}
+    marks = {row[0].text: row[1].mark for row in comparison_table(compare(groups, "global/acc", "FedAvg")).rows}
     assert marks == {"FedAvg": "", "FedNTD": "", "MOON": "bold"}
     one_seed = grouped(read_run(tmp_path / f"{method}/0") for method in marks)
-    assert [row[1].mark for row in table_of(compare(one_seed, "global/acc", "FedAvg")).rows] == ["", "", "underlined"]
+    assert [row[1].mark for row in comparison_table(compare(one_seed, "global/acc", "FedAvg")).rows] == [
+        "",
+        "",
+        "underlined",
+    ]
 
 
 def test_a_group_without_the_metric_is_a_row_of_dashes(groups, tmp_path):
@@ -128,9 +132,9 @@ def test_a_group_without_the_metric_is_a_row_of_dashes(groups, tmp_path):
     (run / "metrics.csv").write_text("round,local/alma\n0,0.5\n1,0.7\n", encoding="utf-8")
     every = [*groups, *grouped([read_run(run)])]
     assert known_metrics(every) == ["global/acc", "local/alma"]
-    *_, row = table_of(compare(every, "global/acc", "FedAvg")).rows
+    *_, row = comparison_table(compare(every, "global/acc", "FedAvg")).rows
     assert [cell.text for cell in row[1:]] == ["–"] * 4
-    *_, row = table_of(compare(every, "global/acc", "FedAvg", target=0.4, columns=["rounds", "speed_up"])).rows
+    *_, row = comparison_table(compare(every, "global/acc", "FedAvg", target=0.4, columns=["rounds", "speed_up"])).rows
     assert [cell.text for cell in row[1:]] == ["–"] * 6  # it is not one that never reaches the target
 
 
@@ -138,7 +142,7 @@ def test_a_single_seed_has_no_deviation_and_no_interval(tmp_path):
     for method, curves in CURVES.items():
         write_run(tmp_path / method, curves[0], settings(method, 0))
     every = grouped(map(read_run, find_runs([tmp_path])))
-    avg, ntd = table_of(compare(every, "global/acc", "FedAvg")).rows
+    avg, ntd = comparison_table(compare(every, "global/acc", "FedAvg")).rows
     assert [avg[1].text, avg[2].text, ntd[1].text, ntd[2].text] == ["50.0", "–", "80.0", "+30.0"]
 
 

@@ -17,10 +17,10 @@ HERE = Path(__file__).resolve().parents[2]
 
 def experiments() -> dict[str, list[str]]:
     """The files of every method's small experiment, and of those that are of no method."""
-    from fl_lightning.cli.configs import names, small_experiment
+    from fl_lightning.cli.configs import config_names, small_experiment
 
-    own = {name.partition("digits_")[2]: [name] for name in names() if name.startswith("experiment/digits_")}
-    methods = (name.partition("/")[2] for name in names() if name.startswith("method/"))
+    own = {name.partition("digits_")[2]: [name] for name in config_names() if name.startswith("experiment/digits_")}
+    methods = (name.partition("/")[2] for name in config_names() if name.startswith("method/"))
     return own | {stem: small_experiment(stem) for stem in methods}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_lightning.utils import staging
-from fl_lightning.utils.staging import Staging, begin_copy, fits, is_plain, staging_for
+from fl_lightning.utils.staging import Staging, begin_copy, fits, holds_host_tensors, staging_for
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -86,7 +86,7 @@ def test_other_types_than_plain_ones_stay_where_they_are():
         torch.nn.Parameter(torch.ones(1)),
     ):
         assert Staging(CPU, refused)(batch) is batch
-    assert not is_plain(torch.ones(1, device="meta"))
+    assert not holds_host_tensors(torch.ones(1, device="meta"))
 
 
 def test_a_cpu_has_none_and_holds_everything():

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from fl_lightning.reports.comparison_tables import as_csv
-from fl_lightning.reports.result_tables import Cell, Table, as_html, as_latex, as_markdown
+from fl_lightning.reports.result_tables import Table, TableCell, as_html, as_latex, as_markdown
 from fl_lightning.reports.results import compare
 from fl_lightning.reports.saved import Group, read_columns, read_partition, read_run
 from fl_lightning.runs.loggers import RoundCSVLogger
@@ -87,8 +87,13 @@ HOSTILE = "\\ { } $ & # ^ _ ~ % < > | \n\n[a] * \x1b[2J \ud800"
 
 
 def table():
-    row = [Cell(HOSTILE), Cell(HOSTILE, mark="bold")]
-    return Table(HOSTILE, [HOSTILE, HOSTILE], [row, [Cell("[a]"), Cell("*")], [Cell("a\\|b"), Cell("|")]], HOSTILE)
+    row = [TableCell(HOSTILE), TableCell(HOSTILE, mark="bold")]
+    return Table(
+        HOSTILE,
+        [HOSTILE, HOSTILE],
+        [row, [TableCell("[a]"), TableCell("*")], [TableCell("a\\|b"), TableCell("|")]],
+        HOSTILE,
+    )
 
 
 def test_latex_shows_every_letter_as_it_is():
@@ -112,7 +117,7 @@ def test_markdown_keeps_its_cells():
 
 
 def test_html_shows_every_letter_as_it_is():
-    text = as_html(Table("<i>", ["<i>", "&"], [[Cell("<i>"), Cell("<i>\ud800\x1b", mark="bold")]], "<i>'\""))
+    text = as_html(Table("<i>", ["<i>", "&"], [[TableCell("<i>"), TableCell("<i>\ud800\x1b", mark="bold")]], "<i>'\""))
     assert "<i>" not in text
     assert "\x1b" not in text
     text.encode("utf-8")
