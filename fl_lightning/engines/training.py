@@ -325,6 +325,7 @@ class LocalTrainer:
         cache = client.context.logit_cache
         progress = client.context.progress
         step_limit = self.step_limit(phase) or inf
+        num_batches = passes.steps
         if data.size(phase.split) == 1:
             # One sample has no batch statistics.
             for module in self._batch_norms_of(data.client_id):
@@ -337,7 +338,7 @@ class LocalTrainer:
             with_index=with_index,
         )
         for index, item in enumerate(items):
-            if index == passes.steps or progress.num_steps >= step_limit:
+            if index == num_batches or progress.num_steps >= step_limit:
                 return
             if monotonic() > self._deadline:
                 self._stop()
@@ -348,7 +349,7 @@ class LocalTrainer:
                 # As in Lightning, -1 ends the epoch.
                 return
             if client.automatic_optimization and optimizers.wrapped:
-                is_last = data.ended or index + 1 == passes.steps
+                is_last = data.ended or index + 1 == num_batches
                 loss = self._optimize(batch, index=index, is_last=is_last, optimizers=optimizers)
             else:
                 loss = self._training_step(batch, index)
