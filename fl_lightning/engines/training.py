@@ -254,6 +254,7 @@ class LocalTrainer:
         progress = client.context.progress if phase.counts else LocalProgress()
         optimizers = self._begin_optimizers(phase, data.round_idx, progress)
         self._begin_logit_cache(phase, data, passes)
+        # Only a straggler has a limit of batches here. `step_limit` ends the training of every other client.
         batch_limit: int | None = None
         if data.local_work != 1:
             batch_limit = self.batch_limit(data, phase, passes=passes, num_steps=progress.num_steps)
