@@ -106,36 +106,36 @@ def delete(folder: Path, names: Iterable[str]) -> None:
             (folder / name).unlink()
 
 
-def kept(value: Any, where: str, device: torch.device | None = None) -> Any:
+def copy_pytree(value: Any, name: str, device: torch.device | None = None) -> Any:
     """Copy a pytree of values that `torch.load(weights_only=True)` reads.
 
     Args:
         value: Tensors, numbers, strings, None, dtypes, and (nested) lists, tuples and dicts of these. Keys of dicts
             are strings or whole numbers. The copy has lists in the place of tuples.
-        where: Name of the value, for the error.
+        name: Name of the value, for the error.
         device: The device of the copied tensors. None is the device of each tensor.
 
     Raises:
         TypeError: The pytree holds something that cannot be kept.
     """
     if isinstance(value, Tensor):
-        there = value.detach() if device is None else copy_to_device(value.detach(), device)
+        moved = value.detach() if device is None else copy_to_device(value.detach(), device)
         # A tensor that was on the device already has not been copied.
-        return there.clone() if there.device == value.device else there
+        return moved.clone() if moved.device == value.device else moved
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str | int):
                 raise TypeError(
-                    f"keys in {where} must be strings or whole numbers, got {key!r} of {type(key).__name__}; name it "
+                    f"keys in {name} must be strings or whole numbers, got {key!r} of {type(key).__name__}; name it "
                     f"by a string"
                 )
-        return {key: kept(item, f"{where}[{key!r}]", device) for key, item in value.items()}
+        return {key: copy_pytree(item, f"{name}[{key!r}]", device) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [kept(item, where, device) for item in value]
+        return [copy_pytree(item, name, device) for item in value]
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return value
     raise TypeError(
-        f"{where} must consist of tensors, numbers, strings, lists and dicts, got {type(value).__name__}; convert it "
+        f"{name} must consist of tensors, numbers, strings, lists and dicts, got {type(value).__name__}; convert it "
         f"before it is kept (checkpoints load with weights_only=True)"
     )
 
@@ -148,7 +148,7 @@ def num_bytes(value: Any) -> int:
 
 
 def encode(value: Any) -> bytes:
-    """Return a pytree that `kept` allows as the content of a safetensors file.
+    """Return a pytree that `copy_pytree` allows as the content of a safetensors file.
 
     Equal pytrees give equal bytes. The file holds the tensors of the pytree under numbers, and the pytree as JSON text
     in one more tensor of bytes (`TREE`). In the text, every dict, tensor and dtype is an object with its kind as the

@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning import Trainer
 
 from fl_lightning.client.checkpoint_io import FederatedCheckpointIO
-from fl_lightning.client.records import FileRecord, decode, delete, encode, files_of, kept, num_bytes, table_of
+from fl_lightning.client.records import FileRecord, copy_pytree, decode, delete, encode, files_of, num_bytes, table_of
 from fl_lightning.types import State
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.files import write_atomically, write_file
@@ -92,7 +92,7 @@ class ClientStore:
 
     def memory(self, client_id: int) -> dict[str, Any]:
         """Return a copy of the client's memory, which may be edited without a change of the record."""
-        memory: dict[str, Any] = kept(self._record(client_id).get("memory", {}), "memory", self.device)
+        memory: dict[str, Any] = copy_pytree(self._record(client_id).get("memory", {}), "memory", self.device)
         return memory
 
     def personal(self, client_id: int) -> State | None:
@@ -376,7 +376,7 @@ def held(*, client_id: int, round_idx: int, memory: Mapping[str, Any], personal:
     cpu = torch.device("cpu")
     content: dict[str, Any] = {}
     if memory:
-        content["memory"] = kept(dict(memory), f"memory of client {client_id}", cpu)
+        content["memory"] = copy_pytree(dict(memory), f"memory of client {client_id}", cpu)
     if personal is not None:
         content["personal"] = on_device(personal, cpu)
     return HeldRecord(content, num_bytes(content), round_idx)

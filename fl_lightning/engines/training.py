@@ -254,6 +254,7 @@ class LocalTrainer:
         progress = client.context.progress if phase.counts else ClientProgress()
         optimizers = self._begin_optimizers(phase, data.round_idx, progress)
         self._begin_logit_cache(phase, data, passes)
+        # Only a straggler has a limit of batches here. `step_limit` ends the training of every other client.
         batch_limit: int | None = None
         if data.local_work != 1:
             batch_limit = self.batch_limit(data, phase, passes=passes, num_steps=progress.num_steps)
@@ -325,6 +326,7 @@ class LocalTrainer:
         cache = client.context.logit_cache
         progress = client.context.progress
         step_limit = self.step_limit(phase) or inf
+        num_batches = passes.steps
         if data.size(phase.split) == 1:
             # One sample has no batch statistics.
             for module in self._batch_norms_of(data.client_id):
@@ -337,7 +339,7 @@ class LocalTrainer:
             with_index=with_index,
         )
         for index, item in enumerate(items):
-            if index == passes.steps or progress.num_steps >= step_limit:
+            if index == num_batches or progress.num_steps >= step_limit:
                 return
             if monotonic() > self._deadline:
                 self._stop()
@@ -348,7 +350,7 @@ class LocalTrainer:
                 # As in Lightning, -1 ends the epoch.
                 return
             if client.automatic_optimization and optimizers.wrapped:
-                is_last = data.ended or index + 1 == passes.steps
+                is_last = data.ended or index + 1 == num_batches
                 loss = self._optimize(batch, index=index, is_last=is_last, optimizers=optimizers)
             else:
                 loss = self._training_step(batch, index)

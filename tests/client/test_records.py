@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fl_lightning.client.records import decode, encode, kept, num_bytes
+from fl_lightning.client.records import copy_pytree, decode, encode, num_bytes
 
 NEST = {
     "memory": {
@@ -52,12 +52,12 @@ def test_views_of_one_vector_are_written_each_by_itself():
 
 def test_a_copy_is_apart_from_what_it_was_made_of():
     value = {"x": [torch.zeros(2, requires_grad=True)]}
-    copy = kept(value, "memory")
+    copy = copy_pytree(value, "memory")
     with torch.no_grad():
         value["x"][0].add_(1)
     assert copy["x"][0].tolist() == [0, 0]
     assert not copy["x"][0].requires_grad
-    assert kept((1, 2), "memory", torch.device("cpu")) == [1, 2]
+    assert copy_pytree((1, 2), "memory", torch.device("cpu")) == [1, 2]
 
 
 def test_bytes():
@@ -73,4 +73,4 @@ def test_bytes():
 )
 def test_what_cannot_be_kept_is_refused(value, sentence):
     with pytest.raises(TypeError, match=sentence):
-        kept(value, "memory")
+        copy_pytree(value, "memory")
