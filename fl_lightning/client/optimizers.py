@@ -207,8 +207,9 @@ def foreign_part(optimizer: Optimizer) -> str | None:
             hook = next(iter(value.values()))
             return f"the hook {getattr(hook, '__name__', type(hook).__name__)!r} of its {kind.__name__}"
     for group in optimizer.param_groups:
-        for name in group.keys() - group_keys:
-            return f"the entry {name!r} of a parameter group of its {kind.__name__}"
+        for name in group:
+            if name not in group_keys:
+                return f"the entry {name!r} of a parameter group of its {kind.__name__}"
     if not has_torch_state(optimizer):
         return f"the state that its {kind.__name__} has from the start"
     return None
