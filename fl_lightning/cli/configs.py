@@ -148,7 +148,7 @@ def run(argv: list[str]) -> None:
     if options.name:
         folder = options.name.rstrip("/")
         listed = [name for name in listed if name.startswith(f"{folder}/")]
-    chosen = listed or shipped(options.name)
+    chosen = listed or shipped(options.name or "")
     if options.copy:
         copy(chosen, options.copy)
     elif listed:

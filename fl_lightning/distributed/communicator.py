@@ -214,15 +214,17 @@ class ProcessCommunicator(Communicator):
     def assign_clients(
         self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]
     ) -> dict[int, int]:
+        # A client without samples costs something too.
+        costs = {client_id: max(1, work(client_id)) for client_id in cohort}
         ranks = {client_id: owners[client_id] for client_id in cohort if client_id in owners}
         load = [0] * self.world
         for client_id, rank in ranks.items():
-            load[rank] += max(1, work(client_id))
-        without_owner = set(cohort) - ranks.keys()
-        for client_id in sorted(without_owner, key=lambda client_id: (-work(client_id), client_id)):
+            load[rank] += costs[client_id]
+        without_owner = costs.keys() - ranks.keys()
+        for client_id in sorted(without_owner, key=lambda client_id: (-costs[client_id], client_id)):
             rank = load.index(min(load))
             ranks[client_id] = rank
-            load[rank] += max(1, work(client_id))
+            load[rank] += costs[client_id]
         return ranks
 
 

@@ -433,7 +433,7 @@ class FederatedLoop(Forwarding):
         self.parts.plateau.step(
             round_idx=round_idx,
             values=self.round_metrics,
-            is_complete=is_evaluated or not self.trainer.enable_validation,
+            is_evaluated=is_evaluated or not self.trainer.enable_validation,
         )
         self.engine.local.scale_lr(self.parts.plateau.factors)
 

@@ -1,5 +1,6 @@
 """Sharpest directions of a loss: leading eigenvectors of its Hessian, by Lanczos' method."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -64,7 +65,10 @@ def leading_eigenvectors(
         generator: draws where it begins.
 
     Returns:
-        (count,) float64, magnitudes falling, and orthonormal vectors (count, D).
+        (count,) float64, magnitudes falling, and orthonormal vectors (count, D). NaN if a product is not finite.
+
+    Raises:
+        RuntimeError: An eigenvalue needs more than `iterations` restarts.
 
     >>> matrix = torch.diag(torch.tensor([1.0, -5.0, 3.0], dtype=torch.float64))
     >>> values, _ = leading_eigenvectors(lambda v: matrix @ v, 3, generator=torch.Generator().manual_seed(0))
@@ -78,8 +82,10 @@ def leading_eigenvectors(
 
     start = torch.randn(size, generator=generator, dtype=torch.float64)
     first = product(start)
-    if not bool(first.any() and first.isfinite().all()):  # a flat loss, or none: all directions are alike
-        return first[:count], torch.eye(count, size, dtype=torch.float64)
+    if not bool(first.isfinite().all()):
+        return first.new_full((count,), math.nan), first.new_full((count, size), math.nan)
+    if not bool(first.any()):  # a flat loss: all directions are alike
+        return first.new_zeros(count), torch.eye(count, size, dtype=torch.float64)
     matrix = LinearOperator((size, size), matvec=multiply, dtype=float)
     try:
         values, vectors = eigsh(matrix, count, v0=start.numpy(), maxiter=iterations, tol=tolerance)

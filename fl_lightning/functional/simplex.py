@@ -11,7 +11,8 @@ def simplex_minimum(matrix: Tensor) -> Tensor | None:
     """Minimise αᵀ A α over α ≥ 0, Σα = 1, by scipy's non-negative least squares.
 
     With A = LᵀL the least squares of [L; 1ᵀ] x = (0, …, 0, 1) over x = s α ≥ 0 are q / (1 + q) at the best s, for
-    q = αᵀ A α, which grows with q: the minimum is the same.
+    q = αᵀ A α, which grows with q: the minimum is the same. The unknowns are y = D x in place of x, for the lengths
+    D = diag(A)^½ of L's columns over the smallest one. A row of a large A_ii then costs the others no digits.
 
     Args:
         matrix: A, symmetric and positive semi-definite, (m, m).
@@ -26,15 +27,21 @@ def simplex_minimum(matrix: Tensor) -> Tensor | None:
 
     if not bool(matrix.isfinite().all()):
         return None
-    largest = matrix.diagonal().double().abs().max().clamp(min=torch.finfo(torch.float64).tiny)
-    values, vectors = torch.linalg.eigh(matrix.double() / largest)
+    matrix = matrix.double()
+    lengths = matrix.diagonal().clamp(min=0).sqrt()
+    shortest = int(lengths.argmin())
+    if lengths[shortest] == 0:
+        # The minimum of 0 is at this corner of the simplex.
+        return torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)[shortest]
+    values, vectors = torch.linalg.eigh(matrix / lengths / lengths[:, None])
     root = (vectors * values.clamp(min=0).sqrt()).T
-    system = torch.cat([root, torch.ones_like(root[:1])]).cpu().numpy()
+    scales = lengths[shortest] / lengths
+    system = torch.cat([root, scales[None]]).cpu().numpy()
     try:
         solution, _ = nnls(system, np.eye(len(system))[-1])
     except RuntimeError:  # no end within its iterations
         return None
-    weights = torch.from_numpy(solution).to(matrix.device)
+    weights = torch.from_numpy(solution).to(matrix.device) * scales
     return weights / weights.sum()
 
 

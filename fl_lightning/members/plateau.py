@@ -1,6 +1,6 @@
 """ReduceLROnPlateau of the clients. The server steps it once a round, since no client knows the value."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,7 @@ from fl_lightning.client.checks import check_optimized
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import parse_optimizers
-from fl_lightning.types import Member
+from fl_lightning.types import Member, RoundOutcome
 
 GroupValues = list[list[float]]
 """Rates or their factors, by optimizer and parameter group."""
@@ -41,6 +41,10 @@ class Plateau(Member):
         """The state of a checkpoint, until the next fit begins."""
         self._owner: Any = None
         """The module with the schedulers. None without schedulers."""
+        self._has_clients = False
+        """Whether a client took part in the last round. If none did, no client has logged anything."""
+        self._is_checked = False
+        """Whether a row had the watched values. Only the first complete row of a new run must have them."""
 
     def begin_fit(self, client: ClientModule, trainer: Trainer) -> None:
         """Make the server's optimizers and schedulers when a fit begins.
@@ -57,6 +61,7 @@ class Plateau(Member):
         self._entries = []
         self._optimizers = []
         self.factors = []
+        self._is_checked = trainer.ckpt_path is not None
         if not overridden(owner, "configure_optimizers", ClientModule):
             return
         name = type(owner).__name__
@@ -88,24 +93,26 @@ class Plateau(Member):
             self._saved = None
         self.factors = self._relative()
 
-    def step(self, round_idx: int, values: Mapping[str, float], is_complete: bool) -> None:
+    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
+        self._has_clients = bool(outcome.asked) and not outcome.aborted
+        return {}
+
+    def step(self, round_idx: int, values: Mapping[str, float], is_evaluated: bool) -> None:
         """Step the schedulers at the end of a round. A scheduler waits if its value was not logged.
 
         Args:
             round_idx: The index of the round.
             values: The logged values of the round, by key.
-            is_complete: Whether the round was evaluated, so that no other key will be logged.
+            is_evaluated: Whether the round was evaluated, or no round is.
 
         Raises:
             ValueError: Nobody logs the value that a scheduler watches.
         """
+        if is_evaluated and self._has_clients and not self._is_checked:
+            self._check_monitors(values)
+            self._is_checked = True
         for entry in self._entries:
             value = values.get(str(entry.monitor))
-            if value is None and entry.strict and is_complete:
-                raise ValueError(
-                    f"ReduceLROnPlateau must watch a logged value, got monitor={entry.monitor!r}; watch one of "
-                    f"{sorted(values)}, or set strict=False to wait for it"
-                )
             if value is not None and (round_idx + 1) % entry.frequency == 0:
                 self._owner.lr_scheduler_step(entry.scheduler, value)
         factors = self._relative()
@@ -113,6 +120,15 @@ class Plateau(Member):
             text = ", ".join(f"{factor:.3g}" for factor in chain.from_iterable(factors))
             rank_zero_info(f"ReduceLROnPlateau: after round {round_idx} local learning rates are multiplied by {text}")
             self.factors = factors
+
+    def _check_monitors(self, values: Mapping[str, float]) -> None:
+        """Refuse schedulers whose value is not among those of a row that has all values."""
+        for entry in self._entries:
+            if entry.strict and str(entry.monitor) not in values:
+                raise ValueError(
+                    f"ReduceLROnPlateau must watch a logged value, got monitor={entry.monitor!r}; watch one of "
+                    f"{sorted(values)}, or set strict=False to wait for it"
+                )
 
     def _rates(self) -> GroupValues:
         """Return the learning rates of the server's optimizers."""

@@ -40,7 +40,7 @@ class LossLandscape(Monitor):
         repeats: draws of noise for each σ.
         reach: largest step along an eigenvector.
         grid: points along each, odd, so that w is one of them.
-        iterations: Hessian products for each eigenvector at most.
+        iterations: restarts of the search for the eigenvectors at most, each of up to 20 Hessian products.
         every: measure every so many rounds.
         clients: whose models are measured besides the global one.
         dirpath: folder of the files; None: that of the Trainer's first logger (no logger: none).

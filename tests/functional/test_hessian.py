@@ -55,6 +55,13 @@ def test_a_flat_loss_has_no_sharp_direction():
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(2, dtype=torch.float64))
 
 
+def test_a_loss_that_is_not_finite_in_some_entries_has_no_eigenvalue():
+    diagonal = torch.tensor([1.0, 2.0, 3.0, 4.0, torch.nan]).double()
+    values, vectors = leading_eigenvectors(lambda v: diagonal * v, 5)
+    assert values.isnan().all()
+    assert vectors.isnan().all()
+
+
 def test_densities_integrate_to_1_and_agree_with_scikit_learn():
     from sklearn.neighbors import KernelDensity
 

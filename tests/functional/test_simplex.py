@@ -35,6 +35,35 @@ def test_scale_does_not_matter_and_a_zero_matrix_has_a_minimum():
     assert simplex_minimum(torch.zeros(3, 3).double()).sum() == 1
 
 
+def check_minimum(matrix, weights):
+    """The conditions of a minimum, each row's to the precision that its own length allows."""
+    slope = matrix @ weights
+    value = weights @ matrix @ weights
+    tolerance = 1e-7 * (matrix.diagonal() * value).sqrt()
+    assert (slope >= value - tolerance).all()
+    used = weights > 0
+    assert ((slope - value).abs() <= tolerance)[used].all()
+
+
+@pytest.mark.parametrize("m", [5, 20])
+def test_rows_of_a_far_larger_scale_cost_no_digits(m):
+    rows = torch.randn(m, 3 * m, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows[m // 2 :] *= 1e9
+    matrix = rows @ rows.T
+    check_minimum(matrix, simplex_minimum(matrix))
+
+
+def test_a_hundred_clients_of_very_different_features_have_a_minimum():
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        lengths = 1e4 * torch.rand(100, 1, dtype=torch.float64, generator=generator) ** 4
+        h = lengths * torch.randn(100, 50, dtype=torch.float64, generator=generator)
+        variances = torch.rand(100, dtype=torch.float64, generator=generator) * torch.logspace(-6, 0, 100).double()
+        away = h[0] - h
+        matrix = variances.diag() + away @ away.T
+        check_minimum(matrix, simplex_minimum(matrix))
+
+
 def test_equal_models_share_a_minimum():
     matrix = torch.ones(4, 4).double() + torch.diag(torch.tensor([0.1, 0.1, 0.2, 0.4]).double())
     torch.testing.assert_close(simplex_minimum(matrix), torch.tensor([4, 4, 2, 1]).double() / 11)

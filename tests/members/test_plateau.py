@@ -7,7 +7,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FaultPolicy, FederatedLoop
 from fl_lightning.methods import FedProx
 from tests.toys import equal, folded, toy_data, trainer, weights_of
 from tests.user_modules import Plain
@@ -139,3 +139,17 @@ def test_rounds_without_the_value_wait():
     Plateaued.rates.clear()
     trainer(6, check_val_every_n_epoch=2).fit(loop, datamodule=toy_data((8, 8), batch_size=8))
     assert Plateaued.rates == pytest.approx([0.1] * 8 + [0.05] * 4)
+
+
+@pytest.mark.parametrize("broken_round", [0, 1])
+def test_a_round_that_skips_all_clients_waits(broken_round):
+    """Nobody logs anything in it, which is no reason to refuse the monitor."""
+
+    class Broken(Watching):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * torch.nan if self.trainer.current_epoch == broken_round else loss
+
+    loop = fit(Broken, 4, faults=FaultPolicy(nonfinite="skip", patience=2))
+    assert "train_loss" in loop.round_metrics
+    assert Plateaued.rates == pytest.approx([0.1] * 6 + [0.05] * 2)
