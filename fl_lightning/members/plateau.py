@@ -66,7 +66,7 @@ class Plateau(Member):
             return
         name = type(owner).__name__
         optimizers, schedulers = parse_optimizers(client.configure_optimizers(), name)
-        if schedulers:
+        if any(not entry.reduce_on_plateau for entry in schedulers):
             rank_zero_info(
                 f"the schedulers of {name} start anew for every client and round; give them the number of a client's "
                 f"local steps, because the Trainer's numbers (max_epochs, estimated_stepping_batches) count rounds "
