@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 NEEDS = {
-    "flwr": ["fl_lightning/flower/*.py", "tests/flower/grid.py"],
+    "flwr": ["fl_lightning/flower/*.py", "tests/flower/deployed.py", "tests/flower/grid.py"],
     "dp_accounting": ["fl_lightning/functional/privacy.py"],
 }
 """Modules with doctests, or without tests of their own, by the package that they need."""
