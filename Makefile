@@ -4,7 +4,8 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help env demo test test-all test-oldest lint format smoke soak bench bench-gpu profile gpu docs notebooks changelog dist clean
+.PHONY: help env demo test test-all test-oldest test-newest lint format smoke soak bench bench-gpu profile gpu docs notebooks \
+    changelog dist clean
 
 VENV ?= $(CURDIR)/.venv
 override VENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python
 CONFIG := configs/experiment/digits_fedntd.yaml
 STAMP := $(VENV)/installed
-CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.14 python3.13 python3.12 python3.11 python3 python)
+CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3 python)
 
 # Nothing is written to the home directory, which may be empty, missing or read-only; what the caller has set stays.
 export UV_CACHE_DIR ?= $(VENV)/cache/uv
@@ -82,10 +83,23 @@ test: env  ## the tests, without the slow ones and those that need a GPU
 test-all: env  ## the slow tests too
 	@'$(RUN)' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not gpu'
 
-test-oldest: env  ## the tests with the oldest supported versions of what we depend on, in an environment of their own
-	@'$(BIN)/uv' venv --quiet --clear --python '$(RUN)' '$(VENV)/oldest'
-	@'$(BIN)/uv' pip install --quiet --python '$(VENV)/oldest/bin/python' --resolution lowest-direct -e '.[dev,tensorboard]'
+# Wheels only: the oldest versions with a wheel for this Python. On 3.11 and 3.12 these are the bounds of setup.cfg.
+test-oldest: env  ## the tests on the oldest Python here, with the oldest versions that setup.cfg admits
+	@python='$(PYTHON)'; [ -n "$$python" ] || python=$$('$(RUN)' -m tools.pythons oldest) || exit 1; \
+	'$(BIN)/uv' venv --quiet --clear --python "$$python" '$(VENV)/oldest' || exit 1; \
+	echo "installing the oldest versions into $(VENV)/oldest with $$('$(VENV)/oldest/bin/python' --version)"
+	@'$(BIN)/uv' pip install --quiet --python '$(VENV)/oldest/bin/python' --resolution lowest-direct \
+	    --only-binary :all: --no-binary fl-lightning -e '.[dev,tensorboard]'
 	@'$(VENV)/oldest/bin/python' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu'
+
+test-newest: env  ## the tests on the newest Python here, unless `make test` runs on it
+	@python=$$('$(RUN)' -m tools.pythons newest) || exit 1; \
+	version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	if [ "$$version" = "$$('$(RUN)' -c 'import sys; print("%d.%d" % sys.version_info[:2])')" ]; then \
+	    echo "the newest Python here is $$version, on which 'make test' runs: nothing more to test"; \
+	else \
+	    $(MAKE) --no-print-directory test VENV='$(VENV)/python'"$$version" PYTHON="$$python"; \
+	fi
 
 lint: env  ## ruff, plain style, mypy --strict, import directions
 	@'$(RUN)' -m ruff check .
