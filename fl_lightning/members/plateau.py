@@ -93,6 +93,11 @@ class Plateau(Member):
             self._saved = None
         self.factors = self._relative()
 
+    @property
+    def is_used(self) -> bool:
+        """True if the module has a scheduler that watches a value."""
+        return bool(self._entries)
+
     def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
         self._has_clients = bool(outcome.asked) and not outcome.aborted
         return {}
