@@ -1,4 +1,4 @@
-"""What a user may have meant by a name that is not known: other words for settings, and the nearest spelling."""
+"""Suggestions for a name that is not known: other words for settings, and the nearest spelling."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
