@@ -1,4 +1,4 @@
-"""The client's Lightning hooks that are called in the Trainer's place, and those that must be refused."""
+"""Hooks of Lightning: the hooks that the loop calls in the Trainer's place, and the hooks that must be refused."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -56,7 +56,7 @@ def row_numbers(positions: Tensor) -> Tensor:
 
 
 class RowLogits(LogitCache):
-    """Gives the teachers' logits of one row's batch, and keeps those that it has to compute.
+    """Gives the teachers' logits of one row's batch, and keeps the logits that it computes.
 
     Args:
         x: The inputs of the batch.

@@ -74,7 +74,7 @@ class SavedFederation:
     # --- a run ---
 
     def load_initial_weights(self, global_weights: GlobalWeights) -> None:
-        """Load the initial weights, if there is a file, in place of those that were drawn."""
+        """Replace the drawn weights by the initial weights, if there is a file of them."""
         if self.initial_weights is not None:
             global_weights.client.load_state_dict(client_state(Path(self.initial_weights), global_weights.client))
 

@@ -116,7 +116,7 @@ class Difference(NamedTuple):
 
 
 class RunIdentity:
-    """Holds the settings of a run, and those that may change when the run continues.
+    """Holds the settings of a run, and the settings that may change when the run continues.
 
     Attributes:
         config: The settings of the parsed configuration. Empty without a configuration. The objects do not hold all
@@ -246,14 +246,14 @@ def described_items(name: str, items: list[Any], depth: int) -> Settings:
 
 
 def described_arguments(name: str, arguments: Mapping[str, Any], depth: int) -> Settings:
-    """Return the settings of the arguments of an object, without those that hold a path."""
+    """Return the settings of the arguments of an object, without arguments that hold a path."""
     return joined(
         described_value(f"{name}.{key}", item, depth + 1) for key, item in arguments.items() if key not in PATHS
     )
 
 
 def arguments_of(value: Any) -> Mapping[str, Any]:
-    """Return the init arguments of an object: its `hparams`, or those that it keeps as attributes."""
+    """Return the init arguments of an object: its `hparams`, or the arguments that it keeps as attributes."""
     if isinstance(value, TrainableModule):
         hparams: Mapping[str, Any] = getattr(value, "hparams", {})
         if hparams:

@@ -288,7 +288,7 @@ class FederationParts:
                 )
 
     def _collect_hooks(self, trainer: Trainer, loop: LightningModule) -> None:
-        """Collect the client hooks of the run's callbacks, in place of those of the run before."""
+        """Replace the client hooks of the run before by the hooks of this run's callbacks."""
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         for name, functions in self.hooks.items():
             functions.clear()

@@ -81,7 +81,7 @@ class Recorder(Member):
         self._settle(None)
 
     def incoming(self, result: ClientResult) -> ClientResult:
-        """Take the values that a client has logged, and those that callbacks have logged about the client."""
+        """Take the values that a client has logged and that callbacks have logged about the client."""
         self.logged.absorb(result.logged)
         self._settle(result.update.client_id)
         return result

@@ -192,7 +192,7 @@ class Rounds:
     # --- the clients of an exchange ---
 
     def _train_tolerantly(self, exchange: str, clients: Sequence[int], outcome: RoundOutcome) -> None:
-        """Train the clients of this process, and leave out those that fail, in agreement with all processes.
+        """Train the clients of this process, and leave out failed clients in agreement with all processes.
 
         Raises:
             Exception: The error is not a client's, or another process has failed.

@@ -67,7 +67,7 @@ class FrozenEntries(Member):
         self.already_sent = self._unchanged()
 
     def _unchanged(self) -> State:
-        """Return the frozen entries whose values are those that were sent last."""
+        """Return the frozen entries that have the values which were sent last."""
         changed = self.changed(self._sent)
         return {name: value for name, value in self._sent.items() if name not in changed}
 

@@ -84,7 +84,7 @@ class NonPersistentBuffers(Member):
         self.set_back(job.memory.get(KEPT, {}))
 
     def trained(self, job: ClientJob) -> None:
-        """Record the buffers that the first training has added, and keep those that the client has again."""
+        """Record the buffers that the first training has added, and keep the buffers that the client has again."""
         if self._may_add_buffers:
             self._may_add_buffers = False
             self.initial.update(dict.fromkeys(self._new_buffers()))

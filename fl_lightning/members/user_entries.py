@@ -72,7 +72,7 @@ class UserEntries(Member):
 
 
 def _readable(entries: Mapping[Any, Any], prefix: str, left_out: list[str]) -> dict[Any, Any]:
-    """Return a copy of the entries, without those that `torch.load(weights_only=True)` does not read.
+    """Return a copy of the entries, without entries that `torch.load(weights_only=True)` does not read.
 
     Args:
         entries: Entries by name, nested.
