@@ -243,9 +243,11 @@ def made_net(factory: Callable[..., Any], num_classes: Any, input_shape: Any) ->
         net = factory(num_classes, input_shape)
     except TypeError as error:
         name = getattr(factory, "__name__", type(factory).__name__)
+        # Torch lists all signatures of a function in further lines.
+        reason = str(error).partition("\n")[0].rstrip(":")
         raise TypeError(
             f"net={name} must make a net of (num_classes, input_shape), and raised for ({num_classes}, "
-            f"{tuple(input_shape)}): {error}; give net=lambda num_classes, input_shape: ..."
+            f"{tuple(input_shape)}): {reason}; give net=lambda num_classes, input_shape: ..."
         ) from error
     if not isinstance(net, nn.Module):
         raise TypeError(f"net must make a torch.nn.Module, got {described(net)}; let the function return it")
