@@ -30,13 +30,13 @@ many samples, every second with the net of `cnn`, the others with a net of a thi
 COLUMNS = ("processes", "s_per_round", "speedup", "low", "high")
 Way = tuple[int, int, str]
 """Processes, threads of each, and by what the clients are spread."""
-BY_WORK = "work"
+BY_COST = "cost"
 """The package's rule: samples, times the operations of the client's net where the nets differ."""
 BY_SAMPLES = "samples"
 """Samples alone, for comparison."""
-WAYS: dict[str, list[Way]] = {"unlike": [(1, 1, BY_WORK), (2, 1, BY_SAMPLES), (2, 1, BY_WORK)]}
+WAYS: dict[str, list[Way]] = {"unlike": [(1, 1, BY_COST), (2, 1, BY_SAMPLES), (2, 1, BY_COST)]}
 """Ways of a workload; of others two processes and two threads beside one."""
-USUAL: list[Way] = [(1, 1, BY_WORK), (2, 1, BY_WORK), (1, 2, BY_WORK)]
+USUAL: list[Way] = [(1, 1, BY_COST), (2, 1, BY_COST), (1, 2, BY_COST)]
 
 
 def seconds_of_rounds(workload: str, way: Way, *folder: str) -> list[float]:
@@ -59,7 +59,7 @@ def measure(workload: str, repeats: int, seconds: float) -> list[tuple[str, *tup
         devices, threads, spread = way
         low, middle, high = quartiles([base / own for base, own in zip(taken[ways[0]], found, strict=True)])
         name = f"{workload}, {devices} x {threads} thread{'s' if threads > 1 else ''}"
-        if spread != BY_WORK:
+        if spread != BY_COST:
             name += f", by {spread}"
         rows.append((name, median(found), middle, low, high))
     return rows
@@ -68,7 +68,7 @@ def measure(workload: str, repeats: int, seconds: float) -> list[tuple[str, *tup
 def parts_of_ranks(workload: str) -> list[dict[str, float]]:
     """Milliseconds of a round in each of two processes of one thread, by part."""
     with TemporaryDirectory() as folder:
-        seconds_of_rounds(workload, (2, 1, BY_WORK), folder)
+        seconds_of_rounds(workload, (2, 1, BY_COST), folder)
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -103,7 +103,7 @@ def main() -> None:
     if devices > 1:
         settings |= {"strategy": ClientParallelStrategy(), "devices": devices}
     if spread == BY_SAMPLES:  # every process of the run enters here
-        FederatedRun.work = property(lambda run: run.server.size)  # type: ignore[assignment, method-assign]
+        FederatedRun.client_cost = property(lambda run: run.server.size)  # type: ignore[assignment, method-assign]
     ticks = Ticks(1, rounds)
     with quiet():
         clock, trainer = fit(loop, data, rounds, *(Pause(ticks.pause) for _ in folders), **settings)

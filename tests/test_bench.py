@@ -126,7 +126,7 @@ def test_two_processes_tell_their_seconds_and_parts(monkeypatch):
     monkeypatch.setitem(parallel.ROUNDS, "cnn", 2)
     monkeypatch.setitem(parallel.ROUNDS, "unlike", 2)
     assert all(of["backward passes"] > 0 and of[parts.OTHERS] > 0 for of in parallel.parts_of_ranks("cnn"))
-    for spread in (parallel.BY_SAMPLES, parallel.BY_WORK):
+    for spread in (parallel.BY_SAMPLES, parallel.BY_COST):
         assert len(parallel.seconds_of_rounds("unlike", (2, 1, spread))) == 1
 
 

@@ -60,3 +60,12 @@ def test_a_file_that_is_no_fragment_is_refused(project, name, text, sentence):
     (project / "changes" / name).write_text(text)
     with pytest.raises(ValueError, match=sentence):
         changelog.main([])
+
+
+def test_a_release_without_fragments_is_refused(project):
+    for fragment in (project / "changes").iterdir():
+        fragment.unlink()
+    before = (project / "CHANGELOG.md").read_text()
+    with pytest.raises(ValueError, match="must have a fragment for a release"):
+        changelog.main(["0.3.0"])
+    assert (project / "CHANGELOG.md").read_text() == before

@@ -29,7 +29,7 @@ def fragments(folder: Path) -> dict[Path, str]:
         ValueError: A file is no fragment, or has a line that is no part of an entry.
     """
     texts: dict[Path, str] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*")):
         if FRAGMENT.fullmatch(path.name) is None:
             raise ValueError(
                 f"a file of changes/ must have a name such as R-plain.changed.md, got {path.name}; "
@@ -63,8 +63,10 @@ def released(changelog: str, version: str, date: datetime.date, entries: str) ->
         entries: The entries of the version below their titles.
 
     Raises:
-        ValueError: `version` is no number of a version, or has a section already.
+        ValueError: `version` is no number of a version, or has a section already, or there are no entries.
     """
+    if not entries:
+        raise ValueError("changes/ must have a fragment for a release, and has none; add changes/NAME.KIND.md")
     if VERSION.fullmatch(version) is None:
         raise ValueError(f"VERSION must be three numbers, got {version}; write it as 0.3.0")
     if f"## [{version}]" in changelog:
@@ -90,4 +92,7 @@ def main(arguments: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"make changelog: {error}")

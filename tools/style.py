@@ -30,6 +30,7 @@ TAKES_EQUALS = frozenset({"chain", "isdisjoint", "max", "min", "print", "product
 """Functions of Python that take any number of equal arguments, which have no names."""
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SEQUENCES = (ast.Tuple, ast.List)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -92,8 +93,8 @@ def _dense(tree: ast.Module) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
         if isinstance(node, ast.Call):
             yield from _in_call(node, forwarded)
         if isinstance(node, ast.IfExp):
-            parts = (node.body, node.orelse, node.test)
-            if any(isinstance(part, ast.IfExp) for part in parts):
+            inner = [part for part in ast.walk(node) if isinstance(part, ast.IfExp)]
+            if len(inner) > 1:
                 yield node, NESTED_CONDITION
         if isinstance(node, COMPREHENSIONS):
             if len(node.generators) > 1:
@@ -110,11 +111,11 @@ def _dense(tree: ast.Module) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
 
 def _is_parallel(node: ast.Assign) -> bool:
     """Return True if the statement assigns several values to several targets and is not a swap."""
-    if not isinstance(node.value, ast.Tuple):
+    if not isinstance(node.value, SEQUENCES):
         return False
     values = {ast.unparse(value) for value in node.value.elts}
     for target in node.targets:
-        if isinstance(target, ast.Tuple):
+        if isinstance(target, SEQUENCES):
             targets = {ast.unparse(each) for each in target.elts}
             if targets != values:
                 return True
@@ -130,7 +131,7 @@ def _in_call(node: ast.Call, forwarded: set[ast.Starred]) -> Iterator[tuple[ast.
     if len(node.args) - len(splats) > MAX_UNNAMED:
         yield node, UNNAMED
     built = [splat for splat in splats if splat not in forwarded]
-    if built and len(node.args) > 1:
+    if built and len(node.args) + len(node.keywords) > 1:
         yield node, SPLAT
 
 
@@ -153,11 +154,13 @@ def _is_product_of_truth(node: ast.BinOp) -> bool:
 
 
 def _is_truth(node: ast.expr) -> bool:
-    """Return True if the expression is a comparison, a negation or a call of `bool`."""
+    """Return True if the expression is a comparison, a negation, a truth constant or a call of `bool`."""
     if isinstance(node, ast.Compare):
         return True
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, bool)
     if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.Not)
+        return isinstance(node.op, ast.Not) or _is_truth(node.operand)
     return isinstance(node, ast.Call) and ast.unparse(node.func) == "bool"
 
 

@@ -16,8 +16,7 @@ PLACES = (PACKAGE / "configs", PACKAGE.parent / "configs")
 HOME = next((folder for folder in PLACES if folder.is_dir()), PLACES[0])
 """Folder of the files: within the package once it is installed, beside it in a clone and in an unpacked sdist."""
 
-
-SMALL = "experiment/digits_"
+SMALL_PREFIX = "experiment/digits_"
 """Beginning of the names of small experiments, one for each method."""
 
 
@@ -39,10 +38,18 @@ def small_experiment(stem: str) -> list[str]:
     >>> small_experiment("knfu"), small_experiment("moon")
     (['experiment/digits_knfu'], ['experiment/digits_fedavg', 'method/moon'])
     """
-    own = f"{SMALL}{stem}"
+    own = f"{SMALL_PREFIX}{stem}"
     if own in config_names():
         return [own]
-    return [f"{SMALL}fedavg", f"method/{stem}"]
+    return [f"{SMALL_PREFIX}fedavg", f"method/{stem}"]
+
+
+def all_names() -> list[str]:
+    """Return the names that `-c` finds: those of all files, and of the small experiments without a file."""
+    files = config_names()
+    methods = [name.removeprefix("method/") for name in files if name.startswith("method/")]
+    small = [f"{SMALL_PREFIX}{stem}" for stem in methods]
+    return sorted({*files, *small})
 
 
 def locate(asked: str) -> list[Path]:
@@ -79,13 +86,14 @@ def shipped(asked: str) -> list[str]:
     known = config_names()
     if name in known:
         return [name]
-    if name.startswith(SMALL):
-        parts = small_experiment(name.removeprefix(SMALL))
+    if name.startswith(SMALL_PREFIX):
+        parts = small_experiment(name.removeprefix(SMALL_PREFIX))
         if set(parts) <= set(known):
             return parts
     stem = name.rpartition("/")[2]
-    same_stem = [other for other in known if other.rpartition("/")[2] == stem]
-    close = same_stem[0] if same_stem else nearest(name, known)
+    names = all_names()
+    same_stem = [other for other in names if other.rpartition("/")[2] == stem]
+    close = same_stem[0] if same_stem else nearest(name, names)
     suggested = "" if close is None else f"; the nearest is {close}"
     raise ValueError(
         f"there is no file {asked}, and no configuration of that name comes with the package{suggested}; "
@@ -145,10 +153,10 @@ def run(argv: list[str]) -> None:
     parser.add_argument("--copy", metavar="DIR", type=Path, help="copy them, or the named one, into this folder")
     options = parser.parse_args(argv)
     listed = config_names()
-    if options.name:
-        folder = options.name.rstrip("/")
-        listed = [name for name in listed if name.startswith(f"{folder}/")]
-    chosen = listed or shipped(options.name or "")
+    asked = (options.name or "").rstrip("/")
+    if asked:
+        listed = [name for name in listed if name.startswith(f"{asked}/")]
+    chosen = listed or shipped(asked)
     if options.copy:
         copy(chosen, options.copy)
     elif listed:
@@ -158,7 +166,7 @@ def run(argv: list[str]) -> None:
     elif len(chosen) == 1:
         print(path_of(chosen[0]).read_text(encoding="utf-8"), end="")
     else:
-        raise ValueError(
-            f"{options.name} has no file of its own: it is {' with '.join(chosen)}; "
-            f"print these, or copy them with --copy DIR"
-        )
+        print(f"# {asked} is these files, merged in this order: -c {' -c '.join(chosen)}")
+        for name in chosen:
+            print(f"\n# --- {name}.yaml ---")
+            print(path_of(name).read_text(encoding="utf-8"), end="")

@@ -120,6 +120,8 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
             return reason
     if named := NO_FILE.search(message):
         return f"must be the name of a file, got {named[1]}; a class is given by {PART_OF.get(key, 'a longer option')}"
+    if option := CLASS_NOT_NAMED.search(message):
+        return f"must be the path of a class to take the option {option[1]!r}, got a name; give the path of the class"
     if names := [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]:
         return expected(names, value or NOTHING)
     return one_line(KEY.sub("", str(error) if key and error else message))

@@ -87,16 +87,16 @@ class Communicator:
         return [value]
 
     def assign_clients(
-        self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]
+        self, cohort: Sequence[int], cost: Callable[[int], int], owners: Mapping[int, int]
     ) -> dict[int, int]:
         """Return the rank that trains each client.
 
-        A client that has an owner goes to it. The other clients go to the rank with the least work so far, the client
-        with the most work first.
+        A client that has an owner goes to it. The other clients go to the rank with the least cost so far, the client
+        with the largest cost first.
 
         Args:
             cohort: Ids of the round's clients.
-            work: Returns the work of a client, ≥ 0: its samples, times the operations of one sample in its own net if
+            cost: Returns the cost of a client, ≥ 0: its samples, times the operations of one sample in its own net if
                 the nets differ.
             owners: The rank that keeps a client's memory, by client id.
         """
@@ -212,10 +212,10 @@ class ProcessCommunicator(Communicator):
         return by_rank or []
 
     def assign_clients(
-        self, cohort: Sequence[int], work: Callable[[int], int], owners: Mapping[int, int]
+        self, cohort: Sequence[int], cost: Callable[[int], int], owners: Mapping[int, int]
     ) -> dict[int, int]:
         # A client without samples costs something too.
-        costs = {client_id: max(1, work(client_id)) for client_id in cohort}
+        costs = {client_id: max(1, cost(client_id)) for client_id in cohort}
         ranks = {client_id: owners[client_id] for client_id in cohort if client_id in owners}
         load = [0] * self.world
         for client_id, rank in ranks.items():

@@ -14,14 +14,15 @@ INPUT_TYPES = (torch.float32, torch.int64)
 
 
 def sample_costs(nets: Iterable[nn.Module], input_shape: tuple[int, ...]) -> list[int]:
-    """Return the cost of one sample in each net: its operations, or more if the net has more parameters.
+    """Return the cost of one sample in each net: the number of operations, or of parameters if that is larger.
 
+    A net whose operations the counter does not know (an own kernel) has few or none, but takes time all the same.
     If the operations of one of the nets cannot be counted, the number of parameters is the cost in all nets, because
     operations and parameters of different nets cannot be compared. The costs depend on nothing but the nets, so that
     every process finds the same costs.
 
     Args:
-        nets: The nets. They stay as they are.
+        nets: The nets. They stay as they are, but forward hooks are called once, with tensors of the meta device.
         input_shape: The sizes of one input, without the batch.
 
     >>> small, large = nn.Linear(4, 2), nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 2))
@@ -32,7 +33,7 @@ def sample_costs(nets: Iterable[nn.Module], input_shape: tuple[int, ...]) -> lis
     sizes = [max(1, num_parameters(net)) for net in nets]
     operations = []
     for net in nets:
-        count = num_operations(net, input_shape)
+        count = operations_or_none(net, input_shape)
         if count is None:
             return sizes
         operations.append(count)
@@ -44,7 +45,7 @@ def num_parameters(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.parameters())
 
 
-def num_operations(net: nn.Module, input_shape: tuple[int, ...]) -> int | None:
+def operations_or_none(net: nn.Module, input_shape: tuple[int, ...]) -> int | None:
     """Count the floating point operations of one sample in a net. None means that they cannot be counted."""
     for input_type in INPUT_TYPES:
         try:

@@ -318,7 +318,7 @@ class Evaluation:
         """Make the job of every client of this process that has test samples."""
         start = self.global_weights.snapshot(self.global_weights.shared)
         clients = range(self.data.num_clients)
-        ranks = self.communicator.assign_clients(clients, work=self._run.work, owners=self.parts.store.owners)
+        ranks = self.communicator.assign_clients(clients, cost=self._run.client_cost, owners=self.parts.store.owners)
         for client_id in clients:
             if ranks[client_id] != self.communicator.rank:
                 continue

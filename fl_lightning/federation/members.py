@@ -55,7 +55,7 @@ class ClientRecords(Member):
         communicator: The communicator of the processes of the run.
         global_weights: The global weights, which know the personal entries.
         initial: The personal entries before any training, by name.
-        work: Returns the cost of a client, by which the clients of a checkpoint are spread over processes.
+        cost: Returns the cost of a client, by which the clients of a checkpoint are spread over processes.
     """
 
     name = "store"
@@ -67,13 +67,13 @@ class ClientRecords(Member):
         communicator: Communicator,
         global_weights: GlobalWeights,
         initial: State,
-        work: Callable[[int], int],
+        cost: Callable[[int], int],
     ) -> None:
         self._store = store
         self._communicator = communicator
         self._global_weights = global_weights
         self._initial = initial
-        self._work = work
+        self._cost = cost
         self._records: dict[int, tuple[dict[str, Any], State | None]] = {}
 
     def of(self, client_id: int) -> tuple[dict[str, Any], State | None]:
@@ -149,7 +149,7 @@ class ClientRecords(Member):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assign: Callable[[Sequence[int]], dict[int, int]] | None = None
         if self._communicator.world > 1:
-            assign = partial(self._communicator.assign_clients, work=self._work, owners={})
+            assign = partial(self._communicator.assign_clients, cost=self._cost, owners={})
         self._store.load_state_dict(state, rank=self._communicator.rank, assign=assign)
 
 

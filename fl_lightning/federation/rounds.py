@@ -139,7 +139,9 @@ class Rounds:
         else:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, clients)
-            ranks = self.communicator.assign_clients(clients, work=self._run.work, owners=self.server.store.owners)
+            ranks = self.communicator.assign_clients(
+                clients, cost=self._run.client_cost, owners=self.server.store.owners
+            )
             local_clients = [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
             for exchange in self.parts.client.exchanges:
                 if not outcome.is_over:

@@ -61,7 +61,7 @@ class FederatedRun:
             communicator=self.communicator,
             global_weights=server.global_weights,
             initial=parts.initial_personal,
-            work=self._work_of_record,
+            cost=self._cost_of_record,
         )
         self.members = members_of(
             parts=parts,
@@ -102,8 +102,8 @@ class FederatedRun:
         return self._engine_factory(self.engine)
 
     @cached_property
-    def work(self) -> Callable[[int], int]:
-        """A function that returns the cost of a client, by which clients are spread over processes.
+    def client_cost(self) -> Callable[[int], int]:
+        """The function that returns the cost of a client, by which clients are spread over processes.
 
         The cost is the number of samples. If the nets differ, it is multiplied by the operations of one sample.
         """
@@ -112,11 +112,11 @@ class FederatedRun:
         if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
             return size
         costs = sample_costs(net.nets, net.input_shape)
-        return partial(client_cost, size=size, costs=costs)
+        return partial(cost_with_net, size=size, costs=costs)
 
-    def _work_of_record(self, client_id: int) -> int:
+    def _cost_of_record(self, client_id: int) -> int:
         """Return the cost of a client of a checkpoint, 0 if the data do not have the client."""
-        return self.work(client_id) if client_id < self.data.num_clients else 0
+        return self.client_cost(client_id) if client_id < self.data.num_clients else 0
 
     def _is_watched(self) -> bool:
         """Return True if the user's own code may change the client module between two rounds."""
@@ -151,7 +151,7 @@ class FederatedRun:
         parts.recorder.traffic.begin_fit(exchanges)
 
 
-def client_cost(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:
+def cost_with_net(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:
     """Return the cost of a client with one of several nets.
 
     Args:

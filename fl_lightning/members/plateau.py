@@ -44,7 +44,7 @@ class Plateau(Member):
         self._has_clients = False
         """Whether a client took part in the last round. If none did, no client has logged anything."""
         self._is_checked = False
-        """Whether a row had the watched values. Only the first complete row of a new run must have them."""
+        """Whether a complete row had all watched values. The first complete row of a run must have them."""
 
     def begin_fit(self, client: ClientModule, trainer: Trainer) -> None:
         """Make the server's optimizers and schedulers when a fit begins.
@@ -61,7 +61,8 @@ class Plateau(Member):
         self._entries = []
         self._optimizers = []
         self.factors = []
-        self._is_checked = trainer.ckpt_path is not None
+        self._is_checked = False
+        self._has_clients = False
         if not overridden(owner, "configure_optimizers", ClientModule):
             return
         name = type(owner).__name__
@@ -158,7 +159,7 @@ class Plateau(Member):
         if not self._entries:
             return {}
         schedulers = [entry.scheduler.state_dict() for entry in self._entries]
-        return {"rates": self._rates(), "schedulers": schedulers}
+        return {"rates": self._rates(), "schedulers": schedulers, "is_checked": self._is_checked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the state of a checkpoint until the next fit begins."""
@@ -179,6 +180,8 @@ class Plateau(Member):
                 f"the checkpoint must be of the same ReduceLROnPlateau, but has {len(schedulers)} of them and there "
                 f"are {len(self._entries)} here; give the module it was made with"
             )
+        # Checkpoints of 0.2.0 have no such entry. Their runs were checked in the first round.
+        self._is_checked = state.get("is_checked", True)
         for entry, saved in zip(self._entries, schedulers, strict=True):
             entry.scheduler.load_state_dict(saved)
         for optimizer, row in zip(self._optimizers, rates, strict=True):

@@ -51,9 +51,16 @@ def test_a_small_experiment_without_a_file_is_fedavgs_with_the_methods(here):
     assert not (here / "runs/digits_fedavg").exists()
 
 
+@pytest.mark.parametrize("asked", ["experiment/digits_moon", "configs/experiment/digits_moon.yaml"])
+def test_a_small_experiment_without_a_file_is_printed_as_its_parts(asked):
+    said = say(f"configs {asked}")
+    assert said.code == 0, said.err
+    assert "merged in this order: -c experiment/digits_fedavg -c method/moon\n" in said.out
+    for part in ("experiment/digits_fedavg", "method/moon"):
+        assert (CONFIGS / f"{part}.yaml").read_text() in said.out
+
+
 def test_a_small_experiment_without_a_file_is_copied_as_its_parts(here):
-    said = refusal("configs experiment/digits_moon", 1)
-    assert "experiment/digits_moon has no file of its own: it is experiment/digits_fedavg with method/moon" in said
     assert say("configs experiment/digits_moon --copy mine").out == "2 files copied to mine\n"
     copies = sorted(path.relative_to(here / "mine").as_posix() for path in (here / "mine").rglob("*.yaml"))
     assert copies == ["experiment/digits_fedavg.yaml", "method/moon.yaml"]
@@ -107,6 +114,9 @@ def test_copies_are_the_users(here):
         ("experiment/digits_fedntdd", "experiment/digits_fedntd"),
         ("digits_fedntd", "experiment/digits_fedntd"),
         ("configs/experiments/digits_fedntd.yaml", "experiment/digits_fedntd"),
+        ("experiment/digits_mon", "experiment/digits_moon"),
+        ("experiment/digits_moon.yam", "experiment/digits_moon"),
+        ("digits_moon", "experiment/digits_moon"),
     ],
 )
 def test_a_wrong_name_is_refused_with_the_nearest(asked, nearest):

@@ -447,3 +447,10 @@ def test_the_traceback_of_a_refusal_can_be_asked_for(monkeypatch):
         main([*FIT.split(), "--nosuch", "2"])
     with pytest.raises(ValueError, match="participation"):
         main([*FIT.split(), "--data.participation", "2"])
+
+
+def test_an_option_of_a_class_that_is_given_by_a_name():
+    said = refusal(f"{FIT} --trainer.strategy client_parallel --trainer.strategy.timeout 3", 2)
+    assert (
+        "trainer.strategy must be the path of a class to take the option 'timeout', got a name; give the path" in said
+    )

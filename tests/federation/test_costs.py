@@ -99,13 +99,13 @@ def test_parameters_are_the_cost_where_the_nets_do_not_read_the_shape(input_shap
     assert sample_costs(WIDTHS, input_shape) == PARAMETERS
 
 
-def work_of(net, sizes, world=2):
+def cost_of(net, sizes, world=2):
     run = SimpleNamespace(
         parts=SimpleNamespace(client=SimpleNamespace(net=net)),
         server=SimpleNamespace(size=sizes.__getitem__),
         communicator=SimpleNamespace(world=world),
     )
-    return FederatedRun.work.func(run)
+    return FederatedRun.client_cost.func(run)
 
 
 def test_the_work_of_a_client_is_its_samples_times_the_operations_of_its_net():
@@ -113,9 +113,9 @@ def test_the_work_of_a_client_is_its_samples_times_the_operations_of_its_net():
     sizes = [7, 7, 0, 2]
     small, large = sample_costs(net.nets, (4,))
     assert large > small
-    assert [work_of(net, sizes)(client_id) for client_id in range(4)] == [7 * small, 7 * large, 0, 2 * large]
-    assert [work_of(Perceptron(3, (4,)), sizes)(client_id) for client_id in range(4)] == sizes
-    assert [work_of(net, sizes, world=1)(client_id) for client_id in range(4)] == sizes
+    assert [cost_of(net, sizes)(client_id) for client_id in range(4)] == [7 * small, 7 * large, 0, 2 * large]
+    assert [cost_of(Perceptron(3, (4,)), sizes)(client_id) for client_id in range(4)] == sizes
+    assert [cost_of(net, sizes, world=1)(client_id) for client_id in range(4)] == sizes
 
 
 def nets_of(hidden):
@@ -125,8 +125,8 @@ def nets_of(hidden):
 def test_clients_of_fast_and_slow_nets_are_spread_evenly():
     """By their samples alone, one process would have all slow ones."""
     net = HeterogeneousNets(3, (4,), [Perceptron, nets_of(100)])
-    work = work_of(net, [10] * 8)
+    cost = cost_of(net, [10] * 8)
     communicator = SimpleNamespace(world=2)
-    ranks = ProcessCommunicator.assign_clients(communicator, range(8), work, {})
-    loads = [sum(work(client_id) for client_id in ranks if ranks[client_id] == rank) for rank in range(2)]
-    assert loads == [2 * work(0) + 2 * work(1)] * 2
+    ranks = ProcessCommunicator.assign_clients(communicator, range(8), cost, {})
+    loads = [sum(cost(client_id) for client_id in ranks if ranks[client_id] == rank) for rank in range(2)]
+    assert loads == [2 * cost(0) + 2 * cost(1)] * 2

@@ -119,6 +119,34 @@ def test_a_metric_that_nobody_logs_is_named_once_a_round_was_evaluated(every):
     assert rounds == [*range(every)]
 
 
+def test_a_run_that_is_continued_before_its_first_evaluation_names_it_too(tmp_path):
+    keep = ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True)
+    data = {"datamodule": toy_data((8, 8), batch_size=8)}
+    trainer(1, callbacks=[keep], enable_checkpointing=True, check_val_every_n_epoch=2).fit(
+        FederatedLoop(Unknown(), seed=1), **data
+    )
+    run = trainer(3, check_val_every_n_epoch=2)
+    with pytest.raises(ValueError, match="got monitor='val_los'"):
+        run.fit(FederatedLoop(Unknown(), seed=1), **data, ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert run.current_epoch == 1
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", "train_loss"])
+def test_a_round_that_is_evaluated_after_its_run_was_cut_off_is_not_checked(tmp_path, monitor):
+    """Its row has no values of the training, which an earlier run has logged."""
+
+    class Watcher(Plateaued):
+        pass
+
+    Watcher.monitor = monitor
+    keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=False)
+    data = {"datamodule": toy_data((8, 8), batch_size=8)}
+    trainer(1, callbacks=[keep], enable_checkpointing=True).fit(FederatedLoop(Watcher(), seed=1), **data)
+    run = trainer(3)
+    run.fit(FederatedLoop(Watcher(), seed=1), **data, ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert run.current_epoch == 3
+
+
 @pytest.mark.parametrize("at_validation", [False, True])
 def test_resume_is_exact(tmp_path, at_validation):
     """A checkpoint written by the evaluation comes before the plateau's step, one of the epoch's end after it."""

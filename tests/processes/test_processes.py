@@ -129,4 +129,4 @@ def test_clients_with_no_and_with_one_sample_are_spread_by_their_ids():
     communicator = ProcessCommunicator.__new__(ProcessCommunicator)
     communicator.world = 2
     sizes = [0, 1, 1]
-    assert communicator.assign_clients([0, 1, 2], work=sizes.__getitem__, owners={}) == {0: 0, 1: 1, 2: 0}
+    assert communicator.assign_clients([0, 1, 2], cost=sizes.__getitem__, owners={}) == {0: 0, 1: 1, 2: 0}
