@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -273,8 +274,22 @@ def make_split(
         return StreamSplit({client_id: Stream(stream, loader_spec) for client_id, stream in dataset.items()})
     pair = type(dataset) is TensorDataset and len(dataset.tensors) == 2
     if pair and loader_spec.collate_fn is default_collate and not columns:
-        return TensorSplit(*dataset.tensors)  # type: ignore[attr-defined]
+        x, y = dataset.tensors  # type: ignore[attr-defined]
+        return TensorSplit(x, y, columns=columns_of(dataset))
     return DatasetSplit(dataset, loader_spec, columns)
+
+
+def columns_of(dataset: Dataset[Any]) -> dict[str, Array]:
+    """Return the attributes of a dataset that have one value per sample, (n,), by name."""
+    columns: dict[str, Array] = {}
+    for name, given in vars(dataset).items():
+        if name == "tensors" or not isinstance(given, list | tuple | np.ndarray | Tensor):
+            continue
+        with suppress(ValueError):  # a list of lists that differ in length
+            values = attribute_of(dataset, (name,))
+            if values is not None and values.ndim == 1:
+                columns[name] = values
+    return columns
 
 
 def count_known(

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from fl_lightning.data.schema import described
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, TensorSplit, Transform
 from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, ResizedCropFlip
@@ -61,7 +62,8 @@ class ImageSource(Source):
         self.root = root
         self.augmentation = augmentation
         self.limit = limit
-        self._measures = normalize == "standard" and self.mean is None
+        self._told = normalize != "standard"
+        self._measures = not self._told and self.mean is None
         unknown = (0.5,) * self.channels
         self.normalize = normalization(normalize, self.mean or unknown, self.std or unknown)
 
@@ -72,13 +74,29 @@ class ImageSource(Source):
             train: augmented in training.
             others: test and validation images.
         """
-        if self._measures:
-            self.normalize = Normalize(*measure(train.x))
+        self._decide_scale(train)
         names = ("train", "test", "val")
         return [
             images and self._labelled(images, self.normalize if i else self.training_transform(), names[i])
             for i, images in enumerate((train, *others))
         ]
+
+    def _decide_scale(self, train: Images) -> None:
+        """Choose how the images are normalized: as the training data, else as told, else by the training images.
+
+        Raises:
+            ValueError: `normalize` says something else than the training data.
+        """
+        scale = None if self.leader is None else self.leader.scale
+        if scale is not None and len(scale) == 1 and isinstance(scale[0], Normalize):
+            if self._told and described(scale[0]) != described(self.normalize):
+                raise ValueError(
+                    f"normalize of {self.place} must be that of the training data ({scale[0]}), got {self.normalize}; "
+                    f"leave it out"
+                )
+            self.normalize = scale[0]
+        elif self._measures:
+            self.normalize = Normalize(*measure(train.x))
 
     def _labelled(self, images: Images, transform: Transform, name: str) -> TensorSplit:
         split = labelled_split(images.x, images.y, self.num_classes, transform, name)

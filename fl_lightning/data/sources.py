@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.data.limiting import limited
 from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.schema import Schema, read_by, scale_of, targets_of
 from fl_lightning.data.splits import Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
 from fl_lightning.utils.settings import check_above, check_below, check_count, check_kind, check_whole, described
@@ -44,6 +45,15 @@ class Source(ABC):
 
     validates: bool = False
     """True where `load` will find validation samples."""
+
+    schema: Schema | None = None
+    """What the training samples decide about all samples, known after `read`."""
+
+    leader: Schema | None = None
+    """The schema of the training data, by which this source of a further split is read. None: this one decides."""
+
+    place: str = "data.source"
+    """The setting that names the source, for errors."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -81,7 +91,38 @@ class Source(ABC):
         """Load the training and the test split, each with at most `limit` samples."""
         check_count(1, "leave it out for all samples", limit=self.limit)
         train, test = self.load()
-        return limited(train, self.limit), None if test is None else limited(test, self.limit)
+        train = limited(train, self.limit)
+        test = None if test is None else limited(test, self.limit)
+        self.schema = self.described(train)
+        if self.leader is not None:
+            own = self.schema
+            self.schema = self.leader
+            train = read_by(self.leader, own, train, self.place)
+            test = None if test is None else read_by(self.leader, own, test, self.place)
+        return train, test
+
+    def follow(self, schema: Schema, place: str) -> None:
+        """Read the samples by the schema of the training data from now on.
+
+        Args:
+            schema: The schema of the training data.
+            place: The setting that names this source, for errors.
+        """
+        self.leader = schema
+        self.place = place
+
+    def described(self, train: Split) -> Schema:
+        """Return what the training samples decide.
+
+        Args:
+            train: The training samples.
+        """
+        return Schema(
+            class_names=None if self.class_names is None else tuple(str(name) for name in self.class_names),
+            num_classes=self.num_classes,
+            targets=targets_of(train),
+            scale=scale_of(train),
+        )
 
 
 class Splits(dict[str, Split]):
@@ -237,6 +278,13 @@ class PooledSource(Source):
 
     def prepare(self) -> None:
         self.source.prepare()
+
+    def follow(self, schema: Schema, place: str) -> None:
+        super().follow(schema, place)
+        self.source.follow(schema, place)
+
+    def described(self, train: Split) -> Schema:
+        return super().described(train) if self.source.schema is None else self.source.schema
 
     def load(self) -> tuple[Split, Split]:
         train, test = self.source.read()
