@@ -171,8 +171,8 @@ def labels_of(dataset: Any) -> Tensor | None:
 
 
 def as_classes(labels: Array | None) -> Tensor | None:
-    """Convert labels to (n,) int64, or None where they are no whole numbers."""
-    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+    """Convert labels to (n,) int64, or None where they are neither whole numbers nor truth values."""
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iub":
         return None
     return torch.from_numpy(labels.astype(np.int64))
 
