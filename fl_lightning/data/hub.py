@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.data.images import eight_bits_as_floats, is_deep
 from fl_lightning.data.limiting import stratified
 from fl_lightning.data.sources import Source, labelled_split
-from fl_lightning.data.splits import Array, Split
+from fl_lightning.data.splits import Array, Split, TensorSplit
 from fl_lightning.data.transforms import Scale
 
 LARGEST_EXACT = 2**53
@@ -99,6 +99,12 @@ class HuggingFace(Source):
                     f"column {self.input!r} must have one shape in all splits, got {train.input_shape} in train and "
                     f"{split.input_shape} in {which}; resize or convert it first"
                 )
+            if split is not None and kinds_of(split) != kinds_of(train):
+                raise ValueError(
+                    f"columns {self.input!r} and {self.label!r} must have the types of the training rows "
+                    f"({' and '.join(kinds_of(train))}) in all splits, got {' and '.join(kinds_of(split))} in {which}; "
+                    f"cast them to one type"
+                )
         return train, test
 
     def _splits(self) -> Mapping[str, Any]:
@@ -129,7 +135,7 @@ class HuggingFace(Source):
             )
         return datasets.load_from_disk(str(folder))
 
-    def _split(self, dataset: Any, which: str) -> Split:
+    def _split(self, dataset: Any, which: str) -> TensorSplit:
         """Read a split."""
         for column in (self.input, self.label):
             if column not in dataset.column_names:
@@ -154,6 +160,17 @@ class HuggingFace(Source):
         kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
         split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split
+
+
+def kinds_of(split: TensorSplit) -> tuple[str, str]:
+    """Tell what the samples and the targets of a split are, alike for pictures of 8 and of more bits."""
+    if split.transform is not None:
+        samples = "scaled"
+    elif split.x.is_floating_point():
+        samples = "numbers"
+    else:
+        samples = "whole numbers"
+    return samples, "numbers" if split.y.is_floating_point() else "classes"
 
 
 def stack_values(values: Sequence[Any], column: str) -> Tensor:

@@ -73,9 +73,11 @@ def described(transform: Any) -> tuple[str, ...]:
 
 def scale_of(split: Split) -> tuple[Transform, ...] | None:
     """Return the transforms of a split that are no augmentation. None: the samples are read by code of the user's."""
-    if not isinstance(split, TensorSplit):
-        return None
-    transform: Any = split.transform
+    return scaling(split.transform) if isinstance(split, TensorSplit) else None
+
+
+def scaling(transform: Any) -> tuple[Transform, ...]:
+    """Return the parts of a transform that are no augmentation."""
     parts = getattr(transform, "transforms", (transform,))
     return tuple(part for part in parts if isinstance(part, SCALING))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.data.limiting import limited
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.schema import Schema, read_by, scale_of, targets_of
-from fl_lightning.data.splits import Split, TensorSplit, Transform
+from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
 from fl_lightning.utils.settings import check_above, check_below, check_count, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_overrides
@@ -301,6 +301,18 @@ class PooledSource(Source):
         new_test, new_train = order.tensor_split([round(self.test_share * len(x))])
         labelled = train.labels is not None
         both = [name for name in train.columns if name in test.columns]
-        columns = {name: np.concatenate([train.columns[name], test.columns[name]]) for name in both}
+        columns = {name: joined_columns(train.columns[name], test.columns[name]) for name in both}
         training = TensorSplit(x, y, train.transform, labelled, columns).subset(new_train)
         return training, TensorSplit(x, y, test.transform, labelled, columns).subset(new_test)
+
+
+def joined_columns(first: Array, second: Array) -> Array:
+    """Join the values of a column, as text if the values of one part are of another kind than those of the other.
+
+    >>> joined_columns(np.array([7, 8]), np.array([7, "007"], dtype=object)).tolist()
+    ['7', '8', '7', '007']
+    """
+    if first.dtype.kind != second.dtype.kind:
+        first = first.astype(np.str_)
+        second = second.astype(np.str_)
+    return np.concatenate([first, second])

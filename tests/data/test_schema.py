@@ -7,13 +7,16 @@ import inspect
 import json
 import lzma
 import pkgutil
+import shutil
 import zipfile
 
 import numpy as np
 import pytest
 import torch
 from pytorch_lightning import LightningDataModule
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torchvision import datasets
+from torchvision.transforms.functional import pil_to_tensor
 
 from fl_lightning import FederatedDataModule, data
 from fl_lightning.data import DatasetSource, HuggingFace, ImageFolder, PooledSource, Source, TableSource, TensorSource
@@ -21,6 +24,7 @@ from fl_lightning.data.datamodules import DataModuleSource
 from fl_lightning.data.owners import Elsewhere, Folder, write_set
 from fl_lightning.data.splits import TensorSplit
 from fl_lightning.data.table_schema import TableSchema
+from fl_lightning.data.transforms import Scale
 from tests.data.test_folders import write as write_image
 from tests.data.test_hub import Rows, value
 from tests.data.test_tables import Column, Frame
@@ -400,3 +404,78 @@ def test_a_server_of_several_owners_has_no_scale_of_its_own(tmp_path):
     source = Elsewhere(tmp_path)
     source.read()
     assert source.schema.digests() == {}
+
+
+# --- the test samples of a source
+
+
+def test_the_sets_of_a_folder_have_the_classes_of_its_training_set(tmp_path):
+    root = tmp_path / "set"
+    split = TensorSplit(torch.zeros(2, 1), torch.tensor([0, 1]), Scale(16))
+    write_set(root, split, torch.arange(2), 2, ["left", "right"])
+    write_set(root / "test", split, torch.arange(2), 2, ["right", "left"])
+    write_set(root / "val", split, torch.arange(2), 2, None)
+    source = Folder(root)
+    train, test = source.read()
+    assert (train.y.tolist(), test.y.tolist(), source.validation.y.tolist()) == ([0, 1], [1, 0], [0, 1])
+    assert source.class_names == ("left", "right")
+    for names, transform, sentence in (
+        (["left", "bright"], Scale(16), "must have classes of the training data .left, right., got 'bright'"),
+        (["left", "right"], Scale(255), "test must have the scale of the training set"),
+    ):
+        shutil.rmtree(root / "test")
+        write_set(root / "test", TensorSplit(split.x, split.y, transform), torch.arange(2), 2, names)
+        with pytest.raises(ValueError, match=sentence):
+            Folder(root).read()
+
+
+def folder_of(root, names):
+    for name in names:
+        write_image(root / name / "0.png")
+    return datasets.ImageFolder(root, transform=pil_to_tensor)
+
+
+@pytest.mark.parametrize("among", [list, lambda dataset: Subset(dataset, [0, 1]), lambda d: ConcatDataset([d, d])])
+def test_datasets_that_know_their_classes_number_them_alike(tmp_path, among):
+    keep = among if among is not list else lambda dataset: dataset
+    train = keep(folder_of(tmp_path / "train", "abc"))
+    other = keep(folder_of(tmp_path / "test", "bc"))
+    source = DatasetSource(train, train)
+    source.read()
+    assert source.schema.class_names == ("a", "b", "c")
+    sentence = "test samples must number their classes as the training samples .a, b, c., got b, c"
+    with pytest.raises(ValueError, match=sentence):
+        DatasetSource(train, other).read()
+
+    class Own(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(train)
+
+        def test_dataloader(self):
+            return DataLoader(other)
+
+    with pytest.raises(ValueError, match=sentence):
+        FederatedDataModule(Own(), num_clients=1).setup()
+    further = DatasetSource(other)
+    with pytest.raises(ValueError, match=r"data.extra_splits.proxy must number its classes as the training data"):
+        FederatedDataModule(DatasetSource(train), num_clients=1, extra_splits={"proxy": further}).setup()
+
+
+def test_splits_of_a_hub_data_set_have_the_types_of_its_training_rows():
+    label = value("int64")
+    whole = Rows({"x": type("S", (), {"feature": value("int64")})(), "label": label}, x=[[1], [2]], label=[0, 1])
+    numbers = Rows(
+        {"x": type("S", (), {"feature": value("float32")})(), "label": label}, x=[[1.0], [2.0]], label=[0, 1]
+    )
+    HuggingFace({"train": whole, "test": whole}, input="x").read()
+    with pytest.raises(
+        ValueError, match=r"must have the types of the training rows .whole numbers and classes. in all"
+    ):
+        HuggingFace({"train": whole, "test": numbers}, input="x").read()
+
+
+def test_pooled_owners_stay_apart(tmp_path):
+    source = table_of(tmp_path, "x,who,y\n1,7,0\n2,8,1\n", "x,who,y\n1,007,0\n2,8,1\n", ignored=["who"])
+    data = FederatedDataModule(PooledSource(source, test_share=0.1), num_clients=None, by="who")
+    data.setup()
+    assert data.client_names == ["007", "7", "8"]
