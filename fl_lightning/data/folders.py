@@ -67,8 +67,10 @@ class _FolderSource(ImageSource):
 class ImageFolder(_FolderSource):
     """Images in `root/train/<class>/*` and `root/test/<class>/*`, as torchvision's `ImageFolder` reads them.
 
-    CINIC-10 has this layout, and your own images may. Grey images, palettes and transparency become RGB. The class
-    names are those of the folders, in alphabetical order.
+    CINIC-10 has this layout, and your own images may. Grey images, palettes and transparency become RGB. Images of 16
+    bits, and of floats in [0, 1], are scaled by what their type can hold and kept as floats; other images of more than
+    8 bits are refused. Files of other types are counted in one line. The class names are those of the folders, in
+    alphabetical order.
 
     Args:
         root: folder that holds the folders of the splits.
