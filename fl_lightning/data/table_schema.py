@@ -34,6 +34,15 @@ MOST_NUMBERS = 0.9
 WHOLE = re.compile(r"[+-]?[0-9]+")
 PADDED = re.compile(r"[+-]?0[0-9]+")
 AROUND_NUMBERS = re.compile(r"[\s%‰°$€£¥,.'’()<>≤≥~±-]")
+FOREIGN_NUMBER = re.compile(
+    r"""[+-]?(?:
+        [0-9]+,[0-9]+                                          # a decimal comma
+        | [0-9]{1,3}(?:[,'’ ][0-9]{3})+(?:\.[0-9]+)?           # groups of thousands
+        | [0-9]+(?:[.,][0-9]+)?\s*[%‰$€£¥]
+        | [$€£¥]\s*[0-9]+(?:[.,][0-9]+)?
+    )""",
+    re.VERBOSE,
+)
 WITH_UNIT = re.compile(r"[+-]?[0-9][0-9.,']*\s*[^\W\d_]+")
 
 
@@ -223,9 +232,11 @@ def holds_numbers(name: str, cells: Cells, remedy: str = "or ignore the column")
     if not others:
         return True
     known = [number for number in numbers if number is not None and not math.isnan(number)]
-    if not known:
-        return False
-    odd = odd_cell([cells.values[position] for position in others], known)
+    texts = [cells.values[position] for position in others]
+    if known:
+        odd = odd_cell(texts, known)
+    else:
+        odd = 0 if cells.decimal is not None and all(is_foreign_number(text) for text in texts) else None
     if odd is None:
         return False
     position = others[odd]
@@ -256,6 +267,15 @@ def odd_cell(others: Sequence[Any], known: Sequence[float]) -> int | None:
     share = len(known) / (len(known) + len(others))
     measured = share >= MOST_NUMBERS or any(not number.is_integer() for number in known)
     return None if vague and not measured else 0
+
+
+def is_foreign_number(text: str) -> bool:
+    """Tell whether a text of a file is a number in another notation, and can be nothing else.
+
+    >>> [is_foreign_number(text) for text in ("1,5", "1,234.5", "45 %", "$3.50", "12.05.2024", "1-3", "7,a")]
+    [True, True, True, True, False, False, False]
+    """
+    return FOREIGN_NUMBER.fullmatch(text.strip()) is not None
 
 
 def is_code(text: str) -> bool:

@@ -315,7 +315,11 @@ def test_a_decimal_comma_is_named_and_read(tmp_path):
     text = "x;y\n1,5;a\n-2,5;b\n"
     with pytest.raises(ValueError, match=r"must have its columns between ',', got one column 'x;y'; set sep: ';'"):
         table_of(tmp_path, text).read()
-    assert table_of(tmp_path, text, sep=";").read()[0].x.shape == (2, 2)  # words: no number is among them
+    for values in (text, text.replace("1,5", "45%").replace("-2,5", "5 %"), text.replace("1,5", "1,234.5")):
+        with pytest.raises(ValueError, match=r"'x' must hold a number in every row, got .* in row 2 .* and 0 numbers;"):
+            table_of(tmp_path, values, sep=";").read()
+    dates = "x;y\n12.05.2024;a\n13.05.2024;b\n"
+    assert table_of(tmp_path, dates, sep=";").read()[0].x.shape == (2, 2)
     mixed = "x;y\n1,5;a\n2;b\n"
     with pytest.raises(ValueError, match=r"got '1,5' in row 2 .*; set decimal: ','"):
         table_of(tmp_path, mixed, sep=";").read()
