@@ -98,8 +98,8 @@ class TableSchema:
         Raises:
             ValueError: A column has no clear type, or lacks a value.
         """
-        features = tuple(decide_feature(name, given[name], training[name]) for name in names)
         kind, classes = decide_target(label, given=given[label], training=training[label], task=task)
+        features = tuple(decide_feature(name, given[name], training[name]) for name in names)
         identifiers = {name: kind_of(cells) for name, cells in given.items()}
         return cls(features=features, kind=kind, classes=classes, identifiers=identifiers)
 
@@ -458,9 +458,9 @@ def class_values(label: str, *, kind: Kind, cells: Cells, which: str) -> list[An
         ValueError: A row has no class.
     """
     values: list[Any] = []
-    for cell, value in zip(cells.values, identifiers(kind, cells).tolist(), strict=True):
+    for value in identifiers(kind, cells).tolist():
         if is_blank(value):
-            raise ValueError(unfit(label, wanted=A_CLASS, value=cell, which=which))
+            raise ValueError(unfit(label, wanted=A_CLASS, value=value, which=which))
         if isinstance(value, float) and not value.is_integer():
             task = "regression" if math.isfinite(value) else ""
             raise ValueError(unfit(label, wanted=A_CLASS, value=value, which=which, task=task))

@@ -291,6 +291,13 @@ def test_text_of_a_frame_stays_text():
         TableSource(numbers, "y", frame).read()
 
 
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_a_target_that_is_missing_is_named_before_a_feature(missing):
+    gaps = Frame(x=Column([1.0, missing, 2.0]), y=Column(["a", missing, "b"]))
+    with pytest.raises(ValueError, match=r"column 'y' must hold a class .* in every row, got '' in train; fill in"):
+        TableSource(gaps, "y", gaps).read()
+
+
 @pytest.mark.parametrize("odd", ["-", "--", "1,234.5", "45%", "$5", "< 5", "n.a.", "unknown", "12 kg", "1 234"])
 def test_an_odd_value_in_a_column_of_numbers_is_named(tmp_path, odd):
     rows = "".join(f"{i + 0.5},{i % 2}\n" for i in range(48))
