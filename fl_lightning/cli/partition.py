@@ -11,6 +11,7 @@ from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.parser_only import parts_of
 from fl_lightning.cli.split import taken
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.engines.inspection import class_names
 from fl_lightning.functional.classes import distance_from_uniform, effective_classes
 from fl_lightning.reports.figures import plot_bubbles, plot_sizes, save
 from fl_lightning.runs.partition import PARTITION, write_partition
@@ -47,7 +48,7 @@ def run(argv: list[str]) -> None:
         print("--output DIR draws it")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    names = list(data.source.class_names or map(str, range(data.num_classes or 0)))
+    names = class_names(data)
     save(plot_sizes(sizes) if counts is None else plot_bubbles(counts, names), folder / "partition.png")
     if counts is not None:
         write_partition(folder / PARTITION, counts.tolist(), names, data.client_names)

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
+from fl_lightning.functional.classes import WHOLE, class_labels
 from fl_lightning.functional.state import to_host
 from fl_lightning.utils.life import LIFE
 
@@ -495,6 +496,7 @@ class BatchTransfer:
         hooked_before = overridden(before_owner, "on_before_batch_transfer")
         self.moves = hooked_before or overridden(transfer_owner, "transfer_batch_to_device")
         self.hooked = self.moves or bool(self._after)
+        self._has_own_loss = len(modules) > 1
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device and in the Trainer's precision.
@@ -507,4 +509,9 @@ class BatchTransfer:
             batch = self._transfer(batch, self._device, 0)
         for hook in self._after:
             batch = hook(batch, 0)
-        return self._precision.convert_input(batch)
+        batch = self._precision.convert_input(batch)
+        if self._has_own_loss or not isinstance(batch, tuple | list) or len(batch) != 2:
+            return batch
+        # A net has the losses and metrics of this package, which read classes in int64.
+        x, y = batch
+        return (x, class_labels(y)) if isinstance(y, Tensor) and y.dtype in WHOLE else batch

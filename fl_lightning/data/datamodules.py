@@ -14,8 +14,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fl_lightning.data.datasets import KnownSplit, count_known, make_split
+from fl_lightning.data.datasets import KnownSplit, check_class_names, count_known, described_by_dataset, make_split
 from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import StreamSplit, are_streams, read_stream_loader
@@ -75,6 +76,7 @@ class DataModuleSource(Source):
         loaders = {validation_name(i): loader for i, loader in enumerate(validating)}
         splits = {name: make_split(loader.dataset, read_loader(loader)) for name, loader in loaders.items()}
         self._splits = {"train": train, **splits}
+        check_class_names(self._splits)
         self._count_classes()
         self.class_names = getattr(module, "class_names", None)
         self.validation = splits.get("val")
@@ -96,6 +98,7 @@ class DataModuleSource(Source):
         if loader is None:
             return None
         split = make_split(loader.dataset, read_loader(loader))
+        check_class_names({**self._splits, "test": split})
         if counted:
             self._splits["test"] = split
             self._count_classes()
@@ -106,6 +109,9 @@ class DataModuleSource(Source):
     def _count_classes(self) -> None:
         """Count the classes of the splits, or keep a function that counts them on demand."""
         self.num_classes, self.classes = count_known(self._splits, getattr(self.datamodule, "num_classes", None))
+
+    def described(self, train: Split) -> Schema:
+        return described_by_dataset(super().described(train), train)
 
     def _train(self) -> tuple[KnownSplit, LoaderSpec]:
         """Get the training samples, or the clients' streams, and the settings of their loader."""

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.data import (
 from fl_lightning.data.column_partition import ColumnPartition
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.partitions import PartitionInput
+from fl_lightning.data.schema import Schema, shown
 from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Array, LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
@@ -170,8 +172,8 @@ def labels_of(dataset: Any) -> Tensor | None:
 
 
 def as_classes(labels: Array | None) -> Tensor | None:
-    """Convert labels to (n,) int64, or None where they are no whole numbers."""
-    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+    """Convert labels to (n,) int64, or None where they are neither whole numbers nor truth values."""
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iub":
         return None
     return torch.from_numpy(labels.astype(np.int64))
 
@@ -213,9 +215,51 @@ class DatasetSource(Source):
         for name, dataset in (("val", self.val), ("test", self.test)):
             if dataset is not None:
                 splits[name] = make_split(dataset, self.loader_spec)
+        check_class_names(splits)
         self.num_classes, self.classes = count_known(splits, self.num_classes)
         self.validation = splits.get("val")
         return splits["train"], splits.get("test")
+
+    def described(self, train: Split) -> Schema:
+        return described_by_dataset(super().described(train), train)
+
+
+def described_by_dataset(schema: Schema, train: Split) -> Schema:
+    """Return a schema with the class names that the dataset of the training samples knows, where nothing else does."""
+    return schema if schema.class_names is not None else schema._replace(class_names=known_names(train))
+
+
+def known_names(split: Split) -> tuple[str, ...] | None:
+    """Return the class names that a dataset knows, as torchvision's `ImageFolder` does. None: it knows none."""
+    dataset: Any = getattr(split, "dataset", None)
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    if isinstance(dataset, ConcatDataset):
+        found = {known_names(DatasetSplit(part)) for part in dataset.datasets}
+        return found.pop() if len(found) == 1 else None
+    names = getattr(dataset, "classes", None)
+    if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    return None
+
+
+def check_class_names(splits: Mapping[str, Split]) -> None:
+    """Refuse datasets that number their classes in another way than the training samples.
+
+    Args:
+        splits: The splits by name, `train` among them.
+
+    Raises:
+        ValueError: Names the split and the classes of both.
+    """
+    names = known_names(splits["train"])
+    for name, split in splits.items():
+        others = known_names(split)
+        if names is not None and others is not None and others != names:
+            raise ValueError(
+                f"the {name} samples must number their classes as the training samples ({shown(names)}), got "
+                f"{shown(others)}; give both datasets the same classes"
+            )
 
 
 def check_datasets(wrong: tuple[type, ...], **datasets: object) -> None:
@@ -273,8 +317,22 @@ def make_split(
         return StreamSplit({client_id: Stream(stream, loader_spec) for client_id, stream in dataset.items()})
     pair = type(dataset) is TensorDataset and len(dataset.tensors) == 2
     if pair and loader_spec.collate_fn is default_collate and not columns:
-        return TensorSplit(*dataset.tensors)  # type: ignore[attr-defined]
+        x, y = dataset.tensors  # type: ignore[attr-defined]
+        return TensorSplit(x, y, columns=columns_of(dataset))
     return DatasetSplit(dataset, loader_spec, columns)
+
+
+def columns_of(dataset: Dataset[Any]) -> dict[str, Array]:
+    """Return the attributes of a dataset that have one value per sample, (n,), by name."""
+    columns: dict[str, Array] = {}
+    for name, given in vars(dataset).items():
+        if name == "tensors" or not isinstance(given, list | tuple | np.ndarray | Tensor):
+            continue
+        with suppress(ValueError):  # a list of lists that differ in length
+            values = attribute_of(dataset, (name,))
+            if values is not None and values.ndim == 1:
+                columns[name] = values
+    return columns
 
 
 def count_known(

@@ -8,9 +8,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
+from fl_lightning.data.images import (
+    Augmentation,
+    Images,
+    ImageSource,
+    Normalization,
+    eight_bits_as_floats,
+    error_line,
+    is_deep,
+)
 from fl_lightning.data.limiting import stratified
 from fl_lightning.data.published import check_published
 from fl_lightning.data.splits import Split
@@ -58,8 +67,10 @@ class _FolderSource(ImageSource):
 class ImageFolder(_FolderSource):
     """Images in `root/train/<class>/*` and `root/test/<class>/*`, as torchvision's `ImageFolder` reads them.
 
-    CINIC-10 has this layout, and your own images may. Grey images, palettes and transparency become RGB. The class
-    names are those of the folders, in alphabetical order.
+    CINIC-10 has this layout, and your own images may. Grey images, palettes and transparency become RGB. Images of 16
+    bits, and of floats in [0, 1], are scaled by what their type can hold and kept as floats; other images of more than
+    8 bits are refused. Files of other types are counted in one line. The class names are those of the folders, in
+    alphabetical order.
 
     Args:
         root: folder that holds the folders of the splits.
@@ -115,12 +126,14 @@ class ImageFolder(_FolderSource):
                 f"that holds {name}"
             )
         try:
-            return datasets.ImageFolder(folder)
+            listed = datasets.ImageFolder(folder)
         except FileNotFoundError as error:  # no class, or a class without images
             raise FileNotFoundError(
                 f"{folder} must hold a folder of images for each class ({error_line(error)}): add what is missing, or "
                 f"delete folders without images"
             ) from error
+        tell_unread(folder, listed.extensions)
+        return listed
 
     def _check_classes(self, first: Any, other: Any) -> None:
         if different := sorted({*first.classes} ^ {*other.classes}):
@@ -207,6 +220,25 @@ class TinyImageNet(_FolderSource):
             )
 
 
+def tell_unread(folder: Path, extensions: Sequence[str]) -> None:
+    """Count the files of a split that are not read, by the endings of their names, in one line.
+
+    Args:
+        folder: of the split.
+        extensions: of the names of files that are read.
+    """
+    counts: Counter[str] = Counter()
+    for path in folder.glob("*/**/*"):
+        ending = path.suffix.lower()
+        if ending not in extensions and not path.name.startswith(".") and path.is_file():
+            counts[ending or "no ending"] += 1
+    if counts:
+        kinds = ", ".join(f"{count} of {ending}" for ending, count in sorted(counts.items()))
+        rank_zero_warn(
+            f"{folder} holds {counts.total()} files that are not read ({kinds}); convert images to png, or delete them"
+        )
+
+
 def short_names(texts: Sequence[str]) -> tuple[str, ...]:
     """Shorten lists of synonyms to the first, where that is not another's too.
 
@@ -218,7 +250,7 @@ def short_names(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str = RESIZE) -> Tensor:
-    """Read images of one size as RGB, (n, 3, H, W) uint8.
+    """Read images of one size as RGB, (n, 3, H, W): uint8, or floats in [0, 255] if one has more than 8 bits.
 
     Args:
         paths: of the files.
@@ -226,21 +258,24 @@ def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str
         remedy: for an image of another size.
 
     Raises:
-        ValueError: a file that is no image, or an image of another size.
+        ValueError: a file that is no image, an image of another size, or one of which nothing tells what is white.
     """
-    from PIL.Image import Resampling  # noqa: PLC0415 - slow to import, as is torchvision
-    from torchvision.datasets.folder import default_loader  # noqa: PLC0415
+    from PIL import Image  # noqa: PLC0415 - slow to import
+    from PIL.Image import Resampling  # noqa: PLC0415
 
     images = np.empty((0, 3, 0, 0), np.uint8)
     size = None
     with warnings.catch_warnings(action="ignore"):  # of Pillow, about transparency that is dropped
         for i, path in enumerate(paths):
             try:
-                image = default_loader(path)
+                with Image.open(path) as opened:
+                    opened.load()
+                    read = opened if is_deep(opened) else opened.convert("RGB")
             except Exception as error:  # Pillow raises all kinds
                 raise ValueError(
                     f"{path} could not be read as an image ({error_line(error)}): replace or delete it"
                 ) from error
+            image: Any = eight_bits_as_floats(read, str(path))
             if image_size is not None:
                 image = image.resize((image_size, image_size), Resampling.BILINEAR)
             if size is None:
@@ -251,7 +286,12 @@ def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str
                     f"all images must have one size, got {_pixels(size)} of {paths[0]} and {_pixels(image.size)} of "
                     f"{path}: {remedy}"
                 )
-            images[i] = np.asarray(image).transpose(2, 0, 1)
+            pixels = np.asarray(image)
+            if pixels.ndim == 2:  # of more than 8 bits
+                images = images.astype(np.float32, copy=False)
+                images[i] = pixels
+                continue
+            images[i] = pixels.transpose(2, 0, 1)
     return torch.from_numpy(images)
 
 

@@ -124,12 +124,20 @@ def one_per_class(labels: Array, pool: Array, per_class: int, num_classes: int, 
     return np.concatenate([shuffled[classes == c][:per_class] for c in range(num_classes)]).astype(np.int64)
 
 
-def load_extra(sources: Mapping[str, Source], train: Split) -> dict[str, Split]:
-    """Load the sources of further splits, by name, whose samples must have the shape of the training samples.
+def load_extra(sources: Mapping[str, Source], train: Split, training: Source) -> dict[str, Split]:
+    """Load the sources of further splits, by name, by the schema of the training samples.
+
+    Args:
+        sources: Sources by the names of their splits.
+        train: The training samples, whose shape all samples must have.
+        training: The source of the training samples, which was read.
 
     Raises:
-        ValueError: samples of another shape.
+        ValueError: Samples are of another shape, or do not fit the schema.
     """
+    for name, source in sources.items():
+        if source is not training and training.schema is not None:
+            source.follow(training.schema, f"data.extra_splits.{name}")
     splits = {name: source.read()[0] for name, source in sources.items()}
     for name, split in splits.items():
         if (shape := split.input_shape) != train.input_shape:

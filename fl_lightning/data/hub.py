@@ -8,14 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.data.images import eight_bits_as_floats, is_deep
 from fl_lightning.data.limiting import stratified
 from fl_lightning.data.sources import Source, labelled_split
-from fl_lightning.data.splits import Array, Split
+from fl_lightning.data.splits import Array, Split, TensorSplit
 from fl_lightning.data.transforms import Scale
+
+LARGEST_EXACT = 2**53
+"""From here on float64 does not tell whole numbers apart."""
 
 
 class HuggingFace(Source):
     """Splits of a `datasets.DatasetDict`, kept in memory: images and uint8 scaled to [0, 1], other numbers as they are.
+
+    Pictures of 16 bits, and of floats in [0, 1], are scaled by what their type can hold and kept as floats.
 
     Every other column may be named by `data.by`. Data that need a tokenizer, or do not fit in memory, are given to
     `FederatedDataModule.from_datasets`, which reads items one by one. Formats such as `numpy` make no difference.
@@ -93,6 +99,12 @@ class HuggingFace(Source):
                     f"column {self.input!r} must have one shape in all splits, got {train.input_shape} in train and "
                     f"{split.input_shape} in {which}; resize or convert it first"
                 )
+            if split is not None and kinds_of(split) != kinds_of(train):
+                raise ValueError(
+                    f"columns {self.input!r} and {self.label!r} must have the types of the training rows "
+                    f"({' and '.join(kinds_of(train))}) in all splits, got {' and '.join(kinds_of(split))} in {which}; "
+                    f"cast them to one type"
+                )
         return train, test
 
     def _splits(self) -> Mapping[str, Any]:
@@ -123,7 +135,7 @@ class HuggingFace(Source):
             )
         return datasets.load_from_disk(str(folder))
 
-    def _split(self, dataset: Any, which: str) -> Split:
+    def _split(self, dataset: Any, which: str) -> TensorSplit:
         """Read a split."""
         for column in (self.input, self.label):
             if column not in dataset.column_names:
@@ -141,11 +153,24 @@ class HuggingFace(Source):
             rows = stratified(classes, len(y), self.limit)
             plain = plain.select(rows)
             y = y[torch.from_numpy(rows)]
-        x = as_input(stack_values(plain[self.input][:], self.input), declared(dataset.features[self.input]))
-        split = labelled_split(x, y, self.num_classes, Scale() if x.dtype == torch.uint8 else None, which)
+        values = plain[self.input][:]
+        x = as_input(stack_values(values, self.input), declared(dataset.features[self.input]))
+        is_scaled = x.dtype == torch.uint8 or are_pictures(values)
+        split = labelled_split(x, y, self.num_classes, Scale() if is_scaled else None, which)
         kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
         split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split
+
+
+def kinds_of(split: TensorSplit) -> tuple[str, str]:
+    """Tell what the samples and the targets of a split are, alike for pictures of 8 and of more bits."""
+    if split.transform is not None:
+        samples = "scaled"
+    elif split.x.is_floating_point():
+        samples = "numbers"
+    else:
+        samples = "whole numbers"
+    return samples, "numbers" if split.y.is_floating_point() else "classes"
 
 
 def stack_values(values: Sequence[Any], column: str) -> Tensor:
@@ -161,7 +186,9 @@ def stack_values(values: Sequence[Any], column: str) -> Tensor:
         raise ValueError(
             f"column {column!r} must have a value in every row, got none in {missing} of {len(values)}: filter them out"
         )
-    pictures = all(hasattr(value, "getbands") for value in values)
+    pictures = are_pictures(values)
+    if pictures and any(is_deep(value) for value in values):
+        values = [eight_bits_as_floats(value, f"row {row} of column {column!r}") for row, value in enumerate(values)]
     arrays = [np.asarray(value) for value in (as_pictures(values) if pictures else values)]
     if len({array.shape for array in arrays}) != 1 or {array.dtype.kind for array in arrays} - {*"iufb"}:
         raise ValueError(
@@ -180,12 +207,28 @@ def stack_values(values: Sequence[Any], column: str) -> Tensor:
     return x
 
 
+def are_pictures(values: Sequence[Any]) -> bool:
+    """Tell whether the values of a column are pictures of Pillow's."""
+    return all(hasattr(value, "getbands") for value in values)
+
+
 def as_pictures(images: Sequence[Any]) -> list[Any]:
-    """Make pictures of one mode: grey ones and those of more than 8 bits as they are, all others in RGB."""
+    """Make pictures of one mode: grey ones as they are, all others in RGB, and all floats if one is of floats."""
     modes = {image.mode for image in images}
-    if len(modes) == 1 and modes <= {"L", "RGB", "I", "F", "I;16", "I;16L", "I;16B"}:
+    if len(modes) == 1 and modes <= {"L", "RGB", "F"}:
         return list(images)
+    if "F" in modes and modes <= {"1", "L", "F"}:
+        return [image.convert("F") for image in images]
+    if "F" in modes:
+        return [as_rgb_floats(image) for image in images]
     return [image.convert("L" if modes == {"1"} else "RGB") for image in images]
+
+
+def as_rgb_floats(image: Any) -> Array:
+    """Return a picture as floats, (H, W, 3), grey ones three times."""
+    if image.mode == "F":
+        return np.repeat(np.asarray(image)[:, :, None], 3, axis=2)
+    return np.asarray(image.convert("RGB")).astype(np.float32)
 
 
 def as_input(x: Tensor, kind: str) -> Tensor:
@@ -219,4 +262,6 @@ def as_column(values: Sequence[Any]) -> Array:
     """
     words = any(isinstance(value, str) for value in values)
     filled = [("" if words else np.nan) if value is None else value for value in values]
-    return np.array(filled, dtype=object if words else None)
+    # As floats, long whole numbers would no longer be told apart.
+    long = any(isinstance(value, int) and abs(value) >= LARGEST_EXACT for value in values)
+    return np.array(filled, dtype=object if words or long else None)

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.data.schema import described
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, TensorSplit, Transform
 from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, ResizedCropFlip
@@ -24,11 +26,15 @@ Augmentation = Literal[
 Normalization = Literal["standard", "half"] | list[list[float]]
 
 
+MOST_OF_16_BITS = 2**16 - 1
+"""The white of an image of 16 bits."""
+
+
 class Images(NamedTuple):
     """The images of a split.
 
     Args:
-        x: (n, C, H, W) uint8.
+        x: (n, C, H, W) uint8, or floats in [0, 255] where an image has more than 8 bits.
         y: classes, (n,).
         columns: further values (n,) by name; or None.
     """
@@ -39,7 +45,7 @@ class Images(NamedTuple):
 
 
 class ImageSource(Source):
-    """A source of uint8 images in memory, augmented and normalised a batch at a time.
+    """A source of images in memory, uint8 or floats in [0, 255], augmented and normalised a batch at a time.
 
     Args:
         root: folder that holds the files, as the subclass says.
@@ -61,7 +67,8 @@ class ImageSource(Source):
         self.root = root
         self.augmentation = augmentation
         self.limit = limit
-        self._measures = normalize == "standard" and self.mean is None
+        self._told = normalize != "standard"
+        self._measures = not self._told and self.mean is None
         unknown = (0.5,) * self.channels
         self.normalize = normalization(normalize, self.mean or unknown, self.std or unknown)
 
@@ -72,13 +79,34 @@ class ImageSource(Source):
             train: augmented in training.
             others: test and validation images.
         """
-        if self._measures:
-            self.normalize = Normalize(*measure(train.x))
+        self._decide_scale(train)
+        if train.x.is_floating_point() and self.augmentation.startswith("autoaugment"):
+            raise ValueError(
+                f"augmentation must be one for images of more than 8 bits, got {self.augmentation}; set augmentation: "
+                f"crop_flip"
+            )
         names = ("train", "test", "val")
         return [
             images and self._labelled(images, self.normalize if i else self.training_transform(), names[i])
             for i, images in enumerate((train, *others))
         ]
+
+    def _decide_scale(self, train: Images) -> None:
+        """Choose how the images are normalized: as the training data, else as told, else by the training images.
+
+        Raises:
+            ValueError: `normalize` says something else than the training data.
+        """
+        scale = None if self.leader is None else self.leader.scale
+        if scale is not None and len(scale) == 1 and isinstance(scale[0], Normalize):
+            if self._told and described(scale[0]) != described(self.normalize):
+                raise ValueError(
+                    f"normalize of {self.place} must be that of the training data ({scale[0]}), got {self.normalize}; "
+                    f"leave it out"
+                )
+            self.normalize = scale[0]
+        elif self._measures:
+            self.normalize = Normalize(*measure(train.x))
 
     def _labelled(self, images: Images, transform: Transform, name: str) -> TensorSplit:
         split = labelled_split(images.x, images.y, self.num_classes, transform, name)
@@ -130,12 +158,55 @@ def error_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def is_deep(image: Any) -> bool:
+    """Tell whether a picture of Pillow's has more than 8 bits a pixel."""
+    mode: str = image.mode
+    return mode == "F" or mode.startswith("I")
+
+
+def eight_bits_as_floats(image: Any, place: str) -> Any:
+    """Return a picture of more than 8 bits a pixel as grey floats in [0, 255], and any other picture as it is.
+
+    Args:
+        image: A picture of Pillow's.
+        place: The name of the picture, for errors.
+
+    Raises:
+        ValueError: Nothing tells which value is white.
+    """
+    from PIL import Image  # noqa: PLC0415 - slow to import
+
+    if not is_deep(image):
+        return image
+    mode = image.mode
+    values = np.asarray(image).astype(np.float32)
+    if mode.startswith("I;16") or getattr(image, "format", None) == "PNG":  # some versions of Pillow call these I
+        return Image.fromarray(values * np.float32(255 / MOST_OF_16_BITS))
+    least = float(values.min())
+    most = float(values.max())
+    if mode == "F" and least >= 0 and most <= 1:
+        return Image.fromarray(values * np.float32(255))
+    kind = "floats" if mode == "F" else "whole numbers of 32 bits"
+    raise ValueError(
+        f"{place} must have 8 or 16 bits a pixel, or floats in [0, 1], got {kind} in [{least:g}, {most:g}], of which "
+        f"nothing tells what is white; convert it to 16 bits"
+    )
+
+
 def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure the mean and standard deviation of x / 255 in each channel of uint8 images (n, C, H, W).
+    """Measure the mean and standard deviation of x / 255 in each channel of images (n, C, H, W).
+
+    Args:
+        x: uint8, or floats in [0, 255].
 
     >>> measure(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
     ((0.5,), (0.5,))
     """
+    if x.is_floating_point():
+        shares_of_white = [channel.double() / 255 for channel in x.unbind(1)]
+        means = tuple(float(channel.mean()) for channel in shares_of_white)
+        deviations = tuple(float(channel.std(correction=0)) for channel in shares_of_white)
+        return means, deviations
     counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in x.unbind(1)]).double()
     shares = counts / counts.sum(1, keepdim=True)
     values = torch.arange(256, dtype=torch.float64) / 255

@@ -258,7 +258,7 @@ class FederatedDataModule(Participation):
         candidates = {"train": train, "test": test, "val": source.validation}
         candidates |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
         splits = {name: split for name, split in candidates.items() if split is not None}
-        return Splits(splits | load_extra(self.extra_splits, train), None if now else source)
+        return Splits(splits | load_extra(self.extra_splits, train, source), None if now else source)
 
     @cached_property
     def num_classes(self) -> int | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_lightning.data.autoaugment import AutoAugment
 from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
+from fl_lightning.data.schema import Schema, differing, read_by, scaling
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
 from fl_lightning.data.transforms import AsLong, Compose, CropFlip, Cutout, Normalize, ResizedCropFlip, Scale
@@ -59,9 +60,24 @@ class Folder(Source):
         return (self.root / "val").is_dir()
 
     def load(self) -> tuple[Split, Split | None]:
+        self._decide_classes()
         self.validation = self._set("val")
         train = self._train()
         return train, self._set("test")
+
+    def described(self, train: Split) -> Schema:
+        return super().described(train)._replace(scale=self._scale)
+
+    def _decide_classes(self) -> None:
+        """Let the training set decide the classes of all sets, or without one the first other set."""
+        self._scale: tuple[Transform, ...] | None = None
+        for folder in (self.root, self.root / "test", self.root / "val"):
+            if (folder / META).is_file():
+                meta = self._meta(folder)
+                self.num_classes = meta["num_classes"]
+                self.class_names = names_of(meta)
+                self._scale = scaling(transform_of(meta.get("transforms") or []))
+                return
 
     def _train(self) -> Split:
         """Load the training samples."""
@@ -73,10 +89,24 @@ class Folder(Source):
         return self._read(folder) if folder.is_dir() else None
 
     def _read(self, folder: Path) -> TensorSplit:
-        """Read a set and what it tells of the classes."""
+        """Read a set, with the numbers that its classes have in the training set.
+
+        Raises:
+            ValueError: The set has a class that the training set does not have, or another scale.
+        """
         meta = self._meta(folder)
         x, y = (torch.from_numpy(np.load(folder / name, allow_pickle=False)) for name in (SAMPLES, TARGETS))
-        return labelled_split(x, y, meta["num_classes"], transform_of(meta.get("transforms") or []), folder.name)
+        transform = transform_of(meta.get("transforms") or [])
+        split = labelled_split(x, y, meta["num_classes"], transform, folder.name)
+        training = Schema(self.class_names, self.num_classes, scale=self._scale)
+        own = Schema(names_of(meta), meta["num_classes"], scale=scaling(transform))
+        if "scale" in differing(training.digests(), own.digests()):
+            raise ValueError(
+                f"{folder} must have the scale of the training set ({training.scale}), got {own.scale}; write both "
+                f"sets with the same transforms"
+            )
+        read = read_by(training, own, split, str(folder))
+        return read if isinstance(read, TensorSplit) else split
 
     def _meta(self, folder: Path) -> dict[str, Any]:
         """Read what a set tells of the classes."""
@@ -85,9 +115,12 @@ class Folder(Source):
                 f"a set of samples must have a {META}, and {folder} has none; write it, or mend root"
             )
         meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
-        self.num_classes = meta["num_classes"]
-        self.class_names = tuple(meta["class_names"]) if meta.get("class_names") else None
         return meta
+
+
+def names_of(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the names of the classes that the description of a set tells. None: it tells none."""
+    return tuple(meta["class_names"]) if meta.get("class_names") else None
 
 
 def write_set(folder: Path, split: Split, indices: Tensor, classes: int | None, names: Iterable[str] | None) -> None:

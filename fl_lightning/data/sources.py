@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fl_lightning.data.limiting import limited
 from fl_lightning.data.loaders import LoaderSpec
-from fl_lightning.data.splits import Split, TensorSplit, Transform
+from fl_lightning.data.schema import Schema, read_by, scale_of, targets_of
+from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
 from fl_lightning.utils.settings import check_above, check_below, check_count, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_overrides
@@ -44,6 +45,15 @@ class Source(ABC):
 
     validates: bool = False
     """True where `load` will find validation samples."""
+
+    schema: Schema | None = None
+    """What the training samples decide about all samples, known after `read`."""
+
+    leader: Schema | None = None
+    """The schema of the training data, by which this source of a further split is read. None: this one decides."""
+
+    place: str = "data.source"
+    """The setting that names the source, for errors."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -81,7 +91,38 @@ class Source(ABC):
         """Load the training and the test split, each with at most `limit` samples."""
         check_count(1, "leave it out for all samples", limit=self.limit)
         train, test = self.load()
-        return limited(train, self.limit), None if test is None else limited(test, self.limit)
+        train = limited(train, self.limit)
+        test = None if test is None else limited(test, self.limit)
+        self.schema = self.described(train)
+        if self.leader is not None:
+            own = self.schema
+            self.schema = self.leader
+            train = read_by(self.leader, own, train, self.place)
+            test = None if test is None else read_by(self.leader, own, test, self.place)
+        return train, test
+
+    def follow(self, schema: Schema, place: str) -> None:
+        """Read the samples by the schema of the training data from now on.
+
+        Args:
+            schema: The schema of the training data.
+            place: The setting that names this source, for errors.
+        """
+        self.leader = schema
+        self.place = place
+
+    def described(self, train: Split) -> Schema:
+        """Return what the training samples decide.
+
+        Args:
+            train: The training samples.
+        """
+        return Schema(
+            class_names=None if self.class_names is None else tuple(str(name) for name in self.class_names),
+            num_classes=self.num_classes,
+            targets=targets_of(train),
+            scale=scale_of(train),
+        )
 
 
 class Splits(dict[str, Split]):
@@ -238,6 +279,13 @@ class PooledSource(Source):
     def prepare(self) -> None:
         self.source.prepare()
 
+    def follow(self, schema: Schema, place: str) -> None:
+        super().follow(schema, place)
+        self.source.follow(schema, place)
+
+    def described(self, train: Split) -> Schema:
+        return super().described(train) if self.source.schema is None else self.source.schema
+
     def load(self) -> tuple[Split, Split]:
         train, test = self.source.read()
         if not (isinstance(train, TensorSplit) and isinstance(test, TensorSplit)):
@@ -253,6 +301,18 @@ class PooledSource(Source):
         new_test, new_train = order.tensor_split([round(self.test_share * len(x))])
         labelled = train.labels is not None
         both = [name for name in train.columns if name in test.columns]
-        columns = {name: np.concatenate([train.columns[name], test.columns[name]]) for name in both}
+        columns = {name: joined_columns(train.columns[name], test.columns[name]) for name in both}
         training = TensorSplit(x, y, train.transform, labelled, columns).subset(new_train)
         return training, TensorSplit(x, y, test.transform, labelled, columns).subset(new_test)
+
+
+def joined_columns(first: Array, second: Array) -> Array:
+    """Join the values of a column, as text if the values of one part are of another kind than those of the other.
+
+    >>> joined_columns(np.array([7, 8]), np.array([7, "007"], dtype=object)).tolist()
+    ['7', '8', '7', '007']
+    """
+    if first.dtype.kind != second.dtype.kind:
+        first = first.astype(np.str_)
+        second = second.astype(np.str_)
+    return np.concatenate([first, second])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.classes import class_labels
 from fl_lightning.types import Batch
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.staging import Staging, fits, staging_for
@@ -147,10 +148,11 @@ class TensorSplit(Split):
             raise ValueError(f"a split needs one label per sample, got {len(x)} samples and {len(y)} labels")
         self.columns = dict(columns or {})
         self.x = x
-        self.y = y
+        # Truth values stay as they are: code of the user's may choose samples by them.
+        self.y = y if y.dtype == torch.bool or y.ndim != 1 else class_labels(y)
         self.transform = transform
         self.augments = getattr(transform, "augments", transform is not None)
-        self.labels = y.cpu() if labelled and not y.is_floating_point() and y.ndim == 1 else None
+        self.labels = class_labels(y).cpu() if labelled and not y.is_floating_point() and y.ndim == 1 else None
         self._staging: Staging | None = None  # of the batches of samples that do not fit on the device
 
     def __len__(self) -> int:

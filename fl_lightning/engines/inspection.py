@@ -1,6 +1,6 @@
 """Evaluations of the client in the module, which leave no trace in the client's training."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -15,6 +15,7 @@ from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.sequential import SequentialEngine
+from fl_lightning.functional.classes import unique_names
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
@@ -302,11 +303,9 @@ class Inspection:
 
 
 def class_names(data: FederatedDataModule) -> list[str]:
-    """Return the names of the classes for keys of logged values: the data's names, or numbers without them."""
-    names: Sequence[Any] | None = getattr(data.source, "class_names", None)
+    """Return the names of the classes, for keys of logged values and tables: the data's names, else numbers."""
+    names = data.source.class_names
     if not names:
-        count = data.num_classes or 0
-        width = max(2, len(str(count - 1)))
-        names = [f"{class_idx:0{width}d}" for class_idx in range(count)]
-    # A slash would begin another part of the key.
-    return [str(name).replace("/", "-") for name in names]
+        return unique_names(None, data.num_classes or 0)
+    # Counting the classes may take a pass over the samples, and names say how many there are.
+    return unique_names(names, vars(data).get("num_classes"))

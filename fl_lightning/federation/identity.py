@@ -156,6 +156,8 @@ class RunIdentity:
         settings["data.participation"] = data.cohort.share
         settings["data.sampling_seed"] = "secret" if data.secret_seed else data.cohort.seed
         settings["data.labels"] = digest_of([labels])
+        names = data.source.class_names
+        settings["data.class_names"] = None if names is None else shortened([str(name) for name in names])
         if fits:
             dealt = data.client_samples().dealt
             settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
@@ -488,7 +490,7 @@ def class_name(kind: Any) -> str:
 
 # --- for the loggers ---
 
-DIGESTS = ("data.labels", "data.clients")
+DIGESTS = ("data.labels", "data.clients", "data.class_names")
 """Settings of the run's identity that are digests, known from checkpoints only."""
 
 FINAL = "hp_metric"

@@ -76,6 +76,7 @@ class ServerCLI(FederatedCLI):
 
         def factory(local: SequentialEngine) -> RemoteEngine:
             check_carried(parts.client, parts.transforms, list(parts.batch_hooks), self.trainer)
+            nodes.compare_schema(self.datamodule.source.schema)
             return RemoteEngine(local, nodes, parts, settings, run)
 
         self.model.engine_factory = factory

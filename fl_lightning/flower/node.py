@@ -105,12 +105,19 @@ class Node:
     # --- answers -----------------------------------------------------------------------------------------------
 
     def _introduce(self, content: Content) -> dict[str, Array]:
-        """Tell which client this is, how many samples it has, and digests of its settings."""
+        """Tell which client this is, how many samples it has, and digests of its settings and of its schema."""
         self.data.prepare_data()
         self.data.setup("fit")
         view = self.data.view(self.client_id, 0)
         sizes = {split: view.size(split) for split in ("train", "test")}
-        return {"head": part_of({"client_id": self.client_id, "sizes": sizes, "settings": self.settings})}
+        schema = self.data.source.schema
+        head = {
+            "client_id": self.client_id,
+            "sizes": sizes,
+            "settings": self.settings,
+            "schema": {} if schema is None else schema.digests(),
+        }
+        return {"head": part_of(head)}
 
     def _train(self, content: Content) -> dict[str, Array]:
         """Run an exchange."""

@@ -13,6 +13,7 @@ from flwr.app import Array, Message
 from flwr.serverapp import Grid
 from pytorch_lightning.utilities import rank_zero_info
 
+from fl_lightning.data.schema import Schema, differing
 from fl_lightning.flower.wire import Content, WireError, demand, from_records, part_of, shown, to_records
 from fl_lightning.members.faults import FaultError
 from fl_lightning.utils.files import write_file
@@ -21,6 +22,10 @@ from fl_lightning.utils.settings import check_above
 
 Answers = dict[str, tuple[Content, str]]
 """Answers by the id of the message: the content, and what went wrong, empty for nothing."""
+
+
+REMEDY = "give all parties the same class names, columns and scale (normalize, schema_file), or what split writes"
+"""What to do if the parties read their samples in different ways."""
 
 
 class Site(NamedTuple):
@@ -83,6 +88,8 @@ class Nodes:
         self.sites: dict[int, Site] = {}
         self.sizes: dict[int, dict[str, int]] = {}
         self.refused: dict[int, str] = {}
+        self._schema: dict[str, str] = {}
+        """Digests of the parts of the schema of the samples, as the first party that knows a part has it."""
 
     # --- who is there ------------------------------------------------------------------------------------------
 
@@ -148,6 +155,11 @@ class Nodes:
         demand(known, f"client_id must lie in [0, {self._num_clients}), got {{}}; mend its data.yaml", client_id)
         names = self._differing(head.get("settings"))
         demand(not names, "its settings must be the server's, and these differ: {}; give it that YAML", names)
+        schema = head.get("schema", {})
+        described = isinstance(schema, dict) and all(isinstance(value, str) for value in schema.values())
+        demand(described, "its schema must be digests by name, got {}; give it this version", schema)
+        parts = ", ".join(differing(self._schema, schema))
+        demand(not parts, f"its samples must be read as those of the other parties, and {{}} differ; {REMEDY}", parts)
         sizes: Any = head.get("sizes")
         counts: Any = {split: isinstance(sizes, dict) and sizes.get(split) for split in ("train", "test")}
         counted = all(type(size) is int and 0 <= size <= 2**40 for size in counts.values())
@@ -160,10 +172,29 @@ class Nodes:
             f"give this node another client, or take the key out of the file of keys",
         )
         self.sites[client_id], self.sizes[client_id] = (site := Site(node_id, key, counts)), counts
+        self._schema = {**schema, **self._schema}
         if key and self._file is not None and str(client_id) not in self._keys:
             self._keys[str(client_id)] = key
             write_file(self._file, json.dumps(self._keys, indent=1) + "\n")
         rank_zero_info(f"client {client_id} is at {site}, with {counts['train']} training samples")
+
+    def compare_schema(self, schema: Schema | None) -> None:
+        """Compare the samples of the server with what its clients' nodes have told of theirs.
+
+        Args:
+            schema: The schema of the server's own samples. None: it has none.
+
+        Raises:
+            FaultError: They are read in different ways.
+        """
+        known = {} if schema is None else schema.digests()
+        parts = differing(known, self._schema)
+        if parts:
+            raise FaultError(
+                f"the samples of the server must be read as those of its clients, and {', '.join(parts)} differ; "
+                f"{REMEDY}"
+            )
+        self._schema = {**self._schema, **known}
 
     def _differing(self, theirs: Any) -> str:
         """Name the first settings of a node that are not the server's."""

@@ -1,13 +1,28 @@
 """Class counts of clients: dominant and missing classes, in- and out-local distributions."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.utils.settings import check_at_least
+
+WHOLE = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    }
+)
+"""Types of labels besides int64, in which losses and metrics read them."""
 
 
 class ClassSplit(NamedTuple):
@@ -16,6 +31,42 @@ class ClassSplit(NamedTuple):
     missing: Tensor
     non_dominant: Tensor
     dominant: Tensor
+
+
+def class_labels(labels: Tensor) -> Tensor:
+    """Return labels of any integer type or bool as int64, and other targets as they are.
+
+    >>> class_labels(torch.tensor([True, False])), class_labels(torch.tensor([0.5]))
+    (tensor([1, 0]), tensor([0.5000]))
+    """
+    return labels.long() if labels.dtype in WHOLE else labels
+
+
+def unique_names(names: Sequence[Any] | None, num_classes: int | None) -> list[str]:
+    """Return one name for each class, for keys of logged values and columns of tables.
+
+    A slash would begin another part of a key and becomes `-`. A name that is not the only one of its kind then gets
+    the number of its class. Classes without a name are numbered.
+
+    Args:
+        names: Names of the classes, in the order of their numbers. None: there are none.
+        num_classes: Number of classes C. None: as many as there are names.
+
+    >>> unique_names(["cat", "a/b", "a-b"], 4)
+    ['cat', 'a-b (1)', 'a-b (2)', '03']
+    """
+    given = [] if names is None else [str(name).replace("/", "-") for name in names]
+    count = len(given) if num_classes is None else num_classes
+    width = max(2, len(str(count - 1)))
+    given = [*given[:count], *(f"{class_idx:0{width}d}" for class_idx in range(len(given), count))]
+    found = Counter(given)
+    unique: list[str] = []
+    for class_idx, name in enumerate(given):
+        if found[name] > 1:
+            while name in found:
+                name = f"{name} ({class_idx})"  # noqa: PLW2901 - a longer name until it is the only one
+        unique.append(name)
+    return unique
 
 
 def label_counts(labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarray], num_classes: int) -> Tensor:

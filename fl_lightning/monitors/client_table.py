@@ -12,7 +12,7 @@ from fl_lightning.monitors.monitor import Measurements, Monitor, ended
 from fl_lightning.types import ClientUpdate
 
 MEASURED = ("samples", "steps", "loss_before", "loss_after", "acc_own_before", "acc_own", "acc_global_before")
-COLUMNS = ("client", *MEASURED, "acc_global", "drift", "bytes_down", "bytes_up", "skipped")
+COLUMNS = ("client", *MEASURED, "acc_global", "drift", "bytes_down", "bytes_up", "skipped", "owner")
 
 
 class ClientTable(Monitor):
@@ -21,8 +21,8 @@ class ClientTable(Monitor):
     Columns: training samples; optimizer steps, over all exchanges; mean local loss on its own training samples, before
     and after local training; accuracy on its own test samples and on the global test split, before and after; the
     distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges; bytes down and up; why the
-    client was skipped. Before: of the weights as it received them; after: of what it would deploy. A cell without a
-    value is empty.
+    client was skipped; the name of the owner of its samples (`data.by`), else its number. Before: of the weights as it
+    received them; after: of what it would deploy. A cell without a value is empty.
 
     Args:
         loss: measure the losses, which costs two passes over the client's training samples.
@@ -97,4 +97,7 @@ class ClientTable(Monitor):
         rows = {client_id: {"client": client_id, **values} for client_id, values in measured.items()}
         for fault in loop.skipped:
             rows.setdefault(fault.client_id, {"client": fault.client_id})["skipped"] = fault.reason
+        names = loop.data.client_names
+        for client_id, row in rows.items():
+            row["owner"] = names[client_id]
         self.add_rows(trainer, ([row.get(name) for name in COLUMNS] for _, row in sorted(rows.items())))

@@ -6,6 +6,7 @@ from pathlib import Path
 from pytorch_lightning import LightningModule, Trainer
 from torchmetrics import MetricCollection
 
+from fl_lightning.data.schema import shown
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.user_metrics import Metrics, alone, as_collection, update, values_of
@@ -21,7 +22,7 @@ class GroupMetrics(Monitor):
     samples and every value. A client's test samples are those of its own test split.
 
     Args:
-        groups: client ids by name of a group.
+        groups: clients by name of a group: whole numbers are ids, and texts are names of owners (`data.by`).
         metrics: of predictions and targets; None: `model.metrics`.
         every: measure every so many rounds.
         dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
@@ -29,7 +30,7 @@ class GroupMetrics(Monitor):
 
     def __init__(
         self,
-        groups: dict[str, list[int]],
+        groups: dict[str, list[int | str]],
         metrics: Metrics | None = None,
         every: int = 1,
         dirpath: str | Path | None = None,
@@ -37,6 +38,7 @@ class GroupMetrics(Monitor):
         super().__init__(every, None, dirpath)
         self.groups = groups
         self.metrics = as_collection(metrics)
+        self._clients: dict[str, list[int]] = {}
         self._last: dict[str, dict[str, float]] = {}
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
@@ -45,11 +47,8 @@ class GroupMetrics(Monitor):
         Raises:
             ValueError: a group without clients or with one that there is not, no metrics, or no test samples.
         """
-        for name, clients in self.groups.items():
-            outside = [client for client in clients if not 0 <= client < loop.data.num_clients]
-            if outside or not clients:
-                among = f"[0, {loop.data.num_clients})"
-                raise ValueError(f"a group of clients must name some in {among}, got {clients} for {name!r}")
+        names = loop.data.client_names
+        self._clients = {name: client_ids(clients, names, group=name) for name, clients in self.groups.items()}
         self._collection(loop)
         loop.data.split("test")
         self._last = {}
@@ -63,7 +62,7 @@ class GroupMetrics(Monitor):
         processes = current_communicator(pl_module.device)
         mine = list(self.groups)[processes.rank :: processes.world]
         with pl_module.evaluation.evaluated_model():
-            parts = processes.gather({name: self._evaluated(pl_module, self.groups[name]) for name in mine})
+            parts = processes.gather({name: self._evaluated(pl_module, self._clients[name]) for name in mine})
         values_by_key = {name: values for part in parts for name, values in part.items()}
         self._last = {name: values_by_key[name] for name in self.groups}
         columns = list(dict.fromkeys(column for values in self._last.values() for column in values))
@@ -98,6 +97,28 @@ class GroupMetrics(Monitor):
         if chosen is None:
             raise ValueError("GroupMetrics needs metrics, got none; give it metrics=, or set model.metrics")
         return chosen
+
+
+def client_ids(clients: Sequence[int | str], names: Sequence[str], *, group: str) -> list[int]:
+    """Return the ids of clients that are given by id or by the name of their owner.
+
+    Args:
+        clients: The clients.
+        names: Names of all clients, by id.
+        group: The name of the group, for errors.
+
+    Raises:
+        ValueError: There are no clients, or there is no such client.
+
+    >>> client_ids([1, "Aachen"], ["Aachen", "Bonn"], group="west")
+    [1, 0]
+    """
+    numbers = {name: client_id for client_id, name in enumerate(names)}
+    found = [client if isinstance(client, int) else numbers.get(client, -1) for client in clients]
+    if not found or any(not 0 <= client_id < len(names) for client_id in found):
+        known = "" if names == [str(client_id) for client_id in range(len(names))] else f" or of {shown(names)}"
+        raise ValueError(f"a group of clients must name some in [0, {len(names)}){known}, got {clients} for {group!r}")
+    return found
 
 
 SAMPLES = "samples"

@@ -48,6 +48,8 @@ class RoundTable:
     def begin(self, first_round: int) -> None:
         """Drop the rows of rounds that are run again, one that was cut, and all of a table with other columns.
 
+        The rows of a table without the last columns stay: an earlier version wrote it.
+
         Raises:
             ValueError: the file is no text in UTF-8, or no csv file.
         """
@@ -59,10 +61,11 @@ class RoundTable:
             self.path.open(newline="", encoding="utf-8") as file,
         ):
             header, *rows = [list(map(of_cell, row)) for row in csv.reader(file)] or [[]]
-        for row in rows if header == list(self.columns) else ():
+        is_known = bool(header) and header == list(self.columns[: len(header)])
+        for row in rows if is_known else []:
             with suppress(ValueError):
-                if len(row) == len(self.columns) and int(row[0]) < first_round:
-                    kept.append(row)
+                if len(row) == len(header) and int(row[0]) < first_round:
+                    kept.append([*row, *[""] * (len(self.columns) - len(header))])
         write_table(self.path, [self.columns, *kept])
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:

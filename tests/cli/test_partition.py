@@ -18,7 +18,7 @@ def test_a_split_is_described_and_drawn(tmp_path):
     assert lines[-1] == f"{tmp_path}/drawn: partition.csv, partition.png"
     with (tmp_path / "drawn" / "partition.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert sum(int(row[str(c)]) for row in rows for c in range(10)) == 200
+    assert sum(int(row[f"{c:02d}"]) for row in rows for c in range(10)) == 200
 
 
 def test_targets_that_are_no_classes_have_sizes(tmp_path):

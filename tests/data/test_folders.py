@@ -127,6 +127,53 @@ def test_images_are_resized_where_asked(folder):
         ImageFolder(str(folder), image_size=0)
 
 
+DEEP = np.array([[0, 256], [32_768, 65_535]], np.uint16)
+KINDS = {
+    "16.png": DEEP,
+    "16.tif": DEEP,
+    "float.tif": (DEEP / 65_535).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("among", ["alone", "among images of 8 bits"])
+def test_images_of_more_than_8_bits_are_scaled_by_what_their_type_can_hold(name, among, tmp_path):
+    place = tmp_path / "train" / "lung"
+    place.mkdir(parents=True)
+    Image.fromarray(KINDS[name]).save(place / name)
+    if among != "alone":
+        Image.fromarray(np.array([[0, 1], [128, 255]], np.uint8)).save(place / "8.png")
+    train, _ = ImageFolder(str(tmp_path), normalize=[[0.0], [1.0]]).read()
+    for x in train.all()[0]:
+        for channel in x:
+            assert channel.flatten().tolist() == pytest.approx([0, 1 / 256, 0.5, 1], abs=3e-3)
+    measured, _ = ImageFolder(str(tmp_path)).read()
+    assert measured.all()[0].mean() == pytest.approx(0, abs=1e-5)
+    assert measured.all()[0].std(correction=0) == pytest.approx(1, abs=1e-5)
+    resized, _ = ImageFolder(str(tmp_path), image_size=4, normalize=[[0.0], [1.0]]).read()
+    assert (resized.x.shape[1:], resized.x.max()) == ((3, 4, 4), pytest.approx(255))
+    with pytest.raises(ValueError, match="augmentation must be one for images of more than 8 bits, got autoaugment"):
+        ImageFolder(str(tmp_path), augmentation="autoaugment").read()
+
+
+@pytest.mark.parametrize("values", [np.array([[0, 70_000]], np.int32), np.array([[0.0, 1_000.0]], np.float32)])
+def test_images_of_which_nothing_tells_what_is_white_are_refused(values, tmp_path):
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    Image.fromarray(values).save(tmp_path / "train" / "a" / "x.tif")
+    with pytest.raises(
+        ValueError, match=r"x.tif must have 8 or 16 bits a pixel, or floats in \[0, 1\], got .*; convert"
+    ):
+        ImageFolder(str(tmp_path)).read()
+
+
+def test_files_that_are_not_read_are_counted_in_one_line(folder):
+    for name in ("a.gif", "b.GIF", "notes.txt", ".hidden"):
+        (folder / "train" / "bird" / name).write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r"holds 3 files that are not read \(2 of .gif, 1 of .txt\); convert") as told:
+        ImageFolder(str(folder)).read()
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize("content", [b"", b"<html>not found</html>", None], ids=["empty", "no image", "cut off"])
 def test_a_damaged_image_is_named(folder, content):
     path = folder / "test" / "car" / "test-1.png"

@@ -70,6 +70,26 @@ def test_pictures_of_all_modes_are_grey_or_rgb(modes, shape):
     assert (split.x.dtype, x.shape, 0.1 < float(x.max()) <= 1) == (torch.uint8, shape, True)
 
 
+DEEP = np.array([[0, 256], [32_768, 65_535]], np.uint16)
+
+
+@pytest.mark.parametrize("values", [DEEP, (DEEP / 65_535).astype(np.float32)])
+@pytest.mark.parametrize("others", ["", "L", "RGB", "L RGBA"])
+def test_pictures_of_more_than_8_bits_are_scaled_by_what_their_type_can_hold(values, others):
+    more = [Image.fromarray(np.array([[0, 1], [128, 255]], np.uint8)).convert(mode) for mode in others.split()]
+    split = read(rows([Image.fromarray(values), *more]))
+    x, _ = first_batch(split, len(split))
+    assert x.shape[1] == (3 if "RGB" in others else 1)
+    for channel in x.flatten(0, 1):
+        assert channel.flatten().tolist() == pytest.approx([0, 1 / 256, 0.5, 1], abs=3e-3)
+    with pytest.raises(ValueError, match="row 1 of column 'x' must have 8 or 16 bits a pixel"):
+        read(rows([more[0] if more else Image.fromarray(DEEP), Image.fromarray(np.array([[-3.0]], np.float32))]))
+
+
+def test_long_numbers_of_owners_stay_apart_where_some_are_missing():
+    assert as_column([2**53 + 1, 2**53, None]).tolist()[:2] == [2**53 + 1, 2**53]
+
+
 def test_a_format_makes_no_difference():
     plain = rows(pictures("RGB", "RGB"))
     assert torch.equal(read(plain.with_format("numpy")).x, read(plain).x)

@@ -8,7 +8,7 @@ import torch
 
 from fl_lightning import FederatedDataModule
 from fl_lightning.data import TableSource, tables
-from fl_lightning.data.tables import columns_of
+from fl_lightning.data.table_files import cells_of_frame
 from tests.data.test_vision import first_batch
 
 TABLE = "age,city,hospital,risk\n50,Bonn,a,low\n60,Köln,b,high\n70,Bonn,b,low\n40,Köln,a,high\n"
@@ -108,10 +108,12 @@ def test_whole_numbers_with_a_point_are_classes_where_the_task_says_so(tmp_path)
     assert (source.read()[0].labels.tolist(), source.class_names) == ([1, 0, 1], ("1", "2"))
 
 
-def test_a_test_split_with_decimals_makes_whole_numbers_numbers(tmp_path):
+def test_the_training_rows_decide_whether_numbers_are_classes(tmp_path):
     (tmp_path / "train.csv").write_text("x,y\n1,2\n2,1\n")
     (tmp_path / "test.csv").write_text("x,y\n1,2.5\n")
-    train, test = TableSource(tmp_path / "train.csv", "y", tmp_path / "test.csv").read()
+    with pytest.raises(ValueError, match=r"must stand in training rows, got '2.5' in test; .* or set task: regression"):
+        TableSource(tmp_path / "train.csv", "y", tmp_path / "test.csv").read()
+    train, test = TableSource(tmp_path / "train.csv", "y", tmp_path / "test.csv", task="regression").read()
     assert (train.y.tolist(), test.y.tolist()) == ([[2.0], [1.0]], [[2.5]])
 
 
@@ -175,10 +177,10 @@ class Frame(dict):
 def test_categories_are_words_and_truth_values_numbers():
     whole = Column([2, 1, None], "category")
     truth = Column([np.True_, np.False_, np.True_], "bool")
-    columns = columns_of(Frame(a=whole, b=truth), "the train table")
-    assert (columns["a"].tolist(), columns["b"].tolist()) == (["2", "1", ""], [1, 0, 1])
+    columns = cells_of_frame(Frame(a=whole, b=truth), "the train table")
+    assert (columns["a"].values, columns["b"].values) == (["2", "1", ""], [1, 0, 1])
     with pytest.raises(ValueError, match="the train table must have rows, got 1 columns and no row"):
-        columns_of(Frame(a=Column([])), "the train table")
+        cells_of_frame(Frame(a=Column([])), "the train table")
     train, _ = TableSource(Frame(a=whole, b=truth, y=Column(["x", "y", "x"])), "y", test_share=0.1).read()
     assert train.x.shape == (3, 4)
 

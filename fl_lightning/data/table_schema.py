@@ -1,0 +1,489 @@
+"""What the training rows of a table decide about all its rows: types, words and scales of columns, and the classes."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.data.splits import Array
+from fl_lightning.data.table_files import Cells, TableCells, is_blank, number_in, number_in_text, numbers_in, word_of
+from fl_lightning.utils.files import write_file
+
+Kind = Literal["whole", "number", "text"]
+"""Kind of the values by which rows are told apart: int64, float64, or text as it is written."""
+
+Task = Literal["auto", "classification", "regression"]
+
+LARGEST_EXACT = 2**53
+"""From here on float64 does not tell whole numbers apart."""
+
+A_CLASS = "a class (a word or whole number)"
+"""What a target must hold, for errors."""
+
+MOST_NUMBERS = 0.9
+"""Share of numbers from which a word in a column stands for a missing number."""
+
+WHOLE = re.compile(r"[+-]?[0-9]+")
+PADDED = re.compile(r"[+-]?0[0-9]+")
+AROUND_NUMBERS = re.compile(r"[\s%‰°$€£¥,.'’()<>≤≥~±-]")
+FOREIGN_NUMBER = re.compile(
+    r"""[+-]?(?:
+        [0-9]+,[0-9]+                                          # a decimal comma
+        | [0-9]{1,3}(?:[,'’ ][0-9]{3})+(?:\.[0-9]+)?           # groups of thousands
+        | [0-9]+(?:[.,][0-9]+)?\s*[%‰$€£¥]
+        | [$€£¥]\s*[0-9]+(?:[.,][0-9]+)?
+    )""",
+    re.VERBOSE,
+)
+WITH_UNIT = re.compile(r"[+-]?[0-9][0-9.,']*\s*[^\W\d_]+")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A column that the net reads.
+
+    Args:
+        name: The name of the column.
+        words: The words that become one-hot, sorted. None: the column holds numbers.
+        mean: The mean of the numbers.
+        std: The standard deviation of the numbers, > 0.
+    """
+
+    name: str
+    words: tuple[str, ...] | None
+    mean: float = 0.0
+    std: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Number of inputs of the net."""
+        return 1 if self.words is None else len(self.words)
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """What the training rows decide about all rows.
+
+    Args:
+        features: The columns that the net reads, in order.
+        kind: The kind of the classes. `number` where numbers are regressed.
+        classes: The classes, in the order of their numbers. None: the target is regressed.
+        identifiers: The kind of every column, by name, as `data.by` reads it.
+    """
+
+    features: tuple[Feature, ...]
+    kind: Kind
+    classes: tuple[Any, ...] | None
+    identifiers: Mapping[str, Kind]
+
+    @classmethod
+    def of(cls, *, given: TableCells, training: TableCells, label: str, names: Sequence[str], task: Task) -> Self:
+        """Decide the types of columns by all rows that are given, and words, scales and classes by training rows.
+
+        Args:
+            given: All rows that are given as training rows.
+            training: The rows that are trained on.
+            label: The column of the target.
+            names: The columns that the net reads.
+            task: The task of `TableSource`.
+
+        Raises:
+            ValueError: A column has no clear type, or lacks a value.
+        """
+        kind, classes = decide_target(label, given=given[label], training=training[label], task=task)
+        features = tuple(decide_feature(name, given[name], training[name]) for name in names)
+        identifiers = {name: kind_of(cells) for name, cells in given.items()}
+        return cls(features=features, kind=kind, classes=classes, identifiers=identifiers)
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes. None: the target is regressed."""
+        return None if self.classes is None else tuple(str(value) for value in self.classes)
+
+    def inputs(self, table: TableCells, which: str) -> Tensor:
+        """Make the inputs of the net, (n, D) float32.
+
+        Args:
+            table: The rows.
+            which: The name of the table, for errors.
+
+        Raises:
+            ValueError: A column of numbers holds something else, or lacks a value.
+        """
+        num_rows = len(next(iter(table.values())).rows)
+        x = np.empty((num_rows, sum(feature.width for feature in self.features)), np.float32)
+        at = 0
+        for feature in self.features:
+            cells = table[feature.name]
+            if feature.words is None:
+                x[:, at] = (finite_numbers(feature.name, cells, which) - feature.mean) / feature.std
+            else:
+                column = words_in(cells)
+                for place, word in enumerate(feature.words, at):
+                    x[:, place] = column == word
+            at += feature.width
+        return torch.from_numpy(x)
+
+    def targets(self, label: str, cells: Cells, which: str) -> Tensor:
+        """Return the classes (n,) int64, or the numbers (n, 1) float32 that are regressed.
+
+        Args:
+            label: The column of the target.
+            cells: Its values.
+            which: The name of the table, for errors.
+
+        Raises:
+            ValueError: A row has no target, one that the task does not take, or a class that no training row has.
+        """
+        if self.classes is None:
+            return torch.from_numpy(regressed(label, cells, which).astype(np.float32))[:, None]
+        numbered = {value: number for number, value in enumerate(self.classes)}
+        values = class_values(label, kind=self.kind, cells=cells, which=which)
+        outside = sorted({value for value in values if value not in numbered}, key=str)
+        if outside:
+            remedy = "" if self.kind == "text" else ", or set task: regression where they are no classes"
+            raise ValueError(
+                f"classes in column {label!r} must stand in training rows, got {outside[0]!r} in {which}; leave such "
+                f"rows out{remedy}"
+            )
+        return torch.tensor([numbered[value] for value in values], dtype=torch.int64)
+
+    def columns(self, table: TableCells) -> dict[str, Array]:
+        """Return the values (n,) by which rows are divided, of the columns that the training rows have."""
+        return {name: identifiers(kind, table[name]) for name, kind in self.identifiers.items() if name in table}
+
+    def write(self, path: str | Path) -> None:
+        """Write the schema as a JSON file, which `TableSource(schema_file=path)` reads."""
+        write_file(Path(path), json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read what `write` wrote.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file holds no schema.
+        """
+        path = Path(path).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"schema_file must be a JSON file, got {path}, which does not exist; write it by schema.write"
+            )
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            features = [
+                Feature(
+                    name=feature["name"],
+                    words=None if feature["words"] is None else tuple(feature["words"]),
+                    mean=float(feature["mean"]),
+                    std=float(feature["std"]),
+                )
+                for feature in content["features"]
+            ]
+            return cls(
+                features=tuple(features),
+                kind=content["kind"],
+                classes=None if content["classes"] is None else tuple(content["classes"]),
+                identifiers=dict(content["identifiers"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} must be a schema that schema.write wrote, and is not ({error}); write it again"
+            ) from error
+
+
+# --- columns that the net reads
+
+
+def decide_feature(name: str, given: Cells, training: Cells) -> Feature:
+    """Decide whether a column holds numbers or words, and its scale or its words.
+
+    Raises:
+        ValueError: A value is missing, or the column is neither of numbers nor of words.
+    """
+    if holds_numbers(name, given):
+        finite_numbers(name, given, "train")
+        values = finite_numbers(name, training, "train")
+        return Feature(name=name, words=None, mean=float(values.mean()), std=float(values.std()) or 1.0)
+    return Feature(name=name, words=tuple(np.unique(words_in(training)).tolist()))
+
+
+def holds_numbers(name: str, cells: Cells, remedy: str = "or ignore the column") -> bool:
+    """Tell whether a column holds numbers.
+
+    Args:
+        name: The name of the column.
+        cells: Its values.
+        remedy: What to do with a column that holds words, for errors.
+
+    Raises:
+        ValueError: The column holds numbers, and a value that is none and is no word.
+    """
+    numbers = numbers_in(cells)
+    others = [position for position, number in enumerate(numbers) if number is None]
+    if not others:
+        return True
+    known = [number for number in numbers if number is not None and not math.isnan(number)]
+    texts = [cells.values[position] for position in others]
+    if known:
+        odd = odd_cell(texts, known)
+    else:
+        odd = 0 if cells.decimal is not None and all(is_foreign_number(text) for text in texts) else None
+    if odd is None:
+        return False
+    position = others[odd]
+    raise ValueError(
+        f"column {name!r} must hold a number in every row, got {cells.values[position]!r} in row "
+        f"{cells.rows[position]} of the train table and {len(known)} numbers; "
+        f"{remedy_of_number(cells.values[position], cells.decimal)}, {remedy}"
+    )
+
+
+def odd_cell(others: Sequence[Any], known: Sequence[float]) -> int | None:
+    """Return the position of a value that is no number in a column of numbers. None: the column holds words.
+
+    A code such as `V27` makes words of a column. A value such as `-`, `1,234.5` or `45%` is no word. Another word is
+    none where the numbers have decimals, or are nearly all of the values.
+
+    Args:
+        others: The values that are no numbers.
+        known: The numbers.
+
+    >>> odd_cell(["-"], [1.0, 2.0]), odd_cell(["V27"], [250.5, 8.0]), odd_cell(["x"], [1.0]), odd_cell(["x"], [1.5])
+    (0, None, None, 0)
+    """
+    texts = [str(value).strip() for value in others]
+    if any(is_code(text) for text in texts):
+        return None
+    vague = [text for text in texts if any(letter.isalpha() for letter in text)]
+    share = len(known) / (len(known) + len(others))
+    measured = share >= MOST_NUMBERS or any(not number.is_integer() for number in known)
+    return None if vague and not measured else 0
+
+
+def is_foreign_number(text: str) -> bool:
+    """Tell whether a text of a file is a number in another notation, and can be nothing else.
+
+    >>> [is_foreign_number(text) for text in ("1,5", "1,234.5", "45 %", "$3.50", "12.05.2024", "1-3", "7,a")]
+    [True, True, True, True, False, False, False]
+    """
+    return FOREIGN_NUMBER.fullmatch(text.strip()) is not None
+
+
+def is_code(text: str) -> bool:
+    """Tell whether a text is a code, a range or a date: it has digits, and is no number in another notation.
+
+    >>> is_code("V27"), is_code("2024-01-05"), is_code("45%"), is_code("1,234.5"), is_code("12 kg"), is_code("low")
+    (True, True, False, False, False, False)
+    """
+    if not any(letter.isdigit() for letter in text) or WITH_UNIT.fullmatch(text):
+        return False
+    if re.search(r"[0-9]\s*[-:/–]\s*[0-9]", text):
+        return True
+    return not AROUND_NUMBERS.sub("", text).isdigit()
+
+
+def remedy_of_number(cell: Any, decimal: str | None) -> str:
+    """Return what to do about a value that is no number in a column of numbers."""
+    comma = isinstance(cell, str) and decimal == "." and cell.count(",") == 1
+    if comma and number_in_text(cell, ",") is not None:
+        return "set decimal: ','"
+    return "write the number alone"
+
+
+def finite_numbers(name: str, cells: Cells, which: str) -> Array:
+    """Return the numbers of a column, (n,) float64.
+
+    Raises:
+        ValueError: A number is missing or not finite, or a value is no number.
+    """
+    numbers = numbers_in(cells)
+    for position, number in enumerate(numbers):
+        if number is None or not math.isfinite(number):
+            cell = cells.values[position]
+            missing = number is not None
+            remedy = "fill in what is missing" if missing else remedy_of_number(cell, cells.decimal)
+            raise ValueError(
+                f"column {name!r} must hold a number in every row, got {plain(cell)!r} in row {cells.rows[position]} "
+                f"of the {which} table; {remedy}, or ignore it"
+            )
+    return np.array(numbers, np.float64)
+
+
+def words_in(cells: Cells) -> Array:
+    """Return the words of a column, (n,) text."""
+    return np.array([word_of(cell) for cell in cells.values], dtype=np.str_)
+
+
+# --- identifiers: of owners, of classes
+
+
+def kind_of(cells: Cells) -> Kind:
+    """Choose a kind of values under which different cells stay different.
+
+    >>> rows = np.arange(2)
+    >>> kind_of(Cells(["1", "2"], ".", rows)), kind_of(Cells(["1", "2.5"], ".", rows))
+    ('whole', 'number')
+    >>> kind_of(Cells(["007", "7"], ".", rows)), kind_of(Cells(["1" * 20, "2"], ".", rows))
+    ('text', 'text')
+    """
+    values = cells.values
+    if isinstance(values, np.ndarray):
+        return "number" if values.dtype.kind == "f" else "whole"
+    if all_whole(cells):
+        return "whole"
+    texts = {value.strip() if isinstance(value, str) else value for value in values if not is_unknown(value)}
+    numbers = [number_in(text, cells.decimal) for text in texts]
+    exact = all(number is not None and abs(number) < LARGEST_EXACT for number in numbers)
+    apart = len(set(numbers)) == len(numbers)
+    padded = any(isinstance(text, str) and PADDED.fullmatch(text) for text in texts)
+    return "number" if exact and apart and not padded else "text"
+
+
+def all_whole(cells: Cells) -> bool:
+    """Tell whether all cells are whole numbers of 64 bits, and texts of a file are written as Python writes these."""
+    return all(whole_in(value, cells.decimal) is not None for value in cells.values)
+
+
+def whole_in(cell: Any, decimal: str | None) -> int | None:
+    """Return the whole number in a cell. None: there is none, or a text writes it in another way, as in `007`."""
+    if isinstance(cell, str):
+        text = cell.strip()
+        if decimal is None or len(text) > 20 or not WHOLE.fullmatch(text) or str(int(text)) != text:
+            return None
+        number = int(text)
+    elif isinstance(cell, Integral | np.bool_) or is_whole_float(cell):
+        number = int(cell)
+    else:
+        return None
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def is_whole_float(cell: Any) -> bool:
+    """Tell whether a value is a float without decimals."""
+    return isinstance(cell, float | np.floating) and float(cell).is_integer()
+
+
+def is_unknown(cell: Any) -> bool:
+    """Tell whether a cell holds no value."""
+    number = number_in(cell, ".")
+    return number is not None and math.isnan(number)
+
+
+def identifiers(kind: Kind, cells: Cells) -> Array:
+    """Return the values of a column, (n,), by a kind that training rows decided.
+
+    A cell that is not of the kind stays text in an array of objects: it equals no value of a training row.
+
+    >>> identifiers("whole", Cells(["7", "007"], ".", np.arange(2))).tolist()
+    [7, '007']
+    """
+    values = cells.values
+    if kind == "text":
+        return words_in(cells)
+    if isinstance(values, np.ndarray) and values.dtype.kind == ("f" if kind == "number" else "i"):
+        return values
+    read = whole_in if kind == "whole" else number_in
+    found = [read(value, cells.decimal) for value in values]
+    if all(value is not None for value in found):
+        return np.array(found, np.int64 if kind == "whole" else np.float64)
+    mixed = [word_of(cell) if value is None else value for cell, value in zip(values, found, strict=True)]
+    return np.array(mixed, dtype=object)
+
+
+# --- the target
+
+
+def decide_target(label: str, *, given: Cells, training: Cells, task: Task) -> tuple[Kind, tuple[Any, ...] | None]:
+    """Decide the kind of the target, and its classes, None where it is regressed.
+
+    Raises:
+        ValueError: A row has no target, or one that the task does not take.
+    """
+    measured = is_measured(given)
+    if task == "regression" or (task == "auto" and measured):
+        regressed(label, given, "train")
+        return "number", None
+    if task == "auto":
+        holds_numbers(label, given, "or set task: classification where these are classes")
+    kind = "number" if measured else kind_of(given)
+    class_values(label, kind=kind, cells=given, which="train")
+    values = class_values(label, kind=kind, cells=training, which="train")
+    return kind, tuple(sorted(set(values)))
+
+
+def is_measured(cells: Cells) -> bool:
+    """Tell whether a column holds numbers, not all of which are written as whole ones."""
+    values = cells.values
+    if isinstance(values, np.ndarray):
+        return bool(values.dtype.kind == "f")
+    if any(number is None for number in numbers_in(cells)):
+        return False
+    return not all(isinstance(value, Integral | np.bool_) or is_whole_text(value) for value in values)
+
+
+def is_whole_text(cell: Any) -> bool:
+    """Tell whether a cell is a whole number that is written as text, perhaps with zeros in front."""
+    return isinstance(cell, str) and WHOLE.fullmatch(cell.strip()) is not None
+
+
+def regressed(label: str, cells: Cells, which: str) -> Array:
+    """Return the numbers of the target, (n,) float64.
+
+    Raises:
+        ValueError: A row has no finite number.
+    """
+    numbers = numbers_in(cells)
+    for cell, number in zip(cells.values, numbers, strict=True):
+        if number is None or not math.isfinite(number):
+            words = number is None and not is_blank(cell)
+            value = cell if number is None else number
+            task = "classification" if words else ""
+            raise ValueError(unfit(label, wanted="a finite number", value=value, which=which, task=task))
+    return np.array(numbers, np.float64)
+
+
+def class_values(label: str, *, kind: Kind, cells: Cells, which: str) -> list[Any]:
+    """Return the class of every row, a whole number or a word.
+
+    Raises:
+        ValueError: A row has no class.
+    """
+    values: list[Any] = []
+    for value in identifiers(kind, cells).tolist():
+        if is_blank(value):
+            raise ValueError(unfit(label, wanted=A_CLASS, value=value, which=which))
+        if isinstance(value, float) and not value.is_integer():
+            task = "regression" if math.isfinite(value) else ""
+            raise ValueError(unfit(label, wanted=A_CLASS, value=value, which=which, task=task))
+        values.append(int(value) if isinstance(value, float) else value)
+    return values
+
+
+def unfit(label: str, *, wanted: str, value: Any, which: str, task: str = "") -> str:
+    """Return the sentence for a target that the task does not take.
+
+    Args:
+        label: The column of the target.
+        wanted: What it must hold.
+        value: What it holds.
+        which: The name of the table.
+        task: The task that takes the value. Empty: none does.
+    """
+    remedy = f"set task: {task}" if task else "fill in what is missing, or leave the row out"
+    return f"column {label!r} must hold {wanted} in every row, got {plain(value)!r} in {which}; {remedy}"
+
+
+def plain(value: Any) -> Any:
+    """Return a value as a plain one of Python."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if isinstance(value, str | int | float) else word_of(value)
