@@ -25,6 +25,7 @@ from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Array, LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
 from fl_lightning.types import Batch, DataModule
+from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import described
 from fl_lightning.utils.signatures import checks_arguments
 
@@ -125,8 +126,9 @@ def plain(value: Any) -> Any:
 
 
 def items_at(dataset: Any, key: Any) -> Array:
-    """Read the value of every item at a key or position, (n, ...), in a pass over the dataset."""
-    return np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
+    """Read the value of every item at a key or position, (n, ...), in a pass over the dataset, whose items may draw."""
+    with keyed_globals(0, "items"):
+        return np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
 
 
 def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:

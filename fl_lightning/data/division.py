@@ -11,7 +11,7 @@ from fl_lightning.data.clients import ClientIndices, FederatedData
 from fl_lightning.data.holdout import draw_holdout, one_per_class
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
 from fl_lightning.data.splits import Array, Split
-from fl_lightning.utils.keyed import keyed_numpy
+from fl_lightning.utils.keyed import keyed_globals, keyed_numpy
 
 
 class Division:
@@ -54,12 +54,14 @@ class Division:
 
     def count_owners(self) -> int:
         """Count the owners of the training samples that are left."""
-        return self.partition.count_owners(self._train())
+        with keyed_globals(self.seed, "partition"):
+            return self.partition.count_owners(self._train())
 
     def deal_train(self) -> ClientIndices:
         """Deal the training samples that are left to the clients."""
-        samples = self._train()
-        dealt = self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
+        with keyed_globals(self.seed, "partition"):  # a user's partition may draw from the global generators
+            samples = self._train()
+            dealt = self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
         if self.partition.column is not None and samples.labels is not None:
             self.owner_names = owner_names(samples.labels, dealt)
         return ClientIndices(dealt, samples.size, self._left)
@@ -82,7 +84,9 @@ class Division:
         train = [part.numpy() for part in dealt]
         samples, test = (self._input(name, None) for name in ("train", "test"))
         generator = keyed_numpy(self.seed, "partition")
-        return ClientIndices(self.partition.partition_test(Dealt(train, samples, generator), test, size), test.size)
+        with keyed_globals(self.seed, "partition"):
+            parts = self.partition.partition_test(Dealt(train, samples, generator), test, size)
+        return ClientIndices(parts, test.size)
 
     def draw_shared(self, per_class: int) -> Split:
         """Draw samples of each class, which everyone has, from the clients' own.

@@ -213,8 +213,16 @@ class FederatedDataModule(Participation):
             return getattr(datamodule, name)
 
     def prepare_data(self) -> None:
-        for source in (self.source, *self.extra_splits.values()):
-            source.prepare()
+        for source in self._keyed_sources():
+            with source.keyed("prepare"):
+                source.prepare()
+
+    def _keyed_sources(self) -> list[Source]:
+        """List all sources, which draw by the seed of the data from now on."""
+        sources = [self.source, *self.extra_splits.values()]
+        for source in sources:
+            source.data_seed = self.seed
+        return sources
 
     def setup(self, stage: str | None = None) -> None:
         """Load the source and divide it (idempotent).
@@ -235,11 +243,13 @@ class FederatedDataModule(Participation):
 
     def _load(self) -> Splits:
         """Load all sources: the splits by name, before anything is taken from the training samples."""
-        source = self.source
+        source, *_ = self._keyed_sources()
         source.attach(self.trainer)
         train, test = source.read()
         now = source.validation is None and not self.holdout_sizes["val"]  # the test samples are evaluated every round
-        test = source.tested(counted=True) if test is None and now else test
+        if test is None and now:
+            with source.keyed("tested"):
+                test = source.tested(counted=True)
         if source.validation is not None and self.holdout_sizes["val"]:
             raise ValueError(
                 f"data.val_fraction must be 0 where the source has validation samples of its own, got "
@@ -456,7 +466,8 @@ class FederatedDataModule(Participation):
         return self._batches_of("test")
 
     def predict_dataloader(self) -> Any:
-        samples = self.source.predicted()
+        with self.source.keyed("predicted"):
+            samples = self.source.predicted()
         self._splits |= {} if samples is None else {"predict": samples}
         return self._batches_of("test" if samples is None else "predict")
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from fl_lightning.data.limiting import limited
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.splits import Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
+from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import check_above, check_below, check_count, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_overrides
 
@@ -45,9 +47,16 @@ class Source(ABC):
     validates: bool = False
     """True where `load` will find validation samples."""
 
+    data_seed: int = 0
+    """Key of what the source draws from the generators of Python, NumPy and torch. The data module gives its seed."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
+
+    def keyed(self, hook: str) -> AbstractContextManager[None]:
+        """Key the generators of Python, NumPy and torch for a hook of the source, and put them back afterwards."""
+        return keyed_globals(self.data_seed, f"data/{hook}")
 
     def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
         """Take the Trainer, or None, before `load` is called."""
@@ -80,7 +89,8 @@ class Source(ABC):
     def read(self) -> tuple[Split, Split | None]:
         """Load the training and the test split, each with at most `limit` samples."""
         check_count(1, "leave it out for all samples", limit=self.limit)
-        train, test = self.load()
+        with self.keyed("load"):
+            train, test = self.load()
         return limited(train, self.limit), None if test is None else limited(test, self.limit)
 
 
@@ -102,7 +112,9 @@ class Splits(dict[str, Split]):
         if name == "test" and not super().__contains__(name) and self._source is not None:
             source = self._source
             self._source = None
-            if (test := source.tested()) is not None:
+            with source.keyed("tested"):
+                test = source.tested()
+            if test is not None:
                 self["test"] = test
         return super().__contains__(name)
 
@@ -236,9 +248,11 @@ class PooledSource(Source):
         self.limit = limit
 
     def prepare(self) -> None:
+        self.source.data_seed = self.data_seed
         self.source.prepare()
 
     def load(self) -> tuple[Split, Split]:
+        self.source.data_seed = self.data_seed
         train, test = self.source.read()
         if not (isinstance(train, TensorSplit) and isinstance(test, TensorSplit)):
             raise TypeError(
