@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.data.clients import ClientIndices, FederatedData
@@ -59,18 +60,56 @@ class Division:
 
     def deal_train(self) -> ClientIndices:
         """Deal the training samples that are left to the clients."""
-        with keyed_globals(self.seed, "partition"):  # a user's partition may draw from the global generators
-            samples = self._train()
-            dealt = self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
+        if self._left is not None and self.deals_stored_positions():
+            return self._deal_stored(self._left)
+        samples = self._train()
+        dealt = self._deal(samples)
         if self.partition.column is not None and samples.labels is not None:
             self.owner_names = owner_names(samples.labels, dealt)
         return ClientIndices(dealt, samples.size, self._left)
 
+    def _deal(self, samples: PartitionInput) -> list[Array]:
+        """Deal samples by the partition, which may draw from the global generators if it is a user's."""
+        with keyed_globals(self.seed, "partition"):
+            return self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
+
+    def deals_stored_positions(self) -> bool:
+        """Tell whether the partition gives indices that it stores, whatever the samples are.
+
+        A user's partition need not say so. It is asked for all samples, and for all except the last.
+        """
+        partition = self.partition
+        if partition.stores_positions or type(partition).__module__.startswith("fl_lightning."):
+            return partition.stores_positions
+        size = len(self._splits["train"])
+        whole = self._deal(self._describe(np.arange(size)))
+        fewer = self._deal(self._describe(np.arange(size - 1)))
+        return len(whole) == len(fewer) and all(map(np.array_equal, whole, fewer))
+
+    def _deal_stored(self, left: Array) -> ClientIndices:
+        """Deal stored positions, without those of samples that are held out, and say how many these are."""
+        size = len(self._splits["train"])
+        given = self._deal(self._describe(None))
+        kept = [np.asarray(part)[np.isin(part, left)] for part in given]
+        num_given = sum(map(len, given))
+        num_kept = sum(map(len, kept))
+        if num_kept < num_given:
+            rank_zero_warn(
+                f"{type(self.partition).__name__} deals {num_given} stored positions of training samples, and "
+                f"{num_given - num_kept} of them are held out (data.val_fraction, data.transfer_size or "
+                f"data.proxy_size); the clients have the other {num_kept}"
+            )
+        return ClientIndices(kept, size)
+
     def _train(self) -> PartitionInput:
         """Describe the training samples that are left."""
-        size = len(self._splits["train"] if self._left is None else self._left)
-        unread = self.partition.column is None and not self.partition.needs_labels
-        return PartitionInput(size) if unread else self._input("train", self._left)
+        return self._describe(self._left)
+
+    def _describe(self, chosen: Array | None) -> PartitionInput:
+        """Describe training samples for the partition, with labels where it reads them. None chooses all."""
+        if self.partition.column is None and not self.partition.needs_labels:
+            return PartitionInput(len(self._splits["train"] if chosen is None else chosen))
+        return self._input("train", chosen)
 
     def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
         """Deal each client's own test set by the partition, where there are test samples.

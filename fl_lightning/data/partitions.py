@@ -71,6 +71,9 @@ class Partition(ABC):
     needs_labels: ClassVar[bool] = True
     """False where samples are dealt without labels, which are then not read."""
 
+    stores_positions: ClassVar[bool] = False
+    """True where the indices are stored: they number the training samples as given, before any is held out."""
+
     counts_owners: ClassVar[bool] = False
     """True where the samples tell how many clients there are, by `count_owners`."""
 
@@ -360,10 +363,12 @@ class FixedPartition(Partition):
     """Explicit index lists, one per client, which may overlap, be empty or leave samples out.
 
     Args:
-        indices: for each client the indices of its samples, each from 0 to n-1.
+        indices: for each client the indices of its samples, each from 0 to n-1, in the training split as the source
+            gives it. Samples that are held out, such as by `val_fraction`, are left out of the lists.
     """
 
     needs_labels = False
+    stores_positions = True
     counts_owners = True
 
     @checks_arguments
