@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property, partial
 from typing import Any
 
@@ -31,6 +32,10 @@ from fl_lightning.utils.signatures import checks_arguments
 
 LABELS = ("targets", "labels", "target", "label", "y")
 """Names under which a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
+
+
+TRANSFORMS = ("transform", "transforms", "target_transform", "augment", "augmentation")
+"""Names under which a dataset keeps how its samples are transformed, those of torchvision first."""
 
 
 class DatasetSplit(LoadedSplit):
@@ -100,6 +105,13 @@ class DatasetSplit(LoadedSplit):
         columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
         return DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns, (self, indices))
 
+    def seen_as(self, other: Split) -> "DatasetSplit":
+        """Make a split of the same samples with the transforms and batches of another dataset."""
+        if not isinstance(other, DatasetSplit):
+            return self
+        dataset = transformed_as(self.dataset, other.dataset)
+        return DatasetSplit(dataset, other.loader_spec, self.columns, self._whole)
+
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         chosen = (index.tolist() for index in indices)
         spec = self.loader_spec
@@ -153,6 +165,26 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
         if hasattr(value, "__len__") and len(value) == len(dataset):
             return np.asarray(value.cpu() if isinstance(value, Tensor) else value)
     return None
+
+
+def transformed_as(dataset: Any, other: Any) -> Any:
+    """Give a dataset the transforms of another one, in a copy.
+
+    Looks through `Subset` and `ConcatDataset`. A dataset without the attributes in `TRANSFORMS` stays as it is.
+    """
+    if isinstance(dataset, Subset):
+        return Subset(transformed_as(dataset.dataset, other), dataset.indices)
+    if isinstance(dataset, ConcatDataset):
+        return ConcatDataset([transformed_as(part, other) for part in dataset.datasets])
+    while isinstance(other, Subset | ConcatDataset):
+        other = other.dataset if isinstance(other, Subset) else other.datasets[0]
+    found = {name: getattr(other, name) for name in TRANSFORMS if hasattr(dataset, name) and hasattr(other, name)}
+    if not found:
+        return dataset
+    seen = copy(dataset)
+    for name, value in found.items():
+        setattr(seen, name, value)
+    return seen
 
 
 def labels_of(dataset: Any) -> Tensor | None:

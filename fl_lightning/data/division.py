@@ -1,6 +1,7 @@
 """Division of the samples among the server, everyone and the single clients."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,20 +39,35 @@ class Division:
         """The clients' training samples, where these are not all."""
         self.owner_names: list[str] = []
 
-    def hold_out(self, sizes: Mapping[str, float], proxy_overlap: bool) -> dict[str, Split]:
+    def hold_out(
+        self, sizes: Mapping[str, float], *, proxy_overlap: bool, val_by: str | None = None
+    ) -> dict[str, Split]:
         """Take the server's samples, and those that everyone has, out of the training samples.
 
         Args:
             sizes: of `val`, `transfer` and `proxy`, as `draw_holdout` takes them.
             proxy_overlap: whether the clients keep the proxy's samples too.
+            val_by: the column whose values the validation split holds whole; None: none.
 
         Returns:
-            The new splits, by name; the samples that are left are the clients'.
+            The new splits, by name; the samples that are left are the clients'. Validation samples are seen as the
+            test samples are.
         """
         train = self._splits["train"]
-        held = draw_holdout(len(train), sizes, proxy_overlap, self.seed) if any(sizes.values()) else {}
+        if not any(sizes.values()):
+            return {}
+        held = draw_holdout(
+            len(train),
+            sizes,
+            overlapping=proxy_overlap,
+            seed=self.seed,
+            groups=None if val_by is None else (val_by, train.column(val_by)),
+        )
         self._left = held.pop("clients", None)
-        return {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
+        splits = {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
+        if "val" in splits and "test" in self._splits:
+            splits["val"] = splits["val"].seen_as(self._splits["test"])
+        return splits
 
     def count_owners(self) -> int:
         """Count the owners of the training samples that are left."""
@@ -89,8 +105,8 @@ class Division:
     def _deal_stored(self, left: Array) -> ClientIndices:
         """Deal stored positions, without those of samples that are held out, and say how many these are."""
         size = len(self._splits["train"])
-        given = self._deal(self._describe(None))
-        kept = [np.asarray(part)[np.isin(part, left)] for part in given]
+        given = ClientIndices(self._deal(self._describe(None)), size)  # refuses positions that are none
+        kept = [part.numpy()[np.isin(part.numpy(), left)] for part in given]
         num_given = sum(map(len, given))
         num_kept = sum(map(len, kept))
         if num_kept < num_given:
@@ -122,10 +138,19 @@ class Division:
             return [torch.arange(0)] * self._data.num_owners
         train = [part.numpy() for part in dealt]
         samples, test = (self._input(name, None) for name in ("train", "test"))
+        if self.partition.column is not None and test.labels is None:
+            samples, test = (self._with_classes(name, given) for name, given in (("train", samples), ("test", test)))
         generator = keyed_numpy(self.seed, "partition")
         with keyed_globals(self.seed, "partition"):
             parts = self.partition.partition_test(Dealt(train, samples, generator), test, size)
         return ClientIndices(parts, test.size)
+
+    def _with_classes(self, split: str, samples: PartitionInput) -> PartitionInput:
+        """Add their classes to the samples of a split, which are described by a column."""
+        num_classes = self._data.num_classes  # before the labels: some are no classes
+        labels = self._splits[split].labels
+        classes = None if labels is None else labels.numpy().copy()
+        return replace(samples, num_classes=num_classes, classes=classes)
 
     def draw_shared(self, per_class: int) -> Split:
         """Draw samples of each class, which everyone has, from the clients' own.

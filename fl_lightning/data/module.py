@@ -68,6 +68,7 @@ class FederatedDataModule(Participation):
             which checkpoints hold and nothing else; a run can then not be repeated without one.
         val_fraction: share of the training samples held back by the server in [0, 1). Above 0 they are evaluated every
             round (`val/*`) and the test split is left to `test`; 0 evaluates the test split every round (`global/*`).
+            They are transformed as test samples are, where the dataset's attribute `transform` tells how.
         proxy_size: training samples that the server holds for methods that estimate something on data of its own
             (FedCL): their number, or below 1 their share.
         proxy_overlap: whether the clients keep the proxy's samples too.
@@ -84,6 +85,8 @@ class FederatedDataModule(Participation):
         input_shape: shape of one sample, where the source does not know it.
         local_work: share of its local steps that a client makes in a round, in (0, 1]: stragglers. [low, high] is drawn
             anew for every client and round; batches are rounded up.
+        val_by: column of the samples, such as `patient`: `val_fraction` holds back all samples of a value, or none.
+            None: samples are drawn one by one.
         pooled: whether one client has the samples of all, and makes as many steps as there are in the share of the
             samples that the round's cohort would have had: training at one place, beside which a federation is shown.
         feature_shift: how the clients' samples differ by noise, rotation or colour; None: not at all.
@@ -125,6 +128,7 @@ class FederatedDataModule(Participation):
         feature_shift: FeatureShift | None = None,
         local_work: float | list[float] = 1.0,
         pooled: bool = False,
+        val_by: str | None = None,
     ) -> None:
         read = as_source(source)  # first: datasets in its place are the commonest mistake
         check_given(num_clients, batch_size, partition, seed, sampling_seed)
@@ -141,6 +145,12 @@ class FederatedDataModule(Participation):
         self._shuffle = shuffle
         self.extra_splits = as_sources(extra_splits)
         self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
+        if val_by is not None and not val_fraction:
+            raise ValueError(
+                f"data.val_by needs data.val_fraction, the share that is held back, got val_by={val_by} and "
+                f"val_fraction=0; set data.val_fraction"
+            )
+        self.val_by = val_by
         self.proxy_overlap = proxy_overlap
         self.shared_per_class = shared_per_class
         self.client_test_size = client_test_size
@@ -366,7 +376,9 @@ class FederatedDataModule(Participation):
     def _hold_out(self) -> None:
         """Take the server's samples, and those that everyone has, out of the training samples (idempotent)."""
         if not self._held_out:
-            self._splits |= self._division.hold_out(self.holdout_sizes, self.proxy_overlap)
+            self._splits |= self._division.hold_out(
+                self.holdout_sizes, proxy_overlap=self.proxy_overlap, val_by=self.val_by
+            )
             self._held_out = True
 
     @cached_property

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.data.autoaugment import AutoAugment
 from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
+from fl_lightning.data.partitioning import at_most
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
@@ -163,7 +164,7 @@ class OwnerPartition(Partition):
         return [np.arange(samples.size if client_id == self.client_id else 0) for client_id in range(num_clients)]
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
-        return self(test, len(dealt.parts), dealt.generator)
+        return at_most(self(test, len(dealt.parts), dealt.generator), size, dealt.generator)
 
 
 # --- at the server of a federation
