@@ -214,8 +214,7 @@ class FederatedCLI(LightningCLI):
             plots = RunPlots(self.folder, format=config.plots.format)
             ours = [ClasswiseReport(self.folder), plots, SkippedClients(self.folder)]
             if settings.enable_checkpointing is not False:
-                name = "best" if self.datamodule.evaluated == "val" else "best-on-test"
-                best = BestCheckpoint(self.folder / runs.CHECKPOINTS, name, config.best.monitor, config.best.mode)
+                best = BestCheckpoint(self.folder / runs.CHECKPOINTS, "best", config.best.monitor, config.best.mode)
                 ours += checkpoints(best, given)
                 ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))
         bars = any(isinstance(callback, ProgressBar) for callback in given)

@@ -53,7 +53,6 @@ class DataModuleSource(Source):
             )
         self.datamodule = cast(LightningDataModule, datamodule)
         self._splits: dict[str, KnownSplit] = {}
-        self.validates = self._has("val_dataloader")
 
     def attach(self, trainer: Trainer | None) -> None:
         self.datamodule.trainer = trainer

@@ -236,7 +236,6 @@ class DatasetSource(Source):
         self.train = train
         self.val = val
         self.test = test
-        self.validates = val is not None
         self.num_classes = num_classes
         self.columns = columns
         self.loader_spec = loader_spec or LoaderSpec()

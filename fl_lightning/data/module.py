@@ -309,11 +309,25 @@ class FederatedDataModule(Participation):
 
     @property
     def evaluated(self) -> str | None:
-        """Name of the split evaluated every round: the server's `val`, else `test`, or None without either."""
-        validates = self.source.validation is not None if self._splits else self.source.validates
-        if self.holdout_sizes["val"] or validates:
+        """Name of the split evaluated every round: the server's `val`, else `test`, or None without either.
+
+        It is known once the data are set up, because a `val_dataloader` may give nothing.
+        """
+        self._check_loaded()
+        if self.holdout_sizes["val"] or self.source.validation is not None:
             return "val"
-        return None if self._splits and "test" not in self._splits else "test"
+        return "test" if "test" in self._splits else None
+
+    def measured_split(self, asked: str | None = None) -> str:
+        """Name the split that monitors measure a model on: the one asked for, else `test`, else `val`.
+
+        Raises:
+            ValueError: naming the setting that would give the split.
+        """
+        evaluated = self.evaluated
+        name = asked or ("test" if "test" in self._splits else evaluated or "test")
+        self.split(name)
+        return name
 
     # --- splits and clients --------------------------------------------------------------------------------------
 
@@ -359,8 +373,7 @@ class FederatedDataModule(Participation):
     def client_samples(self) -> ClientSamples | ClientStreams | ClientsElsewhere:
         """Get the clients' training samples, which are dealt at the first call, once the holdout is taken out."""
         if self._samples is None:
-            if not self._splits:
-                raise ValueError("the samples must be loaded first; call setup('fit') of the data, as a Trainer does")
+            self._check_loaded()
             train = self._splits["train"]
             if isinstance(train, StreamSplit):
                 self._samples = ClientStreams(train, self)
@@ -372,6 +385,11 @@ class FederatedDataModule(Participation):
                 dealt = self.cohort.pool(dealt) if isinstance(self.cohort, PooledCohorts) else dealt
                 self._samples = ClientSamples(train, dealt, self, self.seed)
         return self._samples
+
+    def _check_loaded(self) -> None:
+        """Refuse a question about samples that are not loaded."""
+        if not self._splits:
+            raise ValueError("the samples must be loaded first; call setup('fit') of the data, as a Trainer does")
 
     def _hold_out(self) -> None:
         """Take the server's samples, and those that everyone has, out of the training samples (idempotent)."""

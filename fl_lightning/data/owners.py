@@ -54,11 +54,6 @@ class Folder(Source):
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
-    @property
-    def validates(self) -> bool:  # type: ignore[override]
-        """True where `load` will find validation samples."""
-        return (self.root / "val").is_dir()
-
     def load(self) -> tuple[Split, Split | None]:
         self.validation = self._set("val")
         train = self._train()

@@ -44,9 +44,6 @@ class Source(ABC):
     limit: int | None = None
     """Most samples of the training and of the test split that are read, drawn by class; None: all."""
 
-    validates: bool = False
-    """True where `load` will find validation samples."""
-
     data_seed: int = 0
     """Key of what the source draws from the generators of Python, NumPy and torch. The data module gives its seed."""
 
