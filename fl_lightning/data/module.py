@@ -51,6 +51,7 @@ class FederatedDataModule(Participation):
             and owners are dealt to the clients in turn.
         participation: share of the clients in a round's cohort, in (0, 1]; the cohort has
             max(1, floor(participation · N)) clients.
+        cohort_size: clients in a round's cohort, in place of `participation`, which then stays 1.
         batch_size: samples per local step, or `full` for all of a client's; None: as the source's own loader, else 32.
         shuffle: whether a client's samples are shuffled before every local epoch; None: as in the source's own loader,
             else they are.
@@ -129,11 +130,23 @@ class FederatedDataModule(Participation):
         local_work: float | list[float] = 1.0,
         pooled: bool = False,
         val_by: str | None = None,
+        cohort_size: int | None = None,
     ) -> None:
         read = as_source(source)  # first: datasets in its place are the commonest mistake
         check_given(num_clients, batch_size, partition, seed, sampling_seed)
-        draws = participation, schedule, seed if sampling_seed is None else sampling_seed, sampling
-        super().__init__(num_clients, *draws, availability, over_selection, secret_seed, local_work, pooled)
+        super().__init__(
+            num_clients=num_clients,
+            participation=participation,
+            schedule=schedule,
+            sampling_seed=seed if sampling_seed is None else sampling_seed,
+            sampling=sampling,
+            availability=availability,
+            over_selection=over_selection,
+            secret_seed=secret_seed,
+            local_work=local_work,
+            pooled=pooled,
+            cohort_size=cohort_size,
+        )
         self.source = read
         self.seed = seed
         self.partition = partition_of(partition, by, num_clients is None)
@@ -481,7 +494,7 @@ class FederatedDataModule(Participation):
 
     def train_dataloader(self) -> Any:
         check_fitted(None if self.trainer is None else self.trainer.lightning_module)
-        return RoundLoader(self.cohort_size)
+        return RoundLoader(self.cohort.bounds.most)
 
     def val_dataloader(self) -> Any:
         if self.evaluated is None:
