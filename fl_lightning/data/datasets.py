@@ -105,6 +105,11 @@ class DatasetSplit(LoadedSplit):
         columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
         return DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns, (self, indices))
 
+    @property
+    def is_transformed(self) -> bool:
+        named = [name for dataset in parts_of(self.dataset) for name in TRANSFORMS if getattr(dataset, name, None)]
+        return bool(named) or self.loader_spec.collate_fn is not default_collate
+
     def seen_as(self, other: Split) -> "DatasetSplit":
         """Make a split of the same samples with the transforms and batches of another dataset."""
         if not isinstance(other, DatasetSplit):
@@ -167,6 +172,18 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
     return None
 
 
+def parts_of(dataset: Any) -> list[Any]:
+    """List the datasets that a dataset consists of, through `Subset` and `ConcatDataset`."""
+    if isinstance(dataset, Subset):
+        return parts_of(dataset.dataset)
+    if not isinstance(dataset, ConcatDataset):
+        return [dataset]
+    parts = []
+    for part in dataset.datasets:
+        parts += parts_of(part)
+    return parts
+
+
 def transformed_as(dataset: Any, other: Any) -> Any:
     """Give a dataset the transforms of another one, in a copy.
 
@@ -176,9 +193,8 @@ def transformed_as(dataset: Any, other: Any) -> Any:
         return Subset(transformed_as(dataset.dataset, other), dataset.indices)
     if isinstance(dataset, ConcatDataset):
         return ConcatDataset([transformed_as(part, other) for part in dataset.datasets])
-    while isinstance(other, Subset | ConcatDataset):
-        other = other.dataset if isinstance(other, Subset) else other.datasets[0]
-    found = {name: getattr(other, name) for name in TRANSFORMS if hasattr(dataset, name) and hasattr(other, name)}
+    like = parts_of(other)[0]
+    found = {name: getattr(like, name) for name in TRANSFORMS if hasattr(dataset, name) and hasattr(like, name)}
     if not found:
         return dataset
     seen = copy(dataset)

@@ -65,7 +65,8 @@ class Division:
         )
         self._left = held.pop("clients", None)
         splits = {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
-        if "val" in splits and "test" in self._splits:
+        # Test samples are looked for only where they tell something, because a fit may do without them.
+        if "val" in splits and train.is_transformed and "test" in self._splits:
             splits["val"] = splits["val"].seen_as(self._splits["test"])
         return splits
 
