@@ -82,8 +82,12 @@ def owners_in(column: str, owners: Array) -> list[Any]:
     """
     kind = owners.dtype.kind
     missing = np.zeros(len(owners), bool)
-    if kind in "fMmU":
-        missing = owners == "" if kind == "U" else np.isnat(owners) if kind in "Mm" else np.isnan(owners)
+    if kind == "U":
+        missing = owners == ""
+    elif kind in "Mm":
+        missing = np.isnat(owners)
+    elif kind == "f":
+        missing = np.isnan(owners)
     elif kind == "O":
         missing = np.array([str(owner) in {"", "None", "nan"} for owner in owners], bool)
     if missing.any():
