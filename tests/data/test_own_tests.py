@@ -45,7 +45,7 @@ class Skewed(Source):
 
     def load(self):
         draw = np.random.default_rng(0)
-        y = torch.from_numpy(np.repeat(np.arange(CLASSES), [130, 60, 30, 13, 7]))
+        y = torch.from_numpy(np.repeat(np.arange(CLASSES), [134, 60, 30, 13, 3]))
         owners = (y.numpy() * 2 + draw.integers(3, size=SIZE)) % 10
         owners[:10] = range(10)
         train = TensorSplit(torch.arange(float(SIZE))[:, None], y, columns={"owner": owners})
