@@ -285,7 +285,11 @@ class ServerView(Protocol):
 
     @property
     def cohort_size(self) -> int:
-        """The number of clients in the smallest cohort of the run."""
+        """The least number of clients in a round, 0 if a round may have none."""
+
+    @property
+    def largest_cohort(self) -> int:
+        """The largest number of clients in a round."""
 
     @property
     def sampling_rate(self) -> float | None:

@@ -185,8 +185,8 @@ MISTAKES = {
         "local_work must be a number, got 'half'; it is a share of a cl",
     ),
     "a cohort by size": (
-        lambda: data(cohort_size=5),
-        "'cohort_size'; the clients are num_clients and participation of",
+        lambda: data(clients_per_round=5),
+        "'clients_per_round'; the clients of a round are cohort_size, an argument of FederatedDataModule",
     ),
     "samples before they are there": (
         lambda: data().label_counts,

@@ -144,7 +144,8 @@ class RobustAggregator(GatheringAggregator):
         return None
 
     def setup(self) -> None:
-        m = self.server.cohort_size
+        # A round without clients does not ask the rule, and every other round checks again.
+        m = self.server.cohort_size or self.server.largest_cohort
         problem = self.too_few(m)
         if problem:
             raise ValueError(f"{type(self).__name__} needs {problem}, got cohorts of {m} clients; {REMEDY}")
@@ -211,7 +212,7 @@ class TrimmedMeanAggregator(RobustAggregator):
 
     def setup(self) -> None:
         super().setup()
-        m = self.server.cohort_size
+        m = self.server.cohort_size or self.server.largest_cohort
         if self.beta and not self.trim(m):
             rank_zero_warn(f"TrimmedMeanAggregator with beta={self.beta} trims nothing of {m} clients; raise beta")
 

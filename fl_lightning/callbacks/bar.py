@@ -71,9 +71,10 @@ class RoundProgressBar(ProgressBar):
         """Begin a round: in one that is continued Lightning does not call `on_train_epoch_start`."""
         if self.is_enabled and isinstance(pl_module, FederatedLoop):
             data = pl_module.data
-            varies = data.schedule or data.availability is not None or data.cohort.draws_each
-            varies = varies and not pl_module.aggregator.is_private  # which hides how many they are
-            self.cohort_size = max(1, len(data.cohort(trainer.current_epoch))) if varies else data.cohort_size
+            least, most = data.cohort.bounds
+            self.cohort_size = data.cohort_size if pl_module.aggregator.is_private else most  # hidden if it is private
+            if least != most and not pl_module.aggregator.is_private:
+                self.cohort_size = max(1, len(data.cohort(trainer.current_epoch)))
             self.num_exchanges = len(pl_module.client.exchanges)
             if self.progress is None:
                 self._open(trainer)

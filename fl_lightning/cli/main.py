@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from enum import Enum
 from errno import ENOENT
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -18,6 +19,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
 from torch import cuda, mps
+from torch.utils.data import Dataset
 
 from fl_lightning.callbacks import (
     ClasswiseReport,
@@ -30,20 +32,27 @@ from fl_lightning.callbacks import (
 from fl_lightning.callbacks.plots import Format
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
-from fl_lightning.data import FederatedDataModule
+from fl_lightning.data import FederatedDataModule, Partition, Source
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs import folder as runs
 from fl_lightning.runs.best import BestCheckpoint, Mode
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
+from fl_lightning.types import DataModule
 from fl_lightning.utils.files import write_file
+from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import as_list
+
+Part = TypeVar("Part")
 
 DEFAULTS = {
     "model.client": {"class_path": "fl_lightning.methods.FedAvg"},
     "data.source": {"class_path": "fl_lightning.data.Digits"},
 }
 TRAINER = {"log_every_n_steps": 1, "enable_model_summary": False, "num_sanity_val_steps": 0}
+
+PARTS_OF_DATA = (Source, DataModule, Partition, Dataset)
+"""Kinds of objects below `data`, which users write and which may draw while they are constructed."""
 
 CHANGES = "CHANGES"
 """Name of the file that lists settings that changed in the course of a run."""
@@ -172,6 +181,12 @@ class FederatedCLI(LightningCLI):
             check_limits(config.trainer)
         check_devices(config.trainer)
 
+    def before_instantiate_classes(self) -> None:
+        """Key what parts of the data draw while they are constructed, whatever the model draws before them."""
+        seed = self.config[self.subcommand].data.seed
+        for kind in PARTS_OF_DATA:
+            self.parser.add_instantiator(partial(keyed_instance, seed), kind)
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand].trainer
         config = self.config[self.subcommand]
@@ -199,8 +214,7 @@ class FederatedCLI(LightningCLI):
             plots = RunPlots(self.folder, format=config.plots.format)
             ours = [ClasswiseReport(self.folder), plots, SkippedClients(self.folder)]
             if settings.enable_checkpointing is not False:
-                name = "best" if self.datamodule.evaluated == "val" else "best-on-test"
-                best = BestCheckpoint(self.folder / runs.CHECKPOINTS, name, config.best.monitor, config.best.mode)
+                best = BestCheckpoint(self.folder / runs.CHECKPOINTS, "best", config.best.monitor, config.best.mode)
                 ours += checkpoints(best, given)
                 ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))
         bars = any(isinstance(callback, ProgressBar) for callback in given)
@@ -221,6 +235,12 @@ class FederatedCLI(LightningCLI):
         if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
             complete = "1 round is" if rounds == 1 else f"{rounds} rounds are"
             rank_zero_info(f"{complete} complete; for more, set --trainer.max_epochs above {rounds}")
+
+
+def keyed_instance(seed: int, kind: type[Part], /, *args: Any, **kwargs: Any) -> Part:
+    """Construct a part of the data, which may draw from the generators of Python, NumPy and torch."""
+    with keyed_globals(seed, "data/construction"):
+        return kind(*args, **kwargs)
 
 
 def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:

@@ -65,7 +65,7 @@ def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) ->
     """
     kind = type(data.partition).__name__ + (f" by {data.by}" if data.by else "")
     lines = [
-        f"{int(sizes.sum()):,} training samples, {len(sizes)} clients, {data.cohort_size} in a round, {kind}",
+        f"{int(sizes.sum()):,} training samples, {len(sizes)} clients, {data.cohort.bounds} in a round, {kind}",
         f"samples of a client: {range_text(sizes, 0)}",
     ]
     columns = [("samples", ",", sizes)]

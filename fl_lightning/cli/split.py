@@ -16,7 +16,14 @@ from fl_lightning.types import CONDITIONS
 from fl_lightning.utils.files import write_file
 
 OUTPUT = "--output"
-NOT_DIVIDED = {"by": None, "val_fraction": 0.0, "proxy_size": 0, "transfer_size": 0, "client_test_size": None}
+NOT_DIVIDED = {
+    "by": None,
+    "val_fraction": 0.0,
+    "val_by": None,
+    "proxy_size": 0,
+    "transfer_size": 0,
+    "client_test_size": None,
+}
 """Settings of the data that have no meaning where everybody has his own."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.data.clients import Cohorts
+from fl_lightning.data.clients import CohortBounds, Cohorts
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_at_least
 
@@ -50,6 +50,23 @@ class Availability:
         draws = ((c, keyed_numpy(self._seed, "availability", round_idx, c).random()) for c in clients)
         return [client_id for client_id, draw in draws if draw < self._rates[client_id]]
 
+    def always(self, round_idx: int) -> set[int]:
+        """Tell which clients are certainly available in a round."""
+        if self._trace:
+            return self._trace[round_idx % len(self._trace)]
+        return {client_id for client_id, rate in enumerate(self._rates) if rate >= 1}
+
+    def ever(self, round_idx: int) -> set[int]:
+        """Tell which clients may be available in a round."""
+        if self._trace:
+            return self._trace[round_idx % len(self._trace)]
+        return {client_id for client_id, rate in enumerate(self._rates) if rate > 0}
+
+    @property
+    def period(self) -> int:
+        """Rounds after which the same clients may be available."""
+        return max(1, len(self._trace))
+
 
 class AvailableCohorts(Cohorts):
     """The ids of every round's clients among those that are available, perhaps none.
@@ -81,6 +98,28 @@ class AvailableCohorts(Cohorts):
             )
         self._available = Availability(availability, self.num_clients, self.seed)
         self._num_asked = min(self.num_clients, math.ceil((1 + over_selection) * self.size - 1e-9))
+
+    @property
+    def bounds(self) -> CohortBounds:
+        rounds = self._available.period if self.schedule is None else len(self.schedule)
+        every = [self._bounds_of(round_idx) for round_idx in range(rounds)]
+        return CohortBounds(
+            least=min((bounds.least for bounds in every), default=0),
+            most=max((bounds.most for bounds in every), default=0),
+        )
+
+    def _bounds_of(self, round_idx: int) -> CohortBounds:
+        """Count the clients of a round, at least and at most, before it is drawn."""
+        always = self._available.always(round_idx)
+        ever = self._available.ever(round_idx)
+        if self.schedule is not None:
+            cohort = set(self.schedule[round_idx])
+            return CohortBounds(len(cohort & always), len(cohort & ever))
+        if self.draws_each and self.share < 1:
+            return CohortBounds(0, len(ever))
+        missing = self.num_clients - len(always)
+        least = max(0, self._num_asked - missing)
+        return CohortBounds(min(self.size, least), min(self.size, len(ever)))
 
     def __call__(self, round_idx: int) -> list[int]:
         if self._num_asked == self.size:

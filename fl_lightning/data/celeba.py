@@ -65,11 +65,6 @@ class CelebA(ImageSource):
     def _has_json(self) -> bool:
         return (self.folder / "train").is_dir()
 
-    @property
-    def validates(self) -> bool:  # type: ignore[override]
-        """True where `load` will find validation samples."""
-        return not self._has_json
-
     def load(self) -> tuple[Split, Split]:
         if not (self.folder / IMAGES).is_dir():
             raise FileNotFoundError(

@@ -7,6 +7,7 @@ from pytorch_lightning import LightningModule
 
 from fl_lightning.data.column_partition import ColumnPartition
 from fl_lightning.data.datamodules import DataModuleSource
+from fl_lightning.data.division import Division
 from fl_lightning.data.feature_shift import FeatureShift, check_shifted
 from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.partitions import IIDPartition, Partition
@@ -88,6 +89,20 @@ def partition_of(partition: Partition | None, by: str | None, counts_owners: boo
             f"{type(chosen).__name__}; leave it out for 10, or set data.by"
         )
     return chosen
+
+
+def check_limited(limit: int | None, train: Split, division: Division) -> None:
+    """Refuse stored positions of samples whose source leaves some of them out, and so numbers them anew.
+
+    Raises:
+        ValueError: naming the limit and the partition.
+    """
+    is_limited = limit is not None and len(train) == limit
+    if is_limited and division.deals_stored_positions():
+        raise ValueError(
+            f"the stored positions of {type(division.partition).__name__} number all training samples, and "
+            f"data.source.limit leaves some of them out, got {limit}; leave out data.source.limit"
+        )
 
 
 def check_pooled(data: Any, train: Split) -> None:

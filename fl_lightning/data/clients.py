@@ -1,7 +1,7 @@
 """The clients' side of the data: cohorts, the samples of each client, and a client's view of its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,10 +12,20 @@ from fl_lightning.data.splits import Array, Split, Transform
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_noise, keyed_numpy
-from fl_lightning.utils.settings import check_choice, check_kind, check_numbers
+from fl_lightning.utils.settings import check_choice, check_count, check_kind, check_numbers
 
 SamplesPerClass = dict[int, dict[int, int]]
 """Samples that are left, by client and class; a class that is not named has all."""
+
+
+class CohortBounds(NamedTuple):
+    """The least and the largest number of clients in a round of the run."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
 
 
 class Cohorts:
@@ -28,9 +38,11 @@ class Cohorts:
         seed: of the draws, which depend on it and the round only.
         sampling: `uniform`: cohorts of one size; `poisson`: each client takes part by itself with probability
             `participation`, so that a cohort may have any size, 0 too.
+        cohort_size: clients in a drawn cohort, in place of `participation`; or None.
 
     Attributes:
-        size: clients in a drawn cohort, max(1, floor(participation · N)); under `poisson` about so many.
+        size: clients in a drawn cohort, `cohort_size` or max(1, floor(participation · N)); under `poisson` about so
+            many.
         share: of the clients in a cohort: size / N, under `poisson` the probability.
 
     Raises:
@@ -44,6 +56,7 @@ class Cohorts:
         schedule: Sequence[Sequence[int]] | None,
         seed: int,
         sampling: Literal["uniform", "poisson"] = "uniform",
+        cohort_size: int | None = None,
     ) -> None:
         check_numbers("it is the share of the clients in a round", participation=participation)
         if participation is None or not 0 < participation <= 1:
@@ -51,6 +64,12 @@ class Cohorts:
         check_choice(("uniform", "poisson"), sampling=sampling)
         if schedule is not None and sampling == "poisson":
             raise ValueError("data.schedule names the cohorts, and sampling=poisson draws them; leave one of them out")
+        check_cohort_size(
+            cohort_size,
+            num_clients=num_clients,
+            participation=participation,
+            is_drawn=schedule is None and sampling == "uniform",
+        )
         for cohort in schedule or []:
             check_kind((list, tuple), "a list for each round", "give such as [[0, 1], [2, 3]]", schedule=cohort)
             outside = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
@@ -62,7 +81,7 @@ class Cohorts:
         self.num_clients = num_clients
         self.schedule = schedule
         self.seed = seed
-        self.size = max(1, int(participation * num_clients + 1e-9))
+        self.size = cohort_size or max(1, int(participation * num_clients + 1e-9))
         self.draws_each = sampling == "poisson"
         self.share = participation if self.draws_each else self.size / num_clients
 
@@ -73,6 +92,16 @@ class Cohorts:
         Clients that are not available make it no smaller: who they are may be known.
         """
         return self.share if self.schedule is None and (self.draws_each or self.share == 1) else None
+
+    @property
+    def bounds(self) -> CohortBounds:
+        """The least and the largest number of clients in a round: the one answer to this question."""
+        if self.schedule is not None:
+            sizes = [len(cohort) for cohort in self.schedule]
+            return CohortBounds(min(sizes, default=0), max(sizes, default=0))
+        if self.draws_each and self.share < 1:
+            return CohortBounds(0, self.num_clients)
+        return CohortBounds(self.size, self.size)
 
     def rekey(self, seed: int) -> None:
         """Draw the cohorts by another seed."""
@@ -94,6 +123,38 @@ class Cohorts:
             return clients
         generator = keyed_numpy(self.seed, "cohort", round_idx)
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
+
+
+def check_cohort_size(cohort_size: int | None, *, num_clients: int, participation: float, is_drawn: bool) -> None:
+    """Refuse a number of clients in a round that cannot be drawn, or that another setting contradicts.
+
+    Args:
+        cohort_size: the number; None: it is not given.
+        num_clients: N.
+        participation: share of the clients in a round, 1 where it is not given.
+        is_drawn: whether cohorts of one size are drawn.
+
+    Raises:
+        ValueError: naming the settings.
+    """
+    check_count(1, cohort_size=cohort_size)
+    if cohort_size is None:
+        return
+    if participation != 1:
+        raise ValueError(
+            f"data.cohort_size and data.participation both say how many clients a round has, got {cohort_size} and "
+            f"{participation}; set data.participation to 1.0, or leave out data.cohort_size"
+        )
+    if not is_drawn:
+        raise ValueError(
+            f"data.cohort_size needs cohorts of one size that are drawn, got {cohort_size} beside data.schedule or "
+            f"data.sampling=poisson; leave out data.cohort_size"
+        )
+    if cohort_size > num_clients:
+        raise ValueError(
+            f"data.cohort_size must be at most data.num_clients, got {cohort_size} of {num_clients} clients; set it to "
+            f"{num_clients}"
+        )
 
 
 def scheduled(schedule: Sequence[Sequence[int]], round_idx: int) -> list[int]:

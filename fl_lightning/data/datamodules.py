@@ -32,7 +32,8 @@ class DataModuleSource(Source):
     """A source made of a user's LightningDataModule: its datasets, read as its loaders read them.
 
     `val_dataloader` is the server's validation, `test_dataloader` its test, and what is predicted if there is no
-    `predict_dataloader`.
+    `predict_dataloader`. Each hook finds the generators of Python, NumPy and torch keyed by the seed of the data and
+    by the name of the hook, so that `setup` draws the same for every stage.
 
     Args:
         datamodule: the data module; it need not know of federations.
@@ -53,18 +54,22 @@ class DataModuleSource(Source):
             )
         self.datamodule = cast(LightningDataModule, datamodule)
         self._splits: dict[str, KnownSplit] = {}
-        self.validates = self._has("val_dataloader")
 
     def attach(self, trainer: Trainer | None) -> None:
         self.datamodule.trainer = trainer
 
     def prepare(self) -> None:
-        self.datamodule.prepare_data()
+        self._call("prepare_data")
+
+    def _call(self, hook: str, *arguments: str) -> Any:
+        """Call a hook of the data module, which may draw from the generators of Python, NumPy and torch."""
+        with self.keyed(hook):
+            return getattr(self.datamodule, hook)(*arguments)
 
     def load(self) -> tuple[Split, Split | None]:
         module = self.datamodule
         try:
-            module.setup("fit")
+            self._call("setup", "fit")
         except Exception as error:
             error.add_note(
                 f"The federation calls {type(module).__name__}.setup('fit'); one that can be set up only "
@@ -87,7 +92,7 @@ class DataModuleSource(Source):
         """Set up the test and read `test_dataloader`, which a Trainer asks in `test` only."""
         if not self._has("test_dataloader"):
             return None
-        self.datamodule.setup("test")
+        self._call("setup", "test")
         try:
             loader = self._loader("test_dataloader")
         except Exception as error:
@@ -115,7 +120,7 @@ class DataModuleSource(Source):
 
     def _train(self) -> tuple[KnownSplit, LoaderSpec]:
         """Get the training samples, or the clients' streams, and the settings of their loader."""
-        returned = self.datamodule.train_dataloader() if self._has("train_dataloader") else None
+        returned = self._call("train_dataloader") if self._has("train_dataloader") else None
         if are_streams(returned):
             split = StreamSplit({client_id: read_stream_loader(loader) for client_id, loader in returned.items()})
             return split, split.streams[0].loader_spec
@@ -130,7 +135,7 @@ class DataModuleSource(Source):
 
     def predicted(self) -> Split | None:
         if self._has("predict_dataloader"):
-            self.datamodule.setup("predict")
+            self._call("setup", "predict")
         loader = self._loader("predict_dataloader")
         return None if loader is None else make_split(loader.dataset, read_loader(loader))
 
@@ -144,7 +149,7 @@ class DataModuleSource(Source):
 
     def _loaders(self, name: str) -> list[DataLoader[Any]]:
         """Get the DataLoaders that the method of this name returns."""
-        return self._checked(name, getattr(self.datamodule, name)() if self._has(name) else None)
+        return self._checked(name, self._call(name) if self._has(name) else None)
 
     def _checked(self, name: str, returned: Any) -> list[DataLoader[Any]]:
         """List what the method of this name returned, all of it DataLoaders."""

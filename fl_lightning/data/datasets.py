@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,11 +28,16 @@ from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Array, LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
 from fl_lightning.types import Batch, DataModule
+from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import described
 from fl_lightning.utils.signatures import checks_arguments
 
 LABELS = ("targets", "labels", "target", "label", "y")
 """Names under which a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
+
+
+TRANSFORMS = ("transform", "transforms", "target_transform", "augment", "augmentation")
+"""Names under which a dataset keeps how its samples are transformed, those of torchvision first."""
 
 
 class DatasetSplit(LoadedSplit):
@@ -101,6 +107,18 @@ class DatasetSplit(LoadedSplit):
         columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
         return DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns, (self, indices))
 
+    @property
+    def is_transformed(self) -> bool:
+        named = [name for dataset in parts_of(self.dataset) for name in TRANSFORMS if getattr(dataset, name, None)]
+        return bool(named) or self.loader_spec.collate_fn is not default_collate
+
+    def seen_as(self, other: Split) -> "DatasetSplit":
+        """Make a split of the same samples with the transforms and batches of another dataset."""
+        if not isinstance(other, DatasetSplit):
+            return self
+        dataset = transformed_as(self.dataset, other.dataset)
+        return DatasetSplit(dataset, other.loader_spec, self.columns, self._whole)
+
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         chosen = (index.tolist() for index in indices)
         spec = self.loader_spec
@@ -127,8 +145,9 @@ def plain(value: Any) -> Any:
 
 
 def items_at(dataset: Any, key: Any) -> Array:
-    """Read the value of every item at a key or position, (n, ...), in a pass over the dataset."""
-    return np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
+    """Read the value of every item at a key or position, (n, ...), in a pass over the dataset, whose items may draw."""
+    with keyed_globals(0, "items"):
+        return np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
 
 
 def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
@@ -153,6 +172,37 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
         if hasattr(value, "__len__") and len(value) == len(dataset):
             return np.asarray(value.cpu() if isinstance(value, Tensor) else value)
     return None
+
+
+def parts_of(dataset: Any) -> list[Any]:
+    """List the datasets that a dataset consists of, through `Subset` and `ConcatDataset`."""
+    if isinstance(dataset, Subset):
+        return parts_of(dataset.dataset)
+    if not isinstance(dataset, ConcatDataset):
+        return [dataset]
+    parts = []
+    for part in dataset.datasets:
+        parts += parts_of(part)
+    return parts
+
+
+def transformed_as(dataset: Any, other: Any) -> Any:
+    """Give a dataset the transforms of another one, in a copy.
+
+    Looks through `Subset` and `ConcatDataset`. A dataset without the attributes in `TRANSFORMS` stays as it is.
+    """
+    if isinstance(dataset, Subset):
+        return Subset(transformed_as(dataset.dataset, other), dataset.indices)
+    if isinstance(dataset, ConcatDataset):
+        return ConcatDataset([transformed_as(part, other) for part in dataset.datasets])
+    like = parts_of(other)[0]
+    found = {name: getattr(like, name) for name in TRANSFORMS if hasattr(dataset, name) and hasattr(like, name)}
+    if not found:
+        return dataset
+    seen = copy(dataset)
+    for name, value in found.items():
+        setattr(seen, name, value)
+    return seen
 
 
 def labels_of(dataset: Any) -> Tensor | None:
@@ -204,7 +254,6 @@ class DatasetSource(Source):
         self.train = train
         self.val = val
         self.test = test
-        self.validates = val is not None
         self.num_classes = num_classes
         self.columns = columns
         self.loader_spec = loader_spec or LoaderSpec()

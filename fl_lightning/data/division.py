@@ -1,17 +1,19 @@
 """Division of the samples among the server, everyone and the single clients."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.data.clients import ClientIndices, FederatedData
 from fl_lightning.data.holdout import draw_holdout, one_per_class
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
 from fl_lightning.data.splits import Array, Split
-from fl_lightning.utils.keyed import keyed_numpy
+from fl_lightning.utils.keyed import keyed_globals, keyed_numpy
 
 
 class Division:
@@ -37,38 +39,94 @@ class Division:
         """The clients' training samples, where these are not all."""
         self.owner_names: list[str] = []
 
-    def hold_out(self, sizes: Mapping[str, float], proxy_overlap: bool) -> dict[str, Split]:
+    def hold_out(
+        self, sizes: Mapping[str, float], *, proxy_overlap: bool, val_by: str | None = None
+    ) -> dict[str, Split]:
         """Take the server's samples, and those that everyone has, out of the training samples.
 
         Args:
             sizes: of `val`, `transfer` and `proxy`, as `draw_holdout` takes them.
             proxy_overlap: whether the clients keep the proxy's samples too.
+            val_by: the column whose values the validation split holds whole; None: none.
 
         Returns:
-            The new splits, by name; the samples that are left are the clients'.
+            The new splits, by name; the samples that are left are the clients'. Validation samples are seen as the
+            test samples are.
         """
         train = self._splits["train"]
-        held = draw_holdout(len(train), sizes, proxy_overlap, self.seed) if any(sizes.values()) else {}
+        if not any(sizes.values()):
+            return {}
+        held = draw_holdout(
+            len(train),
+            sizes,
+            overlapping=proxy_overlap,
+            seed=self.seed,
+            groups=None if val_by is None else (val_by, train.column(val_by)),
+        )
         self._left = held.pop("clients", None)
-        return {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
+        splits = {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
+        # Test samples are looked for only where they tell something, because a fit may do without them.
+        if "val" in splits and train.is_transformed and "test" in self._splits:
+            splits["val"] = splits["val"].seen_as(self._splits["test"])
+        return splits
 
     def count_owners(self) -> int:
         """Count the owners of the training samples that are left."""
-        return self.partition.count_owners(self._train())
+        with keyed_globals(self.seed, "partition"):
+            return self.partition.count_owners(self._train())
 
     def deal_train(self) -> ClientIndices:
         """Deal the training samples that are left to the clients."""
+        if self._left is not None and self.deals_stored_positions():
+            return self._deal_stored(self._left)
         samples = self._train()
-        dealt = self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
+        dealt = self._deal(samples)
         if self.partition.column is not None and samples.labels is not None:
             self.owner_names = owner_names(samples.labels, dealt)
         return ClientIndices(dealt, samples.size, self._left)
 
+    def _deal(self, samples: PartitionInput) -> list[Array]:
+        """Deal samples by the partition, which may draw from the global generators if it is a user's."""
+        with keyed_globals(self.seed, "partition"):
+            return self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
+
+    def deals_stored_positions(self) -> bool:
+        """Tell whether the partition gives indices that it stores, whatever the samples are.
+
+        A user's partition need not say so. It is asked for all samples, and for all except the last.
+        """
+        partition = self.partition
+        if partition.stores_positions or type(partition).__module__.startswith("fl_lightning."):
+            return partition.stores_positions
+        size = len(self._splits["train"])
+        whole = self._deal(self._describe(np.arange(size)))
+        fewer = self._deal(self._describe(np.arange(size - 1)))
+        return len(whole) == len(fewer) and all(map(np.array_equal, whole, fewer))
+
+    def _deal_stored(self, left: Array) -> ClientIndices:
+        """Deal stored positions, without those of samples that are held out, and say how many these are."""
+        size = len(self._splits["train"])
+        given = ClientIndices(self._deal(self._describe(None)), size)  # refuses positions that are none
+        kept = [part.numpy()[np.isin(part.numpy(), left)] for part in given]
+        num_given = sum(map(len, given))
+        num_kept = sum(map(len, kept))
+        if num_kept < num_given:
+            rank_zero_warn(
+                f"{type(self.partition).__name__} deals {num_given} stored positions of training samples, and "
+                f"{num_given - num_kept} of them are held out (data.val_fraction, data.transfer_size or "
+                f"data.proxy_size); the clients have the other {num_kept}"
+            )
+        return ClientIndices(kept, size)
+
     def _train(self) -> PartitionInput:
         """Describe the training samples that are left."""
-        size = len(self._splits["train"] if self._left is None else self._left)
-        unread = self.partition.column is None and not self.partition.needs_labels
-        return PartitionInput(size) if unread else self._input("train", self._left)
+        return self._describe(self._left)
+
+    def _describe(self, chosen: Array | None) -> PartitionInput:
+        """Describe training samples for the partition, with labels where it reads them. None chooses all."""
+        if self.partition.column is None and not self.partition.needs_labels:
+            return PartitionInput(len(self._splits["train"] if chosen is None else chosen))
+        return self._input("train", chosen)
 
     def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
         """Deal each client's own test set by the partition, where there are test samples.
@@ -81,8 +139,19 @@ class Division:
             return [torch.arange(0)] * self._data.num_owners
         train = [part.numpy() for part in dealt]
         samples, test = (self._input(name, None) for name in ("train", "test"))
+        if self.partition.column is not None and test.labels is None:
+            samples, test = (self._with_classes(name, given) for name, given in (("train", samples), ("test", test)))
         generator = keyed_numpy(self.seed, "partition")
-        return ClientIndices(self.partition.partition_test(Dealt(train, samples, generator), test, size), test.size)
+        with keyed_globals(self.seed, "partition"):
+            parts = self.partition.partition_test(Dealt(train, samples, generator), test, size)
+        return ClientIndices(parts, test.size)
+
+    def _with_classes(self, split: str, samples: PartitionInput) -> PartitionInput:
+        """Add their classes to the samples of a split, which are described by a column."""
+        num_classes = self._data.num_classes  # before the labels: some are no classes
+        labels = self._splits[split].labels
+        classes = None if labels is None else labels.numpy().copy()
+        return replace(samples, num_classes=num_classes, classes=classes)
 
     def draw_shared(self, per_class: int) -> Split:
         """Draw samples of each class, which everyone has, from the clients' own.

@@ -1,9 +1,11 @@
 """Holdout: samples that belong to no single client (server validation, proxy data, transfer set, one-per-class set)."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
+from fl_lightning.data.column_partition import owners_in
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.keyed import keyed_numpy
@@ -60,7 +62,14 @@ def holdout_sizes(
     return sizes
 
 
-def draw_holdout(num_samples: int, sizes: Mapping[str, float], overlapping: bool, seed: int) -> dict[str, Array]:
+def draw_holdout(
+    num_samples: int,
+    sizes: Mapping[str, float],
+    *,
+    overlapping: bool,
+    seed: int,
+    groups: tuple[str, Array] | None = None,
+) -> dict[str, Array]:
     """Draw the sets that are taken from the training samples, uniformly without replacement.
 
     Each set has a generator of its own; they are drawn in the order val, transfer, proxy, so a set does not change
@@ -71,6 +80,8 @@ def draw_holdout(num_samples: int, sizes: Mapping[str, float], overlapping: bool
         sizes: of `val`, `transfer` and `proxy`: samples (≥ 1), or below 1 a share of n, at least one sample.
         overlapping: whether the proxy's samples stay with the clients as well.
         seed: of the data.
+        groups: name of a column and its value for every sample, (num_samples,): all samples of a value are in the
+            validation split, or none is. None: samples are drawn one by one.
 
     Returns:
         Sorted indices of each set that has a size, and of `clients`, who get what is left.
@@ -95,10 +106,52 @@ def draw_holdout(num_samples: int, sizes: Mapping[str, float], overlapping: bool
                 f"the {name} set must leave training samples to the clients, got {count} of the {len(left)} that were "
                 f"left; lower {SETTINGS[name].split()[0]}"
             )
-        order = keyed_numpy(seed, purpose).permutation(left)
+        generator = keyed_numpy(seed, purpose)
+        if groups is not None and name == "val":
+            order = np.sort(whole_groups(*groups, count=count, generator=generator))
+            held[name] = order
+            left = np.setdiff1d(left, order)
+            continue
+        order = generator.permutation(left)
         held[name] = np.sort(order[:count])
         left = left if stays else np.sort(order[count:])
     return {**held, "clients": left}
+
+
+def whole_groups(column: str, groups: Array, *, count: int, generator: np.random.Generator) -> Array:
+    """Draw whole groups of samples, one after the other, until there are at least `count` samples.
+
+    Args:
+        column: name of the column of the groups, for the error.
+        groups: group of each sample, (n,).
+        count: least number of samples.
+        generator: draws the order of the groups.
+
+    Returns:
+        Indices of the samples of the groups that were drawn, int64.
+
+    Raises:
+        ValueError: a sample is in no group, or no group would be left.
+
+    >>> sites = np.array(["b", "a", "b"])
+    >>> sites[whole_groups("site", sites, count=1, generator=np.random.default_rng(0))].tolist() in (["a"], ["b", "b"])
+    True
+    """
+    names = owners_in(column, groups)
+    members: dict[Any, list[int]] = {name: [] for name in names}
+    for index, name in enumerate(groups.tolist()):
+        members[name].append(index)
+    drawn: list[int] = []
+    for number, place in enumerate(generator.permutation(len(names)).tolist(), start=1):
+        drawn += members[names[place]]
+        if number == len(names):
+            raise ValueError(
+                f"data.val_by must leave groups of training samples to the clients, got {count} samples for the "
+                f"validation split of {len(names)} groups in column {column!r}; lower data.val_fraction"
+            )
+        if len(drawn) >= count:
+            break
+    return np.array(drawn, dtype=np.int64)
 
 
 def one_per_class(labels: Array, pool: Array, per_class: int, num_classes: int, seed: int) -> Array:

@@ -66,7 +66,6 @@ class HuggingFace(Source):
         self.validation_name = validation
         self.name = name
         self.download = download
-        self.validates = validation is not None
 
     def prepare(self) -> None:
         if self.download:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fl_lightning.data.clients import ClientIndices, Cohorts
+from fl_lightning.data.clients import ClientIndices, CohortBounds, Cohorts
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_numbers
 
@@ -58,6 +58,11 @@ class PooledCohorts(Cohorts):
     def sampling_rate(self) -> float | None:
         """Give none: nobody can be left out."""
         return None
+
+    @property
+    def bounds(self) -> CohortBounds:
+        inner = self._cohorts.bounds
+        return CohortBounds(min(1, inner.least), min(1, inner.most))
 
     def rekey(self, seed: int) -> None:
         super().rekey(seed)

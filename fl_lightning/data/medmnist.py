@@ -71,8 +71,6 @@ class MedMNIST(ImageSource):
         Yang et al. 2023, Scientific Data 10:41, arXiv:2110.14795.
     """
 
-    validates = True
-
     def __init__(
         self,
         name: MedMNISTName = "bloodmnist",

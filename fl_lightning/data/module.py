@@ -16,6 +16,7 @@ from fl_lightning.data.checks import (
     check_feature_shift,
     check_fitted,
     check_given,
+    check_limited,
     check_pooled,
     partition_of,
 )
@@ -50,6 +51,7 @@ class FederatedDataModule(Participation):
             and owners are dealt to the clients in turn.
         participation: share of the clients in a round's cohort, in (0, 1]; the cohort has
             max(1, floor(participation · N)) clients.
+        cohort_size: clients in a round's cohort, in place of `participation`, which then stays 1.
         batch_size: samples per local step, or `full` for all of a client's; None: as the source's own loader, else 32.
         shuffle: whether a client's samples are shuffled before every local epoch; None: as in the source's own loader,
             else they are.
@@ -67,6 +69,7 @@ class FederatedDataModule(Participation):
             which checkpoints hold and nothing else; a run can then not be repeated without one.
         val_fraction: share of the training samples held back by the server in [0, 1). Above 0 they are evaluated every
             round (`val/*`) and the test split is left to `test`; 0 evaluates the test split every round (`global/*`).
+            They are transformed as test samples are, where the dataset's attribute `transform` tells how.
         proxy_size: training samples that the server holds for methods that estimate something on data of its own
             (FedCL): their number, or below 1 their share.
         proxy_overlap: whether the clients keep the proxy's samples too.
@@ -83,6 +86,8 @@ class FederatedDataModule(Participation):
         input_shape: shape of one sample, where the source does not know it.
         local_work: share of its local steps that a client makes in a round, in (0, 1]: stragglers. [low, high] is drawn
             anew for every client and round; batches are rounded up.
+        val_by: column of the samples, such as `patient`: `val_fraction` holds back all samples of a value, or none.
+            None: samples are drawn one by one.
         pooled: whether one client has the samples of all, and makes as many steps as there are in the share of the
             samples that the round's cohort would have had: training at one place, beside which a federation is shown.
         feature_shift: how the clients' samples differ by noise, rotation or colour; None: not at all.
@@ -124,11 +129,24 @@ class FederatedDataModule(Participation):
         feature_shift: FeatureShift | None = None,
         local_work: float | list[float] = 1.0,
         pooled: bool = False,
+        val_by: str | None = None,
+        cohort_size: int | None = None,
     ) -> None:
         read = as_source(source)  # first: datasets in its place are the commonest mistake
         check_given(num_clients, batch_size, partition, seed, sampling_seed)
-        draws = participation, schedule, seed if sampling_seed is None else sampling_seed, sampling
-        super().__init__(num_clients, *draws, availability, over_selection, secret_seed, local_work, pooled)
+        super().__init__(
+            num_clients=num_clients,
+            participation=participation,
+            schedule=schedule,
+            sampling_seed=seed if sampling_seed is None else sampling_seed,
+            sampling=sampling,
+            availability=availability,
+            over_selection=over_selection,
+            secret_seed=secret_seed,
+            local_work=local_work,
+            pooled=pooled,
+            cohort_size=cohort_size,
+        )
         self.source = read
         self.seed = seed
         self.partition = partition_of(partition, by, num_clients is None)
@@ -140,6 +158,12 @@ class FederatedDataModule(Participation):
         self._shuffle = shuffle
         self.extra_splits = as_sources(extra_splits)
         self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
+        if val_by is not None and not val_fraction:
+            raise ValueError(
+                f"data.val_by needs data.val_fraction, the share that is held back, got val_by={val_by} and "
+                f"val_fraction=0; set data.val_fraction"
+            )
+        self.val_by = val_by
         self.proxy_overlap = proxy_overlap
         self.shared_per_class = shared_per_class
         self.client_test_size = client_test_size
@@ -213,8 +237,16 @@ class FederatedDataModule(Participation):
             return getattr(datamodule, name)
 
     def prepare_data(self) -> None:
-        for source in (self.source, *self.extra_splits.values()):
-            source.prepare()
+        for source in self._keyed_sources():
+            with source.keyed("prepare"):
+                source.prepare()
+
+    def _keyed_sources(self) -> list[Source]:
+        """List all sources, which draw by the seed of the data from now on."""
+        sources = [self.source, *self.extra_splits.values()]
+        for source in sources:
+            source.data_seed = self.seed
+        return sources
 
     def setup(self, stage: str | None = None) -> None:
         """Load the source and divide it (idempotent).
@@ -225,6 +257,7 @@ class FederatedDataModule(Participation):
         if not self._splits:
             self._splits = self._load()
             self._division = Division(self._splits, self, self.partition, self.seed)
+            check_limited(self.source.limit, self._splits["train"], self._division)
             check_pooled(self, self._splits["train"])
             check_feature_shift(self.feature_shift, self._splits["train"])
             if not self.num_clients:
@@ -235,11 +268,13 @@ class FederatedDataModule(Participation):
 
     def _load(self) -> Splits:
         """Load all sources: the splits by name, before anything is taken from the training samples."""
-        source = self.source
+        source, *_ = self._keyed_sources()
         source.attach(self.trainer)
         train, test = source.read()
         now = source.validation is None and not self.holdout_sizes["val"]  # the test samples are evaluated every round
-        test = source.tested(counted=True) if test is None and now else test
+        if test is None and now:
+            with source.keyed("tested"):
+                test = source.tested(counted=True)
         if source.validation is not None and self.holdout_sizes["val"]:
             raise ValueError(
                 f"data.val_fraction must be 0 where the source has validation samples of its own, got "
@@ -287,11 +322,25 @@ class FederatedDataModule(Participation):
 
     @property
     def evaluated(self) -> str | None:
-        """Name of the split evaluated every round: the server's `val`, else `test`, or None without either."""
-        validates = self.source.validation is not None if self._splits else self.source.validates
-        if self.holdout_sizes["val"] or validates:
+        """Name of the split evaluated every round: the server's `val`, else `test`, or None without either.
+
+        It is known once the data are set up, because a `val_dataloader` may give nothing.
+        """
+        self._check_loaded()
+        if self.holdout_sizes["val"] or self.source.validation is not None:
             return "val"
-        return None if self._splits and "test" not in self._splits else "test"
+        return "test" if "test" in self._splits else None
+
+    def measured_split(self, asked: str | None = None) -> str:
+        """Name the split that monitors measure a model on: the one asked for, else `test`, else `val`.
+
+        Raises:
+            ValueError: naming the setting that would give the split.
+        """
+        evaluated = self.evaluated
+        name = asked or ("test" if "test" in self._splits else evaluated or "test")
+        self.split(name)
+        return name
 
     # --- splits and clients --------------------------------------------------------------------------------------
 
@@ -337,8 +386,7 @@ class FederatedDataModule(Participation):
     def client_samples(self) -> ClientSamples | ClientStreams | ClientsElsewhere:
         """Get the clients' training samples, which are dealt at the first call, once the holdout is taken out."""
         if self._samples is None:
-            if not self._splits:
-                raise ValueError("the samples must be loaded first; call setup('fit') of the data, as a Trainer does")
+            self._check_loaded()
             train = self._splits["train"]
             if isinstance(train, StreamSplit):
                 self._samples = ClientStreams(train, self)
@@ -351,10 +399,17 @@ class FederatedDataModule(Participation):
                 self._samples = ClientSamples(train, dealt, self, self.seed)
         return self._samples
 
+    def _check_loaded(self) -> None:
+        """Refuse a question about samples that are not loaded."""
+        if not self._splits:
+            raise ValueError("the samples must be loaded first; call setup('fit') of the data, as a Trainer does")
+
     def _hold_out(self) -> None:
         """Take the server's samples, and those that everyone has, out of the training samples (idempotent)."""
         if not self._held_out:
-            self._splits |= self._division.hold_out(self.holdout_sizes, self.proxy_overlap)
+            self._splits |= self._division.hold_out(
+                self.holdout_sizes, proxy_overlap=self.proxy_overlap, val_by=self.val_by
+            )
             self._held_out = True
 
     @cached_property
@@ -439,7 +494,7 @@ class FederatedDataModule(Participation):
 
     def train_dataloader(self) -> Any:
         check_fitted(None if self.trainer is None else self.trainer.lightning_module)
-        return RoundLoader(self.cohort_size)
+        return RoundLoader(self.cohort.bounds.most)
 
     def val_dataloader(self) -> Any:
         if self.evaluated is None:
@@ -456,7 +511,8 @@ class FederatedDataModule(Participation):
         return self._batches_of("test")
 
     def predict_dataloader(self) -> Any:
-        samples = self.source.predicted()
+        with self.source.keyed("predicted"):
+            samples = self.source.predicted()
         self._splits |= {} if samples is None else {"predict": samples}
         return self._batches_of("test" if samples is None else "predict")
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.data.autoaugment import AutoAugment
 from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
+from fl_lightning.data.partitioning import at_most
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
 from fl_lightning.data.schema import Schema, differing, read_by, scaling
 from fl_lightning.data.sources import Source, labelled_split
@@ -53,11 +54,6 @@ class Folder(Source):
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-
-    @property
-    def validates(self) -> bool:  # type: ignore[override]
-        """True where `load` will find validation samples."""
-        return (self.root / "val").is_dir()
 
     def load(self) -> tuple[Split, Split | None]:
         self._decide_classes()
@@ -196,7 +192,7 @@ class OwnerPartition(Partition):
         return [np.arange(samples.size if client_id == self.client_id else 0) for client_id in range(num_clients)]
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
-        return self(test, len(dealt.parts), dealt.generator)
+        return at_most(self(test, len(dealt.parts), dealt.generator), size, dealt.generator)
 
 
 # --- at the server of a federation

@@ -35,12 +35,13 @@ class Participation(LightningDataModule):
         secret_seed: whether the draws are keyed by a seed of the operating system.
         local_work: as `LocalWork` takes it.
         pooled: whether one client has the samples of all.
+        cohort_size: as `Cohorts` takes it.
 
     Attributes:
         num_clients: N, 0 as long as it is not known, 1 where samples are pooled.
         num_owners: clients that samples are dealt to, before they are pooled.
-        cohort: lists the clients of a round, known with N.
-        cohort_size: clients in a drawn cohort, known with N.
+        cohort: lists the clients of a round, known with N; its `bounds` tell how many these are at least and at most.
+        cohort_size: clients in a drawn cohort, before it is asked who is available, known with N.
         works_partly: whether clients may make less than all of their local work.
         secret: the secret seed in hexadecimal digits, empty without one.
         batch_seed: of batch order, augmentation and the clients' other draws.
@@ -61,6 +62,7 @@ class Participation(LightningDataModule):
         secret_seed: bool,
         local_work: float | Sequence[float],
         pooled: bool,
+        cohort_size: int | None = None,
     ) -> None:
         super().__init__()
         self.schedule = None if pooled else schedule
@@ -76,7 +78,7 @@ class Participation(LightningDataModule):
         self.batch_seed = 0
         self.num_clients = 0
         self.num_owners = 0
-        self._drawn = participation, schedule, sampling_seed, sampling
+        self._drawn = (participation, schedule, sampling_seed, sampling, cohort_size)
         if num_clients is not None:
             self.set_clients(num_clients)
 

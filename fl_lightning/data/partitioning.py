@@ -276,16 +276,25 @@ def largest_remainder(shares: ArrayLike, size: int) -> Indices:
     return counts
 
 
-def counts_for_shares(shares: ArrayLike, size: int, available: ArrayLike) -> Indices:
+def counts_for_shares(
+    shares: ArrayLike,
+    size: int,
+    available: ArrayLike,
+    *,
+    alpha: float = 1.0,
+    generator: np.random.Generator | None = None,
+) -> Indices:
     """Count the samples of each class that make up `size` with these shares, when some classes run out.
 
     A class that cannot give its part gives all it has and is dropped; the shares of the others are scaled up for what
-    is missing. Where no class that is left has a share, they are taken by what they have.
+    is missing. Where no class that is left has a share, their shares are drawn anew, as `lda_counts` does.
 
     Args:
         shares: q, (C,) ≥ 0 with a positive sum.
         size: at most Σ available.
         available: samples left of each class, (C,) int64.
+        alpha: concentration of the draw.
+        generator: draws anew; None: classes without a share are taken by what they have.
 
     Returns:
         (C,) int64, summing to size, none above `available`.
@@ -298,6 +307,9 @@ def counts_for_shares(shares: ArrayLike, size: int, available: ArrayLike) -> Ind
     counts = np.zeros_like(left)
     while missing := size - int(counts.sum()):  # every pass ends it or uses up a class
         q[left == 0] = 0
+        if not q.any() and generator is not None:
+            # Dir(α) given the others' zeros is Dir(α) over the classes that are left.
+            q[left > 0] = generator.dirichlet(np.full(int((left > 0).sum()), min(alpha, 1e100)))
         take = np.minimum(largest_remainder(q if q.any() else left, missing), left)
         counts += take
         left -= take
@@ -346,6 +358,19 @@ def draw_by_proportions(
         )
         for row in wanted
     ]
+
+
+def at_most(parts: Sequence[Indices], size: int | None, generator: np.random.Generator) -> list[Indices]:
+    """Draw at most `size` of each client's samples, in their order, all with None.
+
+    >>> [len(part) for part in at_most([np.arange(5), np.arange(2)], 3, np.random.default_rng(0))]
+    [3, 2]
+    """
+    drawn = []
+    for part in parts:
+        is_larger = size is not None and len(part) > size
+        drawn.append(np.sort(generator.choice(part, size, replace=False)) if is_larger else part)
+    return drawn
 
 
 def choose_clients(quota: Indices, count: int, generator: np.random.Generator | None) -> Indices:

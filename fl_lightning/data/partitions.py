@@ -34,6 +34,7 @@ class PartitionInput:
         size: number of samples n.
         labels: class of each, (n,) integers (or its value in the partition's column), or None.
         num_classes: C; None: the largest label + 1.
+        classes: class of each, (n,), where `labels` are values of a column and the test samples do not have it.
 
     Raises:
         ValueError: without one label per sample.
@@ -42,6 +43,11 @@ class PartitionInput:
     size: int
     labels: Array | None = None
     num_classes: int | None = None
+    classes: Array | None = None
+
+    def by_class(self) -> "PartitionInput":
+        """Describe the same samples by their classes in place of their values in a column."""
+        return PartitionInput(self.size, self.classes, self.num_classes)
 
     def __post_init__(self) -> None:
         if self.labels is not None and len(self.labels) != self.size:
@@ -70,6 +76,9 @@ class Partition(ABC):
 
     needs_labels: ClassVar[bool] = True
     """False where samples are dealt without labels, which are then not read."""
+
+    stores_positions: ClassVar[bool] = False
+    """True where the indices are stored: they number the training samples as given, before any is held out."""
 
     counts_owners: ClassVar[bool] = False
     """True where the samples tell how many clients there are, by `count_owners`."""
@@ -232,11 +241,20 @@ class ShardPartition(Partition):
         return deal_shards(labels, classes, generator)
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
-        """Deal the test split by the same classes of shards, each sample once, where no size is asked."""
-        if size is not None or test.labels is None or test.num_classes is None:
+        """Deal the test split by the same classes of shards, each sample once, where no size is asked.
+
+        A client whose training shard of a class is empty is not tested on this class.
+        """
+        labels = dealt.samples.labels
+        if size is not None or test.labels is None or test.num_classes is None or labels is None:
             return super().partition_test(dealt, test, size)
         classes = shard_classes(len(dealt.parts), test.num_classes, self.shards_per_client, dealt.generator)
-        return deal_shards(test.labels, classes, dealt.generator)
+        shards = deal_shards(test.labels, classes, dealt.generator)
+        kept = []
+        for trained, tested in zip(dealt.parts, shards, strict=True):
+            has_class = np.isin(test.labels[tested], labels[trained])
+            kept.append(tested[has_class])
+        return kept
 
 
 class ClientDirichletPartition(Partition):
@@ -244,9 +262,8 @@ class ClientDirichletPartition(Partition):
 
     Args:
         alpha: concentration > 0 per class: 0.1 = few classes per client, inf (`.inf` in YAML) = equal shares.
-        samples_per_client: samples of every client; unset: n // num_clients, and a client's test set has its drawn
-            proportions and m // num_clients samples. Where set, a client's test set has the proportions of its
-            samples, and as many.
+        samples_per_client: samples of every client, and of its test set; unset: n // num_clients, and m // num_clients
+            of its test set, which has the class proportions of the client's samples.
         overlap: whether clients may hold the same sample; else what does not divide is left out.
 
     Source:
@@ -280,7 +297,7 @@ class ClientDirichletPartition(Partition):
         used = np.zeros_like(sizes)
         parts = []
         for row in proportions:
-            counts = counts_for_shares(row, size, sizes - used)
+            counts = counts_for_shares(row, size, sizes - used, alpha=self.alpha, generator=generator)
             if self.overlap:
                 drawn = [generator.choice(pool, n, replace=False) for pool, n in zip(pools, counts, strict=True)]
             else:
@@ -290,12 +307,8 @@ class ClientDirichletPartition(Partition):
         return parts
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
-        """Draw by the same proportions where the size of a client is not set, else by those of its samples."""
-        if self.samples_per_client is not None or test.labels is None or test.num_classes is None:
-            return super().partition_test(dealt, test, size or self.samples_per_client)
-        num_clients = len(dealt.parts)
-        q = client_proportions(num_clients, test.num_classes, self.alpha, dealt.generator)
-        return draw_by_proportions(test.labels, q, size or max(1, test.size // num_clients), dealt.generator)
+        """Draw by the class proportions of the client's samples: the drawn ones, as long as no class runs out."""
+        return super().partition_test(dealt, test, size or self.samples_per_client)
 
 
 class QuantityPartition(Partition):
@@ -360,10 +373,12 @@ class FixedPartition(Partition):
     """Explicit index lists, one per client, which may overlap, be empty or leave samples out.
 
     Args:
-        indices: for each client the indices of its samples, each from 0 to n-1.
+        indices: for each client the indices of its samples, each from 0 to n-1, in the training split as the source
+            gives it. Samples that are held out, such as by `val_fraction`, are left out of the lists.
     """
 
     needs_labels = False
+    stores_positions = True
     counts_owners = True
 
     @checks_arguments

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.schema import Schema, read_by, scale_of, targets_of
 from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
+from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import check_above, check_below, check_count, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_overrides
 
@@ -43,8 +45,8 @@ class Source(ABC):
     limit: int | None = None
     """Most samples of the training and of the test split that are read, drawn by class; None: all."""
 
-    validates: bool = False
-    """True where `load` will find validation samples."""
+    data_seed: int = 0
+    """Key of what the source draws from the generators of Python, NumPy and torch. The data module gives its seed."""
 
     schema: Schema | None = None
     """What the training samples decide about all samples, known after `read`."""
@@ -58,6 +60,10 @@ class Source(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
+
+    def keyed(self, hook: str) -> AbstractContextManager[None]:
+        """Key the generators of Python, NumPy and torch for a hook of the source, and put them back afterwards."""
+        return keyed_globals(self.data_seed, f"data/{hook}")
 
     def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
         """Take the Trainer, or None, before `load` is called."""
@@ -90,7 +96,8 @@ class Source(ABC):
     def read(self) -> tuple[Split, Split | None]:
         """Load the training and the test split, each with at most `limit` samples."""
         check_count(1, "leave it out for all samples", limit=self.limit)
-        train, test = self.load()
+        with self.keyed("load"):
+            train, test = self.load()
         train = limited(train, self.limit)
         test = None if test is None else limited(test, self.limit)
         self.schema = self.described(train)
@@ -143,7 +150,9 @@ class Splits(dict[str, Split]):
         if name == "test" and not super().__contains__(name) and self._source is not None:
             source = self._source
             self._source = None
-            if (test := source.tested()) is not None:
+            with source.keyed("tested"):
+                test = source.tested()
+            if test is not None:
                 self["test"] = test
         return super().__contains__(name)
 
@@ -277,6 +286,7 @@ class PooledSource(Source):
         self.limit = limit
 
     def prepare(self) -> None:
+        self.source.data_seed = self.data_seed
         self.source.prepare()
 
     def follow(self, schema: Schema, place: str) -> None:
@@ -287,6 +297,7 @@ class PooledSource(Source):
         return super().described(train) if self.source.schema is None else self.source.schema
 
     def load(self) -> tuple[Split, Split]:
+        self.source.data_seed = self.data_seed
         train, test = self.source.read()
         if not (isinstance(train, TensorSplit) and isinstance(test, TensorSplit)):
             raise TypeError(

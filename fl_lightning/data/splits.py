@@ -62,6 +62,15 @@ class Split(ABC):
     def subset(self, indices: Tensor) -> "Split":
         """Make a split of its own of the samples at `indices` (k,) int64."""
 
+    @property
+    def is_transformed(self) -> bool:
+        """Tell whether samples are transformed in a way that `seen_as` may replace."""
+        return False
+
+    def seen_as(self, other: "Split") -> "Split":
+        """Make a split of the same samples that are transformed as those of another split, where that is known."""
+        return self
+
     def through(self, seen: Transform) -> "Split":
         """Make a split of the same samples that `seen` changes last.
 
@@ -170,6 +179,18 @@ class TensorSplit(Split):
         columns = {name: values[indices.cpu().numpy()] for name, values in self.columns.items()}
         indices = indices.to(self.x.device)
         return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None, columns)
+
+    @property
+    def is_transformed(self) -> bool:
+        return self.transform is not None
+
+    def seen_as(self, other: Split) -> "TensorSplit":
+        if not isinstance(other, TensorSplit):
+            return self
+        split = copy(self)
+        split.transform = other.transform
+        split.augments = other.augments
+        return split
 
     def column(self, name: str) -> Array:
         if self.columns and name not in self.columns:

@@ -154,6 +154,7 @@ class RunIdentity:
         labels = torch.tensor(len(train)) if train.known_labels is None else train.known_labels
         settings |= described_value("data", data)
         settings["data.participation"] = data.cohort.share
+        settings.pop("data.cohort_size", None)  # the share tells it
         settings["data.sampling_seed"] = "secret" if data.secret_seed else data.cohort.seed
         settings["data.labels"] = digest_of([labels])
         names = data.source.class_names

@@ -100,10 +100,11 @@ class Server:
 
     @property
     def cohort_size(self) -> int:
-        schedule = self._data.schedule
-        if not schedule:
-            return self._data.cohort_size
-        return min(len(cohort) for cohort in schedule)
+        return self._data.cohort.bounds.least
+
+    @property
+    def largest_cohort(self) -> int:
+        return self._data.cohort.bounds.most
 
     @property
     def sampling_rate(self) -> float | None:

@@ -40,6 +40,8 @@ class ClientTable(Monitor):
         self._counted: dict[str, int] = {}
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        if self.accuracy and loop.data.num_classes is not None:
+            loop.data.measured_split()  # refused here, and not in a client's name
         self.open_table(trainer, "clients.csv", COLUMNS)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,7 +82,7 @@ class ClientTable(Monitor):
             measured[f"loss{suffix}"] = inspection.own_loss(moment, client_id)
         if self.accuracy and loop.data.num_classes is not None:
             measured[f"acc_own{suffix}"] = float(inspection.own_scores(moment, client_id)[-2])
-            measured[f"acc_global{suffix}"] = float(inspection.scores(moment, "test")[-2])
+            measured[f"acc_global{suffix}"] = float(inspection.scores(moment, loop.data.measured_split())[-2])
         return measured
 
     def _count(self, loop: FederatedLoop, client_id: int, way: str) -> None:

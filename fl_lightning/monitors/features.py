@@ -29,7 +29,7 @@ class FeatureProbe(Monitor):
 
     Args:
         layer: name of a module within the client; None: the features that the net's head reads.
-        split: whose samples are passed through the nets.
+        split: whose samples are passed through the nets; None: `test`, else `val`.
         samples: so many of them, drawn once for the run; None: all.
         every: measure every so many rounds.
         clients: measure these only; None: the whole cohort.
@@ -40,7 +40,7 @@ class FeatureProbe(Monitor):
     def __init__(
         self,
         layer: str | None = None,
-        split: str = "test",
+        split: str | None = None,
         samples: int | None = 200,
         every: int = 10,
         clients: Sequence[int] | None = None,
@@ -51,11 +51,13 @@ class FeatureProbe(Monitor):
         check_at_least(1, "None takes all", samples=samples)
         self.layer = layer
         self.split = split
+        self._split = ""
         self.samples = samples
         self.plot = plot
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self.check_classes(loop).check_layer(self.layer, type(self).__name__)
+        self._split = loop.data.measured_split(self.split)
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         if self.under_way:
@@ -78,10 +80,10 @@ class FeatureProbe(Monitor):
             models["aggregate"] = self._features(loop, ("aggregate", trainer.current_epoch))
         inspection = loop.evaluation.inspection
         at = f"{trainer.current_epoch:05d}"
-        labels = inspection.data.split(self.split).labels
+        labels = inspection.data.split(self._split).labels
         if labels is None or len({features.shape for features in models.values()}) != 1:
             return  # models with different features have no common picture
-        target = labels[inspection.subset(self.split, self.samples)]
+        target = labels[inspection.subset(self._split, self.samples)]
         features = torch.stack(list(models.values()))
         arrays = {"features": features, "models": list(models), "targets": target}
         write_arrays(self.folder / f"features-{at}.npz", arrays)
@@ -92,4 +94,4 @@ class FeatureProbe(Monitor):
             save(plot_embedding(points, target, list(models), inspection.class_names), self.folder / f"tsne-{at}.png")
 
     def _features(self, loop: FederatedLoop, moment: tuple[object, ...]) -> Tensor:
-        return loop.evaluation.inspection.outputs(moment, self.layer, self.split, self.samples)[0]
+        return loop.evaluation.inspection.outputs(moment, self.layer, self._split, self.samples)[0]

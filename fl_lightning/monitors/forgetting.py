@@ -35,7 +35,7 @@ class ForgettingMonitor(Monitor):
     Source: FedKA, Eq. 1 (τ); Lee et al. 2022, arXiv:2106.03097, Definition 1, Figs. 4 and 6.
 
     Args:
-        split: that accuracies are measured on.
+        split: that accuracies are measured on; None: `test`, else `val`.
         samples: measure on so many of its samples, drawn once for the run; None: all.
         epochs: measure after every local epoch, too.
         gamma: least share of a dominant class, ≥ 0; None: 0.5 / C.
@@ -46,7 +46,7 @@ class ForgettingMonitor(Monitor):
 
     def __init__(
         self,
-        split: str = "test",
+        split: str | None = None,
         samples: int | None = None,
         epochs: bool = False,
         gamma: float | None = None,
@@ -58,6 +58,7 @@ class ForgettingMonitor(Monitor):
         check_at_least(1, "None measures on all", samples=samples)
         check_at_least(0, gamma=gamma)
         self.split = split
+        self._split = ""
         self.samples = samples
         self.epochs = epochs
         self.gamma = gamma
@@ -65,6 +66,7 @@ class ForgettingMonitor(Monitor):
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         names = self.check_classes(loop).class_names
+        self._split = loop.data.measured_split(self.split)
         self.open_table(trainer, "client_classwise.csv", ("client", "moment", *names))
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
@@ -79,7 +81,7 @@ class ForgettingMonitor(Monitor):
         measured["moments"]["trained"] = self._by_class(loop, ended(loop, update.client_id, DEPLOYED))
 
     def _by_class(self, loop: FederatedLoop, moment: Moment) -> Tensor:
-        return loop.evaluation.inspection.scores(moment, self.split, self.samples)[:-2]
+        return loop.evaluation.inspection.scores(moment, self._split, self.samples)[:-2]
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         if not measured:

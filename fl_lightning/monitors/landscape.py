@@ -34,7 +34,7 @@ class LossLandscape(Monitor):
     Source: Lee et al. 2022, arXiv:2106.03097, App. J and Fig. 14.
 
     Args:
-        split: whose samples the loss is taken of.
+        split: whose samples the loss is taken of; None: `test`, else `val`.
         samples: so many of them, drawn once for the run; None: all.
         sigmas: σ of the noise, ≥ 0.
         repeats: draws of noise for each σ.
@@ -48,7 +48,7 @@ class LossLandscape(Monitor):
 
     def __init__(
         self,
-        split: str = "test",
+        split: str | None = None,
         samples: int | None = 500,
         sigmas: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1),
         repeats: int = 5,
@@ -64,6 +64,7 @@ class LossLandscape(Monitor):
         check_at_least(0, sigmas=min(sigmas, default=0.0))
         check_above(0, reach=reach)
         self.split = split
+        self._split = ""
         self.samples = samples
         self.sigmas = list(sigmas)
         self.repeats = repeats
@@ -73,6 +74,7 @@ class LossLandscape(Monitor):
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self.check_classes(loop)
+        self._split = loop.data.measured_split(self.split)
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         measured["landscape"] = self._measure(loop, update.client_id)
@@ -99,7 +101,7 @@ class LossLandscape(Monitor):
 
     def _measure(self, loop: FederatedLoop, client_id: int) -> dict[str, Tensor]:
         inspection = loop.evaluation.inspection
-        batches = inspection.over(inspection.batches(self.split, self.samples), lambda batch: batch)
+        batches = inspection.over(inspection.batches(self._split, self.samples), lambda batch: batch)
         params = {name: value.detach() for name, value in inspection.client.trained().items()}
         with inspection.look():
             around = Surroundings(inspection, params, batches)

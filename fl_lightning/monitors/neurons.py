@@ -30,7 +30,7 @@ class NeuronActivations(Monitor):
     Args:
         layer: name of a module within the client whose outputs are taken after their ReLU, such as `net.body.1`; None:
             the features that the net's head reads.
-        split: whose samples are passed through the net.
+        split: whose samples are passed through the net; None: `test`, else `val`.
         samples: so many of them, drawn once for the run; None: all.
         every: measure every so many rounds.
         clients: measure these only; None: the whole cohort.
@@ -42,7 +42,7 @@ class NeuronActivations(Monitor):
     def __init__(
         self,
         layer: str | None = None,
-        split: str = "test",
+        split: str | None = None,
         samples: int | None = None,
         every: int = 1,
         clients: Sequence[int] | None = None,
@@ -53,11 +53,13 @@ class NeuronActivations(Monitor):
         check_at_least(1, "None measures on all", samples=samples)
         self.layer = layer
         self.split = split
+        self._split = ""
         self.samples = samples
         self.ending, self.stem = (f"/{name}", f"neurons-{name}") if name else ("", "neurons")
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self.check_classes(loop).check_layer(self.layer, type(self).__name__)
+        self._split = loop.data.measured_split(self.split)
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         inspection = loop.evaluation.inspection
@@ -95,10 +97,10 @@ class NeuronActivations(Monitor):
 
         def compute() -> tuple[Tensor, Tensor]:
             parts = inspection.over(
-                inspection.batches(self.split, self.samples),
+                inspection.batches(self._split, self.samples),
                 lambda batch: activation_sums(inspection.layer(batch[0], self.layer), batch[1], classes),
             )
             sums, samples = (torch.stack(column).sum(0) for column in zip(*parts, strict=True))
             return preferred_by_sums(sums, samples).cpu(), dead_neurons(sums).cpu()
 
-        return inspection.once(moment, ("neurons", self.layer, self.split, self.samples), compute)
+        return inspection.once(moment, ("neurons", self.layer, self._split, self.samples), compute)

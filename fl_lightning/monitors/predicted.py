@@ -28,6 +28,7 @@ class PredictedDistribution(Monitor):
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         names = self.check_classes(loop).class_names
+        loop.data.measured_split("transfer")
         self.open_table(trainer, "predicted_distribution.csv", ("client", *names))
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:

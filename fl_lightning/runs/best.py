@@ -13,6 +13,10 @@ from fl_lightning.runs.value_names import is_lower_better
 Mode = Literal["min", "max"]
 
 
+ON_TEST = "-on-test"
+"""End of the file's name, if the best round is chosen on the test split."""
+
+
 class BestCheckpoint(ModelCheckpoint):
     """Keeps the checkpoint of the best round.
 
@@ -22,7 +26,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     Args:
         dirpath: its folder.
-        filename: without `.ckpt`.
+        filename: without `.ckpt`, and without `-on-test`, which is added if the test split is evaluated.
         monitor: key of the value; None: chosen as above.
         mode: `min` where lower is better; None: as the key's name says (`is_lower_better`).
     """
@@ -50,6 +54,14 @@ class BestCheckpoint(ModelCheckpoint):
             self._watch(state_dict["monitor"])
         if state_dict["monitor"] == self.monitor:  # else the scores are of another value
             super().load_state_dict(state_dict)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Add to the name of the file if the test split is evaluated, which is known once the data are set up."""
+        if isinstance(pl_module, FederatedLoop) and pl_module.data.evaluated != "val":
+            dirpath, filename = self._place
+            self.filename = f"{filename.removesuffix(ON_TEST)}{ON_TEST}"
+            self._place = (dirpath, self.filename)
+        super().setup(trainer, pl_module, stage)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the round where it is the best.

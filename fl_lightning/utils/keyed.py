@@ -1,5 +1,8 @@
 """Keyed randomness: every draw comes from a generator that depends only on (seed, purpose, round, client)."""
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 import numpy as np
@@ -45,3 +48,31 @@ def keyed_noise(seed: int, purpose: str, round_idx: int = -1, client_id: int = -
     """
     digest = blake2b(f"{seed}/{purpose}/{round_idx}/{client_id}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+@contextmanager
+def keyed_globals(seed: int, purpose: str) -> Iterator[None]:
+    """Key the global generators of Python, NumPy and torch for code of others, and put them back afterwards.
+
+    >>> with keyed_globals(0, "setup"):
+    ...     first = (random.random(), np.random.rand(), float(torch.rand(())))
+    >>> with keyed_globals(0, "setup"):
+    ...     first == (random.random(), np.random.rand(), float(torch.rand(())))
+    True
+    """
+    key = keyed_seed(seed, purpose)
+    # CUDA is left alone before its first use, because a process that has used it cannot be forked.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(key)
+        if devices:
+            torch.cuda.manual_seed_all(key)
+        random.seed(key)
+        np.random.seed(key % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

@@ -60,6 +60,7 @@ WHERE: dict[str, tuple[str, ...]] = {
         "schedule",
     ),
     "the clients are num_clients and participation of FederatedDataModule": ("data.num_clients", "data.participation"),
+    "the clients of a round are {}an argument of FederatedDataModule": ("data.cohort_size",),
     "it is a partition's: FederatedDataModule(..., partition=DirichletPartition(alpha=0.1))": ("data.partition.alpha",),
     "a client takes net= (a function that makes a net) or module= (a LightningModule), a FederatedLoop a client": (
         "model",

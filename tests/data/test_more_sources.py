@@ -203,7 +203,7 @@ def test_celeba_of_leaf(celeba):
         [1, 0],
         ["7"] * 2,
     )
-    assert (source.validates, source.validation) == (False, None)
+    assert source.validation is None
 
 
 def test_celeba_of_torchvision(celeba, monkeypatch):

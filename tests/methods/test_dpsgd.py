@@ -327,5 +327,5 @@ def test_the_best_round_and_the_report_know_values_that_are_not_covered(tmp_path
     trainer(2, tmp_path, callbacks=[best], enable_checkpointing=True).fit(loop, datamodule=data)
     assert (tmp_path / "clients").is_dir()  # and not in the working folder
     assert best.monitor == "unprotected/local/alma"
-    assert (tmp_path / "best.ckpt").is_file()
+    assert (tmp_path / "best-on-test.ckpt").is_file()
     assert loop.recorder.history.curve("comm/bytes_up")

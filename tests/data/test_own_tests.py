@@ -1,0 +1,239 @@
+"""A client is tested on what it can have, and what is held back is seen as test samples are."""
+
+import inspect
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+
+import fl_lightning.data
+from fl_lightning import FederatedDataModule
+from fl_lightning.data import ClientDirichletPartition, Partition, PartitionInput, Source, TensorSplit
+from fl_lightning.data.partitions import Dealt
+from fl_lightning.functional.classes import distance_from_uniform
+from tests.commands import refusal
+
+SIZE = 240
+CLASSES = 5
+GIVEN = {
+    "alpha": 0.05,
+    "shards_per_client": 3,
+    "classes_per_client": 2,
+    "column": "owner",
+    "indices": [list(range(8 * k, 8 * k + 1 + k)) for k in range(10)],
+    "client_id": 3,
+}
+"""Arguments of the partitions; another argument without a default is to be added."""
+KINDS = [
+    kind
+    for kind in vars(fl_lightning.data).values()
+    if inspect.isclass(kind) and issubclass(kind, Partition) and not inspect.isabstract(kind)
+]
+
+
+class Skewed(Source):
+    """Few samples of the last classes, which run out; the owners have some classes each."""
+
+    num_classes = CLASSES
+
+    def __init__(self, tells_owners=True):
+        self.tells_owners = tells_owners
+
+    def load(self):
+        draw = np.random.default_rng(0)
+        y = torch.from_numpy(np.repeat(np.arange(CLASSES), [134, 60, 30, 13, 3]))
+        owners = (y.numpy() * 2 + draw.integers(3, size=SIZE)) % 10
+        owners[:10] = range(10)
+        train = TensorSplit(torch.arange(float(SIZE))[:, None], y, columns={"owner": owners})
+        test = torch.from_numpy(draw.integers(CLASSES, size=200))
+        columns = {"owner": draw.integers(10, size=200)} if self.tells_owners else {}
+        return train, TensorSplit(torch.zeros(200, 1), test, columns=columns)
+
+
+def made(kind):
+    every = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    arguments = {p.name: GIVEN[p.name] for p in parameters if p.name in GIVEN or p.default is p.empty}
+    if "min_samples" in {p.name for p in parameters}:
+        arguments["min_samples"] = 0
+    if "shuffle_clients" in {p.name for p in parameters}:
+        arguments |= {"shuffle_clients": True, "upper": "class"}
+    return kind(**arguments)
+
+
+@pytest.mark.parametrize("size", [None, 7])
+@pytest.mark.parametrize("tells_owners", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_no_client_is_tested_on_what_it_lacks(kind, tells_owners, size):
+    """On classes that it has; where owners are known, on its own owner's samples; at most as many as asked."""
+    partition = made(kind)
+    for seed in range(2):
+        data = FederatedDataModule(
+            Skewed(tells_owners), num_clients=10, partition=partition, client_test_size=size, seed=seed
+        )
+        data.setup("fit")
+        labels = {name: data.split(name).labels.numpy() for name in ("train", "test")}
+        for client_id in range(10):
+            train, test = (data.client_indices(name, client_id).numpy() for name in ("train", "test"))
+            assert size is None or len(test) <= size
+            assert len(set(test.tolist())) == len(test)
+            if partition.column is not None and tells_owners:
+                owners = {name: data.split(name).column("owner") for name in ("train", "test")}
+                assert set(owners["test"][test]) <= set(owners["train"][train])
+            elif len(train) and kind.__name__ != "OwnerPartition":  # its test samples are the party's own
+                assert set(labels["test"][test]) <= set(labels["train"][train])
+
+
+def test_client_dirichlet_tests_by_what_was_dealt():
+    """Also where classes run out: shares differ by at most one sample, or as many as there are."""
+    data = FederatedDataModule(Skewed(), num_clients=10, partition=ClientDirichletPartition(0.05), client_test_size=10)
+    data.setup("fit")
+    labels = {name: data.split(name).labels for name in ("train", "test")}
+    available = labels["test"].bincount(minlength=CLASSES)
+    for client_id in range(10):
+        train, test = (
+            labels[n][data.client_indices(n, client_id)].bincount(minlength=CLASSES) for n in ("train", "test")
+        )
+        wanted = 10 * train / train.sum()
+        assert ((test - wanted).abs() < 1).logical_or(test == available).all()
+
+
+@pytest.mark.parametrize("num_clients", [10, 40])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_client_dirichlet_is_more_skewed_the_smaller_alpha_is(num_clients, overlap):
+    labels = np.repeat(np.arange(10), 200)
+    means = []
+    for alpha in (1e-6, 1e-4, 1e-3, 1e-2, 1.0, 100.0):
+        skew = []
+        for seed in range(5):
+            partition = ClientDirichletPartition(alpha, overlap=overlap)
+            parts = partition(PartitionInput(2000, labels, 10), num_clients, np.random.default_rng(seed))
+            counts = torch.tensor([np.bincount(labels[part], minlength=10).tolist() for part in parts])
+            skew.append(float(distance_from_uniform(counts).mean()))
+        means.append(np.mean(skew))
+    assert all(a >= b - 0.03 for a, b in pairwise(means)), means
+
+
+def test_owners_without_a_column_of_the_test_samples_are_tested_by_class():
+    data = FederatedDataModule(Skewed(False), num_clients=None, by="owner", client_test_size=20)
+    data.setup("fit")
+    labels = {name: data.split(name).labels for name in ("train", "test")}
+    for client_id in range(data.num_clients):
+        train, test = (
+            labels[n][data.client_indices(n, client_id)].bincount(minlength=CLASSES) for n in ("train", "test")
+        )
+        assert (test - 20 * train / train.sum()).abs().max() < 1
+
+
+def test_a_party_has_as_many_test_samples_as_asked():
+    partition = fl_lightning.data.OwnerPartition(1)
+    dealt = Dealt([np.arange(0), np.arange(9)], PartitionInput(9), np.random.default_rng(0))
+    assert [len(part) for part in partition.partition_test(dealt, PartitionInput(6), 4)] == [0, 4]
+    assert [len(part) for part in partition.partition_test(dealt, PartitionInput(6), None)] == [0, 6]
+
+
+# --- what is held back
+
+
+def blacken(x, generator=None):
+    return x * 0
+
+
+def bright(x, generator=None):
+    return x + 1
+
+
+class Pictures(Dataset):
+    def __init__(self, n, transform=None):
+        self.x = torch.arange(1.0, n + 1)
+        self.targets = torch.arange(n) % 3
+        self.patient = [f"p{i // 3}" for i in range(n)]
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        x = self.x[index][None]
+        return (x if self.transform is None else self.transform(x)), int(self.targets[index])
+
+
+class Own(Source):
+    num_classes = 3
+
+    def load(self):
+        train = TensorSplit(torch.arange(1.0, 61)[:, None], torch.arange(60) % 3, blacken)
+        return train, TensorSplit(torch.ones(9, 1), torch.arange(9) % 3, bright)
+
+
+class Module(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(Pictures(60, blacken), 5, collate_fn=self.broken)
+
+    def test_dataloader(self):
+        return DataLoader(Pictures(9, bright), 5)
+
+    @staticmethod
+    def broken(items):
+        x, y = torch.utils.data.default_collate(items)
+        return x * 0, y
+
+
+def of_datasets(wrap):
+    return FederatedDataModule.from_datasets(
+        wrap(Pictures(60, blacken)), Pictures(9, bright), num_clients=3, val_fraction=0.3
+    )
+
+
+PLACES = {
+    "source": lambda: FederatedDataModule(Own(), num_clients=3, val_fraction=0.3),
+    "module": lambda: FederatedDataModule(Module(), num_clients=3, val_fraction=0.3),
+    "dataset": lambda: of_datasets(lambda dataset: dataset),
+    "subset": lambda: of_datasets(lambda dataset: Subset(dataset, range(60))),
+    "several": lambda: of_datasets(
+        lambda dataset: ConcatDataset([Subset(dataset, range(30)), Subset(dataset, range(30, 60))])
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_held_back_is_seen_as_the_test_samples_are(place):
+    data = PLACES[place]()
+    data.setup("fit")
+    x, y = data.split("val").all()
+    numbers = x.flatten() - 1
+    assert len(numbers) == 18
+    assert (numbers > 0).all()
+    assert torch.equal((numbers - 1).long() % 3, y)
+    assert (data.view(0, 0).all()[0] == 0).all()  # the clients' samples are seen as they were
+    assert data.split("val").labels.tolist() == y.tolist()
+
+
+def test_groups_are_held_back_whole():
+    for seed in range(5):
+        data = FederatedDataModule.from_datasets(
+            Pictures(60), Pictures(9), num_clients=3, val_fraction=0.25, val_by="patient", seed=seed
+        )
+        data.setup("fit")
+        held = {int(value) for value in data.split("val").all()[0]}
+        left = {int(value) for k in range(3) for value in data.view(k, 0).all()[0]}
+        assert held | left == set(range(1, 61))
+        assert not held & left
+        assert not {(i - 1) // 3 for i in held} & {(i - 1) // 3 for i in left}
+        assert 15 <= len(held) < 18
+
+
+def test_groups_that_cannot_be_held_back_are_refused():
+    given = partial(FederatedDataModule.from_datasets, Pictures(60), num_clients=3)
+    with pytest.raises(ValueError, match=r"data.val_by needs data.val_fraction, .* got val_by=patient"):
+        given(val_by="patient")
+    with pytest.raises(ValueError, match=r"data.val_by must leave groups of training samples to the clients, got 58"):
+        given(val_by="patient", val_fraction=0.97).setup("fit")
+    with pytest.raises(ValueError, match="no column 'doctor'"):
+        given(val_by="doctor", val_fraction=0.1).setup("fit")
+    words = "partition --model.client FedAvg --data.source Digits --data.val_by patient"
+    assert "data.val_by needs data.val_fraction" in refusal(words, 1)
