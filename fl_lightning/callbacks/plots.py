@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.history import BY_CLASS, History
+from fl_lightning.metrics.keys import is_accuracy, is_loss, is_value
 from fl_lightning.reports.figures import plot_accuracy, plot_classwise, plot_partition, plot_sizes, plot_values, save
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.logged_figures import figure_writer, log_figures
 from fl_lightning.runs.partition import PARTITION, write_partition
 from fl_lightning.runs.plain_fit import epoch_values
-from fl_lightning.runs.value_names import is_accuracy, is_loss, is_value
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 if TYPE_CHECKING:

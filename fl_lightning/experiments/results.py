@@ -1,7 +1,7 @@
 """Files that are written of the runs of an experiment: drawings with their page, and the tables of a comparison."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from fl_lightning.reports.comparison_tables import as_csv, comparison_table
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import Table, TableCell, as_latex, as_markdown, latex
-from fl_lightning.reports.results import Comparison, compare, known_metrics
+from fl_lightning.reports.results import Comparison, compare, keys_in, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.suggestions import suggestion
@@ -42,7 +42,7 @@ def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) ->
         if cell.name in failed:
             errors[str(cell.seed)] = failed[cell.name]
         elif files.is_complete():
-            runs.append(files.read(cell.max_rounds))
+            runs.append(files.read(cell.max_rounds, cell.directions))
     return [Series(*key, Group("", runs), errors, rounds) for key, (runs, errors, rounds) in series.items()]
 
 
@@ -99,11 +99,6 @@ def unknown_keys(drawing: Drawing, series: Sequence[Series]) -> list[str]:
         return []
     logged = keys_in(run for each in series for run in each.group.runs)
     return [f"No run has {key!r}{suggestion(key, logged)}." for key in drawing.log_keys() if key not in logged]
-
-
-def keys_in(runs: Iterable[SavedRun]) -> list[str]:
-    """List the log keys that one of the runs has."""
-    return unique(name for run in runs for name in (*run.history.names, *run.test))
 
 
 def write_drawings(

@@ -15,6 +15,7 @@ from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.functional.forgetting import forgetting_since
 from fl_lightning.functional.traffic import traffic
 from fl_lightning.metrics.history import History
+from fl_lightning.metrics.keys import Direction, Directions
 from fl_lightning.types import CONDITIONS, Broadcast, ClientResult, Member, RoundOutcome
 
 Bytes = Counter[tuple[str, str]]
@@ -38,6 +39,8 @@ class Recorder(Member):
         peak: Best accuracy of each class over the evaluated rounds, (C,), or None before the first of them.
         evaluated_rounds: Number of rounds up to the last evaluated round, which is included.
         history: The rows of all rounds. A continued run begins with the rows in its metrics.csv.
+        directions: Whether values are better when lower or higher, by log key, as the user or logged metric objects
+            tell.
         logged: Values of the current round: all of them, or those since the last client if they are kept apart.
         traffic: Counts the bytes of the current round in this process.
     """
@@ -59,6 +62,7 @@ class Recorder(Member):
         """Digest of the rows of the first `_chained` rounds."""
         self._chained = 0
         self.history = History()
+        self.directions: dict[str, Direction] = {}
         self.logged = MetricAccumulator(most_rows=None)
         self.traffic = Traffic()
 
@@ -127,7 +131,13 @@ class Recorder(Member):
             for client_id, rows in rows_of_process:
                 if client_id not in outcome.failed:
                     kept_rows.append(rows)
-        return self.logged.reduce(rows=kept_rows, paths=[paths for _, paths in shared], root=self._root)
+        values = self.logged.reduce(rows=kept_rows, paths=[paths for _, paths in shared], root=self._root)
+        self.take_directions(self.logged.directions)
+        return values
+
+    def take_directions(self, directions: Directions) -> None:
+        """Keep the directions that metric objects tell. Those that the user gave, or that are known, stay."""
+        self.directions = {**directions, **self.directions}
 
     def mark(self) -> Mapping[str, int]:
         return self.logged.sizes
