@@ -258,7 +258,11 @@ def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
 
 
 class Traffic(Member):
-    """Counts the bytes of a round's messages by exchange. Undoing a round does not undo the count."""
+    """Counts the bytes of a round's messages by exchange. Undoing a round does not undo the count.
+
+    Attributes:
+        by_client: The bytes of the round in this process by log key and client id, until the next round begins.
+    """
 
     name = "traffic"
 
@@ -266,6 +270,7 @@ class Traffic(Member):
         self._exchanges: Sequence[str] = ()
         self._round_idx = -1
         self._bytes = Bytes()
+        self.by_client = Counter[tuple[str, int]]()
         self._sent = set[tuple[str, int]]()
         """Exchanges and clients whose message is counted. An engine may ask for a job again."""
 
@@ -284,26 +289,28 @@ class Traffic(Member):
         if round_idx != self._round_idx:  # A repeated round keeps the bytes of its earlier attempts.
             self._round_idx = round_idx
             self._bytes = Bytes()
+            self.by_client = Counter()
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         message = (broadcast.exchange, client_id)
         if message not in self._sent:
             self._sent.add(message)
-            self._bytes["comm/bytes_down", broadcast.exchange] += traffic(broadcast.weights, broadcast.extras)
+            num_bytes = traffic(broadcast.weights, broadcast.extras)
+            self._count("comm/bytes_down", exchange=broadcast.exchange, client_id=client_id, num_bytes=num_bytes)
         return broadcast
 
     def incoming(self, result: ClientResult) -> ClientResult:
         update = result.update
-        self._bytes["comm/bytes_up", result.job.broadcast.exchange] += traffic(update.weights, update.extras)
+        num_bytes = traffic(update.weights, update.extras)
+        exchange = result.job.broadcast.exchange
+        self._count("comm/bytes_up", exchange=exchange, client_id=update.client_id, num_bytes=num_bytes)
         return result
 
-    def total(self, key: str) -> int:
-        """Return the bytes of the round so far over all exchanges.
-
-        Args:
-            key: `comm/bytes_down` or `comm/bytes_up`.
-        """
-        return sum(self._bytes[key, exchange] for exchange in self._exchanges)
+    def _count(self, key: str, *, exchange: str, client_id: int, num_bytes: int) -> None:
+        """Count the bytes of one message."""
+        self._bytes[key, exchange] += num_bytes
+        if exchange in self._exchanges:
+            self.by_client[key, client_id] += num_bytes
 
     def share(self) -> Bytes:
         return self._bytes
