@@ -8,6 +8,8 @@ from typing import Literal
 
 from fl_lightning.experiments.cells import Cell, CellFiles
 from fl_lightning.experiments.experiment import Tables
+from fl_lightning.metrics.history import plain_key
+from fl_lightning.metrics.keys import unknown_direction
 from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
@@ -98,7 +100,9 @@ def unknown_keys(drawing: Drawing, series: Sequence[Series]) -> list[str]:
     if not any(each.group.runs and each.is_whole for each in series):
         return []
     logged = keys_in(run for each in series for run in each.group.runs)
-    return [f"No run has {key!r}{suggestion(key, logged)}." for key in drawing.log_keys() if key not in logged]
+    return [
+        f"No run has {key!r}{suggestion(key, logged)}." for key in drawing.log_keys() if plain_key(key) not in logged
+    ]
 
 
 def write_drawings(
@@ -161,7 +165,8 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     groups = [group for of_case in by_case.values() for group in of_case]
     runs = [run for group in groups for run in group.runs]
     logged = keys_in(runs)
-    keys = [key for key in tables.metrics if key in logged] or known_metrics(groups)
+    asked = [plain_key(key) for key in tables.metrics]
+    keys = [key for key in asked if key in logged] or known_metrics(groups)
     baseline = tables.baseline or series[0].method
     compared = list[Comparison]()
     laid_out = list[Table]()
@@ -181,7 +186,11 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
         page = write_report(report_groups(series), folder, tables=laid_out, notes=notes)
         print(printable("\n".join(map(as_markdown, laid_out)), keep="\n"))
         print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
-        if unknown := [key for key in tables.metrics if key not in keys]:
+        counts_rounds = bool({"rounds", "speed_up"} & {*tables.columns})
+        for comparison in compared:
+            if counts_rounds and comparison.direction is None:
+                raise ValueError(unknown_direction(comparison.key))
+        if unknown := [key for key in asked if key not in keys]:
             raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{suggestion(unknown[0], logged)}")
 
 

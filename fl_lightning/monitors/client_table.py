@@ -75,7 +75,9 @@ class ClientTable(Monitor):
         rows = {client_id: {"client": client_id, **values} for client_id, values in measured.items()}
         for fault in loop.skipped:
             rows.setdefault(fault.client_id, {"client": fault.client_id})["skipped"] = fault.reason
-        counted = sum(current_communicator(loop.device).gather(loop.recorder.traffic.by_client), Counter())
+        counted = Counter[tuple[str, int]]()
+        for of_process in current_communicator(loop.device).gather(loop.recorder.traffic.by_client):
+            counted.update(of_process)
         for client_id, row in rows.items():
             for way in ("down", "up"):
                 row[f"bytes_{way}"] = counted[f"comm/bytes_{way}", client_id]

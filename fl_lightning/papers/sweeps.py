@@ -13,8 +13,8 @@ from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.comparison_tables import decimal, spread
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
 from fl_lightning.reports.result_tables import Mark, Table, TableCell
-from fl_lightning.reports.results import LAST_ROUNDS, direction_in, rounds_until
-from fl_lightning.reports.saved import SavedRun
+from fl_lightning.reports.results import LAST_ROUNDS, direction_in, rounds_text, rounds_until
+from fl_lightning.reports.saved import Group, SavedRun
 from fl_lightning.utils.text import drawable
 
 
@@ -89,7 +89,9 @@ class Sweep(Drawing):
         finish(figure, axes, self.xlabel)
         value = self.value[:1].upper() + self.value[1:]
         when = end_of(series, self.keys.values(), self.last)
-        return Drawn(figure, f"{value}, {when}. {'; '.join(sentences)}.")
+        rounds = rounds_text([Group(runs.name, runs.group.runs) for runs in series])
+        caption = " ".join(filter(None, (f"{value}, {when}. {'; '.join(sentences)}.", rounds)))
+        return Drawn(figure, caption)
 
     def _draw_panel(
         self,
@@ -183,7 +185,9 @@ class EndTable(Drawing):
         seeds = max(len(runs.group.runs) for runs in series)
         if seeds > 1:
             caption += f", mean ± sample standard deviation over {seeds} seeds"
-        return Drawn(Table("", header, list(cells.values())), f"{caption}.")
+        rounds = rounds_text([Group(runs.name, runs.group.runs) for runs in series])
+        sentences = " ".join(filter(None, (f"{caption}.", rounds)))
+        return Drawn(Table("", header, list(cells.values())), sentences)
 
     def _column(
         self,

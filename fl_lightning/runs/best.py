@@ -66,7 +66,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         key = state_dict["monitor"]
-        if key is None or (self._asked is not None and key != self._asked):
+        if key is None or (self._asked is not None and plain_name(key) != plain_name(self._asked)):
             return  # The scores are of another value.
         saved_mode = state_dict.get("mode")
         if saved_mode is None:
@@ -101,7 +101,10 @@ class BestCheckpoint(ModelCheckpoint):
         logged = trainer.callback_metrics
         (alma,) = loop.parts.marked({"local/alma": 0.0})
         own = alma if loop.global_weights.own_models else loop.final_key
-        key = self._asked or own
+        key = own
+        if self._asked is not None:
+            (marked,) = loop.parts.marked({self._asked: 0.0})
+            key = marked if marked in logged else self._asked
         if key not in logged:
             if self._asked and loop.final_key and not self._asked.startswith("local/"):
                 raise ValueError(
