@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fl_lightning.experiments.cells import Cell, CellFiles
 from fl_lightning.experiments.experiment import Tables
@@ -172,8 +172,8 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     laid_out = list[Table]()
     for case, of_case in by_case.items():
         failed = [each for each in series if each.case == case and each.failed]
-        columns = (case, tables.at, tables.columns)
-        comparisons = [compare(of_case, key, baseline, tables.target, *columns) for key in keys if of_case]
+        columns: dict[str, Any] = {"case": case, "at": tables.at, "columns": tables.columns}
+        comparisons = [compare(of_case, key, baseline, target=tables.target, **columns) for key in keys if of_case]
         compared += comparisons
         laid_out += [with_failed(comparison_table(each), failed) for each in comparisons]
         if failed and not of_case:

@@ -22,6 +22,7 @@ from fl_lightning.reports.results import (
     compare,
     direction_in,
     known_metrics,
+    runs_of,
     scope_of,
     statistics_of,
     unit_in,
@@ -31,7 +32,6 @@ from fl_lightning.reports.saved import (
     ROUND,
     Counts,
     Group,
-    SavedRun,
     data_differences,
     differing,
     read_columns,
@@ -146,14 +146,6 @@ def best_of(groups: Sequence[Group]) -> Sequence[Group]:
 
     best = sorted(groups, key=rank)[:MOST_GROUPS]
     return [group for group in groups if group in best]
-
-
-def runs_of(groups: Sequence[Group]) -> list[SavedRun]:
-    """Return the runs of all groups."""
-    runs: list[SavedRun] = []
-    for group in groups:
-        runs += group.runs
-    return runs
 
 
 def left_out_of(groups: Sequence[Group]) -> list[str]:

@@ -161,8 +161,16 @@ def scope_of(key: str) -> str:
 
 def known_metrics(groups: Sequence[Group]) -> list[str]:
     """List the keys of `SCOPES` that some run has, under a private name too."""
-    known = set(keys_in(run for group in groups for run in group.runs))
+    known = set(keys_in(runs_of(groups)))
     return [key for key in SCOPES if key in known]
+
+
+def runs_of(groups: Sequence[Group]) -> list[SavedRun]:
+    """Return the runs of all groups."""
+    runs: list[SavedRun] = []
+    for group in groups:
+        runs += group.runs
+    return runs
 
 
 def keys_in(runs: Iterable[SavedRun]) -> list[str]:
@@ -232,6 +240,7 @@ def compare(
     groups: Sequence[Group],
     key: str,
     baseline: str,
+    *,
     target: float | None = None,
     case: str = "",
     at: Sequence[int] = (),
@@ -248,12 +257,12 @@ def compare(
         at: Rounds after which the value is a statistic, too.
         columns: Further columns. Those of a target are left out unless a round is evaluated and higher is better.
     """
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     direction = direction_in(runs, key)
     values: Values = {group.label: {} for group in groups}
     for group in groups:
         for run in group.runs:
-            for name, value in statistics_at(run, key, direction, at).items():
+            for name, value in statistics_at(run, key=key, direction=direction, at=at).items():
                 values[group.label].setdefault(name, {})[run.seeds] = value
     reached = values.get(baseline, {})
     has_curves = any(run.history.curve(key) for run in runs)
@@ -309,7 +318,7 @@ def has_unequal_rounds(runs: Sequence[SavedRun]) -> bool:
 
 def rounds_text(groups: Sequence[Group]) -> str:
     """Return a sentence with the rounds of each run, or an empty text if all runs have all of the same number."""
-    if not has_unequal_rounds([run for group in groups for run in group.runs]):
+    if not has_unequal_rounds(runs_of(groups)):
         return ""
     parts = []
     for group in groups:

@@ -282,7 +282,7 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
     known = {name: value for name, value in objects.items() if name not in DIGESTS}
     content = load_config(folder / CONFIG)
     planned = planned_rounds(content)
-    test, notes = read_test_of(folder / TEST, last_round)
+    test = read_test(folder / TEST, last_round)
     clients = read_columns(folder / CLIENTS)
     limit = None
     if rounds is not None:
@@ -305,7 +305,7 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
         directions={**read_directions(folder), **(directions or {})},
         planned=planned,
         is_finished=is_finished(folder, content, last_round),
-        notes=notes,
+        notes=notes_on_test(folder / TEST, last_round),
     )
 
 
@@ -376,8 +376,26 @@ def check_size(content: Any) -> None:
         parts += [(value, depth + 1) for value in inner if not isinstance(value, str | bytes)]
 
 
-def read_test(path: Path) -> dict[str, float]:
-    """Read what `test` gave by log key, and the round of the model as `round`. Empty if it was not run.
+def read_test(path: Path, last_round: int) -> dict[str, float]:
+    """Read what `test` gave for the model of a run's last round, by log key. Empty if it was not run after that round.
+
+    A file that names no round is of the last one: version 0.2.0 wrote none.
+
+    Args:
+        path: The file of these values.
+        last_round: The last round of the run.
+
+    Raises:
+        ValueError: The file is no JSON object of numbers.
+    """
+    values = read_values(path)
+    round_idx = values.pop(ROUND, last_round)
+    values.pop(f"{ROUND}_best", None)  # of the values of the best checkpoint
+    return values if round_idx == last_round else {}
+
+
+def read_values(path: Path) -> dict[str, float]:
+    """Read the numbers of a JSON file by name, without the mark of unprotected values. Empty if there is no file.
 
     Raises:
         ValueError: The file is no JSON object of numbers.
@@ -389,22 +407,12 @@ def read_test(path: Path) -> dict[str, float]:
         return {plain_key(name): float(number) for name, number in found.items()}
 
 
-def read_test_of(path: Path, last_round: int) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Read what `test` gave for the model of a run's last round.
-
-    Args:
-        path: The file of these values.
-        last_round: The last round of the run.
-
-    Returns:
-        The values by log key, and a sentence if they are of another round and left out. A file of 0.2.0 names no round.
-    """
-    test = read_test(path)
-    round_idx = test.pop(ROUND, float(last_round))
-    if not test or round_idx == last_round:
-        return test, ()
-    sentence = f"{path} is left out: its values are of round {round_idx:g}, and the last round is {last_round}"
-    return {}, (sentence,)
+def notes_on_test(path: Path, last_round: int) -> tuple[str, ...]:
+    """Return a sentence if what `test` gave is left out because it is of another round than the last one."""
+    round_idx = read_values(path).get(ROUND, last_round)
+    if round_idx == last_round:
+        return ()
+    return (f"{path} is left out: its values are of round {round_idx:g}, and the last round is {last_round}",)
 
 
 def read_name(path: Path) -> str:
