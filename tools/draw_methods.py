@@ -24,7 +24,6 @@ from fl_lightning.cli.configs import HOME, small_experiment
 from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.cli.methods import records
 from fl_lightning.members.faults import NonFiniteUpdateError
-from fl_lightning.metrics.history import UNPROTECTED
 from fl_lightning.monitors import CostMonitor
 from fl_lightning.reports.figures import draw_curves, new_figure
 from fl_lightning.reports.saved import SavedRun, find_runs, read_run
@@ -146,7 +145,7 @@ def drawn(name: str, stem: str) -> dict[str, str]:
 
 def steps_of(run: SavedRun) -> Mapping[int, float]:
     """Return the local steps of each round; a private run has them under another key."""
-    return run.history.curve(STEPS_KEY) or run.history.curve(UNPROTECTED + STEPS_KEY)
+    return run.history.curve(STEPS_KEY)
 
 
 def counted() -> dict[str, dict[str, str]]:

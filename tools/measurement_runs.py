@@ -22,7 +22,7 @@ from fl_lightning.data.splits import Split
 from fl_lightning.federation.checkpoint import SERVER_PARTS
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.methods import FedAvg
-from fl_lightning.metrics.history import UNPROTECTED
+from fl_lightning.metrics.history import plain_key
 from fl_lightning.nets import Backbone
 from fl_lightning.nets.backbone import Stages
 from fl_lightning.types import Broadcast, ClientUpdate
@@ -246,7 +246,7 @@ def measurement_run(federation: Federation, around_module: bool = False, rounds:
             raise
         return Outcome(refused=str(error))
     kept = {name: value for name, value in loop.state_dict().items() if name.startswith(SERVER_PARTS)}
-    moved = {key.removeprefix(UNPROTECTED): value for key, value in loop.round_metrics.items()}
+    moved = {plain_key(key): value for key, value in loop.round_metrics.items()}
     steps = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
     return Outcome(
         down=moved["comm/bytes_down"] / CLIENTS,

@@ -15,9 +15,9 @@ from rich.table import Column
 
 from fl_lightning.engines.cohort import ignores_module
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.metrics.history import EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES
+from fl_lightning.metrics.history import EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, plain_key
+from fl_lightning.metrics.keys import is_value
 from fl_lightning.runs.plain_fit import warn_of_plain_fit
-from fl_lightning.runs.value_names import is_value
 from fl_lightning.utils.settings import check_at_least
 
 LOGGERS = (None, "pytorch_lightning", "lightning_fabric", "lightning.pytorch", "py.warnings")
@@ -174,7 +174,8 @@ class RoundProgressBar(ProgressBar):
 
 def headline(row: Mapping[str, float]) -> str:
     """Choose a round's values for the line: the first two of `SHARES` that it has, or of all where it has none."""
-    budget = [f"ε {row[key]:.3g}" for key in (EPSILON, EPSILON_SAMPLES, EPSILON_LOCAL) if key in row]
-    shares = [f"{name} {100 * row[key]:.1f} %" for key, name in SHARES.items() if key in row]
+    values = {plain_key(name): value for name, value in row.items()}
+    budget = [f"ε {values[key]:.3g}" for key in (EPSILON, EPSILON_SAMPLES, EPSILON_LOCAL) if key in values]
+    shares = [f"{name} {100 * values[key]:.1f} %" for key, name in SHARES.items() if key in values]
     others = [f"{key} {value:.4g}" for key, value in row.items() if is_value(key)]
     return "  ".join([*budget, *(shares or others)[:2]])

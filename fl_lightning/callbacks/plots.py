@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -12,12 +13,19 @@ from torch import Tensor
 
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.history import BY_CLASS, History
-from fl_lightning.reports.figures import plot_accuracy, plot_classwise, plot_partition, plot_sizes, plot_values, save
+from fl_lightning.metrics.keys import is_accuracy, is_loss, is_value, unit_of
+from fl_lightning.reports.figures import (
+    plot_accuracy,
+    plot_classwise,
+    plot_partition,
+    plot_sizes,
+    plot_values,
+    save,
+)
 from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.logged_figures import figure_writer, log_figures
 from fl_lightning.runs.partition import PARTITION, write_partition
 from fl_lightning.runs.plain_fit import epoch_values
-from fl_lightning.runs.value_names import is_accuracy, is_loss, is_value
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 if TYPE_CHECKING:
@@ -118,8 +126,8 @@ class RunPlots(Callback):
             return
         self._stale = False
         history = self._history
-        curves = dict(zip(history.names, history.table.T.tolist(), strict=True))
-        accuracies = {name: values for name, values in curves.items() if is_accuracy(name)}
+        curves = {name: values_by_round(history, name) for name in history.names}
+        accuracies = {name: as_shares(name, values) for name, values in curves.items() if is_accuracy(name)}
         losses = {name: values for name, values in curves.items() if is_loss(name)}
         if accuracies or losses:
             self._keep(plot_accuracy(list(history.rounds), accuracies, losses), "accuracy")
@@ -140,6 +148,20 @@ class RunPlots(Callback):
             save(figure, self._folder / f"{name}.{self.format}")
         if logged is not None:
             self._logged[logged] = figure
+
+
+def values_by_round(history: History, name: str) -> list[float]:
+    """Return the values of the rounds up to the last one that has a value, NaN for a round before without one."""
+    curve = history.curve(name)
+    last = max(curve, default=-1)
+    return [curve.get(round_idx, math.nan) for round_idx in history.rounds if round_idx <= last]
+
+
+def as_shares(key: str, values: list[float]) -> list[float]:
+    """Return accuracies as shares in [0, 1], if their values tell that they were logged in percent."""
+    if unit_of(key, values) != "percent":
+        return values
+    return [value / 100 for value in values]
 
 
 def name_epochs(figure: Figure) -> None:

@@ -107,7 +107,8 @@ class ClasswiseReport(Callback):
         labels = None if accuracy is None else loop.data.split(split).labels
         if accuracy is None or labels is None:
             if trainer.state.fn == "fit":
-                print_rounds(loop.recorder.history, loop.final_key, self.max_rows)
+                directions = loop.recorder.directions
+                print_rounds(loop.recorder.history, loop.final_key, self.max_rows, directions)
             metrics = loop.round_metrics if trainer.state.fn == "fit" else trainer.callback_metrics
             print_metrics({name: float(value) for name, value in metrics.items()})
             return

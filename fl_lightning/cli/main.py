@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from errno import ENOENT
 from functools import partial
@@ -35,8 +35,9 @@ from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule, Partition, Source
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.metrics.keys import Direction, direction_of, parse_directions, unknown_direction
 from fl_lightning.runs import folder as runs
-from fl_lightning.runs.best import BestCheckpoint, Mode
+from fl_lightning.runs.best import BestCheckpoint
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 from fl_lightning.types import DataModule
 from fl_lightning.utils.files import write_file
@@ -158,7 +159,9 @@ class FederatedCLI(LightningCLI):
         add("--plots.format", type=Format, default="png", help="of the pictures in the run folder; none: none")
         best = "key of the value whose best round is kept; unset: the accuracy, else the evaluation's first key"
         add("--best.monitor", type=str | None, default=None, help=best)
-        add("--best.mode", type=Mode | None, default=None, help="unset: min for losses and errors")
+        add("--best.mode", type=Direction | None, default=None, help="unset: as --direction says, or the key's name")
+        better = "KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell"
+        add("--direction", nargs="*", type=str, default=[], help=better)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -177,8 +180,10 @@ class FederatedCLI(LightningCLI):
             self.folder = runs.run_of(checkpoint)
         elif command != "fit" and not config.model.initial_weights:
             raise ValueError(missing_weights_sentence(command, self.parent))
+        directions = directions_in(config)
         if command == "fit":
             check_limits(config.trainer)
+            check_best(config, directions)
         check_devices(config.trainer)
 
     def before_instantiate_classes(self) -> None:
@@ -193,6 +198,7 @@ class FederatedCLI(LightningCLI):
         identity = self.model.identity
         identity.configure(config.as_dict())
         identity.allow(config.allow_changes)
+        self.model.recorder.directions |= directions_in(config)
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
             was = runs.settings_in(Path(config.ckpt_path)) or {}
             identity.compare({"config": was, "objects": {}}, evaluates=self.subcommand != "fit")
@@ -290,6 +296,33 @@ def check_limits(trainer: Any) -> None:
             "fit needs trainer.max_epochs, the number of rounds, trainer.max_steps or trainer.max_time, and got none "
             "(Lightning would run 1,000 rounds); add --trainer.max_epochs 30, or trainer: {max_epochs: 30} in a file"
         )
+
+
+def directions_in(config: Any) -> dict[str, Direction]:
+    """Return the directions that a configuration gives, by log key: `direction`, and `best.mode` of its key.
+
+    Raises:
+        ValueError: A direction is not `KEY=min` or `KEY=max`.
+    """
+    directions = parse_directions(config.get("direction") or [])
+    best = config.get("best")
+    if best is not None and best.monitor is not None and best.mode is not None:
+        directions.setdefault(best.monitor, best.mode)
+    return directions
+
+
+def check_best(config: Any, directions: Mapping[str, Direction]) -> None:
+    """Refuse a best checkpoint by a key whose direction nobody tells, unless a metric object may tell it later.
+
+    Raises:
+        ValueError: Nobody tells whether lower or higher is better.
+    """
+    monitor = config.best.monitor
+    if monitor is None or direction_of(monitor, directions) is not None or config.model.metrics:
+        return
+    client = config.model.client
+    if str(client.class_path).startswith("fl_lightning."):
+        raise ValueError(unknown_direction(monitor))
 
 
 def check_devices(trainer: Any) -> None:

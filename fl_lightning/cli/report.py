@@ -6,8 +6,9 @@ from typing import Literal
 
 from fl_lightning.cli.errors import PROG, one_line
 from fl_lightning.cli.parser import CommandParser
+from fl_lightning.metrics.keys import parse_directions
 from fl_lightning.reports.page import WARNING
-from fl_lightning.reports.report import write_report
+from fl_lightning.reports.report import left_out_of, write_report
 from fl_lightning.reports.saved import SavedRun, find_runs, grouped, read_run
 from fl_lightning.utils.files import check_output
 from fl_lightning.utils.text import printable
@@ -32,6 +33,7 @@ def run(argv: list[str]) -> None:
     given = command_parser().parse_args(argv)
     if given.output:
         check_output(given.output)
+    directions = parse_directions(given.direction)
     read = dict[Path, SavedRun]()
     left_out = dict[str, str]()
     for path in given.runs:
@@ -42,7 +44,7 @@ def run(argv: list[str]) -> None:
             folders = []
         for folder in folders:
             try:
-                read[folder] = read.get(folder) or read_run(folder)
+                read[folder] = read.get(folder) or read_run(folder, directions=directions)
             except (ValueError, OSError) as error:
                 left_out[str(folder)] = str(error)
     refusals = [printable(f"{path} is left out: {one_line(reason)}") for path, reason in left_out.items()]
@@ -50,7 +52,10 @@ def run(argv: list[str]) -> None:
         raise ValueError("; ".join(map(one_line, left_out.values())))
     output = given.output or (next(iter(read)) if len(read) == 1 else Path("reports"))
     forms = [form for form in given.format if form != "html"]
-    page = write_report(grouped(read.values()), output, forms, notes=[WARNING + sentence for sentence in refusals])
+    groups = grouped(read.values())
+    page = write_report(groups, output, forms, notes=[WARNING + sentence for sentence in refusals])
+    for sentence in left_out_of(groups):
+        print(printable(sentence))
     print(printable(page))
     for sentence in refusals:
         sys.stderr.write(f"{PROG}: error: {sentence}\n")
@@ -67,4 +72,6 @@ def command_parser() -> CommandParser:
     forms = "html: the page alone; svg, png, pdf: each figure in a file of its own, too; several may be given"
     kinds = Literal["html", "svg", "png", "pdf"]
     parser.add_argument("--format", nargs="+", type=kinds, default=["html"], help=forms)
+    better = "KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell"
+    parser.add_argument("--direction", nargs="+", type=str, default=[], help=better)
     return parser

@@ -18,6 +18,7 @@ from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
 from fl_lightning.functional.classes import WHOLE, class_labels
 from fl_lightning.functional.state import to_host
+from fl_lightning.metrics.keys import Direction, metric_directions
 from fl_lightning.utils.life import LIFE
 
 MOST_ROWS = 512
@@ -44,11 +45,13 @@ class MetricAccumulator:
 
     Attributes:
         metrics: The metric objects that were logged, by name.
+        directions: Whether values of logged metric objects are better when lower or higher, by name.
     """
 
     def __init__(self, most_rows: int | None = MOST_ROWS) -> None:
         self.most_rows = most_rows
         self.metrics: dict[str, Metric] = {}
+        self.directions: dict[str, Direction] = {}
         self._rows: DeviceRows = {}
         self._ended: dict[str, Metric] = {}
         """Metric objects of dataloaders that have ended, by name."""
@@ -179,6 +182,7 @@ class MetricAccumulator:
             for name, path in paths_of_process.items():
                 self.metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
         values = {name: float(self.metrics[name].compute()) for name in sorted(self.metrics)}
+        self.directions |= metric_directions(self.metrics)
         self._reset_metrics()
         return values
 

@@ -30,6 +30,7 @@ from fl_lightning.experiments.composing import (
 )
 from fl_lightning.experiments.experiment import CONFIG_KEY, HOURS, Experiment, Runs
 from fl_lightning.federation.identity import COSINE_ROUNDS, flat
+from fl_lightning.metrics.keys import Direction, Directions, parse_directions
 from fl_lightning.reports.results import MEASURED
 from fl_lightning.reports.saved import DONE, SEEDS, SavedRun, read_run
 from fl_lightning.runs.folder import CHECKPOINTS, LAST, runs
@@ -90,6 +91,11 @@ class Cell:
     def limits(self) -> dict[str, Any]:
         """The settings that end it, by the names in `LIMITS`."""
         return limits_of(self.config["trainer"])
+
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """Whether values are better when lower or higher, by log key, as its configuration gives them."""
+        return parse_directions(self.config.get("direction") or [])
 
     @property
     def max_rounds(self) -> int:
@@ -494,9 +500,14 @@ class CellFiles:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def read(self, max_rounds: int = -1) -> SavedRun:
-        """Read its run up to a number of rounds, or with -1 all of it."""
-        return read_run(self.begun_run, None if max_rounds < 0 else max_rounds)
+    def read(self, max_rounds: int = -1, directions: Directions | None = None) -> SavedRun:
+        """Read its run up to a number of rounds, or with -1 all of it.
+
+        Args:
+            max_rounds: Number of rounds.
+            directions: Directions of keys that win over those in its folder. None means none.
+        """
+        return read_run(self.begun_run, None if max_rounds < 0 else max_rounds, directions)
 
 
 def files_in(cell: Cell, folders: Iterable[Path]) -> list[CellFiles]:

@@ -22,6 +22,7 @@ from fl_lightning.experiments.composing import (
 from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_text, check_seeds
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.starting import check_starts
+from fl_lightning.experiments.tuning import check_directions
 from fl_lightning.federation.identity import differences, flat
 from fl_lightning.reports.results import Column
 from fl_lightning.reports.saved import is_data
@@ -64,6 +65,9 @@ def run(argv: list[str]) -> None:
     check_rounds(given.at, every)
     if not given.allow_different_data:
         check_same_data(every)
+    if {"rounds", "speed_up"}.intersection(given.columns):
+        for metric in given.metrics:
+            check_directions(every, metric)
     check_starts([cells], given.processes, [given.output])
     write_file(given.output / FILE, as_text(experiment))
     Maker(cells, given.output, given.processes).make(notes_of(cells))

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from fl_lightning.cli.methods import printed_names
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.metrics.keys import parse_directions
 from fl_lightning.reports.saved import CLASS_PATH
 from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.text import folded
@@ -169,27 +171,47 @@ def seeded(config: Mapping[str, Any], seed: int, hold: Sequence[Held]) -> dict[s
 # --- settings -------------------------------------------------------------------------------------
 
 
+DIRECTION = "direction"
+"""Option of `fit` that takes several values, which all runs of an experiment get."""
+
+OF_FIT_ALONE = ("seed_everything", DIRECTION)
+"""Options of `fit` without a dot in their name that hold for all runs of an experiment."""
+
+
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], SettingPairs]:
-    """Take the options of `fit` out of those of a command: those with a dot in their name, and the seed.
+    """Take the options of `fit` out of those of a command: those with a dot in their name, the seed and directions.
 
     Raises:
         ValueError: one has no value.
 
     >>> split_overrides(["--output", "out", "--trainer.max_epochs", "2", "--data.partition=IID"])
     (['--output', 'out'], (('trainer.max_epochs', '2'), ('data.partition', 'IID')))
+    >>> split_overrides(["--direction", "val/a=min", "val/b=max", "--output", "out"])
+    (['--output', 'out'], (('direction', 'val/a=min,val/b=max'),))
     """
     rest = list[str]()
     settings = list[Setting]()
-    words = iter(argv)
-    for word in words:
+    directions = list[str]()
+    words = deque(argv)
+    while words:
+        word = words.popleft()
         name, given, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not ("." in name or name == "seed_everything"):
+        if not word.startswith("--") or not ("." in name or name in OF_FIT_ALONE):
             rest.append(word)
             continue
-        value = value if given else next(words, "")
-        if not given and (not value or value.startswith("--")):
-            raise ValueError(f"an option of fit takes a value, as in --{name} VALUE, and --{name} has none")
-        settings.append((name, value))
+        if not given:
+            value = words.popleft() if words else ""
+            if not value or value.startswith("--"):
+                raise ValueError(f"an option of fit takes a value, as in --{name} VALUE, and --{name} has none")
+        if name != DIRECTION:
+            settings.append((name, value))
+            continue
+        directions.append(value)
+        while words and not words[0].startswith("-"):
+            directions.append(words.popleft())
+    if directions:
+        parse_directions(directions)
+        settings.append((DIRECTION, ",".join(directions)))
     return rest, tuple(settings)
 
 

@@ -1,13 +1,15 @@
 """Files that are written of the runs of an experiment: drawings with their page, and the tables of a comparison."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fl_lightning.experiments.cells import Cell, CellFiles
 from fl_lightning.experiments.experiment import Tables
+from fl_lightning.metrics.history import plain_key
+from fl_lightning.metrics.keys import unknown_direction
 from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
@@ -15,7 +17,7 @@ from fl_lightning.reports.comparison_tables import as_csv, comparison_table
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import Table, TableCell, as_latex, as_markdown, latex
-from fl_lightning.reports.results import Comparison, compare, known_metrics
+from fl_lightning.reports.results import Comparison, compare, keys_in, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.suggestions import suggestion
@@ -42,7 +44,7 @@ def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) ->
         if cell.name in failed:
             errors[str(cell.seed)] = failed[cell.name]
         elif files.is_complete():
-            runs.append(files.read(cell.max_rounds))
+            runs.append(files.read(cell.max_rounds, cell.directions))
     return [Series(*key, Group("", runs), errors, rounds) for key, (runs, errors, rounds) in series.items()]
 
 
@@ -98,12 +100,9 @@ def unknown_keys(drawing: Drawing, series: Sequence[Series]) -> list[str]:
     if not any(each.group.runs and each.is_whole for each in series):
         return []
     logged = keys_in(run for each in series for run in each.group.runs)
-    return [f"No run has {key!r}{suggestion(key, logged)}." for key in drawing.log_keys() if key not in logged]
-
-
-def keys_in(runs: Iterable[SavedRun]) -> list[str]:
-    """List the log keys that one of the runs has."""
-    return unique(name for run in runs for name in (*run.history.names, *run.test))
+    return [
+        f"No run has {key!r}{suggestion(key, logged)}." for key in drawing.log_keys() if plain_key(key) not in logged
+    ]
 
 
 def write_drawings(
@@ -166,14 +165,15 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
     groups = [group for of_case in by_case.values() for group in of_case]
     runs = [run for group in groups for run in group.runs]
     logged = keys_in(runs)
-    keys = [key for key in tables.metrics if key in logged] or known_metrics(groups)
+    asked = [plain_key(key) for key in tables.metrics]
+    keys = [key for key in asked if key in logged] or known_metrics(groups)
     baseline = tables.baseline or series[0].method
     compared = list[Comparison]()
     laid_out = list[Table]()
     for case, of_case in by_case.items():
         failed = [each for each in series if each.case == case and each.failed]
-        columns = (case, tables.at, tables.columns)
-        comparisons = [compare(of_case, key, baseline, tables.target, *columns) for key in keys if of_case]
+        columns: dict[str, Any] = {"case": case, "at": tables.at, "columns": tables.columns}
+        comparisons = [compare(of_case, key, baseline, target=tables.target, **columns) for key in keys if of_case]
         compared += comparisons
         laid_out += [with_failed(comparison_table(each), failed) for each in comparisons]
         if failed and not of_case:
@@ -186,7 +186,11 @@ def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: 
         page = write_report(report_groups(series), folder, tables=laid_out, notes=notes)
         print(printable("\n".join(map(as_markdown, laid_out)), keep="\n"))
         print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
-        if unknown := [key for key in tables.metrics if key not in keys]:
+        counts_rounds = bool({"rounds", "speed_up"} & {*tables.columns})
+        for comparison in compared:
+            if counts_rounds and comparison.direction is None:
+                raise ValueError(unknown_direction(comparison.key))
+        if unknown := [key for key in asked if key not in keys]:
             raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{suggestion(unknown[0], logged)}")
 
 

@@ -1,5 +1,6 @@
 """Tuning: settings of each method, chosen on the server's validation split."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from fl_lightning.experiments.composing import SettingPairs, as_settings, settin
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.running import run_cells
-from fl_lightning.reports.results import mean_of_last
-from fl_lightning.reports.saved import TUNING, is_data
-from fl_lightning.runs.value_names import is_lower_better
+from fl_lightning.metrics.keys import Direction, best_of, direction_of, unknown_direction
+from fl_lightning.reports.results import direction_in, mean_of_last
+from fl_lightning.reports.saved import TUNING, SavedRun, is_data
 from fl_lightning.utils.files import write_table
 
 Choices = dict[SettingPairs, list[Cell]]
@@ -66,11 +67,25 @@ def tried_of(cells: Cells, output: Path) -> Tried:
     if name := next((name for runs in rows for name in runs.tune if is_data(name)), None):
         raise ValueError(f"tune takes settings of the training, got {name}")
     tried = {place: choices for runs in rows for place, choices in choices_of(cells, runs).items()}
+    check_directions(cells_of(tried), metric)
     named = iter(located(cells_of(tried), output / TUNING))  # candidates of two cases may be the same run
     return {
         place: {candidate: [next(named) for _ in group] for candidate, group in choices.items()}
         for place, choices in tried.items()
     }
+
+
+def check_directions(candidates: Sequence[Cell], metric: str) -> None:
+    """Refuse a metric whose direction nobody tells, unless a metric object may tell it in the runs.
+
+    Raises:
+        ValueError: Nobody tells whether lower or higher is better.
+    """
+    for cell in candidates:
+        client = str((cell.config["model"]["client"] or {}).get("class_path"))
+        may_tell = cell.config["model"].get("metrics") or not client.startswith("fl_lightning.")
+        if direction_of(metric, cell.directions) is None and not may_tell:
+            raise ValueError(unknown_direction(metric))
 
 
 def cells_of(tried: Tried) -> list[Cell]:
@@ -99,18 +114,26 @@ def choose_candidates(
     sentences = list[str]()
     table = list[list[Any]]()
     for (method, case), choices in tried.items():
-        scores = {candidate: mean_score(folder, group, metric, failed) for candidate, group in choices.items()}
-        scored = {candidate: score for candidate, score in scores.items() if score is not None}
+        runs = {candidate: runs_of(folder, group, failed) for candidate, group in choices.items()}
+        scores = {candidate: mean_score(of_candidate, metric) for candidate, of_candidate in runs.items()}
+        known = {candidate: score for candidate, score in scores.items() if score is not None}
+        scored = {candidate: score for candidate, score in known.items() if math.isfinite(score)}
         if not scored:
             problems = [failed[cell.name] for group in choices.values() for cell in group if cell.name in failed]
+            if known:
+                problems.append(f"{len(known)} ended in a value that is not finite; tune over other values")
             raise ValueError(
                 f"tuning needs {metric} of every seed, and no candidate of {method} has it; "
                 f"{(problems or ['set tune_metric to a value of the validation split'])[0]}"
             )
-        best = (min if is_lower_better(metric) else max)(scored, key=lambda candidate: scored[candidate])
+        direction = direction_of_candidates(runs, metric)
+        best_score = best_of(scored.values(), direction)
+        best = next(candidate for candidate, score in scored.items() if score == best_score)
         cells.chosen[method, case] = best
         chosen = ", ".join(filter(None, (case, settings_text(best))))
-        rank = f"the {'lowest' if is_lower_better(metric) else 'highest'} of {len(scored)}"
+        rank = f"the {'lowest' if direction == 'min' else 'highest'} of {len(scored)}"
+        if len(scored) < len(known):
+            rank += f", besides {len(known) - len(scored)} that ended in a value that is not finite"
         rounds = max(cell.max_rounds for cell in choices[best])
         after = f", after {rounds} round{'s' * (rounds > 1)}" if rounds > 0 else ""
         if any(cell.max_rounds < cell.all_rounds for cell in choices[best]):
@@ -122,6 +145,19 @@ def choose_candidates(
             [method, case, settings_text(candidate), score, candidate == best] for candidate, score in scores.items()
         ]
     return sentences, table
+
+
+def direction_of_candidates(runs: Mapping[SettingPairs, Sequence[SavedRun]], metric: str) -> Direction:
+    """Return the direction of the metric in the runs of all candidates.
+
+    Raises:
+        ValueError: Nobody tells whether lower or higher is better.
+    """
+    every = [run for of_candidate in runs.values() for run in of_candidate]
+    direction = direction_in(every, metric)
+    if direction is None:
+        raise ValueError(unknown_direction(metric))
+    return direction
 
 
 def choices_of(cells: Cells, runs: Runs) -> Tried:
@@ -141,10 +177,21 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
     return choices
 
 
-def mean_score(folder: Path, group: list[Cell], metric: str, failed: Mapping[str, str]) -> float | None:
-    """Average a metric's mean over the last five rounds over the seeds, None where a seed has none."""
+def runs_of(folder: Path, group: Sequence[Cell], failed: Mapping[str, str]) -> list[SavedRun]:
+    """Read the runs of a candidate, none if one has failed."""
     if any(cell.name in failed for cell in group):
-        return None
-    runs = [CellFiles(folder, cell.name).read(cell.max_rounds) for cell in group]
+        return []
+    return [CellFiles(folder, cell.name).read(cell.max_rounds, cell.directions) for cell in group]
+
+
+def mean_score(runs: Sequence[SavedRun], metric: str) -> float | None:
+    """Average a metric's mean over the last five rounds over the seeds.
+
+    It is NaN if a run ends in a value that is not finite, and None without runs or if a run has no value.
+    """
     curves = [list(run.history.curve(metric).values()) for run in runs]
-    return sum(map(mean_of_last, curves)) / len(curves) if all(curves) else None
+    if not curves or not all(curves):
+        return None
+    if not all(math.isfinite(curve[-1]) for curve in curves):
+        return math.nan
+    return sum(map(mean_of_last, curves)) / len(curves)

@@ -21,6 +21,7 @@ from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.metrics import ClassifierScores
+from fl_lightning.metrics.keys import metric_directions
 from fl_lightning.metrics.user_metrics import alone, computed, update, values_of
 from fl_lightning.types import Broadcast, ClientJob, ClientScore
 from fl_lightning.utils.life import heartbeat
@@ -236,6 +237,7 @@ class Evaluation:
             return values
         if self.metrics is not None:
             values |= values_of(computed(self.metrics), prefix, self.inspection.class_names)
+            self.parts.recorder.take_directions(metric_directions(self.metrics, prefix))
         if self._accuracy is None:
             return values
         return self._scores(self._accuracy, prefix) | values
@@ -245,11 +247,13 @@ class Evaluation:
         logged = self.services.logged
         _, rows = logged.drain()
         everywhere = self.communicator.gather((rows, logged.metric_paths(self.client)))
-        return logged.reduce(
+        values = logged.reduce(
             rows=[rows for rows, _ in everywhere],
             paths=[paths for _, paths in everywhere],
             root=self.client,
         )
+        self.parts.recorder.take_directions(logged.directions)
+        return values
 
     def _scores(self, accuracy: ClassifierScores, prefix: str) -> dict[str, float]:
         """Return accuracy, loss and class accuracies of a classifier, and give the recorder the last ones."""
@@ -292,6 +296,8 @@ class Evaluation:
         """
         scores = self._deployed_scores(round_idx)
         rows = [values_of(score.metrics, "local", self.inspection.class_names) for score in scores]
+        if self.metrics is not None:
+            self.parts.recorder.take_directions(metric_directions(self.metrics, "local"))
         everywhere = self.communicator.gather((accuracy_counts(scores), rows))
         hits = torch.zeros(2, self.data.num_clients, dtype=torch.float64)
         all_rows: list[dict[str, float]] = []

@@ -19,6 +19,7 @@ from fl_lightning.data.checks import check_simulated
 from fl_lightning.engines.settings import cosine_of
 from fl_lightning.functional.state import to_float32
 from fl_lightning.members.faults import FaultPolicy
+from fl_lightning.metrics.keys import is_accuracy
 from fl_lightning.types import TrainableModule
 
 FREE = frozenset(
@@ -28,6 +29,7 @@ FREE = frozenset(
         "ckpt_path",
         "config",
         "data.eval_batch_size",
+        "direction",
         "model.chunk",
         "model.evaluate_clients_every",
         "model.initial_weights",
@@ -507,7 +509,7 @@ def summary_key(keys: Collection[str]) -> str | None:
     ('val/acc', 'val_mse')
     """
     for key in keys:
-        if key.lower().endswith(("acc", "accuracy")):
+        if is_accuracy(key):
             return key
     return next(iter(keys), None)
 

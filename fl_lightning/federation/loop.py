@@ -429,6 +429,9 @@ class FederatedLoop(Forwarding):
             return
         for logger in self.loggers:
             logger.log_metrics(self.round_metrics, step=round_idx)
+            log_directions = getattr(logger, "log_directions", None)
+            if log_directions is not None and self.recorder.directions:
+                log_directions(self.recorder.directions)
         is_evaluated = self.recorder.evaluated_rounds > round_idx
         self.parts.plateau.step(
             round_idx=round_idx,

@@ -15,6 +15,7 @@ from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.functional.forgetting import forgetting_since
 from fl_lightning.functional.traffic import traffic
 from fl_lightning.metrics.history import History
+from fl_lightning.metrics.keys import Direction, Directions
 from fl_lightning.types import CONDITIONS, Broadcast, ClientResult, Member, RoundOutcome
 
 Bytes = Counter[tuple[str, str]]
@@ -38,6 +39,8 @@ class Recorder(Member):
         peak: Best accuracy of each class over the evaluated rounds, (C,), or None before the first of them.
         evaluated_rounds: Number of rounds up to the last evaluated round, which is included.
         history: The rows of all rounds. A continued run begins with the rows in its metrics.csv.
+        directions: Whether values are better when lower or higher, by log key, as the user or logged metric objects
+            tell.
         logged: Values of the current round: all of them, or those since the last client if they are kept apart.
         traffic: Counts the bytes of the current round in this process.
     """
@@ -59,6 +62,7 @@ class Recorder(Member):
         """Digest of the rows of the first `_chained` rounds."""
         self._chained = 0
         self.history = History()
+        self.directions: dict[str, Direction] = {}
         self.logged = MetricAccumulator(most_rows=None)
         self.traffic = Traffic()
 
@@ -127,7 +131,13 @@ class Recorder(Member):
             for client_id, rows in rows_of_process:
                 if client_id not in outcome.failed:
                     kept_rows.append(rows)
-        return self.logged.reduce(rows=kept_rows, paths=[paths for _, paths in shared], root=self._root)
+        values = self.logged.reduce(rows=kept_rows, paths=[paths for _, paths in shared], root=self._root)
+        self.take_directions(self.logged.directions)
+        return values
+
+    def take_directions(self, directions: Directions) -> None:
+        """Keep the directions that metric objects tell. Those that the user gave, or that are known, stay."""
+        self.directions = {**directions, **self.directions}
 
     def mark(self) -> Mapping[str, int]:
         return self.logged.sizes
@@ -248,7 +258,11 @@ def chained(digest: bytes, row: Mapping[str, float]) -> bytes:
 
 
 class Traffic(Member):
-    """Counts the bytes of a round's messages by exchange. Undoing a round does not undo the count."""
+    """Counts the bytes of a round's messages by exchange. Undoing a round does not undo the count.
+
+    Attributes:
+        by_client: The bytes of the round in this process by log key and client id, until the next round begins.
+    """
 
     name = "traffic"
 
@@ -256,6 +270,7 @@ class Traffic(Member):
         self._exchanges: Sequence[str] = ()
         self._round_idx = -1
         self._bytes = Bytes()
+        self.by_client = Counter[tuple[str, int]]()
         self._sent = set[tuple[str, int]]()
         """Exchanges and clients whose message is counted. An engine may ask for a job again."""
 
@@ -274,26 +289,28 @@ class Traffic(Member):
         if round_idx != self._round_idx:  # A repeated round keeps the bytes of its earlier attempts.
             self._round_idx = round_idx
             self._bytes = Bytes()
+            self.by_client = Counter()
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         message = (broadcast.exchange, client_id)
         if message not in self._sent:
             self._sent.add(message)
-            self._bytes["comm/bytes_down", broadcast.exchange] += traffic(broadcast.weights, broadcast.extras)
+            num_bytes = traffic(broadcast.weights, broadcast.extras)
+            self._count("comm/bytes_down", exchange=broadcast.exchange, client_id=client_id, num_bytes=num_bytes)
         return broadcast
 
     def incoming(self, result: ClientResult) -> ClientResult:
         update = result.update
-        self._bytes["comm/bytes_up", result.job.broadcast.exchange] += traffic(update.weights, update.extras)
+        num_bytes = traffic(update.weights, update.extras)
+        exchange = result.job.broadcast.exchange
+        self._count("comm/bytes_up", exchange=exchange, client_id=update.client_id, num_bytes=num_bytes)
         return result
 
-    def total(self, key: str) -> int:
-        """Return the bytes of the round so far over all exchanges.
-
-        Args:
-            key: `comm/bytes_down` or `comm/bytes_up`.
-        """
-        return sum(self._bytes[key, exchange] for exchange in self._exchanges)
+    def _count(self, key: str, *, exchange: str, client_id: int, num_bytes: int) -> None:
+        """Count the bytes of one message."""
+        self._bytes[key, exchange] += num_bytes
+        if exchange in self._exchanges:
+            self.by_client[key, client_id] += num_bytes
 
     def share(self) -> Bytes:
         return self._bytes

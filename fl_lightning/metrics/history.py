@@ -23,17 +23,32 @@ UNPROTECTED = "unprotected/"
 GUARANTEES = (EPSILON, EPSILON_SAMPLES, EPSILON_LOCAL, "privacy/clip")
 """Log keys of what a guarantee is told by, which tell nothing else of the clients."""
 
+
+def plain_key(key: str) -> str:
+    """Return a log key without the mark of values that no guarantee covers.
+
+    >>> plain_key("unprotected/local/alma"), plain_key("local/alma")
+    ('local/alma', 'local/alma')
+    """
+    return key.removeprefix(UNPROTECTED)
+
+
 ROWS_AT_ONCE = 256
 """Largest number of rows that wait to be laid out."""
 
 
 class History:
-    """A table that grows by one row a round and by a column with every new key."""
+    """A table that grows by one row a round and by a column with every new key.
+
+    A value that is not finite is a value: NaN in a row differs from a row without the key.
+    """
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._rounds: list[int] = []
         self._table = torch.empty(0, 0, dtype=torch.float64)
+        self._known = torch.empty(0, 0, dtype=torch.bool)
+        """Whether a round has a value of a key, (T, K)."""
         self._new: list[tuple[int, Mapping[str, float]]] = []
 
     def __len__(self) -> int:
@@ -41,9 +56,14 @@ class History:
 
     @property
     def names(self) -> list[str]:
-        """Keys of the columns."""
+        """Keys of the columns, as they were logged."""
         self._lay_out()
         return list(self._names)
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the columns without the mark of unprotected values, each once. `curve` takes them."""
+        return list(dict.fromkeys(plain_key(name) for name in self.names))
 
     @property
     def rounds(self) -> list[int]:
@@ -53,7 +73,7 @@ class History:
 
     @property
     def table(self) -> Tensor:
-        """Table (T, K) float64, not to be edited, NaN where a round has no such value."""
+        """Table (T, K) float64, not to be edited. NaN stands where a round has no such value, too."""
         self._lay_out()
         return self._table
 
@@ -75,8 +95,12 @@ class History:
             for name in row:
                 self._names.setdefault(name, len(self._names))
         rows = [[row.get(name, math.nan) for name in self._names] for _, row in self._new]
-        before = pad(self._table, (0, len(self._names) - self._table.shape[1]), value=math.nan)
+        known = [[name in row for name in self._names] for _, row in self._new]
+        added = len(self._names) - self._table.shape[1]
+        before = pad(self._table, (0, added), value=math.nan)
+        known_before = pad(self._known, (0, added), value=False)
         self._table = torch.cat([before, torch.tensor(rows, dtype=torch.float64)])
+        self._known = torch.cat([known_before, torch.tensor(known, dtype=torch.bool)])
         self._rounds += [round_idx for round_idx, _ in self._new]
         self._new.clear()
 
@@ -85,15 +109,36 @@ class History:
         self._lay_out()
         self._rounds = [round_idx for round_idx in self._rounds if round_idx < first_round]
         self._table = self._table[: len(self._rounds)]
+        self._known = self._known[: len(self._rounds)]
 
-    def curve(self, name: str) -> dict[int, float]:
-        """Look up a value by round, where it is known: of a private run, what stands there as unprotected, too."""
-        if name not in self.names:
-            name = f"{UNPROTECTED}{name}"
-        if name not in self._names:
+    def name_of(self, key: str) -> str | None:
+        """Return the name of a key's column, or None without one.
+
+        The column of a private run has the mark of unprotected values, which readers leave out.
+        """
+        self._lay_out()
+        for name in (key, f"{UNPROTECTED}{plain_key(key)}"):
+            if name in self._names:
+                return name
+        return None
+
+    def curve(self, key: str) -> dict[int, float]:
+        """Return the values of a key by round, NaN and infinite ones too, without the rounds that have no value.
+
+        Args:
+            key: The log key, with or without the mark of unprotected values.
+        """
+        name = self.name_of(key)
+        if name is None:
             return {}
-        column = self.table[:, self._names[name]].tolist()
-        return {r: value for r, value in zip(self.rounds, column, strict=True) if not math.isnan(value)}
+        column = self._names[name]
+        values = self._table[:, column].tolist()
+        known = self._known[:, column].tolist()
+        curve = {}
+        for round_idx, value, is_known in zip(self._rounds, values, known, strict=True):
+            if is_known:
+                curve[round_idx] = value
+        return curve
 
     def columns(self, part: str) -> tuple[list[int], list[str], Tensor]:
         """Select the columns with `part` in their name, over the rounds that have one of them.
@@ -102,7 +147,6 @@ class History:
             The rounds, what follows `part` in each name, and the values (T', K').
         """
         chosen = [k for k, name in enumerate(self.names) if part in name]
-        values = self.table[:, chosen]
-        there = (~values.isnan()).any(1)
-        rounds = [r for r, known in zip(self.rounds, there.tolist(), strict=True) if known]
-        return rounds, [self.names[k].partition(part)[2] for k in chosen], values[there]
+        there = self._known[:, chosen].any(1)
+        rounds = [r for r, known in zip(self._rounds, there.tolist(), strict=True) if known]
+        return rounds, [list(self._names)[k].partition(part)[2] for k in chosen], self._table[:, chosen][there]

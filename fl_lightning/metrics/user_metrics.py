@@ -8,13 +8,11 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.functional.state import to_float32
+from fl_lightning.metrics.keys import check_metric_name
 from fl_lightning.utils.settings import check_kind
 
 Metrics = Metric | MetricCollection | dict[str, Metric]
 """A metric, a collection, or metrics by name; `update` takes predictions and targets."""
-
-OWN = ("acc", "loss", "acc_class", "forgetting")
-"""Names that the package reports values under."""
 
 
 def as_collection(metrics: Metrics | None) -> MetricCollection | None:
@@ -33,8 +31,7 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
         check_kind(kinds, "torchmetrics objects", remedy, metrics=metric)
     collection = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
     for name in collection:
-        if name in OWN:
-            raise ValueError(f"model.metrics must not be named {', '.join(OWN)}, got {name!r}; give it another name")
+        check_metric_name(str(name))
     return collection
 
 

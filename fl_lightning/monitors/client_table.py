@@ -1,10 +1,12 @@
 """Callback that writes a table with a row for every client of every round."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Trainer
 
+from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.inspection import DEPLOYED, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.monitors.drift import length, moved
@@ -20,9 +22,10 @@ class ClientTable(Monitor):
 
     Columns: training samples; optimizer steps, over all exchanges; mean local loss on its own training samples, before
     and after local training; accuracy on its own test samples and on the global test split, before and after; the
-    distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges; bytes down and up; why the
-    client was skipped; the name of the owner of its samples (`data.by`), else its number. Before: of the weights as it
-    received them; after: of what it would deploy. A cell without a value is empty.
+    distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges; bytes down and up, which add
+    up to those of the round, failed clients and repeated attempts included; why the client was skipped; the name of
+    the owner of its samples (`data.by`), else its number. Before: of the weights as it received them; after: of what it
+    would deploy. A cell without a value is empty.
 
     Args:
         loss: measure the losses, which costs two passes over the client's training samples.
@@ -37,30 +40,13 @@ class ClientTable(Monitor):
         super().__init__(every, None, dirpath)
         self.loss = loss
         self.accuracy = accuracy
-        self._counted: dict[str, int] = {}
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         if self.accuracy and loop.data.num_classes is not None:
             loop.data.measured_split()  # refused here, and not in a client's name
         self.open_table(trainer, "clients.csv", COLUMNS)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_epoch_start(trainer, pl_module)
-        self._counted = {}
-
     # --- one client ----------------------------------------------------------------------------------------------
-
-    def on_client_start(self, trainer: Trainer, loop: FederatedLoop, client_id: int) -> None:
-        super().on_client_start(trainer, loop, client_id)
-        self._count(loop, client_id, "down")
-
-    def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
-        self._count(loop, update.client_id, "up")
-        super().on_client_end(trainer, loop, update)
-
-    def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        super().on_round_repeat(trainer, loop)
-        self._counted = {way: loop.recorder.traffic.total(f"comm/bytes_{way}") for way in ("down", "up")}
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         measured = self._evaluated(loop, client_id, loop.evaluation.inspection.received, "_before")
@@ -85,13 +71,6 @@ class ClientTable(Monitor):
             measured[f"acc_global{suffix}"] = float(inspection.scores(moment, loop.data.measured_split())[-2])
         return measured
 
-    def _count(self, loop: FederatedLoop, client_id: int, way: str) -> None:
-        """Add the bytes since the last client's to this one's."""
-        total = loop.recorder.traffic.total(f"comm/bytes_{way}")
-        if (measured := self.under_way.get(client_id)) is not None:
-            measured[f"bytes_{way}"] = measured.get(f"bytes_{way}", 0) + total - self._counted.get(way, 0)
-        self._counted[way] = total
-
     # --- the round -----------------------------------------------------------------------------------------------
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
@@ -102,4 +81,10 @@ class ClientTable(Monitor):
         names = loop.data.client_names
         for client_id, row in rows.items():
             row["owner"] = names[client_id]
+        counted = Counter[tuple[str, int]]()
+        for of_process in current_communicator(loop.device).gather(loop.recorder.traffic.by_client):
+            counted.update(of_process)
+        for client_id, row in rows.items():
+            for way in ("down", "up"):
+                row[f"bytes_{way}"] = counted[f"comm/bytes_{way}", client_id]
         self.add_rows(trainer, ([row.get(name) for name in COLUMNS] for _, row in sorted(rows.items())))

@@ -8,7 +8,7 @@ import torch
 
 from fl_lightning.functional.accuracy import prediction_consistency
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, by_name, chosen, unique
+from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, by_name, chosen, ends, unique
 from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.results import LAST_ROUNDS
@@ -59,11 +59,14 @@ class Curves(Drawing):
 
     def draw(self, series: Sequence[Series]) -> Drawn:
         lines: dict[tuple[str, str, str], Line] = {}
+        last: dict[tuple[str, str, str], float] = {}
         for runs in chosen(series, self.methods, self.cases):
             for name, key in self.keys.items():
                 place = {"method": runs.method, "case": runs.case, "key": name}
                 if line := self.line_of(runs, key):
-                    lines[place[self.row], place[self.column], place[self.line]] = line
+                    named = (place[self.row], place[self.column], place[self.line])
+                    lines[named] = line
+                    last[named] = self.end_of(runs, key, line)
         if not lines:
             raise ValueError(f"curves need values by round, and no run has {', '.join(self.log_keys()) or 'enough'}")
         rows, columns, names = (unique(key[i] for key in lines) for i in range(3))
@@ -74,24 +77,37 @@ class Curves(Drawing):
             draw_line(place, names.index(name), rounds, mean, std, name)
         name_rounds(axes, max((rounds for rounds, _, _ in lines.values()), key=len))
         finish(figure, axes)
-        return Drawn(figure, self.caption(lines))
+        return Drawn(figure, self.caption(lines, last))
+
+    def end_of(self, runs: Series, key: str, line: Line) -> float:
+        """Compute the mean of the last five values as tables have it: a run that ended earlier counts to its own end.
+
+        Args:
+            runs: Runs of the line.
+            key: Log key of the values. Empty if they are computed from several keys.
+            line: The line.
+        """
+        if key:
+            return float(self.scale * ends(runs, key).mean())
+        _, mean, _ = line
+        return float(mean[-LAST_ROUNDS:].mean())
 
     def line_of(self, runs: Series, key: str) -> Line | None:
         """Compute the line of a value, None where it is not known."""
-        rounds, values = runs.group.curves(key)
+        rounds, values = runs.group.carried_curves(key)
         if not rounds:
             return None
         std = values.std(0, ddof=1) if len(values) > 1 else None
         if self.clients:
-            others, deviations = runs.group.curves(f"{key}/std")
+            others, deviations = runs.group.carried_curves(f"{key}/std")
             std = deviations.mean(0) if others == rounds else None
         return rounds, self.scale * values.mean(0), None if std is None else self.scale * std
 
-    def caption(self, lines: Mapping[tuple[str, str, str], Line]) -> str:
+    def caption(self, lines: Mapping[tuple[str, str, str], Line], last: Mapping[tuple[str, str, str], float]) -> str:
         """Describe the ends of the lines."""
         parts: dict[str, dict[str, float]] = {}
-        for (row, column, name), (_, mean, _) in lines.items():
-            parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = float(mean[-LAST_ROUNDS:].mean())
+        for (row, column, name), value in last.items():
+            parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = value
         values = "; ".join(": ".join(filter(None, (panel, by_name(ends, "{:.3g}")))) for panel, ends in parts.items())
         band = "clients" if self.clients else "seeds"
         shaded = any(std is not None for _, _, std in lines.values())

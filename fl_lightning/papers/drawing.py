@@ -8,8 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
+import numpy as np
+
 from fl_lightning.metrics.history import History
+from fl_lightning.reports.figures import Numbers
 from fl_lightning.reports.result_tables import Table
+from fl_lightning.reports.results import LAST_ROUNDS, mean_of_last
 from fl_lightning.reports.saved import Group, SavedRun
 
 if TYPE_CHECKING:
@@ -82,6 +86,15 @@ def beginning(run: SavedRun, rounds: int) -> SavedRun:
     for t in run.history.rounds[:rounds]:
         history.record(t, {name: curve[t] for name, curve in curves.items() if t in curve})
     return replace(run, history=history, rounds=rounds)
+
+
+def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:
+    """Return the mean of the last values of each run that has the key, shape (S,). One NaN if no run has it.
+
+    A run that ended earlier than others counts to its own end.
+    """
+    curves = [list(run.history.curve(key).values()) for run in runs.group.runs]
+    return np.array([mean_of_last(values, last) for values in curves if values] or [np.nan])
 
 
 class Drawn(NamedTuple):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from fl_lightning.functional.summary import Interval, speed_up, welch_difference
+from fl_lightning.metrics.keys import Direction, direction_of, percent_factor, unknown_direction
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, beginning, rounds_of, unique
 from fl_lightning.reports.comparison_tables import decimal, difference_text, spread
 from fl_lightning.reports.result_tables import Table, TableCell
-from fl_lightning.reports.results import HEADINGS, in_percent, paired, rounds_until, statistics_of
-from fl_lightning.reports.saved import SavedRun
-from fl_lightning.runs.value_names import is_lower_better
+from fl_lightning.reports.results import HEADINGS, direction_in, paired, rounds_until, statistics_of, unit_in
+from fl_lightning.reports.saved import SavedRun, Seeds
 
 Published = float | str | None
 """A number, a text such as `78.63 ± 0.42`, or None for a cell that the paper leaves empty."""
@@ -46,7 +46,7 @@ class Measure:
             raise ValueError(f"a measure has one of at, until and targets, and {self.key} has targets and another")
         if (self.speed_up and not self.until) or (self.share_of and not self.targets):
             raise ValueError("speed_up needs until, the method that is sped up, and share_of needs targets")
-        if self.counts_rounds and is_lower_better(self.key):
+        if self.counts_rounds and direction_of(self.key) == "min":
             raise ValueError(
                 f"rounds are counted until a value is as high as the target, and lower is better in {self.key}"
             )
@@ -65,16 +65,6 @@ class Measure:
     def counts_rounds(self) -> bool:
         """True where the rounds until a target are counted."""
         return bool(self.until or self.targets)
-
-    @property
-    def scale(self) -> float:
-        """Factor of the log key's values in print: 100 for shares, which are in percent."""
-        return 100.0 if in_percent(self.key) else 1.0
-
-    @property
-    def prefers_low(self) -> bool:
-        """True where lower is better."""
-        return not self.speed_up if self.counts_rounds else is_lower_better(self.key)
 
 
 @dataclass
@@ -174,6 +164,32 @@ class TableContent:
         published = (method for values in table.paper.values() for method in values)
         self.methods = unique([*(each.method for each in series), *published])
         self.measures = {n: Measure(m) if isinstance(m, str) else m for n, m in table.keys.items()}
+        self.runs = [run for each in series for run in each.group.runs]
+        self.scales = {n: percent_factor(unit_in(self.runs, m.key)) for n, m in self.measures.items()}
+        """Factors of the values in print, by measure: 100 for shares, which are in percent."""
+
+    def direction(self, name: str) -> Direction:
+        """Return whether values of a measure's log key are better when lower or higher.
+
+        Raises:
+            ValueError: nobody tells, or rounds are counted until a value that is better when lower.
+        """
+        measure = self.measures[name]
+        direction = direction_in(self.runs, measure.key) or direction_of(measure.key)
+        if direction is None:
+            raise ValueError(unknown_direction(measure.key))
+        if measure.counts_rounds and direction == "min":
+            raise ValueError(
+                f"rounds are counted until a value is as high as the target, and lower is better in {measure.key}"
+            )
+        return direction
+
+    def prefers_low(self, name: str) -> bool:
+        """True where lower is better in print."""
+        measure = self.measures[name]
+        if measure.counts_rounds:
+            return not measure.speed_up
+        return self.direction(name) == "min"
 
     def is_known(self, name: str, case: str, method: str) -> bool:
         """Return True for a row that is published, or that the experiment runs."""
@@ -187,43 +203,46 @@ class TableContent:
         i = self.columns.index(case)
         return "" if i >= len(values) or values[i] is None else str(values[i])
 
-    def values(self, name: str, case: str, method: str, statistic: str) -> dict[str, float]:
-        """Compute ours by seed, in the unit of the table, infinite where a target is never reached, or not yet.
+    def values(self, name: str, case: str, method: str, statistic: str) -> dict[Seeds, float]:
+        """Compute ours by seeds, in the unit of the table, infinite where a target is never reached, or not yet.
 
         Where a value is that of the last round, the runs that have most rounds count.
         """
         measure = self.measures[name]
         series = self.series.get((case, method))
-        values = dict[str, float]()
+        values = dict[Seeds, float]()
+        if measure.counts_rounds:
+            self.direction(name)
         runs = series.group.runs if series else []
         most = max(map(rounds_of, runs), default=0) if measure.needs_the_end else 0
         for run in (run for run in runs if rounds_of(run) >= most):
             if measure.counts_rounds:
-                value = self.rounds(measure, case, run)
+                value = self.rounds(name, case, run)
             else:
                 value = value_at(run, measure, statistic)
-                value = None if value is None else measure.scale * value
+                value = None if value is None else self.scales[name] * value
             if value is not None:
-                values[run.seed] = value
+                values[run.seeds] = value
         return values
 
-    def is_open(self, name: str, case: str, method: str, values: Mapping[str, float]) -> bool:
+    def is_open(self, name: str, case: str, method: str, values: Mapping[Seeds, float]) -> bool:
         """True where rounds that are left may reach a target that a run of these values has not reached."""
         measure = self.measures[name]
         late = [seed for seed, value in values.items() if measure.counts_rounds and math.isinf(value)]
         names = (method, measure.until or method)
         return any(not self.has_all_rounds(each, case, seed) for each in names for seed in late)
 
-    def has_all_rounds(self, method: str, case: str, seed: str) -> bool:
+    def has_all_rounds(self, method: str, case: str, seeds: Seeds) -> bool:
         """False for a run that is not at its end."""
-        run = self.run_of(method, case, seed)
+        run = self.run_of(method, case, seeds)
         series = self.series.get((case, method))
         return not (run and series and series.all_rounds) or rounds_of(run) >= series.all_rounds
 
-    def rounds(self, measure: Measure, case: str, run: SavedRun) -> float | None:
-        """Count the rounds until the target, or relate them to those of another method with the same seed."""
-        other = self.run_of(measure.until or measure.share_of, case, run.seed)
-        target = measure.targets[case] / measure.scale if case in measure.targets else None
+    def rounds(self, name: str, case: str, run: SavedRun) -> float | None:
+        """Count the rounds until the target, or relate them to those of another method with the same seeds."""
+        measure = self.measures[name]
+        other = self.run_of(measure.until or measure.share_of, case, run.seeds)
+        target = measure.targets[case] / self.scales[name] if case in measure.targets else None
         if measure.until and other:
             target = statistics_of(other, measure.key).get("final")
         if target is None or (measure.share_of and other is None):
@@ -236,23 +255,23 @@ class TableContent:
             return -math.inf if measure.speed_up else math.inf
         return speed_up(rounds, rounds_of(other)) if measure.speed_up and other else rounds
 
-    def run_of(self, method: str | None, case: str, seed: str) -> SavedRun | None:
-        """Look up the run of a method with a seed, None where there is none."""
+    def run_of(self, method: str | None, case: str, seeds: Seeds) -> SavedRun | None:
+        """Look up the run of a method with some seeds, None where there is none."""
         series = self.series.get((case, str(method)))
-        return next((run for run in (series.group.runs if series else ()) if run.seed == seed), None)
+        return next((run for run in (series.group.runs if series else ()) if run.seeds == seeds), None)
 
-    def at_baseline(self, name: str, case: str, method: str, baseline: str) -> dict[str, float]:
-        """Compute the baseline's values by seed, at the end of as many rounds as the runs of a method have."""
+    def at_baseline(self, name: str, case: str, method: str, baseline: str) -> dict[Seeds, float]:
+        """Compute the baseline's values by seeds, at the end of as many rounds as the runs of a method have."""
         measure = self.measures[name]
         series = self.series.get((case, method))
-        values = dict[str, float]()
+        values = dict[Seeds, float]()
         if not measure.is_plain or (self.is_whole(case, method) and self.is_whole(case, baseline)):
             return self.values(name, case, baseline, self.table.statistics[0])
         for run in series.group.runs if series else ():
-            other = self.run_of(baseline, case, run.seed)
+            other = self.run_of(baseline, case, run.seeds)
             if other and rounds_of(other) >= rounds_of(run):
                 value = value_at(beginning(other, rounds_of(run)), measure, self.table.statistics[0])
-                values |= {} if value is None else {run.seed: measure.scale * value}
+                values |= {} if value is None else {run.seeds: self.scales[name] * value}
         return values
 
     def header(self) -> list[str]:
@@ -270,7 +289,7 @@ class TableContent:
         published = self.published(name, case, method)
         first = ours[0]
         title = ", ".join(filter(None, (name if len(self.measures) > 1 else "", case, method)))
-        texts = [spread(list(values.values()), decimal) for values in ours]
+        texts = [spread(list(values.values()), decimal, counts=measure.counts_rounds) for values in ours]
         if self.is_open(name, case, method, first):
             texts = ["not yet" if text == "never" else text for text in texts]
         texts = [title, published or "–", *texts]
@@ -346,13 +365,13 @@ class TableContent:
     def leads(self, name: str, ahead: str, other: str, of_paper: bool) -> dict[str, bool]:
         """Tell whether a method is ahead of another in the cases in which both are known."""
         pairs = {case: self.means(name, case, (ahead, other), of_paper) for case in self.columns}
-        prefers_low = self.measures[name].prefers_low
-        return {c: pair[0] < pair[1] if prefers_low else pair[0] > pair[1] for c, pair in pairs.items() if pair}
+        prefers_low = self.prefers_low(name)
+        return {c: is_ahead(pair[0], pair[1], prefers_low) for c, pair in pairs.items() if pair}
 
     def means(self, name: str, case: str, methods: tuple[str, str], of_paper: bool) -> tuple[float, float] | None:
         """Give the published means of two methods, or ours over the seeds that both have, None where one is unknown."""
         if of_paper:
-            worst = math.inf if self.measures[name].prefers_low else -math.inf
+            worst = math.inf if self.prefers_low(name) else -math.inf
             texts = (self.published(name, case, method) for method in methods)
             first, second = ((worst, None) if text == NEVER else number_in(text) for text in texts)
             return first and second and (first[0], second[0])
@@ -363,6 +382,19 @@ class TableContent:
         if not seeds or self.is_open(name, case, methods[0], ours) or self.is_open(name, case, methods[1], theirs):
             return None
         return math.fsum(ours[seed] for seed in seeds) / len(seeds), math.fsum(theirs[s] for s in seeds) / len(seeds)
+
+
+def is_ahead(value: float, other: float, prefers_low: bool) -> bool:
+    """Return True if a value is better than another one. A value that is not finite is behind every finite one.
+
+    >>> is_ahead(2.0, 1.0, prefers_low=False), is_ahead(2.0, math.nan, prefers_low=True), is_ahead(math.inf, 1.0, False)
+    (True, True, False)
+    """
+    if not math.isfinite(value):
+        return False
+    if not math.isfinite(other):
+        return True
+    return value < other if prefers_low else value > other
 
 
 def value_at(run: SavedRun, measure: Measure, statistic: str) -> float | None:

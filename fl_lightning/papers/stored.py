@@ -16,6 +16,10 @@ from fl_lightning.utils.text import of_cell
 
 RUN = ("rounds", "all_rounds", "seconds", "cpu_seconds", "commit", "machine")
 COLUMNS = ("case", "method", "seed", "metric", *STATISTICS, *RUN, "error", "curve")
+UNKNOWN = "nan"
+NOT_A_NUMBER = "NaN"
+"""Words of a curve for a round without a value, and for a value that is no number."""
+
 DIGITS = 8
 """Significant digits of the values of a curve."""
 
@@ -54,12 +58,23 @@ def made(run: SavedRun, all_rounds: int | None) -> dict[str, str]:
 
 
 def curve_text(curve: dict[int, float]) -> str:
-    """Write the values of a curve round by round, from round 0 on, those that are unknown as nan.
+    """Write the values of a curve round by round, from round 0 on.
 
-    >>> curve_text({0: 0.5, 2: 0.75})
-    '0.5 nan 0.75'
+    A round without a value is `nan`, and a value that is no number is `NaN`.
+
+    >>> curve_text({0: 0.5, 2: 0.75, 3: math.nan, 4: math.inf})
+    '0.5 nan 0.75 NaN inf'
     """
-    return " ".join(f"{curve.get(t, math.nan):.{DIGITS}g}" for t in range(max(curve, default=-1) + 1))
+    words = []
+    for t in range(max(curve, default=-1) + 1):
+        value = curve.get(t)
+        if value is None:
+            words.append(UNKNOWN)
+        elif math.isnan(value):
+            words.append(NOT_A_NUMBER)
+        else:
+            words.append(f"{value:.{DIGITS}g}")
+    return " ".join(words)
 
 
 def csv_rows(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
@@ -113,9 +128,9 @@ def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
         seed = line["seed"]
         key = line["metric"]
         rounds = line["rounds"]
-        for t, value in enumerate(map(float, line["curve"].split())):
-            if not math.isnan(value):
-                rows.setdefault(t, {})[key] = value
+        for t, word in enumerate(line["curve"].split()):
+            if word != UNKNOWN:
+                rows.setdefault(t, {})[key] = float(word)
         if not line["curve"]:
             test[key] = float(line["final"])
     history = History()

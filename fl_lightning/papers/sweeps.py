@@ -7,22 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, unique
+from fl_lightning.metrics.keys import Direction, best_of, unknown_direction
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, ends, unique
 from fl_lightning.papers.panels import finish, panels
+from fl_lightning.reports.comparison_tables import decimal, spread
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
 from fl_lightning.reports.result_tables import Mark, Table, TableCell
-from fl_lightning.reports.results import LAST_ROUNDS, rounds_until
-from fl_lightning.runs.value_names import is_lower_better
+from fl_lightning.reports.results import LAST_ROUNDS, direction_in, rounds_text, rounds_until
+from fl_lightning.reports.saved import Group, SavedRun
 from fl_lightning.utils.text import drawable
-
-
-def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:
-    """Return the mean of the last values of each run, shape (S,). It is NaN if there are no values."""
-    _, values = runs.group.curves(key)
-    if not values.size:
-        return np.array([np.nan])
-    means: Numbers = values[:, -last:].mean(1)
-    return means
 
 
 def end_of(series: Sequence[Series], keys: Collection[str], last: int) -> str:
@@ -30,10 +23,17 @@ def end_of(series: Sequence[Series], keys: Collection[str], last: int) -> str:
     lengths = []
     for runs in series:
         for key in keys:
-            _, values = runs.group.curves(key)
-            lengths.append(values.shape[-1])
+            lengths += [len(run.history.curve(key)) for run in runs.group.runs]
     count = min(max(lengths, default=last), last)
     return f"mean of the last {count} values" if count > 1 else "last value"
+
+
+def direction_of_series(series: Sequence[Series], key: str) -> Direction | None:
+    """Return the direction of a key in all runs, or None if nobody tells it."""
+    all_runs: list[SavedRun] = []
+    for runs in series:
+        all_runs += runs.group.runs
+    return direction_in(all_runs, key)
 
 
 @dataclass
@@ -89,7 +89,9 @@ class Sweep(Drawing):
         finish(figure, axes, self.xlabel)
         value = self.value[:1].upper() + self.value[1:]
         when = end_of(series, self.keys.values(), self.last)
-        return Drawn(figure, f"{value}, {when}. {'; '.join(sentences)}.")
+        rounds = rounds_text([Group(runs.name, runs.group.runs) for runs in series])
+        caption = " ".join(filter(None, (f"{value}, {when}. {'; '.join(sentences)}.", rounds)))
+        return Drawn(figure, caption)
 
     def _draw_panel(
         self,
@@ -165,12 +167,16 @@ class EndTable(Drawing):
             row = runs.method if self.cases_as_columns else runs.name
             case = runs.case if self.cases_as_columns else ""
             for name, key in self.keys.items():
-                values_by_row.setdefault(row, {})[case, name] = self.scale * ends(runs, key, self.last)
+                of_row = values_by_row.setdefault(row, {})
+                of_row[case, name] = np.empty(0)
+                if any(run.history.curve(key) for run in runs.group.runs):
+                    of_row[case, name] = self.scale * ends(runs, key, self.last)
         for values in values_by_row.values():
             columns |= dict.fromkeys(values)
         cells = {row: [TableCell(row)] for row in values_by_row}
+        directions = {name: direction_of_series(series, key) for name, key in self.keys.items()}
         for column in columns:
-            for row, cell in self._column(values_by_row, column).items():
+            for row, cell in self._column(values_by_row, column, directions[column[1]]).items():
                 cells[row].append(cell)
         header = [""]
         for column in columns:
@@ -179,32 +185,34 @@ class EndTable(Drawing):
         seeds = max(len(runs.group.runs) for runs in series)
         if seeds > 1:
             caption += f", mean ± sample standard deviation over {seeds} seeds"
-        return Drawn(Table("", header, list(cells.values())), f"{caption}.")
+        rounds = rounds_text([Group(runs.name, runs.group.runs) for runs in series])
+        sentences = " ".join(filter(None, (f"{caption}.", rounds)))
+        return Drawn(Table("", header, list(cells.values())), sentences)
 
     def _column(
-        self, values_by_row: Mapping[str, Mapping[tuple[str, str], Numbers]], column: tuple[str, str]
+        self,
+        values_by_row: Mapping[str, Mapping[tuple[str, str], Numbers]],
+        column: tuple[str, str],
+        direction: Direction | None,
     ) -> dict[str, TableCell]:
-        """Write the cells of one column, the best one in bold."""
-        missing = np.array([np.nan])
-        values = {row: of_row.get(column, missing) for row, of_row in values_by_row.items()}
-        means = {row: of_row.mean() for row, of_row in values.items()}
-        known = [mean for mean in means.values() if not np.isnan(mean)]
+        """Write the cells of one column, the best one in bold if the direction is known."""
+        values = {row: of_row.get(column, np.empty(0)) for row, of_row in values_by_row.items()}
+        means = {row: float(of_row.mean()) for row, of_row in values.items() if of_row.size}
         best = np.nan
-        if known:
-            _, name = column
-            best = min(known) if is_lower_better(self.keys[name]) else max(known)
+        if direction is not None:
+            best = best_of(means.values(), direction)
         cells = {}
-        for row, mean in means.items():
-            mark: Mark = "bold" if mean == best else ""
-            cells[row] = TableCell(text_of(values[row]), mark)
+        for row, of_row in values.items():
+            mark: Mark = "bold" if means.get(row) == best else ""
+            cells[row] = TableCell(text_of(of_row), mark)
         return cells
 
 
 def text_of(values: Numbers) -> str:
-    """Write the mean, with the sample standard deviation unless it is 0."""
+    """Write the mean, with the sample standard deviation unless it is 0, and what values are not finite."""
+    if not np.isfinite(values).all() or not values.size:
+        return spread(values.tolist(), decimal)
     mean = values.mean()
-    if np.isnan(mean):
-        return "–"
     std = values.std(ddof=1) if len(values) > 1 else 0
     return f"{mean:.1f} ± {std:.1f}" if std else f"{mean:.1f}"
 
@@ -231,6 +239,11 @@ class RoundsToTarget(Drawing):
         return [self.key]
 
     def draw(self, series: Sequence[Series]) -> Drawn:
+        direction = direction_of_series(series, self.key)
+        if direction is None:
+            raise ValueError(unknown_direction(self.key))
+        if direction == "min":
+            raise ValueError(f"key must be a value that is better when higher, got {self.key}; take an accuracy")
         cases = unique(runs.case for runs in series)
         methods = unique(runs.method for runs in series)
         titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]

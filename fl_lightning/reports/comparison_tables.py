@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fl_lightning.functional.summary import Interval
+from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor, unknown_direction
 from fl_lightning.reports.result_tables import Mark, Table, TableCell
 from fl_lightning.reports.results import (
     AFTER,
@@ -15,11 +16,9 @@ from fl_lightning.reports.results import (
     STATISTICS,
     Comparison,
     Result,
-    in_percent,
     paired,
     scope_of,
 )
-from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.text import write_cells
 
 
@@ -35,7 +34,7 @@ def comparison_table(comparison: Comparison) -> Table:
         for name in names:
             row.append(TableCell(cell_text(comparison, label, name), marks.get(name, {}).get(label, "")))
             if name == "final" and len(results) > 1:
-                row.append(TableCell(difference_text(stats.get(name, Result({})).difference, writer(comparison.key))))
+                row.append(TableCell(difference_text(stats.get(name, Result({})).difference, writer(comparison.unit))))
         rows.append(row)
     header = ["method"]
     for name in names:
@@ -59,7 +58,7 @@ def column_order(name: str) -> tuple[int, int]:
 def heading(comparison: Comparison, name: str) -> str:
     """Name a column for a reader."""
     if name == "rounds":
-        return f"rounds to {number(comparison.key, comparison.target or 0.0)}"
+        return f"rounds to {number(comparison.unit, comparison.target or 0.0)}"
     if name in COSTS:
         return COSTS[name].heading
     return {"speed_up": "speed-up", **HEADINGS}.get(name, f"{name} round{'s' * (name != 'after 1')}")
@@ -72,17 +71,25 @@ def cell_text(comparison: Comparison, label: str, name: str) -> str:
         return "–"
     values = list(result.values.values())
     if name not in COSTS:
-        return spread(values, writer(comparison.key) if is_statistic(name) else decimal)
+        return spread(values, writer(comparison.unit) if is_statistic(name) else decimal, counts=result.counts)
     base = comparison.results.get(comparison.baseline, {}).get(name)
     beside = f" (×{result.mean / base.mean:.2f})" if base and base.mean and label != comparison.baseline else ""
     return digits(result.mean) + beside
 
 
 def marks_of(comparison: Comparison, name: str) -> dict[str, Mark]:
-    """Mark the best means of a column: bold where the difference to the next best is clear, else underlined."""
-    column = {label: stats[name] for label, stats in comparison.results.items() if name in stats}
-    column = {label: result for label, result in column.items() if not math.isnan(result.mean)}
-    ranked = sorted(column, key=lambda label: column[label].mean, reverse=not is_lower_better(comparison.key))
+    """Mark the best means of a column: bold if the difference to the next best is clear, else underlined.
+
+    A mean that is not finite is never the best one. Nothing is marked if nobody tells whether lower or higher is
+    better.
+    """
+    if comparison.direction is None:
+        return {}
+    column: dict[str, Result] = {}
+    for label, stats in comparison.results.items():
+        if name in stats and math.isfinite(stats[name].mean):
+            column[label] = stats[name]
+    ranked = sorted(column, key=lambda label: column[label].mean, reverse=comparison.direction == "max")
     if len(ranked) < 2:
         return {}
     best = column[ranked[0]]
@@ -94,7 +101,7 @@ def marks_of(comparison: Comparison, name: str) -> dict[str, Mark]:
 
 def comparison_title(comparison: Comparison) -> str:
     """Name metric, scope, unit and case."""
-    unit = ", %" if in_percent(comparison.key) else ""
+    unit = ", %" if is_in_percent(comparison.unit) else ""
     return "; ".join(filter(None, (scope_of(comparison.key) + unit, comparison.case)))
 
 
@@ -104,8 +111,11 @@ def note_of(comparison: Comparison) -> str:
     counts = sorted({len(r.values) for by_name in comparison.results.values() for r in by_name.values()})
     seeds = " or ".join(map(str, counts))
     note = f"Mean ± sample standard deviation over {seeds} seeds." if counts[-1:] > [1] else "One seed."
+    note += " " * bool(comparison.rounds) + comparison.rounds
+    if comparison.direction is None:
+        note += f" No value is marked as the best: {unknown_direction(comparison.key)}."
     if "best" in columns:
-        chosen = "lowest" if is_lower_better(comparison.key) else "highest"
+        chosen = "lowest" if comparison.direction == "min" else "highest"
         note += f" The best over rounds is the {chosen} value of each run, which no one knows before its end."
     if comparison.target is not None:
         note += " Rounds to the target: the mean over the seeds that reach it, and how many do."
@@ -146,34 +156,57 @@ def digits(value: float, sign: bool = False) -> str:
     return text.replace("-", "−", 1) if text.startswith("-") else text
 
 
-def writer(key: str) -> Writer:
-    """Choose how values of a key are written: shares in percent."""
-    return lambda value, sign=False: number(key, value, sign)
+def writer(unit: Unit) -> Writer:
+    """Choose how values of a unit are written: shares in percent."""
+    return lambda value, sign=False: number(unit, value, sign)
 
 
-def number(key: str, value: float, sign: bool = False) -> str:
+def number(unit: Unit, value: float, sign: bool = False) -> str:
     """Write a value: percent with one decimal, others with four digits.
 
-    >>> number("global/acc", 0.7531), number("global/acc", -0.01, sign=True), number("train/loss", 1.23456)
-    ('75.3', '−1.0', '1.235')
+    >>> number("share", 0.7531), number("share", -0.01, sign=True), number("percent", 75.31), number("", 1.23456)
+    ('75.3', '−1.0', '75.3', '1.235')
+    >>> number("share", math.nan), number("", -math.inf)
+    ('nan', '−inf')
     """
-    return decimal(100 * value, sign) if in_percent(key) else digits(value, sign)
+    if is_in_percent(unit):
+        return decimal(percent_factor(unit) * value, sign)
+    return digits(value, sign)
 
 
-def spread(values: Sequence[float], write: Writer) -> str:
-    """Write mean ± sample standard deviation, and how many seeds reach a target where not all do.
+def spread(values: Sequence[float], write: Writer, *, counts: bool = False) -> str:
+    """Write mean ± sample standard deviation of the finite values, and what the others are.
 
-    >>> spread([70.0, 72.0], decimal), spread([70.0], decimal), spread([], decimal), spread([12.0, math.inf], digits)
-    ('71.0 ± 1.4', '70.0', '–', '12 (1 of 2)')
+    Args:
+        values: The values by seed.
+        write: Writes one value.
+        counts: Whether the values are counts, which are infinite if a target is not reached.
+
+    >>> spread([70.0, 72.0], decimal), spread([70.0], decimal), spread([], decimal)
+    ('71.0 ± 1.4', '70.0', '–')
+    >>> spread([12.0, math.inf], digits, counts=True), spread([math.inf], digits, counts=True)
+    ('12 (1 of 2)', 'never')
+    >>> spread([70.0, math.nan], decimal), spread([math.inf, math.inf], decimal)
+    ('70.0 (1 of 2, else nan)', 'inf')
     """
     if not values:
         return "–"
-    result = Result(dict(zip(map(str, range(len(values))), values, strict=True)))
-    count = len(result.known)
-    if not count:
-        return "never" if any(map(math.isinf, values)) else "nan"
-    text = write(result.mean) + (f" ± {write(result.std)}" if count > 1 else "")
-    return text if count == len(values) else f"{text} ({count} of {len(values)})"
+    finite = [value for value in values if math.isfinite(value)]
+    others = [value for value in values if not math.isfinite(value)]
+    words = ", ".join(dict.fromkeys(write(value) for value in others))
+    if counts:
+        words = "never" if any(map(math.isinf, others)) else "nan"
+    if not finite:
+        return words
+    result = Result({(str(index),): value for index, value in enumerate(finite)})
+    text = write(result.mean)
+    if len(finite) > 1:
+        text += f" ± {write(result.std)}"
+    if not others:
+        return text
+    if counts:
+        return f"{text} ({len(finite)} of {len(values)})"
+    return f"{text} ({len(finite)} of {len(values)}, else {words})"
 
 
 def difference_text(difference: Interval | None, write: Writer) -> str:
@@ -198,10 +231,28 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
         named = {"rounds": f"rounds to {comparison.target!r}"}
         for label, by_name in comparison.results.items():
             for name, result in by_name.items():
-                cells: list[Any] = [comparison.case, comparison.key, SCOPES.get(comparison.key, ""), label]
-                cells += [named.get(name, name), len(result.known), result.mean, result.std, comparison.baseline]
-                cells += result.difference or ("", "", "")
-                rows.append(["" if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells])
+                seeds = len(result.known) if result.counts else len(result.values)
+                # A mean that is NaN is a value, unless no run reaches the target.
+                mean = "" if result.counts and math.isnan(result.mean) else result.mean
+                difference = result.difference or ("", "", "")
+                row = [
+                    comparison.case,
+                    comparison.key,
+                    SCOPES.get(comparison.key, ""),
+                    label,
+                    named.get(name, name),
+                    seeds,
+                    mean,
+                    empty_if_nan(result.std),
+                    comparison.baseline,
+                    *(empty_if_nan(value) for value in difference),
+                ]
+                rows.append(row)
     out = io.StringIO()
     write_cells(out, rows)
     return out.getvalue()
+
+
+def empty_if_nan(value: Any) -> Any:
+    """Return a value, or an empty text for NaN, which stands for a value that is not defined."""
+    return "" if isinstance(value, float) and math.isnan(value) else value

@@ -110,7 +110,7 @@ def plot_accuracy(
 
     Args:
         rounds: the 0-based round of each value.
-        curves: accuracies in [0, 1] by name, for the first of the rounds or all; NaN where there is none.
+        curves: accuracies in [0, 1] by name, up to the last round that has one; NaN where there is none before.
         losses: losses by name, likewise.
         title: None: none.
     """
@@ -120,7 +120,7 @@ def plot_accuracy(
     for axes, part in zip(figure.subplots(1, count, squeeze=False)[0], panels, strict=False):
         draw_curves(axes, rounds, part, 100.0 if part is curves else 1.0)
         axes.set_ylabel("accuracy (%)" if part is curves else "loss")
-        if axes.get_legend_handles_labels()[0]:  # none where no value is finite
+        if axes.get_legend_handles_labels()[0]:  # none without a value
             axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
     return figure
 
@@ -149,7 +149,7 @@ def plot_values(rounds: Sequence[int], curves: Mapping[str, Sequence[float]], ti
 
     Args:
         rounds: the 0-based round of each value.
-        curves: values by name, NaN where there is none; at least one.
+        curves: values by name, up to the last round that has one; NaN where there is none before. At least one.
         title: None: none.
     """
     columns = min(3, len(curves))
@@ -312,17 +312,22 @@ def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
 
 
 def draw_curves(axes: Axes, rounds: Sequence[int], curves: Mapping[str, Sequence[float]], scale: float) -> None:
-    """Draw curves through their known values, with the last of each in the legend, on a tidy axis of rounds."""
+    """Draw curves through their finite values, with the last value of each in the legend, on a tidy axis of rounds.
+
+    A last value that no axis can show, NaN or infinite, stands in the legend.
+    """
     for i, (name, values) in enumerate(curves.items()):
         scaled = scale * np.asarray(values, dtype=np.float64)
+        if not len(scaled):
+            continue
         known = ~np.isnan(finite(scaled))
         places = np.asarray(rounds)[: len(scaled)][known]
-        shown = scaled[known]
-        if len(shown):
-            label = in_legend(f"{name}: " + (f"{shown[-1]:.1f} %" if scale == 100 else f"{shown[-1]:.3g}"))
-            style = STYLES[i % len(STYLES)]
-            marker = "o" if len(shown) <= 30 else ""
-            axes.plot(places, shown, style, color=COLOURS[i % len(COLOURS)], marker=marker, markersize=3.5, label=label)
+        last = scaled[-1]
+        label = in_legend(f"{name}: " + (f"{last:.1f} %" if scale == 100 else f"{last:.3g}"))
+        style = STYLES[i % len(STYLES)]
+        marker = "o" if len(places) <= 30 else ""
+        colour = COLOURS[i % len(COLOURS)]
+        axes.plot(places, scaled[known], style, color=colour, marker=marker, markersize=3.5, label=label)
     label_rounds(axes, rounds)
     tidy(axes)
 

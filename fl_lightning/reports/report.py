@@ -11,15 +11,32 @@ import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
+from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor
 from fl_lightning.reports.comparison_tables import comparison_table, spread, writer
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
 from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
 from fl_lightning.reports.result_tables import Table, TableCell
-from fl_lightning.reports.results import compare, in_percent, known_metrics, scope_of, statistics_of
-from fl_lightning.reports.saved import CLASSIFICATION, Counts, Group, data_differences, differing, read_columns
+from fl_lightning.reports.results import (
+    bytes_by_round,
+    compare,
+    direction_in,
+    known_metrics,
+    runs_of,
+    scope_of,
+    statistics_of,
+    unit_in,
+)
+from fl_lightning.reports.saved import (
+    CLASSIFICATION,
+    ROUND,
+    Counts,
+    Group,
+    data_differences,
+    differing,
+    read_columns,
+)
 from fl_lightning.reports.terminal import AVERAGES
-from fl_lightning.runs.value_names import is_lower_better
 from fl_lightning.utils.files import write_file
 
 MOST_CURVES = 24
@@ -120,15 +137,25 @@ def title_of(groups: Sequence[Group]) -> str:
 def best_of(groups: Sequence[Group]) -> Sequence[Group]:
     """Return the groups that figures show: the best ones by the first known metric, in their order."""
     key = next(iter(known_metrics(groups)), "")
-    sign = 1 if is_lower_better(key) else -1
+    sign = 1 if direction_in(runs_of(groups), key) == "min" else -1
 
     def rank(group: Group) -> float:
         values = [sign * statistics_of(run, key).get("final", math.nan) for run in group.runs]
         mean = sum(values) / len(values)
-        return math.inf if math.isnan(mean) else mean
+        return mean if math.isfinite(mean) else math.inf
 
     best = sorted(groups, key=rank)[:MOST_GROUPS]
     return [group for group in groups if group in best]
+
+
+def left_out_of(groups: Sequence[Group]) -> list[str]:
+    """Return the sentences on runs and files that were left out."""
+    sentences: list[str] = []
+    for group in groups:
+        sentences += group.notes
+        for run in group.runs:
+            sentences += run.notes
+    return sentences
 
 
 # --- tables ---
@@ -136,6 +163,7 @@ def best_of(groups: Sequence[Group]) -> Sequence[Group]:
 
 def results_of(groups: Sequence[Group], tables: Sequence[Table] | None, notes: Sequence[str]) -> list[Table | str]:
     """Return the tables of results, or a warning if the groups have different data."""
+    notes = [*notes, *(f"{WARNING}{sentence}." for sentence in left_out_of(groups))]
     differences = data_differences(groups)
     if differences:
         names = ", ".join(f"{setting.name} ({setting.was}, {setting.now})" for setting in differences)
@@ -216,9 +244,10 @@ def file_stem(key: str) -> str:
 # --- figures ---
 
 
-def percent_scale(key: str) -> float:
-    """Return the factor that a value is multiplied by when it is shown: 100 for a fraction."""
-    return 100.0 if in_percent(key) else 1.0
+def axis_label(key: str, unit: Unit) -> str:
+    """Name a key and its unit on an axis."""
+    percent = " (%)" if is_in_percent(unit) else ""
+    return NAMES.get(key, key + percent)
 
 
 def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
@@ -226,16 +255,18 @@ def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
     shown = drawn_keys(groups)
     parts: list[Picture | str] = []
     for key in shown[:MOST_CURVES]:
-        scale = percent_scale(key)
-        percent = " (%)" if scale == 100 else ""
+        unit = unit_in(runs_of(groups), key)
+        percent = " (%)" if is_in_percent(unit) else ""
         bands: dict[str, Band] = {}
         for group in groups:
-            rounds, values = group.curves(key)
-            bands[group.label] = Band(rounds, scale * values)
+            rounds, values = group.carried_curves(key)
+            bands[group.label] = Band(rounds, percent_factor(unit) * values)
         last = [f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band.x]
         if last:
             caption = f"{scope_of(key)} after each round{bands_text(groups)}. Last: {'; '.join(last)}{percent}."
-            figure = plot_bands(bands, NAMES.get(key, key + percent))
+            if any(run.is_unprotected(key) for run in runs_of(groups)):
+                caption += " Of private runs it is unprotected: the guarantee does not cover it."
+            figure = plot_bands(bands, axis_label(key, unit))
             parts.append(Picture("curve-" + file_stem(key), figure, caption))
     if len(shown) > MOST_CURVES:
         parts.append(f"Not drawn, but in metrics.csv: {', '.join(shown[MOST_CURVES:])}.")
@@ -245,21 +276,20 @@ def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
 def drawn_keys(groups: Sequence[Group]) -> list[str]:
     """Return the keys that are drawn over the rounds, the known ones first."""
     keys: dict[str, None] = {}
-    for group in groups:
-        for run in group.runs:
-            keys |= dict.fromkeys(run.history.names)
-    shown = []
-    for key in keys:
-        counts_bytes = key.removeprefix(UNPROTECTED).startswith("comm/")
-        if BY_CLASS not in key and not counts_bytes:
-            shown.append(key)
+    for run in runs_of(groups):
+        keys |= dict.fromkeys(run.history.keys)
+    shown = [key for key in keys if BY_CLASS not in key and not key.startswith("comm/")]
     return sorted(shown, key=lambda key: ([*NAMES, key].index(key), key))
 
 
 def bands_text(groups: Sequence[Group]) -> str:
     """Describe the line and the band of a figure, if a group has several runs."""
-    most = max(len(group.runs) for group in groups)
-    return ", mean and one standard deviation over the seeds" if most > 1 else ""
+    text = ""
+    if max(len(group.runs) for group in groups) > 1:
+        text = ", mean and one standard deviation over the seeds"
+    if not all(group.has_equal_rounds for group in groups):
+        text += "; a run that ended earlier stands at its last value"
+    return text
 
 
 def scores_of(groups: Sequence[Group]) -> list[Table]:
@@ -277,7 +307,7 @@ def scores_of(groups: Sequence[Group]) -> list[Table]:
             for name in names:
                 header.append(f"{average} {name}")
                 values = [float(table[name][table["class"] == average][0]) for table in tables]
-                row.append(spread(values, writer("acc")))
+                row.append(spread(values, writer("share")))
         rows.append(cells(row))
     if not rows:
         return []
@@ -286,13 +316,19 @@ def scores_of(groups: Sequence[Group]) -> list[Table]:
 
 
 def scores_of_runs(group: Group) -> list[dict[str, Any]]:
-    """Read the classification files of the whole runs that have the averages over the classes."""
+    """Read the classification files of the whole runs that have the averages over the classes after the last round.
+
+    A file of 0.2.0 names no round.
+    """
     tables = []
     for run in group.runs:
-        if run.is_whole:
-            table = read_columns(run.folder / CLASSIFICATION, ["class"])
-            if set(AVERAGES) <= set(table.get("class", ())):
-                tables.append(table)
+        if not run.is_whole:
+            continue
+        table = read_columns(run.folder / CLASSIFICATION, ["class"])
+        rounds = table.pop(ROUND, np.array([run.num_rounds - 1]))
+        is_of_last_round = bool((rounds == run.num_rounds - 1).all())
+        if is_of_last_round and set(AVERAGES) <= set(table.get("class", ())):
+            tables.append(table)
     return tables
 
 
@@ -350,7 +386,7 @@ def before_after_of(groups: Sequence[Group]) -> list[Picture]:
     known: dict[str, None] = {}
     for group in groups:
         for run in group.runs:
-            known |= dict.fromkeys((*run.history.names, *run.clients))
+            known |= dict.fromkeys((*run.history.keys, *run.clients))
     pictures = []
     for first, second in PAIRS:
         for name in known:
@@ -371,7 +407,8 @@ def pair_of(groups: Sequence[Group], before: str, after: str, words: tuple[str, 
         words: The two words for before and after.
     """
     label = before.replace(words[0], "").strip("/_ ") or before
-    scale = 100.0 if label.startswith("acc_") else percent_scale(before)
+    unit: Unit = "share" if label.startswith("acc_") else unit_in(runs_of(groups), before)
+    scale = percent_factor(unit)
     pairs: dict[str, tuple[Numbers, Numbers]] = {}
     for group in groups:
         was = scale * last(group, before)
@@ -384,7 +421,7 @@ def pair_of(groups: Sequence[Group], before: str, after: str, words: tuple[str, 
     caption = (
         f"{before} and {after}, mean over the clients of the last round that has them. Change: {'; '.join(changes)}."
     )
-    figure = plot_before_after(pairs, label + (" (%)" if scale == 100 else ""), words)
+    figure = plot_before_after(pairs, label + (" (%)" if is_in_percent(unit) else ""), words)
     return [Picture("pair-" + file_stem(before), figure, caption)]
 
 
@@ -410,30 +447,26 @@ def last(group: Group, name: str) -> Numbers:
 
 def communication_of(groups: Sequence[Group], shown: Sequence[Group]) -> list[Picture | Table]:
     """Return the table of the bytes of a round, and the accuracy of the shown groups over the bytes."""
-    key = next(iter(known_metrics(groups)), "")
-    rows = []
-    bands = {group.label: Band([], np.zeros((0, 0))) for group in shown}
-    for group in groups:
-        rounds, down = group.curves("comm/bytes_down")
-        up_rounds, up = group.curves("comm/bytes_up")
-        if not rounds or rounds != up_rounds:
-            continue
-        both = down + up
-        megabytes = [value / MEGABYTE for value in (down.mean(), up.mean(), both.sum(1).mean())]
-        rows.append(cells([group.label, *(f"{value:.4g}" for value in megabytes)]))
-        evaluated, scores = group.curves(key)
-        same_runs = len(scores) == len(down)
-        if group in shown and evaluated and same_runs and set(evaluated) <= set(rounds):
-            places = [rounds.index(round_idx) for round_idx in evaluated]
-            moved = both.cumsum(1).mean(0)[places] / MEGABYTE
-            bands[group.label] = Band([float(x) for x in moved], percent_scale(key) * scores)
+    rows = [row for row in map(communication_row, groups) if row]
     if not rows:
         return []
-    header = ["method", "to clients, a round", "to the server, a round", "in all"]
+    has_sets = any(run.history.curve("comm/bytes_sets") for run in runs_of(groups))
+    header = ["method", "to clients, a round", "to the server, a round"]
+    if has_sets:
+        header.append("sets, once")
+    else:
+        rows = [[label, down, up, total] for label, down, up, _, total in rows]
+    header.append("in all")
     note = "Values of the messages as they are sent; mean over the rounds and seeds."
+    if has_sets:
+        note += " Sets are the samples that every client receives once."
     if any(counts_unprotected(group) for group in groups):
         note += " Of private runs they are unprotected: they tell how many clients took part."
-    parts: list[Picture | Table] = [Table("Communication, MB", header=header, rows=rows, note=note)]
+    table = Table("Communication, MB", header=header, rows=[cells(row) for row in rows], note=note)
+    parts: list[Picture | Table] = [table]
+    key = next(iter(known_metrics(groups)), "")
+    unit = unit_in(runs_of(groups), key)
+    bands = {group.label: band_over_bytes(group, key, unit) for group in shown}
     if any(band.x for band in bands.values()):
         caption = f"{scope_of(key)} over the bytes moved in both directions{bands_text(groups)}."
         figure = plot_bands(bands, NAMES.get(key, key), "communication, both directions (MB)")
@@ -441,9 +474,39 @@ def communication_of(groups: Sequence[Group], shown: Sequence[Group]) -> list[Pi
     return parts
 
 
+def communication_row(group: Group) -> list[str]:
+    """Write the row of a group in the table of bytes: down and up in a round, sets, in all. Empty if nobody tells."""
+    means: list[float] = []
+    for key in ("comm/bytes_down", "comm/bytes_up"):
+        curves = [run.history.curve(key) for run in group.runs]
+        of_runs = [sum(curve.values()) / len(curve) for curve in curves if curve]
+        if not of_runs:
+            return []
+        means.append(sum(of_runs) / len(of_runs))
+    known = [run for run in group.runs if run.history.curve("comm/bytes_down")]
+    sets = [sum(run.history.curve("comm/bytes_sets").values()) for run in known]
+    totals = [sum(bytes_by_round(run).values()) for run in known]
+    means.append(sum(sets) / len(sets))
+    means.append(sum(totals) / len(totals))
+    return [group.label, *(f"{value / MEGABYTE:.4g}" for value in means)]
+
+
+def band_over_bytes(group: Group, key: str, unit: Unit) -> Band:
+    """Return the values of a key over the bytes that were moved until then, mean over the runs. It may be empty."""
+    rounds, scores = group.carried_curves(key)
+    moved = [bytes_by_round(run) for run in group.runs]
+    if not rounds or not all(moved) or len(scores) != len(moved):
+        return Band([], np.zeros((0, 0)))
+    places = []
+    for round_idx in rounds:
+        totals = [sum(value for r, value in of_run.items() if r <= round_idx) for of_run in moved]
+        places.append(sum(totals) / len(totals) / MEGABYTE)
+    return Band(places, percent_factor(unit) * scores)
+
+
 def counts_unprotected(group: Group) -> bool:
     """Return True if private runs log bytes, which no guarantee covers."""
-    return any(f"{UNPROTECTED}comm/bytes_down" in run.history.names for run in group.runs)
+    return any(run.is_unprotected("comm/bytes_down") for run in group.runs)
 
 
 def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:

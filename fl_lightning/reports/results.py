@@ -1,15 +1,16 @@
 """Results of groups of runs: final, mean of the last five and best values, rounds to a target, paired differences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 
 from fl_lightning.functional.summary import Interval, mean_std, paired_difference, speed_up
-from fl_lightning.reports.saved import Group, SavedRun
-from fl_lightning.runs.value_names import is_accuracy, is_lower_better
+from fl_lightning.metrics.history import plain_key
+from fl_lightning.metrics.keys import Direction, Unit, best_of, unit_of
+from fl_lightning.reports.saved import Group, SavedRun, Seeds
 
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
 STATISTICS = tuple(HEADINGS)
@@ -29,8 +30,11 @@ class Cost(NamedTuple):
     unit: float = 1.0
 
 
+BYTES = ("comm/bytes_down", "comm/bytes_up", "comm/bytes_sets")
+"""Log keys of all bytes that are moved. The sets that every client receives once count in the round that logs them."""
+
 COSTS: dict[str, Cost] = {
-    "bytes": Cost("MB a round", ("comm/bytes_down", "comm/bytes_up"), 1e6),
+    "bytes": Cost("MB a round", BYTES, 1e6),
     "steps": Cost("local steps a round", ("cost/steps",)),
     "seconds": Cost("seconds a round", ("cost/seconds",)),
     "memory": Cost("memory, MB", ("cost/memory",), 1e6),
@@ -60,6 +64,7 @@ FURTHER = {
     "cost/memory": "memory at most so far, in bytes",
     "comm/bytes_down": "bytes of a round to the clients",
     "comm/bytes_up": "bytes of a round to the server",
+    "comm/bytes_sets": "bytes of the sets that every client receives once",
 }
 """Likewise, of what has a table only where it is asked for."""
 
@@ -78,12 +83,14 @@ class Result:
     """One statistic of a metric for one group.
 
     Attributes:
-        values: by seed; infinite where a target was not reached.
-        difference: paired over the seeds with the baseline's, and its 95 % interval; None without one.
+        values: The values by the seeds of the run.
+        difference: Paired over the seeds with the baseline's, with its 95 % interval. None without one.
+        counts: Whether the values are rounds to a target or speed-ups, which are infinite if it was not reached.
     """
 
-    values: Mapping[str, float]
+    values: Mapping[Seeds, float]
     difference: Interval | None = None
+    counts: bool = False
 
     @property
     def known(self) -> list[float]:
@@ -92,12 +99,19 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds with a finite value, NaN without one."""
+        """Mean over the seeds, NaN without any.
+
+        A count is the mean over the seeds that reach the target. Any other mean is not finite if one value is not.
+        """
+        if not self.counts and len(self.known) < len(self.values):
+            return sum(self.values.values()) / len(self.values)
         return float(mean_std(torch.tensor(self.known, dtype=torch.float64)).mean)
 
     @property
     def std(self) -> float:
-        """Sample standard deviation over these seeds, NaN for fewer than two."""
+        """Sample standard deviation over these seeds, NaN for fewer than two or if the mean is not finite."""
+        if not self.counts and len(self.known) < len(self.values):
+            return math.nan
         return float(mean_std(torch.tensor(self.known, dtype=torch.float64)).std)
 
 
@@ -106,11 +120,14 @@ class Comparison:
     """Results of one metric for groups of runs with the same data.
 
     Attributes:
-        key: of the metric.
-        case: the settings that all of its groups share and other comparisons do not, as text.
-        results: of each group by its label, by the name of the column; empty where the group has no such metric.
-        baseline: label of the group that the others are compared with.
-        target: value of which the rounds are counted until it is reached; None: they are not.
+        key: Log key of the metric.
+        case: The settings that all of its groups share and other comparisons do not, as text.
+        results: By label of the group, the results by the name of the column. Empty if the group has no such metric.
+        baseline: Label of the group that the others are compared with.
+        target: Value of which the rounds are counted until it is reached. None: they are not counted.
+        direction: Whether values are better when lower or higher, or None if nobody tells.
+        unit: Unit of the values.
+        rounds: A sentence with the rounds of the runs, if these have different numbers or stopped early. Else empty.
     """
 
     key: str
@@ -118,32 +135,12 @@ class Comparison:
     results: Mapping[str, Mapping[str, Result]]
     baseline: str
     target: float | None
+    direction: Direction | None = None
+    unit: Unit = ""
+    rounds: str = ""
 
 
 # --- numbers --------------------------------------------------------------------------------------
-
-
-SHARES = ("forgetting", "acc_in_local", "acc_out_local", "local/train")
-"""Ends of keys whose values are shares, besides those of accuracies."""
-
-ALIGNMENTS = ("local/weight_alignment", "global/weight_alignment")
-"""Beginnings of keys whose values are shares of neurons; they end with the monitor's name."""
-
-KINDS = ("/std", "/weighted", "/received")
-"""Ends of keys that monitors log beside a value, in its unit."""
-
-
-def in_percent(key: str) -> bool:
-    """True for a key whose values are shares that are printed in percent.
-
-    >>> in_percent("local/acc_in_local/received/std"), in_percent("local/drift/std")
-    (True, False)
-    >>> in_percent("global/weight_alignment/first")
-    True
-    """
-    while key.endswith(KINDS):
-        key = key.rpartition("/")[0]
-    return is_accuracy(key) or key.endswith(SHARES) or key.startswith(ALIGNMENTS)
 
 
 def scope_of(key: str) -> str:
@@ -152,23 +149,65 @@ def scope_of(key: str) -> str:
     >>> scope_of("cost/steps"), scope_of("train/ce"), scope_of("val_f1")
     ('Optimizer steps of all clients of a round', 'ce of the clients in training', 'val_f1')
     """
-    owner, _, name = key.partition("/")
-    if scope := (SCOPES | FURTHER).get(key):
+    plain = plain_key(key)
+    owner, _, name = plain.partition("/")
+    scope = (SCOPES | FURTHER).get(plain)
+    if scope is not None:
         return f"{scope[0].upper()}{scope[1:]}"
-    return f"{name.replace('_', ' ')} {OWNERS[owner]}" if name and owner in OWNERS else key
+    if name and owner in OWNERS:
+        return f"{name.replace('_', ' ')} {OWNERS[owner]}"
+    return plain
 
 
 def known_metrics(groups: Sequence[Group]) -> list[str]:
-    """List the keys of `SCOPES` that some run has."""
-    known = {name for group in groups for run in group.runs for name in (*run.history.names, *run.test)}
+    """List the keys of `SCOPES` that some run has, under a private name too."""
+    known = set(keys_in(runs_of(groups)))
     return [key for key in SCOPES if key in known]
 
 
-def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
+def runs_of(groups: Sequence[Group]) -> list[SavedRun]:
+    """Return the runs of all groups."""
+    runs: list[SavedRun] = []
+    for group in groups:
+        runs += group.runs
+    return runs
+
+
+def keys_in(runs: Iterable[SavedRun]) -> list[str]:
+    """List the log keys that one of the runs has, without the mark of unprotected values, each once."""
+    keys: dict[str, None] = {}
+    for run in runs:
+        keys |= dict.fromkeys(run.keys)
+    return list(keys)
+
+
+def direction_in(runs: Iterable[SavedRun], key: str) -> Direction | None:
+    """Return the direction of a key in some runs, or None if nobody tells it or the runs contradict each other."""
+    directions = {run.direction(key) for run in runs} - {None}
+    return directions.pop() if len(directions) == 1 else None
+
+
+def unit_in(runs: Iterable[SavedRun], key: str) -> Unit:
+    """Return the unit of a key in some runs, which are shown in one."""
+    values: list[float] = []
+    for run in runs:
+        values += run.history.curve(key).values()
+        if key in run.test:
+            values.append(run.test[key])
+    return unit_of(key, values)
+
+
+def statistics_of(run: SavedRun, key: str, direction: Direction | None = None) -> dict[str, float]:
     """Compute the statistics of a run's metric over the rounds that have it, none where no round has.
 
-    `best` is the lowest value where lower is better; `last five` needs five values. What `test` gave is a final value
-    only.
+    A value that is not finite is a value: it may be `final`, and makes `last five` NaN or infinite. `best` is the best
+    finite value. It is left out if nobody tells whether lower or higher is better. `last five` needs five values. What
+    `test` gave is a final value only.
+
+    Args:
+        run: The run.
+        key: Log key of the metric.
+        direction: Whether lower or higher is better. None asks the run.
     """
     if key in run.test:
         return {"final": run.test[key]}
@@ -178,24 +217,30 @@ def statistics_of(run: SavedRun, key: str) -> dict[str, float]:
     statistics = {"final": values[-1]}
     if len(values) >= LAST_ROUNDS:
         statistics["last five"] = mean_of_last(values)
-    if key.endswith("forgetting"):  # 0 before anything was learnt
+    direction = direction or run.direction(key)
+    if direction is None or key.endswith("forgetting"):  # Forgetting is 0 before anything was learnt.
         return statistics
-    return statistics | {"best": min(values) if is_lower_better(key) else max(values)}
+    return statistics | {"best": best_of(values, direction)}
 
 
-def mean_of_last(values: Sequence[float]) -> float:
-    """Average the last five values, or all where there are fewer."""
-    last = values[-LAST_ROUNDS:]
+def mean_of_last(values: Sequence[float], count: int = LAST_ROUNDS) -> float:
+    """Average the last values, or all if there are fewer."""
+    last = values[-count:]
     try:
         return math.fsum(last) / len(last)
     except (ValueError, OverflowError):  # infinite, or too large to be added
         return sum(last) / len(last)
 
 
+Values = dict[str, dict[str, dict[Seeds, float]]]
+"""Values by the label of the group, the name of the column and the seeds of the run."""
+
+
 def compare(
     groups: Sequence[Group],
     key: str,
     baseline: str,
+    *,
     target: float | None = None,
     case: str = "",
     at: Sequence[int] = (),
@@ -204,84 +249,173 @@ def compare(
     """Compare the groups by one metric.
 
     Args:
-        groups: of runs with the same data.
-        key: of the metric.
-        baseline: label of the group that the others are compared with.
-        target: whose rounds are counted where they are asked for; None: the baseline's mean over the last five rounds.
-        case: the settings that these groups share.
-        at: rounds after which the value is a statistic, too.
-        columns: further ones; those of a target only where a round is evaluated and higher is better.
+        groups: Groups of runs with the same data.
+        key: Log key of the metric.
+        baseline: Label of the group that the others are compared with.
+        target: Value whose rounds are counted on request. None: the baseline's mean over the last five rounds.
+        case: The settings that these groups share.
+        at: Rounds after which the value is a statistic, too.
+        columns: Further columns. Those of a target are left out unless a round is evaluated and higher is better.
     """
-    values: dict[str, dict[str, dict[str, float]]] = {group.label: {} for group in groups}
+    runs = runs_of(groups)
+    direction = direction_in(runs, key)
+    values: Values = {group.label: {} for group in groups}
     for group in groups:
         for run in group.runs:
-            curve = run.history.curve(key)
-            after = {f"{AFTER}{rounds}": curve[rounds - 1] for rounds in at if rounds - 1 in curve}
-            for name, value in (statistics_of(run, key) | after).items():
-                values[group.label].setdefault(name, {})[run.seed] = value
+            for name, value in statistics_at(run, key=key, direction=direction, at=at).items():
+                values[group.label].setdefault(name, {})[run.seeds] = value
     reached = values.get(baseline, {})
-    if target is None and reached:
-        target = Result(reached.get("last five", reached["final"])).mean
-    curves = any(run.history.curve(key) for group in groups for run in group.runs)
-    if not {"rounds", "speed_up"} & {*columns} or is_lower_better(key) or not curves:
+    has_curves = any(run.history.curve(key) for run in runs)
+    counted = {"rounds", "speed_up"} & {*columns}
+    if not counted or direction != "max" or not has_curves:
         target = None
+    elif target is None and reached:
+        mean = Result(reached.get("last five", reached["final"])).mean
+        target = mean if math.isfinite(mean) else None
     if target is not None:
-        count_rounds(values, groups, key, baseline, target, columns)
+        count_rounds(values, groups, key=key, baseline=baseline, target=target, columns=columns)
     for name in columns:
-        for group in groups if name in COSTS else ():
-            costs = {run.seed: cost for run in group.runs if (cost := cost_of(run, COSTS[name])) is not None}
-            values[group.label] |= {name: costs} if costs else {}
-    results = {
-        label: {
-            name: Result(by_seed, paired(by_seed, reached.get(name, {}), label != baseline))
-            for name, by_seed in v.items()
-        }
-        for label, v in values.items()
-    }
-    return Comparison(key, case, results, baseline, target)
+        if name in COSTS:
+            add_costs(values, groups, name)
+    results: dict[str, dict[str, Result]] = {}
+    for label, by_name in values.items():
+        results[label] = {}
+        for name, by_seeds in by_name.items():
+            difference = paired(by_seeds, reached.get(name, {}), label != baseline)
+            results[label][name] = Result(by_seeds, difference, counts=name in COUNTS)
+    return Comparison(
+        key=key,
+        case=case,
+        results=results,
+        baseline=baseline,
+        target=target,
+        direction=direction,
+        unit=unit_in(runs, key),
+        rounds=rounds_text(groups),
+    )
+
+
+COUNTS = ("rounds", "speed_up")
+"""Columns of a target, whose values are infinite if it is not reached."""
+
+
+def statistics_at(run: SavedRun, key: str, direction: Direction | None, at: Sequence[int]) -> dict[str, float]:
+    """Return the statistics of a run's metric, and its values after some rounds."""
+    statistics = statistics_of(run, key, direction)
+    curve = run.history.curve(key)
+    for rounds in at:
+        if rounds - 1 in curve:
+            statistics[f"{AFTER}{rounds}"] = curve[rounds - 1]
+    return statistics
+
+
+def has_unequal_rounds(runs: Sequence[SavedRun]) -> bool:
+    """Return True if some runs have fewer rounds than others, or fewer than they were asked for."""
+    if len({run.num_rounds for run in runs}) > 1:
+        return True
+    return any(run.planned is not None and run.num_rounds < run.planned for run in runs)
+
+
+def rounds_text(groups: Sequence[Group]) -> str:
+    """Return a sentence with the rounds of each run, or an empty text if all runs have all of the same number."""
+    if not has_unequal_rounds(runs_of(groups)):
+        return ""
+    parts = []
+    for group in groups:
+        counts = []
+        for run in group.runs:
+            asked = "" if run.planned in (None, run.num_rounds) else f" of {run.planned}"
+            counts.append(f"{run.num_rounds}{asked}")
+        parts.append(f"{group.label} {', '.join(counts)}")
+    return f"Rounds of the runs, which count to their own ends: {'; '.join(parts)}."
+
+
+def add_costs(values: Values, groups: Sequence[Group], name: str) -> None:
+    """Add what a round costs to the values of the groups whose runs tell."""
+    for group in groups:
+        costs: dict[Seeds, float] = {}
+        for run in group.runs:
+            cost = cost_of(run, COSTS[name])
+            if cost is not None:
+                costs[run.seeds] = cost
+        if costs:
+            values[group.label][name] = costs
 
 
 def count_rounds(
-    values: Mapping[str, dict[str, dict[str, float]]],
+    values: Values,
     groups: Sequence[Group],
+    *,
     key: str,
     baseline: str,
     target: float,
     columns: Sequence[Column],
 ) -> None:
-    """Add the rounds until a target, and the speed-up over the baseline with the same seed, to the values."""
-    rounds = {
-        group.label: {run.seed: rounds_until(run, key, target) for run in group.runs if run.history.curve(key)}
-        for group in groups
-    }
+    """Add the rounds until a target, and the speed-up over the baseline with the same seeds, to the values."""
+    rounds: dict[str, dict[Seeds, int | None]] = {}
+    for group in groups:
+        rounds[group.label] = {
+            run.seeds: rounds_until(run, key, target) for run in group.runs if run.history.curve(key)
+        }
     base = rounds.get(baseline, {})
-    for label, by_seed in rounds.items():
-        if by_seed and "rounds" in columns:
-            values[label]["rounds"] = {seed: math.inf if r is None else float(r) for seed, r in by_seed.items()}
-        if by_seed and "speed_up" in columns:
-            both = {seed: (r, base.get(seed)) for seed, r in by_seed.items()}
-            ratios = {seed: speed_up(r, first) for seed, (r, first) in both.items() if first is not None}
-            values[label]["speed_up"] = {seed: -math.inf if r is None else r for seed, r in ratios.items()}
+    for label, by_seeds in rounds.items():
+        if by_seeds and "rounds" in columns:
+            values[label]["rounds"] = {seeds: math.inf if r is None else float(r) for seeds, r in by_seeds.items()}
+        if by_seeds and "speed_up" in columns:
+            ratios: dict[Seeds, float] = {}
+            for seeds, r in by_seeds.items():
+                first = base.get(seeds)
+                if first is not None:
+                    ratio = speed_up(r, first)
+                    ratios[seeds] = -math.inf if ratio is None else ratio
+            values[label]["speed_up"] = ratios
 
 
 def cost_of(run: SavedRun, cost: Cost) -> float | None:
-    """Average over the rounds what one costs, None where the run does not tell."""
-    curves = [list(run.history.curve(key).values()) for key in cost.keys]
-    if not all(curves):
+    """Average over the rounds what one costs, None if the run does not tell.
+
+    Args:
+        run: The run.
+        cost: The keys that are added up. A key that only some rounds have, such as the bytes of sets, counts in these.
+    """
+    curves = [run.history.curve(key) for key in cost.keys]
+    most = max(len(curve) for curve in curves)
+    always = [curve for key, curve in zip(cost.keys, curves, strict=True) if key not in ONCE]
+    if not most or not all(always):
         return None
-    return sum(math.fsum(curve) / len(curve) for curve in curves) / cost.unit
+    return math.fsum(math.fsum(curve.values()) for curve in curves) / most / cost.unit
 
 
-def paired(values: Mapping[str, float], baseline: Mapping[str, float], compared: bool = True) -> Interval | None:
-    """Average the differences of the seeds that both have, None where there are none."""
-    seeds = [
-        seed for seed in values if seed in baseline and math.isfinite(values[seed]) and math.isfinite(baseline[seed])
-    ]
-    if not seeds or not compared:
+ONCE = ("comm/bytes_sets",)
+"""Keys that one round alone has, and only some methods."""
+
+
+def bytes_by_round(run: SavedRun) -> dict[int, float]:
+    """Return all bytes that each round moves in both directions, sets included. Empty if the run does not tell."""
+    moved: dict[int, float] = {}
+    for key in BYTES:
+        for round_idx, value in run.history.curve(key).items():
+            moved[round_idx] = moved.get(round_idx, 0.0) + value
+    return dict(sorted(moved.items()))
+
+
+def paired(values: Mapping[Seeds, float], baseline: Mapping[Seeds, float], compared: bool = True) -> Interval | None:
+    """Average the differences of the seeds that both have with finite values, None if there are none."""
+    first: list[float] = []
+    second: list[float] = []
+    for seeds, value in values.items():
+        other = baseline.get(seeds, math.nan)
+        if math.isfinite(value) and math.isfinite(other):
+            first.append(value)
+            second.append(other)
+    if not first or not compared:
         return None
-    return paired_difference([values[seed] for seed in seeds], [baseline[seed] for seed in seeds])
+    return paired_difference(first, second)
 
 
 def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
-    """Count the rounds of a run until its metric reaches the target, None where it does not."""
-    return next((round_idx + 1 for round_idx, value in run.history.curve(key).items() if value >= target), None)
+    """Count the rounds of a run until its metric reaches the target with a finite value, None if it does not."""
+    for round_idx, value in run.history.curve(key).items():
+        if math.isfinite(value) and value >= target:
+            return round_idx + 1
+    return None

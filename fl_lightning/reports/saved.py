@@ -15,10 +15,11 @@ import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from fl_lightning.federation.identity import DIGESTS, Difference, Settings, below, differences, flat
-from fl_lightning.metrics.history import History
+from fl_lightning.metrics.history import History, plain_key
+from fl_lightning.metrics.keys import Direction, Directions, direction_of
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
-from fl_lightning.runs.loggers import RoundCSVLogger
+from fl_lightning.runs.loggers import RoundCSVLogger, read_directions
 from fl_lightning.runs.partition import PARTITION
 from fl_lightning.runs.round_table import read_cells, reading
 
@@ -41,6 +42,12 @@ TIMES = "times.csv"
 
 SEEDS = ("seed_everything", "model.seed", "data.seed", "data.sampling_seed")
 """Settings in which the runs of one group may differ."""
+
+Seeds = tuple[object, ...]
+"""Values of `SEEDS`, None if one is not known."""
+
+ROUND = "round"
+"""Key and column of the 0-based round that a file speaks of."""
 
 POOLED = "data.pooled"
 """Setting of a reference that has the samples of all clients at one place."""
@@ -79,6 +86,10 @@ class SavedRun:
         rounds: of which it is read, the first ones; None: all.
         name: in the tables of the experiment that made it; empty: there is none.
         is_whole: whether no later round of it is left out.
+        directions: whether values are better when lower or higher, by log key, as its user or metric objects tell.
+        planned: rounds that it was asked for; None: not known.
+        is_finished: whether it ended by itself, as far as its folder tells.
+        notes: sentences on files of the folder that were left out.
     """
 
     folder: Path
@@ -91,6 +102,29 @@ class SavedRun:
     rounds: int | None = None
     name: str = ""
     is_whole: bool = True
+    directions: Directions = field(default_factory=dict)
+    planned: int | None = None
+    is_finished: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> list[str]:
+        """Log keys of its values, without the mark of unprotected ones, each once."""
+        return list(dict.fromkeys([*self.history.keys, *self.test]))
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of rounds up to the last one that is read."""
+        return self.history.rounds[-1] + 1 if self.history.rounds else 0
+
+    def direction(self, key: str) -> Direction | None:
+        """Return whether values of a key are better when lower or higher, or None if nobody tells."""
+        return direction_of(key, self.directions)
+
+    def is_unprotected(self, key: str) -> bool:
+        """Return True for a value of a private run that its guarantee does not cover."""
+        name = self.history.name_of(key)
+        return name is not None and name != plain_key(name)
 
     def has_round(self, round_idx: int) -> bool:
         """Return True for a round of which it is read."""
@@ -105,14 +139,17 @@ class SavedRun:
         return {name: values[rows] for name, values in columns.items()}
 
     @property
-    def seeds(self) -> tuple[object, ...]:
+    def seeds(self) -> Seeds:
         """Settings that distinguish it within its group."""
         return tuple(self.settings.get(name) for name in SEEDS)
 
     @property
     def seed(self) -> str:
-        """The seeds are written as text, equal ones once, empty where none is known."""
-        return "/".join(dict.fromkeys(str(seed) for seed in self.seeds if seed is not None))
+        """The seeds as text: one number if all known ones are equal, empty if none is known."""
+        known = dict.fromkeys(str(seed) for seed in self.seeds if seed is not None)
+        if len(known) < 2:
+            return "".join(known)
+        return "/".join("–" if seed is None else str(seed) for seed in self.seeds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +159,12 @@ class Group:
     Attributes:
         label: their name in tables and figures.
         runs: one of each seed.
+        notes: sentences on runs that were left out.
     """
 
     label: str
     runs: Sequence[SavedRun]
+    notes: tuple[str, ...] = ()
 
     def curves(self, key: str) -> tuple[list[int], Numbers]:
         """Find the rounds in which all runs that know a value have it, and the values, (S, T)."""
@@ -133,15 +172,51 @@ class Group:
         rounds = sorted(set.intersection(*map(set, known))) if known else []
         return rounds, np.array([[curve[r] for r in rounds] for curve in known]).reshape(len(known), len(rounds))
 
+    def carried_curves(self, key: str) -> tuple[list[int], Numbers]:
+        """Find the curves of all runs that know a value up to the end of the longest: rounds, and the values, (S, T).
+
+        A run that ended earlier stands at its last value, so that the end of the mean is the mean of the runs' ends.
+        """
+        known = [curve for run in self.runs if (curve := run.history.curve(key))]
+        rounds = shared_rounds([list(curve) for curve in known])
+        table = np.zeros((len(known), len(rounds)))
+        for row, curve in zip(table, known, strict=True):
+            last = max(curve)
+            row[:] = [curve[min(round_idx, last)] for round_idx in rounds]
+        return rounds, table
+
+    @property
+    def has_equal_rounds(self) -> bool:
+        """Whether all runs have the same number of rounds."""
+        return len({run.num_rounds for run in self.runs}) == 1
+
     def columns(self, part: str) -> tuple[list[int], list[str], Numbers]:
         """Take the mean over the runs of the columns with `part` in their name: rounds, names and values (T, K)."""
         tables = [run.history.columns(part) for run in self.runs]
         tables = [table for table in tables if table[0] and table[1] == tables[0][1]]
         if not tables:
             return [], [], np.zeros((0, 0))
-        rounds = sorted(set.intersection(*(set(known) for known, _, _ in tables)))
-        chosen = [table.numpy()[[known.index(r) for r in rounds]] for known, _, table in tables]
+        rounds = shared_rounds([known for known, _, _ in tables])
+        chosen = []
+        for known, _, table in tables:
+            chosen.append(table.numpy()[[known.index(min(r, known[-1])) for r in rounds]])
         return rounds, tables[0][1], np.mean(chosen, axis=0)
+
+
+def shared_rounds(known: Sequence[Sequence[int]]) -> list[int]:
+    """Return the rounds in which every run has a value or is past its last one.
+
+    Args:
+        known: The rounds of each run, ascending, none of them empty.
+
+    >>> shared_rounds([[0, 1, 2, 3], [0, 1]]), shared_rounds([[1, 3], [0, 1, 2, 3]]), shared_rounds([])
+    ([0, 1, 2, 3], [1, 3], [])
+    """
+    rounds = []
+    for round_idx in sorted(set(chain.from_iterable(known))):
+        if all(round_idx in of_run or round_idx > of_run[-1] for of_run in known):
+            rounds.append(round_idx)
+    return rounds
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -178,15 +253,16 @@ def natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def read_run(folder: Path, rounds: int | None = None) -> SavedRun:
+def read_run(folder: Path, rounds: int | None = None, directions: Directions | None = None) -> SavedRun:
     """Read a run, as far as its folder holds it.
 
     Args:
-        folder: of the run.
-        rounds: that are read, the first ones; what `test` gave belongs to the last round; None: all.
+        folder: Folder of the run.
+        rounds: Number of rounds that are read, the first ones. None reads all.
+        directions: Directions of keys that win over those in the folder. None means none.
 
     Raises:
-        ValueError: naming the file that cannot be read as what it should be.
+        ValueError: A file cannot be read as what it should be.
     """
     history = History()
     table = RoundCSVLogger(folder)
@@ -198,41 +274,89 @@ def read_run(folder: Path, rounds: int | None = None) -> SavedRun:
         history.record(round_idx, row)
     if not history.rounds:
         raise ValueError(f"{table.path} must have a row for each round, and has none; leave that run out")
+    is_whole = len(shown) == len(on_disk)
+    last_round = on_disk[-1][0]
     checkpoints = (path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT)
     identity = next(filter(None, map(identity_in, checkpoints)), {})
     objects = identity.get("objects", {})
     known = {name: value for name, value in objects.items() if name not in DIGESTS}
-    settings = read_config(folder / CONFIG) or identity.get("config") or known
-    data = {name: value for name, value in objects.items() if is_data(name)}
-    test = read_test(folder / TEST) if len(shown) == len(on_disk) else {}
-    partition = read_partition(folder / PARTITION)
+    content = load_config(folder / CONFIG)
+    planned = planned_rounds(content)
+    test = read_test(folder / TEST, last_round)
     clients = read_columns(folder / CLIENTS)
-    limit = None if rounds is None else min(rounds, len(on_disk))
-    whole = len(shown) == len(on_disk)
-    name = read_name(folder / DONE)
-    return SavedRun(folder, history, settings, data, test, partition, clients, limit, name, whole)
+    limit = None
+    if rounds is not None:
+        limit = min(rounds, len(on_disk))
+        planned = rounds if planned is None else min(rounds, planned)
+        if ROUND in clients:
+            rows = clients[ROUND] < rounds
+            clients = {name: values[rows] for name, values in clients.items()}
+    return SavedRun(
+        folder=folder,
+        history=history,
+        settings=flat(content) or identity.get("config") or known,
+        data={name: value for name, value in objects.items() if is_data(name)},
+        test=test if is_whole else {},
+        partition=read_partition(folder / PARTITION),
+        clients=clients,
+        rounds=limit,
+        name=read_name(folder / DONE),
+        is_whole=is_whole,
+        directions={**read_directions(folder), **(directions or {})},
+        planned=planned,
+        is_finished=is_finished(folder, content, last_round),
+        notes=notes_on_test(folder / TEST, last_round),
+    )
 
 
-def read_config(path: Path) -> Settings:
-    """Read the fixed settings in a run's configuration, none where there is no file.
+def load_config(path: Path) -> Mapping[str, Any]:
+    """Read a run's configuration, empty if there is no file.
 
     Raises:
-        ValueError: it is no YAML of settings.
+        ValueError: The file is no YAML of settings.
     """
     if not path.is_file():
         return {}
     with reading(path, "the configuration of a run, and cannot be read"):
         text = path.read_text(encoding="utf-8")
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C: a tenth of the time
-        events = yaml.parse(text, loader) if "<<" in text else ()
-        if any(isinstance(event, yaml.ScalarEvent) and event.value == "<<" for event in events):
-            raise ValueError("mappings that take in others, which no run writes, may grow without end")
+        if "<<" in text:
+            for event in yaml.parse(text, loader):
+                if isinstance(event, yaml.ScalarEvent) and event.value == "<<":
+                    raise ValueError("mappings that take in others, which no run writes, may grow without end")
         try:
             content = yaml.load(text, loader)
         except yaml.YAMLError:  # of half a character, which is read in Python only
             content = yaml.safe_load(text)
         check_size(content)
-        return flat(content)
+        flat(content)  # which refuses what is no settings
+        return dict(content or {})
+
+
+def planned_rounds(content: Mapping[str, Any]) -> int | None:
+    """Return the rounds that a configuration asks for, or None if it does not limit them."""
+    trainer = content.get("trainer")
+    if not isinstance(trainer, Mapping):
+        return None
+    limits = [trainer.get("max_epochs"), trainer.get("max_steps")]
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
+def is_finished(folder: Path, content: Mapping[str, Any], last_round: int) -> bool:
+    """Return True if a run has ended by itself, or if nothing tells.
+
+    Args:
+        folder: Folder of the run.
+        content: Its configuration.
+        last_round: Its last round.
+    """
+    planned = planned_rounds(content)
+    if planned is None or last_round + 1 >= planned or (folder / DONE).is_file():
+        return True
+    if "EarlyStopping" in str(content["trainer"].get("callbacks")):
+        return True
+    classes = read_columns(folder / CLASSIFICATION, ["class"]).get(ROUND)  # which the end of a fit writes
+    return classes is not None and len(classes) > 0 and classes[0] == last_round
 
 
 def check_size(content: Any) -> None:
@@ -252,16 +376,43 @@ def check_size(content: Any) -> None:
         parts += [(value, depth + 1) for value in inner if not isinstance(value, str | bytes)]
 
 
-def read_test(path: Path) -> dict[str, float]:
-    """Read what `test` gave, nothing where it was not run.
+def read_test(path: Path, last_round: int) -> dict[str, float]:
+    """Read what `test` gave for the model of a run's last round, by log key. Empty if it was not run after that round.
+
+    A file that names no round is of the last one: version 0.2.0 wrote none.
+
+    Args:
+        path: The file of these values.
+        last_round: The last round of the run.
 
     Raises:
-        ValueError: it is no JSON object of numbers.
+        ValueError: The file is no JSON object of numbers.
+    """
+    values = read_values(path)
+    round_idx = values.pop(ROUND, last_round)
+    values.pop(f"{ROUND}_best", None)  # of the values of the best checkpoint
+    return values if round_idx == last_round else {}
+
+
+def read_values(path: Path) -> dict[str, float]:
+    """Read the numbers of a JSON file by name, without the mark of unprotected values. Empty if there is no file.
+
+    Raises:
+        ValueError: The file is no JSON object of numbers.
     """
     if not path.is_file():
         return {}
     with reading(path, "the numbers that test gave by name, and cannot be read as them"):
-        return {name: float(number) for name, number in json.loads(path.read_text(encoding="utf-8")).items()}
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {plain_key(name): float(number) for name, number in found.items()}
+
+
+def notes_on_test(path: Path, last_round: int) -> tuple[str, ...]:
+    """Return a sentence if what `test` gave is left out because it is of another round than the last one."""
+    round_idx = read_values(path).get(ROUND, last_round)
+    if round_idx == last_round:
+        return ()
+    return (f"{path} is left out: its values are of round {round_idx:g}, and the last round is {last_round}",)
 
 
 def read_name(path: Path) -> str:
@@ -313,13 +464,44 @@ def as_number(text: str) -> float:
 
 
 def grouped(runs: Iterable[SavedRun]) -> list[Group]:
-    """Put the runs that differ only in the seed together, of several with the same seed the last."""
-    alike: dict[object, dict[object, SavedRun]] = {}
+    """Put the runs that differ only in the seed together, of several with the same seeds the longest finished one."""
+    alike: dict[object, dict[str, list[SavedRun]]] = {}
     for run in runs:
         fixed = frozenset((name, repr(value)) for name, value in run.settings.items() if name not in SEEDS)
-        alike.setdefault(fixed or run.folder, {})[repr(run.seeds)] = run
-    members = [sorted(group.values(), key=lambda run: [str(seed) for seed in run.seeds]) for group in alike.values()]
-    return [Group(label, group) for label, group in zip(labels(members), members, strict=True)]
+        alike.setdefault(fixed or run.folder, {}).setdefault(repr(run.seeds), []).append(run)
+    members: list[list[SavedRun]] = []
+    notes: list[tuple[str, ...]] = []
+    for by_seeds in alike.values():
+        kept: list[SavedRun] = []
+        left_out: list[str] = []
+        for same in by_seeds.values():
+            longest = longest_finished(same)
+            kept.append(longest)
+            left_out += [why_left_out(run, longest) for run in same if run is not longest]
+        members.append(sorted(kept, key=lambda run: [str(seed) for seed in run.seeds]))
+        notes.append(tuple(left_out))
+    return [Group(label, of, why) for label, of, why in zip(labels(members), members, notes, strict=True)]
+
+
+def longest_finished(runs: Sequence[SavedRun]) -> SavedRun:
+    """Return the longest finished run, or the longest one if none is finished. Of equal ones it is the last."""
+    best = runs[0]
+    for run in runs[1:]:
+        if (run.is_finished, run.num_rounds) >= (best.is_finished, best.num_rounds):
+            best = run
+    return best
+
+
+def why_left_out(run: SavedRun, kept: SavedRun) -> str:
+    """Say why a run is left out in favor of another one with the same settings and seeds."""
+    if run.is_finished != kept.is_finished:
+        asked = "" if run.planned is None else f" of {run.planned}"
+        reason = f"it is not finished ({run.num_rounds}{asked} rounds), and that one is ({kept.num_rounds} rounds)"
+    elif run.num_rounds < kept.num_rounds:
+        reason = f"it has {run.num_rounds} rounds, and that one has {kept.num_rounds}"
+    else:
+        reason = f"both have {run.num_rounds} rounds, and that one is the later folder"
+    return f"{run.folder} is left out, because {kept.folder} has the same settings and seeds: {reason}"
 
 
 def labels(groups: Sequence[Sequence[SavedRun]]) -> list[str]:
@@ -386,9 +568,9 @@ def data_differences(groups: Sequence[Group]) -> list[Difference]:
     Runs that have all samples at one place are compared among themselves.
     """
     by_name: dict[str, Difference] = {}
-    first: dict[tuple[str, bool], SavedRun] = {}
+    first: dict[tuple[Seeds, bool], SavedRun] = {}
     for run in (run for group in groups for run in group.runs):
-        other = first.setdefault((run.seed, str(run.settings.get(POOLED)) == "True"), run)
+        other = first.setdefault((run.seeds, str(run.settings.get(POOLED)) == "True"), run)
         settings = {name: value for name, value in other.settings.items() if is_data(name)}
         for difference in chain(differences(other.data, run.data), differences(settings, run.settings)):
             by_name.setdefault(difference.name, difference)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
 from fl_lightning.metrics.history import History
-from fl_lightning.runs.value_names import is_lower_better, is_value
+from fl_lightning.metrics.keys import Direction, Directions, best_of, direction_of, is_value
 from fl_lightning.utils.text import printable
 
 AVERAGES = ("macro", "weighted")
@@ -72,13 +72,14 @@ def print_metrics(metrics: Mapping[str, float]) -> None:
         print_table("Last values", ["name", "value"], ([name, f"{value:.6g}"] for name, value in metrics.items()))
 
 
-def print_rounds(history: History, best: str, max_rows: int) -> None:
+def print_rounds(history: History, best: str, max_rows: int, directions: Directions | None = None) -> None:
     """Print the values of every round, numbered from 0 as in metrics.csv, but for bytes and single classes.
 
     Args:
         history: of the run.
-        best: key whose best round stands out; the last one where it is not known.
+        best: key whose best round stands out; the last round if the key, its direction or a finite value is not known.
         max_rows: of more rounds only so many are shown, the last ones.
+        directions: directions of keys that the user or metric objects give.
     """
     names = [name for name in history.names if is_value(name)][:MOST_COLUMNS]
     if not names or len(history) < 2:
@@ -86,9 +87,18 @@ def print_rounds(history: History, best: str, max_rows: int) -> None:
     columns = [history.curve(name) for name in names]
     shown = history.rounds[-max_rows:]
     rows = [[str(r), *(f"{column[r]:.6g}" if r in column else "-" for column in columns)] for r in shown]
-    known = history.curve(best)
-    bold = (min if is_lower_better(best) else max)(known, key=known.__getitem__) if known else shown[-1]
+    bold = best_round(history.curve(best), direction_of(best, directions))
+    if bold is None:
+        bold = shown[-1]
     print_table("Values by round", ["round", *names], rows, shown.index(bold) if bold in shown else None)
+
+
+def best_round(curve: Mapping[int, float], direction: Direction | None) -> int | None:
+    """Return the first round with the best finite value, or None without one or without a direction."""
+    if direction is None:
+        return None
+    best = best_of(curve.values(), direction)
+    return next((round_idx for round_idx, value in curve.items() if value == best), None)
 
 
 def print_table(

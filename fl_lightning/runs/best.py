@@ -1,17 +1,22 @@
 """The checkpoint of the best round, by the value that sums up an evaluation or one that the user names."""
 
+import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.runs.value_names import is_lower_better
-
-Mode = Literal["min", "max"]
-
+from fl_lightning.metrics.keys import (
+    Direction,
+    describe,
+    direction_of,
+    needed_direction,
+    plain_name,
+    unknown_direction,
+)
 
 ON_TEST = "-on-test"
 """End of the file's name, if the best round is chosen on the test split."""
@@ -20,40 +25,60 @@ ON_TEST = "-on-test"
 class BestCheckpoint(ModelCheckpoint):
     """Keeps the checkpoint of the best round.
 
-    The value that is compared is named by the first evaluation: an accuracy, else the first key that the module logs
-    there; of clients that share no weights the mean accuracy of their own models. A run that evaluates nothing keeps
-    none.
+    The first evaluation names the value that is compared: an accuracy, else the first key that the module logs
+    there. Of clients that share no weights it is the mean accuracy of their own models. Nothing is kept if a run
+    evaluates nothing, if every value is NaN or infinite, or if nobody tells whether lower or higher is better.
 
     Args:
-        dirpath: its folder.
-        filename: without `.ckpt`, and without `-on-test`, which is added if the test split is evaluated.
-        monitor: key of the value; None: chosen as above.
-        mode: `min` where lower is better; None: as the key's name says (`is_lower_better`).
+        dirpath: Folder of the checkpoint.
+        filename: Name of the file, without `.ckpt`, and without `-on-test`, which is added if the test split is
+            evaluated.
+        monitor: Key of the value. None chooses it as above.
+        mode: `min` if lower is better, `max` if higher is. None asks the registry of keys, which knows what the user
+            gave as `--direction`, the logged metric objects, and the usual names.
     """
 
     def __init__(
-        self, dirpath: str | Path, filename: str, monitor: str | None = None, mode: Mode | None = None
+        self, dirpath: str | Path, filename: str, monitor: str | None = None, mode: Direction | None = None
     ) -> None:
         self._asked = monitor
         self._mode = mode
-        self._place = str(dirpath), filename
-        self._watch(monitor)
+        self._place = (str(dirpath), filename)
+        self._is_unknown = False
+        """Whether the user was told that nobody tells the direction."""
+        self._watch(None, mode or "max")
 
-    def _watch(self, key: str | None) -> None:
-        """Begin to compare the values of a key, which is None as long as it is not known."""
-        mode = self._mode or ("min" if key and is_lower_better(key) else "max")
-        super().__init__(*self._place, key, mode=mode, save_on_train_epoch_end=True, enable_version_counter=False)
+    def _watch(self, key: str | None, mode: Direction) -> None:
+        """Begin to compare the values of a key, which is None as long as the key or its direction is not known."""
+        dirpath, filename = self._place
+        super().__init__(
+            dirpath=dirpath,
+            filename=filename,
+            monitor=key,
+            mode=mode,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
 
     @property
     def state_key(self) -> str:
         """The same before and after the key is known, so that a checkpoint's state is found."""
         return f"{type(self).__qualname__}{{'every_n_train_steps': 0, 'train_time_interval': None}}"
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "mode": self.mode}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self._asked is None and state_dict["monitor"] is not None:
-            self._watch(state_dict["monitor"])
-        if state_dict["monitor"] == self.monitor:  # else the scores are of another value
-            super().load_state_dict(state_dict)
+        key = state_dict["monitor"]
+        if key is None or (self._asked is not None and plain_name(key) != plain_name(self._asked)):
+            return  # The scores are of another value.
+        saved_mode = state_dict.get("mode")
+        if saved_mode is None:
+            saved_mode = self._mode or mode_of_earlier_version(key)
+        if saved_mode is None or (self._mode is not None and saved_mode != self._mode):
+            return  # The scores are of another direction.
+        self._watch(key, saved_mode)
+        super().load_state_dict(state_dict)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Add to the name of the file if the test split is evaluated, which is known once the data are set up."""
@@ -64,24 +89,61 @@ class BestCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the round where it is the best.
+        """Keep the round if it is the best.
 
         Raises:
-            ValueError: nobody logs the key that was asked for.
+            ValueError: Nobody logs the key that was asked for, or nobody tells its direction.
         """
         if not isinstance(pl_module, FederatedLoop):
             return
-        logged = trainer.callback_metrics
-        (alma,) = pl_module.parts.marked({"local/alma": 0.0})
-        key = alma if pl_module.global_weights.own_models else pl_module.final_key
-        if self.monitor is None and key in logged:
-            self._watch(key)
-            if pl_module.client.module is not None:
-                lowest = "lowest" if self.mode == "min" else "highest"
-                rank_zero_info(f"{self._place[1]}.ckpt is that of the round with the {lowest} {key}")
-        if self.monitor in logged:
+        if self.monitor is not None and self._mode is None:
+            # A run that continues may have another direction.
+            direction = direction_of(self.monitor, pl_module.recorder.directions)
+            if direction is not None and direction != self.mode:
+                self._watch(None, direction)
+        if self.monitor is None:
+            self._choose(trainer, pl_module)
+        value = trainer.callback_metrics.get(self.monitor or "")
+        # Lightning would keep a first round that is NaN, and an infinite one for ever.
+        if value is not None and math.isfinite(value):
             super().on_train_epoch_end(trainer, pl_module)
-        elif self._asked and pl_module.final_key and not self._asked.startswith("local/"):
-            raise ValueError(
-                f"best.monitor must be a key that is logged, one of {', '.join(sorted(logged))}; got {self._asked}"
-            )
+
+    def _choose(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        """Choose the key and its direction, once the key is logged."""
+        logged = trainer.callback_metrics
+        (alma,) = loop.parts.marked({"local/alma": 0.0})
+        own = alma if loop.global_weights.own_models else loop.final_key
+        key = own
+        if self._asked is not None:
+            (marked,) = loop.parts.marked({self._asked: 0.0})
+            key = marked if marked in logged else self._asked
+        if key not in logged:
+            if self._asked and loop.final_key and not self._asked.startswith("local/"):
+                raise ValueError(
+                    f"best.monitor must be a key that is logged, one of {', '.join(sorted(logged))}; got {self._asked}"
+                )
+            return
+        given = loop.recorder.directions
+        if self._asked and self._mode is None:
+            needed_direction(key, given)
+        mode = self._mode or direction_of(key, given)
+        filename = self._place[1]
+        if mode is None:
+            if not self._is_unknown:
+                rank_zero_warn(f"{filename}.ckpt is not kept: {unknown_direction(key)}")
+            self._is_unknown = True
+            return
+        self._watch(key, mode)
+        if self._asked is None and loop.client.module is not None:
+            lowest = "lowest" if self.mode == "min" else "highest"
+            rank_zero_info(f"{filename}.ckpt is that of the round with the {lowest} {key}")
+
+
+def mode_of_earlier_version(key: str) -> Direction | None:
+    """Return the mode of the scores in a checkpoint of 0.2.0, or None if these may be of the wrong direction.
+
+    That version took every key for better when higher, unless the key ended with one of some words.
+    """
+    direction = direction_of(key)
+    is_certain = direction == "max" or describe(key).is_own or plain_name(key).endswith("loss")
+    return direction if is_certain else None

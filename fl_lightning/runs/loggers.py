@@ -1,6 +1,7 @@
 """Loggers of a run folder: one table with a row per round, and TensorBoard events beside it."""
 
 import csv
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,10 +12,31 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import DummyLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from fl_lightning.metrics.keys import Direction, Directions
 from fl_lightning.runs.round_table import read_cells, reading
-from fl_lightning.utils.files import at_path, write_table
+from fl_lightning.utils.files import at_path, write_file, write_table
 
 MOST_ROUNDS = 2**53
+
+DIRECTIONS = "directions.json"
+"""Name of the file beside `metrics.csv` that tells of some keys whether they are better when lower or higher."""
+
+
+def read_directions(folder: Path) -> dict[str, Direction]:
+    """Read the directions that a run's user or metric objects gave, by log key. Empty without a file.
+
+    Raises:
+        ValueError: The file does not hold directions by log key.
+    """
+    path = folder / DIRECTIONS
+    if not path.is_file():
+        return {}
+    with reading(path, "directions (min or max) by log key, and cannot be read as them"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        directions: dict[str, Direction] = {}
+        for key, word in found.items():
+            directions[str(key)] = {"min": "min", "max": "max"}[word]  # type: ignore[assignment]
+        return directions
 
 
 class RoundCSVLogger(Logger):
@@ -36,6 +58,7 @@ class RoundCSVLogger(Logger):
         self._row: dict[str, Any] = {"round": 0}
         self._row_start = 0
         self._waiting: dict[int, dict[str, float]] = {}
+        self._directions: Directions = {}
 
     @property
     def name(self) -> str:
@@ -73,6 +96,15 @@ class RoundCSVLogger(Logger):
             self._rewrite(self._rows(), round_idx, values)
         else:
             self._write(self._file, round_idx, values)
+
+    @rank_zero_only
+    def log_directions(self, directions: Directions) -> None:
+        """Write whether values are better when lower or higher, for those who read the table."""
+        if directions != self._directions:
+            folder = self.path.parent
+            known = {**read_directions(folder), **directions}
+            write_file(folder / DIRECTIONS, json.dumps(known, indent=1) + "\n")
+            self._directions = dict(directions)
 
     def rows_on_disk(self) -> dict[int, dict[str, float]]:
         """Values on disk by round.

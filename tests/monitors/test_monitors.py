@@ -214,6 +214,10 @@ def test_a_client_that_is_skipped_is_named_and_left_out(how, tmp_path):
     named = [(int(r["round"]), int(r["client"])) for r in table if r["skipped"]]
     assert named == [(1, 2)]
     assert len(table) == 15
+    for way in ("down", "up"):
+        for round_idx, total in loop.recorder.history.curve(f"comm/bytes_{way}").items():
+            of_round = [int(r[f"bytes_{way}"]) for r in table if int(r["round"]) == round_idx]
+            assert sum(of_round) == total > 0
     if how == "exception":
         assert not [r for r in rows_of(tmp_path / "client_classwise.csv") if (r["round"], r["client"]) == ("1", "2")]
         others = [r for r in table if r["round"] == "1" and not r["skipped"]]

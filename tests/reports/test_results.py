@@ -55,7 +55,11 @@ def test_an_interval_holds_the_true_difference_as_often_as_it_says():
 
 
 def values(comparison, name):
-    return {method: dict(columns[name].values) for method, columns in comparison.results.items()}
+    """Values by the method and the first of the seeds."""
+    found = {}
+    for method, columns in comparison.results.items():
+        found[method] = {str(seeds[0]): value for seeds, value in columns[name].values.items()}
+    return found
 
 
 def test_rounds_are_counted_from_one_up_to_the_target(groups):

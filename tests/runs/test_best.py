@@ -1,6 +1,7 @@
 """The best round's checkpoint of a task without classes: by its first validation key, or the one asked for."""
 
 import csv
+import json
 import re
 
 import pytest
@@ -70,3 +71,72 @@ def test_a_run_that_is_continued_goes_on_comparing(here):
 
 def test_a_key_that_nobody_logs_is_refused(here):
     assert "best.monitor must be a key that is logged, one of" in refusal(f"{LINE} --best.monitor val_loss", 1)
+
+
+HUBER = (
+    OWN
+    + """
+class Told(torchmetrics.MeanMetric):
+    higher_is_better = False
+
+class Huber(Task):
+    key = "Huber/val"
+
+    def __init__(self):
+        super().__init__()
+        self.told = Told()
+
+    def validation_step(self, batch, batch_idx):
+        step = float(self.current_epoch)
+        self.log(self.key, 1 + (step - 1) ** 2)
+
+class Foo(Huber):
+    key = "val/foo"
+
+class Object(Huber):
+    def validation_step(self, batch, batch_idx):
+        self.told(1 + (float(self.current_epoch) - 1) ** 2)
+        self.log("val/foo", self.told)
+
+class Diverging(Huber):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_acc", [float("inf"), 0.5, float("nan")][self.current_epoch])
+"""
+)
+
+
+@pytest.fixture
+def own(tmp_path, without_pictures):
+    with working_in(tmp_path, f"import torchmetrics\n{HUBER}"):
+        (tmp_path / "mine.yaml").write_text(CONFIG)
+        yield tmp_path
+
+
+@pytest.mark.parametrize(
+    ("client", "options", "wanted"),
+    [
+        ("Huber", "", 1),  # by its name, although it does not end with it
+        ("Object", "", 1),  # by the metric object
+        ("Foo", " --direction val/foo=min", 1),
+        ("Foo", " --direction val/foo=max", 0),
+        ("Diverging", "", 1),  # NaN and infinite values are never the best
+    ],
+)
+def test_the_direction_is_told_by_the_name_the_object_or_the_user(own, client, options, wanted):
+    assert say(f"{LINE} --model.client own.{client}{options}").code == 0
+    assert best_round(run_in(own, stem="mine")) == wanted
+
+
+def test_a_direction_that_nobody_tells_is_never_guessed(own):
+    with pytest.warns(UserWarning, match="best.ckpt is not kept: --direction must say whether val/foo is better"):
+        assert say(f"{LINE} --model.client own.Foo").code == 0
+    folder = run_in(own, stem="mine")
+    assert not (folder / "checkpoints/best.ckpt").exists()
+    sentence = "--direction must say whether val/foo is better when lower or higher"
+    assert sentence in refusal(f"{LINE} --model.client own.Foo --best.monitor val/foo", 1)
+    assert "--direction must be KEY=min or KEY=max, got 'val/foo'" in refusal(f"{LINE} --direction val/foo", 1)
+    assert (
+        say(f"{LINE} --model.client own.Foo --ckpt_path last --trainer.max_epochs 5 --direction val/foo=max").code == 0
+    )
+    assert best_round(folder) == 4
+    assert json.loads((folder / "directions.json").read_text()) == {"val/foo": "max"}

@@ -1,0 +1,530 @@
+"""The registry of log keys: unit, direction and split of a value, and who may write it. All readers ask it."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Literal
+
+from torchmetrics import Metric, MetricCollection
+
+from fl_lightning.metrics.history import BY_CLASS, PROMISED, plain_key
+
+Direction = Literal["min", "max"]
+"""Whether values of a key are better when they are lower or when they are higher."""
+
+Directions = Mapping[str, Direction]
+"""Directions by log key, as the user or a metric object gives them."""
+
+Unit = Literal["share", "percent", "bytes", "seconds", "steps", "nats", ""]
+"""Unit of the values of a key. A share is in [0, 1]. An empty text means that the unit is not known."""
+
+Split = Literal["test", "val", "train", "clients", ""]
+"""The samples that a value is about. `clients` means those of each client. An empty text means not known."""
+
+LOADER = re.compile(r"/dataloader_idx_\d+")
+"""What a key has at its end if there are several dataloaders."""
+
+
+@dataclass(frozen=True)
+class LogKey:
+    """Describes one log key.
+
+    Attributes:
+        name: The key, without the mark of unprotected values and without the number of a dataloader.
+        unit: Unit of the values as far as the key tells.
+        direction: Whether lower or higher is better, or None if nobody tells.
+        split: The samples that the values are about.
+        is_own: Whether the package writes the key. Metrics of the user must not write it.
+    """
+
+    name: str
+    unit: Unit
+    direction: Direction | None
+    split: Split
+    is_own: bool
+
+
+# --- the package's own keys ---
+
+
+class OwnKey:
+    """Unit and direction of the package's keys that match a pattern."""
+
+    def __init__(self, pattern: str, unit: Unit, direction: Direction | None) -> None:
+        self.pattern = pattern
+        self.unit = unit
+        self.direction = direction
+
+
+EVALUATED = (
+    OwnKey("acc", "share", "max"),
+    OwnKey("loss", "nats", "min"),
+    OwnKey("acc_class/*", "share", "max"),
+    OwnKey("forgetting", "share", "min"),
+)
+"""Values of the global model on a split, without the beginning of the key."""
+
+EVALUATIONS = ("global", "val", "test")
+"""Beginnings of the keys of an evaluation of the global model."""
+
+WRITTEN_BY_METRICS = (*EVALUATIONS, "local")
+"""Beginnings of the keys under which metrics of the user are logged."""
+
+LOSS_TERMS = (
+    "aligned",
+    "alignment",
+    "balanced",
+    "ce",
+    "contrast",
+    "distance",
+    "distillation",
+    "dynamic",
+    "finetune_ce",
+    "ka",
+    "ntd",
+    "penalty",
+    "personal",
+    "proximal",
+    "suppression",
+)
+"""Names of the terms of local losses that the methods log as `train/NAME`."""
+
+OTHERS = (
+    OwnKey("local/alma", "share", "max"),
+    OwnKey("local/initial", "share", "max"),
+    OwnKey("local/personalised", "share", "max"),
+    OwnKey("local/train", "share", "max"),
+    OwnKey("local/acc_in_local*", "share", "max"),
+    OwnKey("local/acc_out_local*", "share", "max"),
+    OwnKey("local/forgetting_degree*", "", "min"),
+    OwnKey("local/drift", "", "min"),
+    OwnKey("local/weight_divergence", "", "min"),
+    OwnKey("local/distribution_distance", "", "min"),
+    OwnKey("local/weight_alignment*", "share", "max"),
+    OwnKey("global/weight_alignment*", "share", "max"),
+    OwnKey("local/dead_neurons*", "", "min"),
+    OwnKey("global/hessian/*", "", None),
+    OwnKey("train/drift_diversity", "", "min"),
+    OwnKey("train/gradient_diversity", "", "min"),
+    OwnKey("train/importance", "", None),
+    OwnKey("train/empty_classes", "", None),
+    OwnKey("train/skipped", "", "min"),
+    OwnKey("cost/steps", "steps", "min"),
+    OwnKey("cost/seconds", "seconds", "min"),
+    OwnKey("cost/memory", "bytes", "min"),
+    OwnKey("comm/*", "bytes", "min"),
+    OwnKey("privacy/epsilon*", "", "min"),
+    OwnKey("privacy/clip", "", None),
+    OwnKey("data/class_count", "", None),
+)
+
+DEVIATION = "/std"
+"""End of the key of a deviation, which has the unit of its value. Neither direction of it is better."""
+
+KINDS = (DEVIATION, "/weighted", "/received")
+"""Ends of the keys that monitors log beside a value, in its unit."""
+
+
+def own_keys() -> list[OwnKey]:
+    """Return the patterns of all keys that the package writes, with units and directions."""
+    keys = []
+    for beginning in EVALUATIONS:
+        for key in EVALUATED:
+            keys.append(OwnKey(f"{beginning}/{key.pattern}", key.unit, key.direction))
+            keys.append(OwnKey(f"{beginning}/{key.pattern}_best", key.unit, key.direction))
+    for term in LOSS_TERMS:
+        keys.append(OwnKey(f"train/{term}", "", "min"))
+    return [*keys, *OTHERS]
+
+
+OWN = own_keys()
+
+
+@lru_cache(maxsize=4096)
+def own_key(name: str) -> OwnKey | None:
+    """Return the entry of a key that the package writes, or None for a key of the user."""
+    for key in OWN:
+        if fnmatchcase(name, key.pattern):
+            return key
+    for kind in KINDS:
+        if name.endswith(kind):
+            entry = own_key(name.removesuffix(kind))
+            if entry is not None:
+                return OwnKey(entry.pattern, entry.unit, None if kind == DEVIATION else entry.direction)
+    return None
+
+
+# --- usual names ---
+
+
+def words_in(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+LOWER = words_in(
+    """
+    bce bpc bpd brier ce cer cost deviance distance divergence drift ece eer err error errors ergas fdr fid fnr
+    forgetting fpr hausdorff hd95 hinge huber kid kl kld kldiv latency logcosh lpips mae mape mce mer mse msle nll
+    penalty perplexity ppl regret rmse rmsle seconds smape smoothl1 wer wmape xent
+    """
+)
+"""Words in keys of values that are better when lower."""
+
+HIGHER = words_in(
+    """
+    acc accuracy accuracies alma ap auc aupr auprc auroc bleu chrf concordance dice f1 f2 fbeta fscore iou jaccard
+    kappa kendall likelihood map matthews mcc meteor miou mrr ndcg pearson pearsons precision psnr r2 recall reward
+    rouge sacrebleu sensitivity spearman specificity ssim
+    """
+)
+"""Words in keys of values that are better when higher."""
+
+LOWER_ENDS = ("loss", "losses", "error", "crossentropy", "perplexity")
+"""Ends of words of the first kind that are written without a separator, as in `valloss`."""
+
+HIGHER_ENDS = ("acc", "accuracy")
+"""Likewise of the second kind."""
+
+ACCURACIES = ("acc", "accuracy", "accuracies")
+"""Ends of words in keys of accuracies."""
+
+DECIDES = ("loss", "losses", "error", "cost", "penalty")
+"""Ends of the last word that decide if there are words of both kinds, as in `dice_loss`."""
+
+TURNS = words_in(
+    """
+    change coef coefficient count delta diff difference drop explained false gain gap improvement inv inverse minus
+    neg negative num ratio reduction scale std stderr threshold true var variance weight weights
+    """
+)
+"""Words that may turn the meaning of another word, such as `loss_weight`. Such a name tells nothing."""
+
+PHRASES: Mapping[tuple[str, ...], Direction] = {
+    ("neg", "log", "likelihood"): "min",
+    ("negative", "log", "likelihood"): "min",
+    ("cross", "entropy"): "min",
+    ("intersection", "over", "union"): "max",
+}
+"""Words in a row that have a direction together."""
+
+WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
+"""A word in a name such as `MeanAbsoluteError`."""
+
+SPLITS: Mapping[str, Split] = {
+    "global": "test",
+    "test": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "train": "train",
+    "training": "train",
+    "local": "clients",
+}
+"""Splits by words of a key."""
+
+
+@lru_cache(maxsize=4096)
+def words_of(name: str) -> tuple[str, ...]:
+    """Return the words of all parts of a key, in lower case.
+
+    >>> words_of("val/MeanAbsoluteError"), words_of("val_mIoU"), words_of("R2Score/val")
+    (('val', 'mean', 'absolute', 'error'), ('val', 'miou'), ('r2', 'score', 'val'))
+    """
+    words = list[str]()
+    for part in re.split(r"[^A-Za-z0-9]+", name):
+        whole = part.lower()
+        if whole in LOWER or whole in HIGHER:
+            words.append(whole)
+        else:
+            words += [word.lower() for word in WORD.findall(part)]
+    return tuple(words)
+
+
+def is_known(word: str) -> bool:
+    """Return True for a word that has a direction."""
+    return word_direction(word) is not None
+
+
+def word_direction(word: str) -> Direction | None:
+    """Return the direction of a word, or None if it has none. Digits at its end may be left out, as in `acc5`."""
+    for text in (word, word.rstrip("0123456789")):
+        if text in LOWER or text.endswith(LOWER_ENDS):
+            return "min"
+        if text in HIGHER or text.endswith(HIGHER_ENDS):
+            return "max"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def named_direction(name: str) -> Direction | None:
+    """Return the direction that the usual names tell, or None if they tell none or contradict each other.
+
+    >>> [named_direction(name) for name in ("Loss/val", "val_loss_epoch", "mse/val", "val/huber", "val/ppl")]
+    ['min', 'min', 'min', 'min', 'min']
+    >>> [named_direction(name) for name in ("acc/val", "val_f1", "val/dice_loss", "val/score", "loss_weight")]
+    ['max', 'max', 'min', None, None]
+    """
+    words = words_of(name)
+    for phrase, direction in PHRASES.items():
+        for start in range(len(words)):
+            if words[start : start + len(phrase)] == phrase:
+                return direction
+    if TURNS.intersection(words):
+        return None
+    known = [word for word in words if is_known(word)]
+    directions = {word_direction(word) for word in known}
+    if len(directions) == 1:
+        return directions.pop()
+    if known and known[-1].endswith(DECIDES):
+        return "min"
+    return None
+
+
+# --- questions ---
+
+
+def plain_name(key: str) -> str:
+    """Return a key without the mark of unprotected values and without the number of a dataloader.
+
+    >>> plain_name("unprotected/local/alma"), plain_name("val_loss/dataloader_idx_1")
+    ('local/alma', 'val_loss')
+    """
+    return LOADER.sub("", plain_key(key))
+
+
+def describe(key: str, given: Directions | None = None) -> LogKey:
+    """Describe a log key.
+
+    Args:
+        key: The log key, which may be marked as unprotected.
+        given: Directions that the user or metric objects give. None means none.
+    """
+    name = plain_name(key)
+    entry = own_key(name)
+    direction = given_direction(key, given or {})
+    unit: Unit = ""
+    if entry is not None:
+        unit = entry.unit
+        direction = direction or entry.direction
+    else:
+        direction = direction or named_direction(name)
+        if names_accuracy(name):
+            unit = "share"
+    return LogKey(name=name, unit=unit, direction=direction, split=split_of(name), is_own=entry is not None)
+
+
+def given_direction(key: str, given: Directions) -> Direction | None:
+    """Look up the direction of a key, or of the value that it is a part of: `val/recall` for `val/recall/cat`."""
+    if not given:
+        return None
+    plain = {plain_name(name): direction for name, direction in given.items()}
+    name = plain_name(key)
+    if name in plain:
+        return plain[name]
+    if name.endswith(DEVIATION):
+        return None
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        if name in plain:
+            return plain[name]
+    return None
+
+
+def direction_of(key: str, given: Directions | None = None) -> Direction | None:
+    """Return whether values of a key are better when lower (`min`) or higher (`max`), or None if nobody tells.
+
+    >>> direction_of("global/acc"), direction_of("cost/seconds"), direction_of("val/score")
+    ('max', 'min', None)
+    >>> direction_of("val/score", given={"val/score": "max"})
+    'max'
+    """
+    return describe(key, given).direction
+
+
+def needed_direction(key: str, given: Directions | None = None) -> Direction:
+    """Return the direction of a key of which the best value is asked for.
+
+    Raises:
+        ValueError: Nobody tells the direction.
+    """
+    direction = direction_of(key, given)
+    if direction is None:
+        raise ValueError(unknown_direction(key))
+    return direction
+
+
+def unknown_direction(key: str) -> str:
+    """Return the sentence for a key of which nobody tells the direction."""
+    name = plain_name(key)
+    return (
+        f"--direction must say whether {name} is better when lower or higher, which neither its name nor a metric "
+        f"object tells, got none; add --direction {name}=min or --direction {name}=max"
+    )
+
+
+def best_of(values: Iterable[float], direction: Direction) -> float:
+    """Return the best of some values. A value that is not finite is never the best one. NaN without a finite value."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return math.nan
+    return min(finite) if direction == "min" else max(finite)
+
+
+def parse_directions(texts: Iterable[str]) -> dict[str, Direction]:
+    """Read directions as the command line has them.
+
+    Raises:
+        ValueError: A text is not `KEY=min` or `KEY=max`, or two texts contradict each other.
+
+    >>> parse_directions(["val/score=max", "a=min,b=max"])
+    {'val/score': 'max', 'a': 'min', 'b': 'max'}
+    """
+    directions: dict[str, Direction] = {}
+    for text in texts:
+        for item in text.split(","):
+            key, _, word = item.strip().rpartition("=")
+            direction: Direction | None = None
+            if word == "min":
+                direction = "min"
+            elif word == "max":
+                direction = "max"
+            if not key or direction is None:
+                raise ValueError(
+                    f"--direction must be KEY=min or KEY=max, got {item!r}; write --direction val/score=max"
+                )
+            if directions.setdefault(key, direction) != direction:
+                raise ValueError(f"--direction must name each key once, got {key} as min and as max; leave one out")
+    return directions
+
+
+def metric_direction(metric: Metric) -> Direction | None:
+    """Return the direction that a metric object tells, or None if it tells none."""
+    higher = metric.higher_is_better
+    if higher is None:
+        return None
+    return "max" if higher else "min"
+
+
+def metric_directions(metrics: Mapping[str, Metric] | MetricCollection, beginning: str = "") -> dict[str, Direction]:
+    """Return the directions that metric objects tell, by log key.
+
+    Args:
+        metrics: The metric objects by name.
+        beginning: Beginning of the log keys, without a slash. Empty means that the names are the keys.
+    """
+    directions: dict[str, Direction] = {}
+    for name, metric in metrics.items():
+        direction = metric_direction(metric)
+        if direction is not None:
+            directions[f"{beginning}/{name}" if beginning else name] = direction
+    return directions
+
+
+def check_metric_name(name: str) -> None:
+    """Refuse a name under which a metric of the user would write a key of the package.
+
+    Raises:
+        ValueError: The package writes a key of that name.
+    """
+    for beginning in WRITTEN_BY_METRICS:
+        if own_key(f"{beginning}/{name}") is not None or own_key(f"{beginning}/{name}/NAME") is not None:
+            own = own_names(beginning)
+            if name in own[: len(EVALUATED)]:
+                own = own[: len(EVALUATED)]
+            raise ValueError(f"model.metrics must not be named {', '.join(own)}, got {name!r}; give it another name")
+
+
+def own_names(beginning: str) -> list[str]:
+    """Return the names of the package's keys with a beginning, each once.
+
+    >>> own_names("val")
+    ['acc', 'loss', 'acc_class', 'forgetting']
+    """
+    names: dict[str, None] = {}
+    for key in OWN:
+        first, _, name = key.pattern.removesuffix("*").removesuffix("/").partition("/")
+        if first == beginning and not name.endswith("_best"):
+            names[name] = None
+    return list(names)
+
+
+def split_of(name: str) -> Split:
+    """Return the split that a key names, or an empty text."""
+    for word in words_of(name):
+        if word in SPLITS:
+            return SPLITS[word]
+    return ""
+
+
+def names_accuracy(name: str) -> bool:
+    """Return True if a key is called an accuracy, and nothing in its name turns the meaning."""
+    return named_direction(name) == "max" and any(word_is_accuracy(word) for word in words_of(name))
+
+
+def word_is_accuracy(word: str) -> bool:
+    """Return True for `acc`, `accuracy`, `acc5` and `valacc`."""
+    return word.rstrip("0123456789").endswith(ACCURACIES)
+
+
+def is_accuracy(key: str) -> bool:
+    """Return True for a key whose values are accuracies, such as `global/acc` or a user's `val_acc`.
+
+    >>> is_accuracy("global/acc"), is_accuracy("acc/val"), is_accuracy("local/alma"), is_accuracy("val_f1")
+    (True, True, True, False)
+    """
+    name = plain_name(key)
+    entry = own_key(name)
+    if entry is None:
+        return names_accuracy(name)
+    return entry.unit == "share" and entry.direction == "max" and "alignment" not in name and "/acc_class/" not in name
+
+
+def is_loss(key: str) -> bool:
+    """Return True for a key whose values are losses.
+
+    >>> is_loss("global/loss"), is_loss("val_loss_epoch"), is_loss("train/ce")
+    (True, True, False)
+    """
+    name = plain_name(key)
+    if BY_CLASS in name:
+        return False
+    return named_direction(name) == "min" and any(word.endswith(("loss", "losses")) for word in words_of(name))
+
+
+def is_value(key: str) -> bool:
+    """Return True for a key of the client's own: no bytes, no count of clients, no class, no budget."""
+    name = plain_key(key)
+    return BY_CLASS not in name and not name.startswith(("comm/", PROMISED)) and name != "train/skipped"
+
+
+def unit_of(key: str, values: Iterable[float] = ()) -> Unit:
+    """Return the unit of a key's values.
+
+    The package logs accuracies as shares. A module of the user may log them in percent, which its values tell.
+
+    Args:
+        key: The log key.
+        values: The values of the key in all runs that are shown together.
+
+    >>> unit_of("val_acc", [0.5, 1.0]), unit_of("val_acc", [12.5, 85.3]), unit_of("val_loss", [2.0])
+    ('share', 'percent', '')
+    """
+    described = describe(key)
+    if described.unit != "share" or described.is_own:
+        return described.unit
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return "percent" if largest > 1 else "share"
+
+
+def percent_factor(unit: Unit) -> float:
+    """Return the factor of a value when it is shown: 100 for a share, which is shown in percent."""
+    return 100.0 if unit == "share" else 1.0
+
+
+def is_in_percent(unit: Unit) -> bool:
+    """Return True for a unit that is shown in percent."""
+    return unit in ("share", "percent")
