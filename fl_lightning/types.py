@@ -299,6 +299,13 @@ class ServerView(Protocol):
     def weights(self) -> State:
         """The shared entries of the global model at the start of the exchange. They must not be edited."""
 
+    @property
+    def exact_weights(self) -> State:
+        """The shared entries of the global model at the start of the round. They must not be edited.
+
+        `weights` are what clients are sent of them, which the codec of a broadcast makes coarser.
+        """
+
     def size(self, client_id: int) -> int:
         """Return the number of training samples of a client."""
 

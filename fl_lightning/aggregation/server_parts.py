@@ -134,8 +134,16 @@ class ServerPart(nn.Module):
         return copy.deepcopy(dict(self.state_dict()))
 
     def evaluation_weights(self, weights: State) -> State:
-        """Return the weights that are evaluated in place of the global ones, and not fed back."""
+        """Return the weights that are evaluated in place of the global ones, and not fed back.
+
+        The part must return `weights` itself if it evaluates the global weights.
+        """
         return weights
+
+    @property
+    def averages(self) -> bool:
+        """Whether `evaluation_weights` may return other weights than the global ones."""
+        return type(self).evaluation_weights is not ServerPart.evaluation_weights
 
     # --- helpers ---
 

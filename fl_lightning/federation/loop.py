@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -21,7 +22,7 @@ from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.checkpoint import SavedFederation
-from fl_lightning.federation.checks import check_trainer
+from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.parts import FederationParts, as_client
@@ -218,6 +219,21 @@ class FederatedLoop(Forwarding):
             self._evaluation = Evaluation(built(self._run))
         return self._evaluation
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FederatedLoop":
+        """Copy the loop, as a callback that averages weights does. The copy shares Trainer and data."""
+        try:
+            trainer = self.trainer
+        except RuntimeError:
+            trainer = None
+        if trainer is not None:
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            memo[id(trainer)] = trainer
+            memo[id(data)] = data
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(deepcopy(self.__getstate__(), memo))
+        return copied
+
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
 
@@ -269,6 +285,7 @@ class FederatedLoop(Forwarding):
             deferred = self._saved.take_deferred()
             if deferred:
                 super().load_state_dict(deferred, strict=False)
+        check_averages(averaging_callbacks(self.trainer), self.aggregator, self.server_module)
         self._run = FederatedRun(
             parts=self.parts,
             server=self._server,

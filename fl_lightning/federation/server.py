@@ -126,6 +126,12 @@ class Server:
             return self._snapshot
         return self.global_weights.live(self.global_weights.shared)
 
+    @property
+    def exact_weights(self) -> State:
+        if self._snapshot is not None:
+            return self.global_weights.start
+        return self.global_weights.live(self.global_weights.shared)
+
     def size(self, client_id: int) -> int:
         return self._data.size(client_id)
 

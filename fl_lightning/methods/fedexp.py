@@ -48,7 +48,8 @@ class FedEXPAggregator(Aggregator):
         self.previous = StateBuffers(S.clone(self.server.weights))
 
     def begin_round(self, cohort: list[int]) -> None:
-        for name, value in self.server.weights.items():
+        # Clients may have been sent coarser weights (`codec.down`). What is evaluated are the server's own.
+        for name, value in self.server.exact_weights.items():
             self.previous[name].copy_(value)
         self.num_rounds.add_(1)
 
@@ -80,6 +81,10 @@ class FedEXPAggregator(Aggregator):
         self.eta_g.copy_(torch.where(n == 0, self.eta_g, eta_g) if isinstance(n, Tensor) else eta_g)
         # m + (η − 1) Δ, not w + η Δ: with η = 1 it is the mean, bit for bit
         return self.moved(mean, {name: means[name] + (self.eta_g - 1) * delta[name] for name in means})
+
+    @property
+    def averages(self) -> bool:
+        return self.average_last
 
     def evaluation_weights(self, weights: State) -> State:
         if not self.average_last or self.num_rounds < 2:
