@@ -231,7 +231,7 @@ class FederatedLoop(Forwarding):
             memo[id(data)] = data
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied.__setstate__(deepcopy(self.__getstate__(), memo))
+        copied.__dict__.update(deepcopy(self.__getstate__(), memo))
         return copied
 
     def client_modules(self) -> list[LightningModule]:

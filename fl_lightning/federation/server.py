@@ -67,7 +67,8 @@ class Server:
         for name, value in new.items():
             if coarser[name] is not exact[name]:
                 change = value.double() - coarser[name].double()
-                refined[name] = (exact[name].double() + change).to(value.dtype)
+                moved = (exact[name].double() + change).to(value.dtype)
+                refined[name] = torch.where(change == 0, exact[name], moved)
         return refined
 
     def advance(self, new: State) -> State:

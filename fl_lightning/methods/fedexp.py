@@ -74,7 +74,8 @@ class FedEXPAggregator(Aggregator):
         n = self.total_weight("weights")
         total = self.summed("weights")
         start = self.server.weights
-        means = {name: total[name] / n for name in self.server.trainable}
+        # The mean of float64 entries keeps what no client has changed.
+        means = {k: mean[k] if mean[k].dtype == torch.float64 else total[k] / n for k in self.server.trainable}
         delta = S.sub(means, {name: start[name].double() for name in means})
         eps = self.eps * self.summed("clients")["count"] if self.eps_scale == "code" else self.eps
         eta_g = step_size(self.summed("squares")["square"] / n, S.inner(delta, delta), eps)
