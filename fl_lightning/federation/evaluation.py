@@ -301,12 +301,29 @@ class Evaluation:
     def _scores(self, accuracy: ClassifierScores, prefix: str) -> dict[str, float]:
         """Return accuracy, loss and class accuracies of a classifier, and give the recorder the last ones."""
         result = computed(accuracy).cpu()
-        self.parts.recorder.take_class_accuracy(result[:-2])
+        samples = f"{'+'.join(self.samples())} {accuracy.class_samples.tolist()}"
+        self.parts.recorder.take_class_accuracy(result[:-2], samples)
         *by_class, overall, loss = result.tolist()
         scores = {f"{prefix}/acc": overall, f"{prefix}/loss": loss}
         for name, value in zip(self.inspection.class_names, by_class, strict=True):
             scores[f"{prefix}/acc_class/{name}"] = value
         return scores
+
+    # --- the samples of a pass ---
+
+    def samples(self) -> dict[str, int]:
+        """Return by split how many samples a pass of the present run evaluates: the first ones of the split."""
+        trainer = self.client.trainer
+        names = [self.data.evaluated, *self.data.further_validation]
+        limits = trainer.num_val_batches
+        if trainer.state.fn == "test":
+            names = ["test"]
+            limits = trainer.num_test_batches
+        found: dict[str, int] = {}
+        for name, num_batches in zip(names, limits or [math.inf] * len(names), strict=False):
+            most = num_batches * self.data.eval_batch_size * trainer.world_size
+            found[name] = int(min(most, len(self.data.split(name))))
+        return found
 
     # --- outside of the Trainer's passes ---
 

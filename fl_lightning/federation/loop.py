@@ -23,6 +23,7 @@ from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
+from fl_lightning.federation.early_stops import EarlyStops
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.parts import FederationParts, as_client
@@ -90,6 +91,7 @@ class FederatedLoop(Forwarding):
         engine_factory: Makes what trains and tests the clients (in another process, on another machine), given the
             engine of this process. Set it before a fit. None means the engine of this process.
         recorder: The recorder of the logged values.
+        early_stops: Lets EarlyStopping count every value once.
         final_key: Log key of the value that sums up an evaluation. Empty before the first evaluation.
     """
 
@@ -167,6 +169,7 @@ class FederatedLoop(Forwarding):
         self.store = self.parts.store
         self.recorder = self.parts.recorder
         self.identity = self.parts.identity
+        self.early_stops = EarlyStops()
 
     # --- parts that exist once a Trainer has set the loop up ---
 
@@ -309,6 +312,7 @@ class FederatedLoop(Forwarding):
         self.parts.plateau.begin_fit(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
+        self.early_stops.begin_fit(self.trainer, self.evaluate_clients_every)
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:
@@ -436,6 +440,7 @@ class FederatedLoop(Forwarding):
         `self.log` would cost 0.75 ms a key and round.
         """
         # The tensors of all keys are made at once, because making each by itself would cost as much.
+        self.early_stops.publish(values)
         tensors = torch.tensor(list(values.values())).unbind()
         self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
 
@@ -535,6 +540,7 @@ class FederatedLoop(Forwarding):
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
         self.parts.end_run()
+        self.early_stops.end_fit()
         self._handed_over = parent_process() is not None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

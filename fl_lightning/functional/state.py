@@ -351,8 +351,8 @@ def rounded_quotient(parts: Tensor, divisor: int | Tensor) -> Tensor:
     value: Tensor = (quotient << LIMB_BITS) + lower_quotient
     is_half = 2 * remainder == divisor
     goes_up = (2 * remainder > divisor) | (is_half & (value & 1 == 1))
-    value = value + goes_up
-    return value
+    rounded: Tensor = value + goes_up
+    return rounded
 
 
 def arranged(state: StateLike, layout: Layout, wanted: Layout) -> State:

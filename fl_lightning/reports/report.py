@@ -291,7 +291,9 @@ def scores_of_runs(group: Group) -> list[dict[str, Any]]:
     for run in group.runs:
         if run.is_whole:
             table = read_columns(run.folder / CLASSIFICATION, ["class"])
-            if set(AVERAGES) <= set(table.get("class", ())):
+            # Version 0.2.0 wrote no round, which is then the last one.
+            is_of_last_round = set(table.get("round", ())) <= {run.history.rounds[-1]}
+            if is_of_last_round and set(AVERAGES) <= set(table.get("class", ())):
                 tables.append(table)
     return tables
 

@@ -204,7 +204,7 @@ def read_run(folder: Path, rounds: int | None = None) -> SavedRun:
     known = {name: value for name, value in objects.items() if name not in DIGESTS}
     settings = read_config(folder / CONFIG) or identity.get("config") or known
     data = {name: value for name, value in objects.items() if is_data(name)}
-    test = read_test(folder / TEST) if len(shown) == len(on_disk) else {}
+    test = read_test(folder / TEST, on_disk[-1][0]) if len(shown) == len(on_disk) else {}
     partition = read_partition(folder / PARTITION)
     clients = read_columns(folder / CLIENTS)
     limit = None if rounds is None else min(rounds, len(on_disk))
@@ -252,8 +252,10 @@ def check_size(content: Any) -> None:
         parts += [(value, depth + 1) for value in inner if not isinstance(value, str | bytes)]
 
 
-def read_test(path: Path) -> dict[str, float]:
-    """Read what `test` gave, nothing where it was not run.
+def read_test(path: Path, last_round: int) -> dict[str, float]:
+    """Read what `test` gave after a round, nothing where it was not run, or after another round.
+
+    A file that does not say its round is of the last one: version 0.2.0 wrote none.
 
     Raises:
         ValueError: it is no JSON object of numbers.
@@ -261,7 +263,10 @@ def read_test(path: Path) -> dict[str, float]:
     if not path.is_file():
         return {}
     with reading(path, "the numbers that test gave by name, and cannot be read as them"):
-        return {name: float(number) for name, number in json.loads(path.read_text(encoding="utf-8")).items()}
+        values = {name: float(number) for name, number in json.loads(path.read_text(encoding="utf-8")).items()}
+    round_idx = values.pop("round", last_round)
+    values.pop("round_best", None)
+    return values if round_idx == last_round else {}
 
 
 def read_name(path: Path) -> str:
