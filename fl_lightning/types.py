@@ -200,6 +200,14 @@ class ClientData(Protocol):
     def size(self, split: str = "train") -> int:
         """Count the samples of a split, or those of the longest pass of a stream."""
 
+    def dealt(self) -> tuple[int, Tensor]:
+        """Return what numbers the training samples in all rounds alike, also if some of them are held back.
+
+        Returns:
+            The number of samples that the client was dealt, and the positions (n,) int64 among these of the samples
+            that it has now.
+        """
+
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
         """Return the number of samples per batch of a split.
 

@@ -55,7 +55,9 @@ class EarlyStops:
             if any(base.__name__ == "EarlyStopping" for base in type(callback).__mro__):
                 self._watched.append(callback)
                 for name in HOOKS:
-                    setattr(callback, name, partial(self._look, callback, name, getattr(callback, name)))
+                    hook = getattr(callback, name)
+                    look = partial(self._look, callback, name, hook)  # style: ok, the rest are the hook's own
+                    setattr(callback, name, look)
 
     def end_fit(self) -> None:
         """Give the callbacks their own hooks again."""
@@ -72,7 +74,8 @@ class EarlyStops:
         count = self._published.get(callback.monitor)
         if count is None:
             rounds = trainer.current_epoch - self._first_round + 1
-            is_waited_for = callback.monitor not in trainer.callback_metrics and rounds < self._period
+            is_missing = callback.monitor not in trainer.callback_metrics
+            is_waited_for = is_missing and self._period > 1 and rounds <= self._period
             if not is_waited_for:
                 hook(trainer, loop)
             return

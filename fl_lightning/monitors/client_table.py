@@ -18,8 +18,8 @@ COLUMNS = ("client", *MEASURED, "acc_global", "drift", "bytes_down", "bytes_up",
 class ClientTable(Monitor):
     """Writes `clients.csv`: a row for each round and client of its cohort.
 
-    Columns: training samples; optimizer steps, over all exchanges and phases; mean local loss on its own training samples, before
-    and after local training; accuracy on its own test samples and on the global test split, before and after; the
+    Columns: training samples; optimizer steps, over all exchanges and phases; mean local loss on its own training
+    samples, before and after local training; accuracy on its own test samples and on the global test split, before and after; the
     distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges; bytes down and up; why the
     client was skipped. Before: of the weights as it received them; after: of what it would deploy. A cell without a
     value is empty.
