@@ -312,12 +312,12 @@ class FederatedLoop(Forwarding):
         self.parts.plateau.begin_fit(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
-        self.early_stops.begin_fit(self.trainer, self.evaluate_clients_every)
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         self.engine.local.scale_lr(self.parts.plateau.factors)
+        self.early_stops.begin_fit(self.trainer, self.evaluate_clients_every)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)
         catch_up(self, self.data, self.recorder)

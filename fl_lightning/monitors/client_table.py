@@ -19,10 +19,10 @@ class ClientTable(Monitor):
     """Writes `clients.csv`: a row for each round and client of its cohort.
 
     Columns: training samples; optimizer steps, over all exchanges and phases; mean local loss on its own training
-    samples, before and after local training; accuracy on its own test samples and on the global test split, before and after; the
-    distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges; bytes down and up; why the
-    client was skipped. Before: of the weights as it received them; after: of what it would deploy. A cell without a
-    value is empty.
+    samples, before and after local training; accuracy on its own test samples and on the global test split, before and
+    after; the distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges, empty without
+    samples; bytes down and up; why the client was skipped. Before: of the weights as it received them; after: of what
+    it would deploy. A cell without a value is empty.
 
     Args:
         loss: measure the losses, which costs two passes over the client's training samples.
