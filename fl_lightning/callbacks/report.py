@@ -206,7 +206,8 @@ def predicted(loop: FederatedLoop, splits: Mapping[str, int]) -> tuple[Tensor, T
             positions = torch.split(torch.arange(size), loop.data.eval_batch_size)
             batches = split.batches(positions, None)
             preds += inspection.over(batches, lambda batch: loop.client(batch[0]).argmax(1).cpu())
-            labels.append(split.labels[:size].cpu())
+            known: Any = split.labels
+            labels.append(known[:size].cpu())
     return torch.cat(preds), torch.cat(labels)
 
 

@@ -188,7 +188,7 @@ class StateSum:
 
     @property
     def form(self) -> "SumForm":
-        """What the sums of several processes must have in common, and what is added up besides the vectors."""
+        """Describe the sum for the other processes."""
         return SumForm(self.layout, self.weight, self.is_whole, self.compares)
 
     def weigh(self, weight: float | Tensor, is_whole: bool = True) -> None:
@@ -314,7 +314,7 @@ class StateSum:
 
 
 class SumForm(NamedTuple):
-    """What the sums of several processes must have in common (the layout, whether entries are compared), and more."""
+    """Describes the sum of one process for the others: layout, weight, and which parts it has."""
 
     layout: Layout
     weight: float | Tensor

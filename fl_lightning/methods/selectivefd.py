@@ -203,7 +203,7 @@ class SelectiveFD(KnowledgeClient):
 
 
 def is_same(first: Tensor | None, second: Tensor | None) -> bool:
-    """Tell whether two sets of samples are the same; None: all samples."""
+    """Compare two sets of samples, where None is all samples."""
     if first is None or second is None:
         return first is second
     return torch.equal(first.cpu(), second)
