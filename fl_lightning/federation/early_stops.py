@@ -23,6 +23,8 @@ class EarlyStops:
         """By callback and hook how many of these values were looked at."""
         self._watched: list[Callback] = []
         self._first_round = 0
+        self._completed_round = -1
+        """The round that a continued run has completed."""
         self._period = 1
         """Number of rounds within which every value is measured once."""
 
@@ -31,8 +33,12 @@ class EarlyStops:
         for key in keys:
             self._published[key] = self._published.get(key, 0) + 1
 
-    def know(self, keys: Iterable[str]) -> None:
-        """Take keys whose values are of a round that a continued run has completed. The callbacks know the values."""
+    def know(self, keys: Iterable[str], round_idx: int) -> None:
+        """Take keys whose values are of a round that a continued run has completed.
+
+        In later rounds the callbacks know these values already.
+        """
+        self._completed_round = round_idx
         for key in keys:
             self._published.setdefault(key, 0)
 
@@ -47,6 +53,7 @@ class EarlyStops:
         self._published = {}
         self._seen = {}
         self._first_round = trainer.current_epoch
+        self._completed_round = -1
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         periods = [evaluate_clients_every or 1, trainer.check_val_every_n_epoch or 1]
         periods += [getattr(callback, "every", 1) for callback in callbacks]
@@ -80,6 +87,7 @@ class EarlyStops:
                 hook(trainer, loop)
             return
         key = (id(callback), name)
-        if self._seen.get(key, 0) < count:
+        is_completed_now = trainer.current_epoch == self._completed_round and key not in self._seen
+        if is_completed_now or self._seen.get(key, 0) < count:
             self._seen[key] = count
             hook(trainer, loop)
