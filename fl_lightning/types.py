@@ -200,6 +200,14 @@ class ClientData(Protocol):
     def size(self, split: str = "train") -> int:
         """Count the samples of a split, or those of the longest pass of a stream."""
 
+    def dealt(self) -> tuple[int, Tensor]:
+        """Return what numbers the training samples in all rounds alike, also if some of them are held back.
+
+        Returns:
+            The number of samples that the client was dealt, and the positions (n,) int64 among these of the samples
+            that it has now.
+        """
+
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
         """Return the number of samples per batch of a split.
 
@@ -302,6 +310,13 @@ class ServerView(Protocol):
     @property
     def weights(self) -> State:
         """The shared entries of the global model at the start of the exchange. They must not be edited."""
+
+    @property
+    def exact_weights(self) -> State:
+        """The shared entries of the global model at the start of the round. They must not be edited.
+
+        `weights` are what clients are sent of them, which the codec of a broadcast makes coarser.
+        """
 
     def size(self, client_id: int) -> int:
         """Return the number of training samples of a client."""

@@ -98,7 +98,7 @@ class GatheringAggregator(Aggregator, ABC):
             return
         trainable = set(self.server.trainable)
         rest = {name: value for name, value in update.weights.items() if name not in trainable}
-        self.sum("weights", rest, self.weight(update))
+        self.sum("weights", rest, self.weight(update), sent=self.server.weights)
         self.gather(update)
 
     def finish(self) -> State | None:
@@ -160,7 +160,11 @@ class RobustAggregator(GatheringAggregator):
         old = {name: self.server.weights[name] for name in self.server.trainable}
         rows = [row_of(update.weights, old) for update in updates.values() if update.weights]
         weights = [float(self.weight(update)) for update in updates.values()]
-        center = self.center(torch.stack(rows), rows[0].new_tensor(weights))
+        stacked = torch.stack(rows)
+        start = row_of(old, old)
+        # A mean of equal numbers may be another number in the last bit.
+        is_unchanged = (stacked == start).all(0)
+        center = torch.where(is_unchanged, start, self.center(stacked, rows[0].new_tensor(weights)))
         parts = torch.split(center, [value.numel() for value in old.values()])
         return {name: part.view_as(old[name]) for name, part in zip(old, parts, strict=True)}
 

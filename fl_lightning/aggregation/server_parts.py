@@ -39,16 +39,18 @@ class PartialAggregate:
 
         Args:
             name: Name of the sum.
-            fallback: Returns the mean for a weight of 0 on the device, which is not read.
+            fallback: Returns the mean for a weight of 0 on the device, which is not read. If the states of the sum
+                were compared with what was sent (`sent`), it returns what was sent.
         """
         total = self.sums.get(name)
         if total is None:
             return None
         if isinstance(total.weight, Tensor):
-            return choose(total.weight != 0, mean_of(total), fallback())
+            otherwise = fallback()
+            return choose(total.weight != 0, mean_of(total, otherwise), otherwise)
         if not total.weight:
             return None
-        return mean_of(total)
+        return mean_of(total, fallback() if total.compares else None)
 
     def become(self, sums: dict[str, StateSum], rows: dict[int, ClientUpdate]) -> None:
         """Take the sums and rows of all processes in place of this one's."""
@@ -134,13 +136,36 @@ class ServerPart(nn.Module):
         return copy.deepcopy(dict(self.state_dict()))
 
     def evaluation_weights(self, weights: State) -> State:
-        """Return the weights that are evaluated in place of the global ones, and not fed back."""
+        """Return the weights that are evaluated in place of the global ones, and not fed back.
+
+        The part must return `weights` itself if it evaluates the global weights.
+        """
         return weights
+
+    @property
+    def averages(self) -> bool:
+        """Whether `evaluation_weights` may return other weights than the global ones."""
+        return type(self).evaluation_weights is not ServerPart.evaluation_weights
 
     # --- helpers ---
 
-    def sum(self, name: str, state: Mapping[str, Tensor], weight: float | Tensor = 1) -> None:
-        """Add weight · state to the float64 sum `name`, which crosses processes before `finish`."""
+    def sum(
+        self,
+        name: str,
+        state: Mapping[str, Tensor],
+        weight: float | Tensor = 1,
+        *,
+        sent: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Add weight · state to the float64 sum `name`, which crosses processes before `finish`.
+
+        Args:
+            name: Name of the sum.
+            state: Tensors by name.
+            weight: Weight of the state.
+            sent: The entries as clients were sent them. The mean keeps the bits of what no client of positive weight
+                has changed. None if the sum is not of weights.
+        """
         if self.weighs_clients:
             is_valid = not isinstance(weight, Tensor) and 0 <= weight < math.inf
             if not is_valid:
@@ -148,7 +173,7 @@ class ServerPart(nn.Module):
         sums = self.partial.sums
         if name not in sums:
             sums[name] = StateSum(after=self._ended.pop(name, None))
-        sums[name].add(state, weight)
+        sums[name].add(state, weight, sent)
 
     def take_unchecked(self) -> list[float | Tensor]:
         """Return `unchecked`, and empty it."""
@@ -201,8 +226,14 @@ class ServerPart(nn.Module):
         return StateBuffers({name: torch.zeros_like(weights[name], dtype=torch.float64) for name in names})
 
     def moved(self, aggregate: State, changes: Mapping[str, Tensor]) -> State:
-        """Return `aggregate` with the entries of `changes` in place of its own, in its own types."""
-        changed = {name: value.to(aggregate[name].dtype) for name, value in changes.items()}
+        """Return `aggregate` with the entries of `changes` in place of its own, in its own types.
+
+        Equal numbers keep the bits of the aggregate, which the sign of a zero may lose.
+        """
+        changed: State = {}
+        for name, change in changes.items():
+            value = change.to(aggregate[name].dtype)
+            changed[name] = torch.where(value == aggregate[name], aggregate[name], value)
         return {**aggregate, **changed}
 
 
@@ -245,7 +276,7 @@ class Aggregator(ServerPart):
     def add(self, update: ClientUpdate) -> None:
         """Take one client's update. Its `update.weights` are live, so clone what is kept."""
         if update.weights is not None:
-            self.sum("weights", update.weights, self.weight(update))
+            self.sum("weights", update.weights, self.weight(update), sent=self.server.weights)
 
     def finish(self) -> State | None:
         """Return the new shared weights, or None if they stay as they are (no client had data).

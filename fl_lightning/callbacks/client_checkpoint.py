@@ -15,7 +15,7 @@ from fl_lightning.utils.files import DIGEST, save_with_digest
 
 
 class ClientCheckpoint(Callback):
-    """Writes the global model after every round as a checkpoint of the client's own class.
+    """Writes the global model after every round, as it is evaluated, as a checkpoint of the client's own class.
 
     `MyModule.load_from_checkpoint("client.ckpt")` reads it without this package: the entries have the module's own
     names and the hyper-parameters are those that it saved itself. For a client with `net=` they are its plain
@@ -35,19 +35,18 @@ class ClientCheckpoint(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        client = pl_module
-        state = pl_module.state_dict()
-        if isinstance(pl_module, FederatedLoop):
-            client = pl_module.client
-            global_weights = pl_module.global_weights
-            if not global_weights.shared:
-                return
-            saved = global_weights.saved(pl_module.parts.evaluated_weights(global_weights.live(global_weights.shared)))
-            state = client.state_dict() | {name.removeprefix("client."): value for name, value in saved.items()}
+        if not isinstance(pl_module, FederatedLoop):
+            self._write(trainer, pl_module)
+        elif pl_module.global_weights.shared:
+            with pl_module.evaluation.evaluated_entries():
+                self._write(trainer, pl_module.client)
+
+    def _write(self, trainer: Trainer, client: LightningModule) -> None:
+        """Write a module as it is."""
         inner = getattr(client, "module", None) if isinstance(client, ClientModule) else None
         prefix, inner = ("", client) if inner is None else ("module.", inner)
         checkpoint: dict[str, Any] = {
-            "state_dict": {name.removeprefix(prefix): value for name, value in state.items()},
+            "state_dict": {name.removeprefix(prefix): value for name, value in client.state_dict().items()},
             inner.CHECKPOINT_HYPER_PARAMS_KEY: hyperparameters(inner),
             "pytorch-lightning_version": version("pytorch_lightning"),
             "epoch": trainer.current_epoch,

@@ -1,7 +1,8 @@
 """Callback that writes class-wise accuracies every round, and prints them at the end, or all values without classes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_f1_score, multiclass_precision, multiclass_recall
 
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.functional.accuracy import class_accuracy, class_counts
 from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.reports.saved import CLASSIFICATION
 from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_rounds
@@ -27,8 +29,9 @@ class ClasswiseReport(Callback):
 
     The csv has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples. At the end of
     fit `classification.csv` gets precision, recall and F1 of each class, and their macro and weighted means, of the
-    last global model. Where the client is a user's module, or the samples have no classes, the values that it logs are
-    printed by round in place of all. After the fit of a module without a federation its last values are.
+    last global model, with the round of this model. Where the client is a user's module, or the samples have no
+    classes, the values that it logs are printed by round in place of all. After the fit of a module without a
+    federation its last values are.
 
     Args:
         dirpath: folder of the csv; None: that of the Trainer's first logger (no logger: none).
@@ -100,70 +103,121 @@ class ClasswiseReport(Callback):
     # --- printing ---------------------------------------------------------------------------------
 
     def _print(self, trainer: Trainer, loop: FederatedLoop, accuracy: Tensor | None) -> None:
+        """Print the table of the evaluated model, or all values where the samples have no classes.
+
+        Args:
+            trainer: of the run.
+            loop: with the model.
+            accuracy: class accuracies of the last evaluation; None: there are none.
+        """
         if not trainer.is_global_zero:
             return
-        trained_on = loop.data.evaluated
-        split = "val" if trained_on == "val" and trainer.state.fn != "test" else "test"
-        labels = None if accuracy is None else loop.data.split(split).labels
-        if accuracy is None or labels is None:
-            if trainer.state.fn == "fit":
+        fits = trainer.state.fn == "fit"
+        splits = {} if accuracy is None else loop.evaluation.samples()
+        has_labels = all(loop.data.split(name).labels is not None for name in splits)
+        if not splits or not has_labels:
+            if fits:
                 directions = loop.recorder.directions
                 print_rounds(loop.recorder.history, loop.final_key, self.max_rows, directions)
-            metrics = loop.round_metrics if trainer.state.fn == "fit" else trainer.callback_metrics
+            metrics = loop.round_metrics if fits else trainer.callback_metrics
             print_metrics({name: float(value) for name, value in metrics.items()})
             return
-        peak = loop.recorder.peak if split == trained_on else None
+        table = ClassTable(loop, splits)
+        peak = loop.recorder.known_peak
+        if fits:
+            # The last round need not have been evaluated.
+            best = loop.recorder.peak
+            peak = table.accuracy if best is None else torch.fmax(best, table.accuracy)
+        rounds = loop.recorder.trained_rounds
+        if fits and self._file is not None:
+            write_table(self._file.with_name(CLASSIFICATION), table.rows(rounds - 1))
         title = "Class-wise accuracy of the global model"
-        if rounds := loop.recorder.evaluated_rounds:
-            title += f" after {rounds} round{'s' * (rounds != 1)}"
-        labels = labels[: evaluated_samples(trainer, loop)].cpu()
-        samples = torch.bincount(labels, minlength=len(accuracy))
-        names = loop.evaluation.inspection.class_names
-        scores = class_scores(loop, split, labels)
-        if self._file is not None and trainer.state.fn == "fit":
-            columns = [*names, *AVERAGES], [*samples.tolist(), *[len(labels)] * 2], *map(Tensor.tolist, scores.values())
-            write_table(
-                self._file.with_name(CLASSIFICATION), [["class", "samples", *scores], *zip(*columns, strict=True)]
-            )
-        print_classes(f"{title} ({split} split)", names, samples, accuracy, peak, scores, self.max_rows)
+        if rounds:
+            title += f" after {rounds} round{'' if rounds == 1 else 's'}"
+        first, *_ = splits
+        print_classes(
+            title=f"{title} ({first} split)",
+            names=table.names,
+            samples=table.samples,
+            accuracy=table.accuracy,
+            peak=peak,
+            scores=table.scores,
+            max_rows=self.max_rows,
+        )
 
 
-def class_scores(loop: FederatedLoop, split: str, labels: Tensor) -> dict[str, Tensor]:
-    """Compute torchmetrics' precision, recall and F1 of the global model on the first samples of a split.
+class ClassTable:
+    """Evaluates the global model class by class, on the samples of a pass, all values of one model and its samples.
 
     Args:
         loop: with the model.
-        split: name of the split.
-        labels: of these samples, (n,).
+        splits: by split how many of its first samples a pass evaluates.
+
+    Attributes:
+        names: of the C classes.
+        samples: of each class, (C,).
+        accuracy: of each class, (C,) float64, NaN without samples.
+        scores: torchmetrics' precision, recall and F1 by name, for each class and as macro and weighted mean, (C + 2,).
+    """
+
+    def __init__(self, loop: FederatedLoop, splits: Mapping[str, int]) -> None:
+        self.names = loop.evaluation.inspection.class_names
+        preds, labels = predicted(loop, splits)
+        counts = class_counts(preds, labels, len(self.names)).cpu()
+        self.samples = counts[1].long()
+        self.accuracy = class_accuracy(counts)
+        score = partial(with_averages, preds=preds, labels=labels, num_classes=len(self.names))
+        self.scores = {
+            "precision": score(multiclass_precision),
+            "recall": score(multiclass_recall),
+            "F1": score(multiclass_f1_score),
+        }
+
+    def rows(self, round_idx: int) -> list[list[Any]]:
+        """Give the lines of `classification.csv`.
+
+        Args:
+            round_idx: round after which the model is evaluated, from 0.
+        """
+        total = int(self.samples.sum())
+        names = [*self.names, *AVERAGES]
+        samples = [*self.samples.tolist(), *(total for _ in AVERAGES)]
+        lines: list[list[Any]] = [["class", "samples", *self.scores, "round"]]
+        for row, (name, count) in enumerate(zip(names, samples, strict=True)):
+            lines.append([name, count, *(float(values[row]) for values in self.scores.values()), round_idx])
+        return lines
+
+
+def predicted(loop: FederatedLoop, splits: Mapping[str, int]) -> tuple[Tensor, Tensor]:
+    """Predict the classes of the first samples of some splits by the evaluated model.
+
+    Args:
+        loop: with the model.
+        splits: by split the number of samples.
 
     Returns:
-        By name, for each class and as macro and weighted mean, (C + 2,).
+        The predictions and the labels, (n,) on the CPU.
     """
     inspection = loop.evaluation.inspection
-    positions = torch.split(torch.arange(len(labels)), loop.data.eval_batch_size)
+    preds: list[Tensor] = []
+    labels: list[Tensor] = []
     with loop.evaluation.evaluated_model():
-        batches = loop.data.split(split).batches(positions, None)
-        preds = torch.cat(inspection.over(batches, lambda batch: loop.client(batch[0]).argmax(1).cpu()))
-    num_classes = len(inspection.class_names)
+        for name, size in splits.items():
+            split = loop.data.split(name)
+            positions = torch.split(torch.arange(size), loop.data.eval_batch_size)
+            batches = split.batches(positions, None)
+            preds += inspection.over(batches, lambda batch: loop.client(batch[0]).argmax(1).cpu())
+            known: Any = split.labels
+            labels.append(known[:size].cpu())
+    return torch.cat(preds), torch.cat(labels)
 
-    def score(compute: Callable[..., Tensor]) -> Tensor:
-        averages = ("none", *AVERAGES)
-        return torch.cat([compute(preds, labels, num_classes, average=average).reshape(-1) for average in averages])
 
-    return {
-        "precision": score(multiclass_precision),
-        "recall": score(multiclass_recall),
-        "F1": score(multiclass_f1_score),
-    }
+def with_averages(compute: Callable[..., Tensor], preds: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Compute a score of each class, then its averages over the classes, (C + 2,)."""
+    averages = ("none", *AVERAGES)
+    return torch.cat([compute(preds, labels, num_classes, average=average).reshape(-1) for average in averages])
 
 
 def csv_row(round_idx: int, accuracy: Tensor) -> list[Any]:
     """Give the cells of a line of `classwise.csv`, where NaN is left empty."""
     return [round_idx, *("" if math.isnan(value) else value for value in accuracy.tolist())]
-
-
-def evaluated_samples(trainer: Trainer, loop: FederatedLoop) -> int | None:
-    """Count the samples in the batches that the Trainer's limits leave, None for all."""
-    batches = trainer.num_test_batches if trainer.state.fn == "test" else trainer.num_val_batches
-    seen = sum(batches or [math.inf]) * loop.data.eval_batch_size * trainer.world_size
-    return None if math.isinf(seen) else int(seen)

@@ -260,6 +260,8 @@ class ClientView:
     """
 
     ended = False
+    given: Tensor | None = None
+    """The training samples that the client was dealt, some of which may be held back; None: it has all of them."""
 
     def __init__(
         self, data: FederatedData, train: Split, indices: Mapping[str, Tensor], client_id: int, round_idx: int
@@ -289,6 +291,13 @@ class ClientView:
     @property
     def num_samples(self) -> int:
         return self.size()
+
+    def dealt(self) -> tuple[int, Tensor]:
+        present = self._look_up("train")
+        if self.given is None:
+            return len(present), torch.arange(len(present))
+        order = self.given.argsort()
+        return len(self.given), order[torch.searchsorted(self.given[order], present)]
 
     def _look_up(self, split: str) -> Tensor:
         """Look up a split's indices at its first use."""
@@ -376,7 +385,9 @@ class ClientView:
             got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
             raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
         indices = {**self._indices, split: held[positions]}
-        return ClientView(self._data, self._given, indices, self.client_id, self.round_idx)
+        view = ClientView(self._data, self._given, indices, self.client_id, self.round_idx)
+        view.given = self._indices["train"] if self.given is None else self.given
+        return view
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
@@ -405,7 +416,10 @@ class ClientSamples:
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
         """Make the view of one client's data in one round."""
-        return ClientView(self._data, self._train, {"train": self.indices(client_id)}, client_id, round_idx)
+        view = ClientView(self._data, self._train, {"train": self.indices(client_id)}, client_id, round_idx)
+        if client_id in self._reduced:
+            view.given = self.dealt[client_id]
+        return view
 
     def indices(self, client_id: int) -> Tensor:
         """Get the samples that a client has now, (n,) int64."""

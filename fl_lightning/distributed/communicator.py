@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.aggregation import PartialAggregate
 from fl_lightning.distributed.watch import RemoteError
-from fl_lightning.functional.state import StateSum
+from fl_lightning.functional.state import StateSum, SumForm
 from fl_lightning.types import ClientUpdate, Member, State
 from fl_lightning.utils.life import LIFE
 
@@ -133,9 +133,9 @@ class ProcessCommunicator(Communicator):
         rows = {name: to_device(partial.rows, CPU) for name, partial in partials.items()}
         open_rows = {name: rows_of_member for name, rows_of_member in rows.items() if name != root_only}
         sums = sums_by_key(partials)
-        layouts = {key: (total.layout, to_device(total.weight, CPU)) for key, total in sums.items()}
-        gathered = self.all_gather_or_raise((layouts, open_rows), error)
-        merged_sums = self._add_up(sums, [layouts_of_rank for layouts_of_rank, _ in gathered])
+        forms = {key: total.form._replace(weight=to_device(total.weight, CPU)) for key, total in sums.items()}
+        gathered = self.all_gather_or_raise((forms, open_rows), error)
+        merged_sums = self._add_up(sums, [forms_of_rank for forms_of_rank, _ in gathered])
         closed_rows = self.gather_to_root(rows[root_only]) if root_only else []
         for name, partial in partials.items():
             if name == root_only:
@@ -155,30 +155,31 @@ class ProcessCommunicator(Communicator):
             merged.update(rows)
         return {client_id: to_device(merged[client_id], self.device) for client_id in sorted(merged)}
 
-    def _add_up(self, sums: Mapping[str, StateSum], by_rank: Sequence[Mapping[str, Any]]) -> dict[str, StateSum]:
+    def _add_up(self, sums: Mapping[str, StateSum], by_rank: Sequence[Mapping[str, SumForm]]) -> dict[str, StateSum]:
         """Add up the sums of all ranks. A rank without clients joins with zeros.
 
         Args:
             sums: The sums of this rank by key.
-            by_rank: Every rank's layout and weight of each of its sums, by key.
+            by_rank: Every rank's forms of its sums, by key.
 
         Raises:
             ValueError: A sum has other names, shapes or types on another rank.
         """
-        layouts: dict[str, Any] = {}
-        weights: dict[str, float | Tensor] = {}
-        for sums_of_rank in by_rank:
-            for key, (layout, weight) in sums_of_rank.items():
-                if layouts.setdefault(key, layout) != layout:
-                    raise ValueError(f"the sum {key!r} has other names, shapes or types on another rank")
-                weights[key] = weights.get(key, 0) + weight
+        forms: dict[str, SumForm] = {}
+        for forms_of_rank in by_rank:
+            for key, form in forms_of_rank.items():
+                forms[key] = joined(key, forms[key], form) if key in forms else form
         added: dict[str, StateSum] = {}
-        for key in sorted(layouts):  # All ranks must take the same order.
-            total = sums[key] if key in sums else StateSum.zeros(layouts[key], self.device)
-            total.weigh(to_device(weights[key], self.device))
-            for dtype in sorted(total.flat, key=str):
+        for key in sorted(forms):  # All ranks must take the same order.
+            form = forms[key]
+            total = sums[key] if key in sums else StateSum.zeros(form.layout, self.device, compares=form.compares)
+            total.weigh(to_device(form.weight, self.device), form.is_whole)
+            for vector in total.vectors():
                 with LIFE.waiting():
-                    dist.all_reduce(total.flat[dtype])
+                    dist.all_reduce(vector)
+            for flags in total.flags():
+                with LIFE.waiting():
+                    dist.all_reduce(flags, dist.ReduceOp.MAX)
             added[key] = total
         return added
 
@@ -237,6 +238,22 @@ def current_communicator(device: torch.device | None = None) -> Communicator:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return ProcessCommunicator(device)
     return Communicator(device)
+
+
+def joined(key: str, form: SumForm, other: SumForm) -> SumForm:
+    """Return the form of a sum over two ranks.
+
+    Args:
+        key: Key of the sum.
+        form: Its form on some ranks.
+        other: Its form on another rank.
+
+    Raises:
+        ValueError: The sum has other names, shapes or types on the other rank.
+    """
+    if form.layout != other.layout or form.compares != other.compares:
+        raise ValueError(f"the sum {key!r} has other names, shapes or types on another rank")
+    return form._replace(weight=form.weight + other.weight, is_whole=form.is_whole and other.is_whole)
 
 
 def sums_by_key(partials: Mapping[str, PartialAggregate]) -> dict[str, StateSum]:

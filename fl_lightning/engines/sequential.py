@@ -311,7 +311,7 @@ class SequentialEngine:
             for job in jobs:
                 held.put_back()
                 self.load_client(job)
-                self.global_weights.load(self.global_weights.frozen.already_sent)
+                self.global_weights.load(already_sent(job, self.global_weights.frozen.already_sent))
                 self.client.eval()
                 batches = job.data.batches("test", batch_size=batch_size)
                 yield score(
@@ -325,6 +325,17 @@ class SequentialEngine:
         finally:
             self.release_client()
             held.restore()
+
+
+def already_sent(job: ClientJob, names: Iterable[str]) -> State:
+    """Return the entries that a client deploys among the frozen ones, which `load_client` does not load.
+
+    Args:
+        job: The job of the client.
+        names: Names of the frozen entries that were sent before.
+    """
+    start = job.broadcast.weights if job.start is None else job.start
+    return {name: start[name] for name in names if start and name in start}
 
 
 def forward_context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:

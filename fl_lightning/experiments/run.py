@@ -188,8 +188,10 @@ def evaluate(run: Path, words: list[str], data: Any) -> None:
         for name, suffix in ((LAST, ""), (BEST, "_best")):
             path = run / CHECKPOINTS / name
             if path.is_file():
-                metrics = command(["test", *words, "--ckpt_path", str(path)], []).trainer.callback_metrics
+                tested = command(["test", *words, "--ckpt_path", str(path)], [])
+                metrics = tested.trainer.callback_metrics
                 values |= {f"{key}{suffix}": float(v) for key, v in metrics.items() if key.startswith("test/")}
+                values[f"round{suffix}"] = float(tested.model.recorder.trained_rounds - 1)
         write_json(run / TEST, values)
 
 

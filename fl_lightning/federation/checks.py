@@ -9,7 +9,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric
 
-from fl_lightning.aggregation import Aggregator, UpdateTransform
+from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
@@ -155,6 +155,45 @@ def check_callback(callback: Callback) -> None:
         raise ValueError(
             "ModelCheckpoint(every_n_train_steps=…) counts batches, of which a round has one; use every_n_epochs "
             "(rounds)"
+        )
+
+
+def averaging_callbacks(trainer: Trainer) -> list[Callback]:
+    """Return the callbacks that average the weights of a fit, such as Lightning's `EMAWeightAveraging`.
+
+    Outside of a fit there are none, because the averages of a callback may belong to another checkpoint.
+    """
+    if trainer.state.fn != "fit":
+        return []
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if is_averaging(callback)]
+
+
+def is_averaging(callback: Callback) -> bool:
+    """Return True for a callback that averages weights. It may be of `lightning.pytorch`."""
+    return any(base.__name__ == "WeightAveraging" for base in type(callback).__mro__)
+
+
+def check_averages(callbacks: Sequence[Callback], rule: Aggregator, server_module: ServerModule) -> None:
+    """Refuse several parts that each evaluate averages of their own.
+
+    Args:
+        callbacks: The callbacks that average weights.
+        rule: The rule of the federation.
+        server_module: The server module.
+
+    Raises:
+        ValueError: A callback averages weights, and another callback, the rule or the server module does too.
+    """
+    if not callbacks:
+        return
+    first, *others = callbacks
+    averaging: list[object] = list(others)
+    averaging += [part for part in (rule, server_module) if part.averages]
+    if averaging:
+        raise ValueError(
+            f"one part of a federation may average the weights that are evaluated, got {type(first).__name__} and "
+            f"{type(averaging[0]).__name__}; remove {type(first).__name__} from trainer.callbacks"
         )
 
 

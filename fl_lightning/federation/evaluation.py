@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from typing import Any
 
 import torch
+from pytorch_lightning import Callback
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from fl_lightning.client.checks import num_arguments, runs_foreign_code
@@ -17,13 +18,14 @@ from fl_lightning.engines.deployed import laid_out
 from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.inspection import Inspection
+from fl_lightning.federation.checks import averaging_callbacks
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_float32, to_host
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import metric_directions
 from fl_lightning.metrics.user_metrics import alone, computed, update, values_of
-from fl_lightning.types import Broadcast, ClientJob, ClientScore
+from fl_lightning.types import Broadcast, ClientJob, ClientScore, State
 from fl_lightning.utils.life import heartbeat
 
 PASS_HOOKS = frozenset(
@@ -70,6 +72,10 @@ class Evaluation:
         """All entries as a pass has left them. The module's last hook of the pass must find them."""
         self._generators = ExitStack()
         """Puts the random generators back at the end of a pass."""
+        self._loaded = ExitStack()
+        """Holds `evaluated_entries` open during a pass."""
+        self._has_evaluated = False
+        """Whether the module has other entries than the global ones, because they are evaluated."""
         personal_elsewhere = self.global_weights.personal and getattr(self.clients, "is_remote", False)
         self._has_global = bool(self.global_weights.shared) and not personal_elsewhere
         """Whether there is a model to evaluate. If it has personal entries, their mean must be here."""
@@ -81,10 +87,55 @@ class Evaluation:
         if self.client.module is None and self.data.num_classes is not None:
             self._accuracy = ClassifierScores(self.data.num_classes).to(self.client.device)
 
+    # --- which entries are the model ---
+
+    @contextmanager
+    def evaluated_entries(self) -> Iterator[None]:
+        """Context in which the client module has the entries that are evaluated, exported and deployed.
+
+        No other place decides which entries these are. It may be entered within a pass, whose entries it leaves.
+        """
+        evaluated = None if self._has_evaluated else self._evaluated()
+        if evaluated is None:
+            yield
+            return
+        before = self.global_weights.snapshot(evaluated)
+        self.global_weights.load(evaluated)
+        self._has_evaluated = True
+        try:
+            yield
+        finally:
+            self._has_evaluated = False
+            self.global_weights.load(before)
+
+    def _evaluated(self) -> State | None:
+        """Return the entries that are evaluated in place of the global ones, or None if the global ones are.
+
+        A callback that averages the weights of a fit decides first. A rule or server module cannot average as well
+        (`check_averages`).
+        """
+        live = self.global_weights.live(self.global_weights.shared)
+        if not live:
+            return None
+        for callback in averaging_callbacks(self.client.trainer):
+            return self._averaged(callback)
+        evaluated = self.parts.server_module.evaluation_weights(self.parts.aggregator.evaluation_weights(live))
+        return None if evaluated is live else evaluated
+
+    def _averaged(self, callback: Callback) -> State:
+        """Return the averages of a callback, which its hooks put into the module and take out again."""
+        trainer = self.client.trainer
+        loop = trainer.lightning_module
+        callback.on_validation_epoch_start(trainer, loop)
+        try:
+            return self.global_weights.snapshot(self.global_weights.entries)
+        finally:
+            callback.on_validation_epoch_end(trainer, loop)
+
     # --- a pass over a split ---
 
     def begin(self, *, evaluates: bool = True) -> None:
-        """Begin a pass, and load the weights that are evaluated.
+        """Begin a pass, and load the entries that are evaluated.
 
         Args:
             evaluates: Whether the pass makes values. A prediction makes none.
@@ -95,8 +146,12 @@ class Evaluation:
             self.before = HeldEntries(self.global_weights)
             self._generators = ExitStack()
             self._generators.enter_context(self._kept_generators(foreign=self._may_draw))
-        if not evaluates:
-            return
+        if evaluates:
+            self._begin_values()
+        self._loaded.enter_context(self.evaluated_entries())
+
+    def _begin_values(self) -> None:
+        """Forget the values of the pass before."""
         self.global_weights.non_persistent.set_back({})
         self.data.to(self.communicator.device, early=not self.transfer.moves)
         self.parts.recorder.take_class_accuracy(None)
@@ -105,7 +160,6 @@ class Evaluation:
             self._accuracy.reset()
         if self.metrics is not None:
             self.metrics.reset()
-        self._load_evaluated()
 
     def _kept_generators(self, *, foreign: bool) -> AbstractContextManager[None]:
         """Return a context that puts the global random generators back.
@@ -119,15 +173,6 @@ class Evaluation:
         if foreign:
             return isolate_rng(include_cuda=on_gpu)
         return torch.random.fork_rng([device] if on_gpu else [])
-
-    def _load_evaluated(self) -> None:
-        """Load the weights that are evaluated, if they are not the global ones. `restore` undoes it."""
-        live = self.global_weights.live(self.global_weights.shared)
-        if not live:
-            return
-        evaluated = self.parts.evaluated_weights(live)
-        if evaluated is not live:
-            self.global_weights.load(evaluated)
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own step.
@@ -192,6 +237,7 @@ class Evaluation:
         """Put back the entries that a pass has changed, even if the pass was interrupted."""
         if self.before is not None:
             self.before.restore()
+        self._loaded.close()
         self.before = None
         self._after = None
 
@@ -225,6 +271,7 @@ class Evaluation:
         if self.before is not None and hooks(self.modules, last_hook):
             self._after = HeldEntries(self.global_weights)
             self.before.restore()
+            self._loaded.close()
         else:
             self.restore()
         self._generators.close()
@@ -258,12 +305,29 @@ class Evaluation:
     def _scores(self, accuracy: ClassifierScores, prefix: str) -> dict[str, float]:
         """Return accuracy, loss and class accuracies of a classifier, and give the recorder the last ones."""
         result = computed(accuracy).cpu()
-        self.parts.recorder.take_class_accuracy(result[:-2])
+        samples = f"{'+'.join(self.samples())} {accuracy.class_samples.tolist()}"
+        self.parts.recorder.take_class_accuracy(result[:-2], samples)
         *by_class, overall, loss = result.tolist()
         scores = {f"{prefix}/acc": overall, f"{prefix}/loss": loss}
         for name, value in zip(self.inspection.class_names, by_class, strict=True):
             scores[f"{prefix}/acc_class/{name}"] = value
         return scores
+
+    # --- the samples of a pass ---
+
+    def samples(self) -> dict[str, int]:
+        """Return by split how many samples a pass of the present run evaluates: the first ones of the split."""
+        trainer = self.client.trainer
+        names = [self.data.evaluated, *self.data.further_validation]
+        limits = trainer.num_val_batches
+        if trainer.state.fn == "test":
+            names = ["test"]
+            limits = trainer.num_test_batches
+        found: dict[str, int] = {}
+        for name, num_batches in zip(names, limits or [math.inf] * len(names), strict=False):
+            most = num_batches * self.data.eval_batch_size * trainer.world_size
+            found[name] = int(min(most, len(self.data.split(name))))
+        return found
 
     # --- outside of the Trainer's passes ---
 
@@ -281,7 +345,7 @@ class Evaluation:
                 part.to(self.communicator.device)
             undone.callback(HeldEntries(self.global_weights).restore)
             undone.enter_context(self._kept_generators(foreign=True))
-            self._load_evaluated()
+            undone.enter_context(self.evaluated_entries())
             yield
 
     @torch.no_grad()
@@ -322,7 +386,8 @@ class Evaluation:
 
     def _deployed_jobs(self, round_idx: int) -> Iterator[ClientJob]:
         """Make the job of every client of this process that has test samples."""
-        start = self.global_weights.snapshot(self.global_weights.shared)
+        with self.evaluated_entries():
+            start = self.global_weights.snapshot(self.global_weights.shared)
         clients = range(self.data.num_clients)
         ranks = self.communicator.assign_clients(clients, cost=self._run.client_cost, owners=self.parts.store.owners)
         for client_id in clients:

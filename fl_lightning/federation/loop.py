@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -21,7 +22,8 @@ from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.checkpoint import SavedFederation
-from fl_lightning.federation.checks import check_trainer
+from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
+from fl_lightning.federation.early_stops import EarlyStops
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.parts import FederationParts, as_client
@@ -89,6 +91,7 @@ class FederatedLoop(Forwarding):
         engine_factory: Makes what trains and tests the clients (in another process, on another machine), given the
             engine of this process. Set it before a fit. None means the engine of this process.
         recorder: The recorder of the logged values.
+        early_stops: Lets EarlyStopping count every value once.
         final_key: Log key of the value that sums up an evaluation. Empty before the first evaluation.
     """
 
@@ -166,6 +169,7 @@ class FederatedLoop(Forwarding):
         self.store = self.parts.store
         self.recorder = self.parts.recorder
         self.identity = self.parts.identity
+        self.early_stops = EarlyStops()
 
     # --- parts that exist once a Trainer has set the loop up ---
 
@@ -218,6 +222,21 @@ class FederatedLoop(Forwarding):
             self._evaluation = Evaluation(built(self._run))
         return self._evaluation
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FederatedLoop":
+        """Copy the loop, as a callback that averages weights does. The copy shares Trainer and data."""
+        try:
+            trainer = self.trainer
+        except RuntimeError:
+            trainer = None
+        if trainer is not None:
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            memo[id(trainer)] = trainer
+            memo[id(data)] = data
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(deepcopy(self.__getstate__(), memo))
+        return copied
+
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
 
@@ -269,6 +288,7 @@ class FederatedLoop(Forwarding):
             deferred = self._saved.take_deferred()
             if deferred:
                 super().load_state_dict(deferred, strict=False)
+        check_averages(averaging_callbacks(self.trainer), self.aggregator, self.server_module)
         self._run = FederatedRun(
             parts=self.parts,
             server=self._server,
@@ -297,6 +317,7 @@ class FederatedLoop(Forwarding):
     def on_train_start(self) -> None:
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         self.engine.local.scale_lr(self.parts.plateau.factors)
+        self.early_stops.begin_fit(self.trainer, self.evaluate_clients_every)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)
         catch_up(self, self.data, self.recorder)
@@ -419,6 +440,7 @@ class FederatedLoop(Forwarding):
         `self.log` would cost 0.75 ms a key and round.
         """
         # The tensors of all keys are made at once, because making each by itself would cost as much.
+        self.early_stops.publish(values)
         tensors = torch.tensor(list(values.values())).unbind()
         self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
 
@@ -521,6 +543,7 @@ class FederatedLoop(Forwarding):
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
         self.parts.end_run()
+        self.early_stops.end_fit()
         self._handed_over = parent_process() is not None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -215,10 +215,6 @@ class FederationParts:
             needs.append((type(self.codec).__name__, self.codec.needs))
         return needs
 
-    def evaluated_weights(self, weights: State) -> State:
-        """Return the shared entries that are evaluated instead of the global ones, as rule and server module say."""
-        return self.server_module.evaluation_weights(self.aggregator.evaluation_weights(weights))
-
     def keeps_state(self) -> str:
         """Return the name of the part that keeps a state of the trained entries at the server, or "" without one."""
         if type(self.server_module) is not ServerModule:

@@ -37,6 +37,9 @@ class Recorder(Member):
         pending_round: Index of the round whose row no logger has yet, or None.
         class_accuracy: A_c of the last evaluation, (C,) float64 on the CPU, or None without classes.
         peak: Best accuracy of each class over the evaluated rounds, (C,), or None before the first of them.
+        samples: Words for the samples of the last evaluation. Empty without classes.
+        peak_samples: The same for the samples on which `peak` was measured. Empty if they are not known.
+        trained_rounds: Number of rounds up to the last trained round, which is included.
         evaluated_rounds: Number of rounds up to the last evaluated round, which is included.
         history: The rows of all rounds. A continued run begins with the rows in its metrics.csv.
         directions: Whether values are better when lower or higher, by log key, as the user or logged metric objects
@@ -57,6 +60,9 @@ class Recorder(Member):
         self.pending_round: int | None = None
         self.class_accuracy: Tensor | None = None
         self.peak: Tensor | None = None
+        self.samples = ""
+        self.peak_samples = ""
+        self.trained_rounds = 0
         self.evaluated_rounds = 0
         self._chain = b""
         """Digest of the rows of the first `_chained` rounds."""
@@ -165,14 +171,27 @@ class Recorder(Member):
             self._chained = round_idx
         self.round_metrics = values
         self.pending_round = round_idx
+        self.trained_rounds = round_idx + 1
 
-    def take_class_accuracy(self, class_accuracy: Tensor | None) -> None:
-        """Keep the class accuracies of an evaluation, (C,) float64 on the CPU, or None without classes."""
+    def take_class_accuracy(self, class_accuracy: Tensor | None, samples: str = "") -> None:
+        """Keep the class accuracies of an evaluation.
+
+        Args:
+            class_accuracy: The accuracies, (C,) float64 on the CPU, or None without classes.
+            samples: Words for the evaluated samples: their splits, and how many there are of each class.
+        """
         self.class_accuracy = class_accuracy
+        self.samples = samples
+
+    @property
+    def known_peak(self) -> Tensor | None:
+        """The best accuracy of each class, or None if the last evaluation was on other samples than `peak`."""
+        return self.peak if self.samples and self.samples == self.peak_samples else None
 
     def end_evaluation(self, round_idx: int) -> None:
         """Count a round as evaluated, and raise each class's best accuracy to that of its evaluation."""
         self.evaluated_rounds = round_idx + 1
+        self.peak_samples = self.samples
         if self.class_accuracy is None:
             return
         if self.peak is None:
@@ -207,6 +226,7 @@ class Recorder(Member):
         Before round 0 no class has a best accuracy.
         """
         self.history.drop(round_idx)
+        self.trained_rounds = round_idx
         if self.pending_round is not None and self.pending_round <= round_idx:
             self.keep_round(self.pending_round)
         if round_idx == 0:
@@ -232,6 +252,8 @@ class Recorder(Member):
             "round_metrics": dict(self.round_metrics),
             "pending_round": self.pending_round,
             "peak": self.peak,
+            "peak_samples": self.peak_samples,
+            "trained_rounds": self.trained_rounds,
             "evaluated_rounds": self.evaluated_rounds,
             "rows": [self._chained, self._chain.hex()],
         }
@@ -242,6 +264,9 @@ class Recorder(Member):
         self.peak = state["peak"]
         self.evaluated_rounds = state["evaluated_rounds"]
         self._chained = state["rows"][0]
+        # Version 0.2.0 wrote neither.
+        self.peak_samples = state.get("peak_samples", "")
+        self.trained_rounds = state.get("trained_rounds", self._chained + bool(self.round_metrics))
         self._chain = bytes.fromhex(state["rows"][1])
         self.history = History()
 

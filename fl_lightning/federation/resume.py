@@ -6,6 +6,7 @@ missing evaluation.
 """
 
 from itertools import islice
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
@@ -15,7 +16,7 @@ from fl_lightning.federation.recorder import Recorder
 from fl_lightning.utils.settings import as_list
 
 
-def catch_up(loop: LightningModule, data: FederatedDataModule, recorder: Recorder) -> None:
+def catch_up(loop: Any, data: FederatedDataModule, recorder: Recorder) -> None:
     """Complete the row of an unfinished round, which no logger has yet.
 
     The function calls the hooks of the loop that are due and that Lightning does not call: `on_train_batch_end`,
@@ -40,6 +41,7 @@ def catch_up(loop: LightningModule, data: FederatedDataModule, recorder: Recorde
     is_evaluated = recorder.evaluated_rounds > round_idx
     if evaluation_is_due and trainer.enable_validation and not is_evaluated:
         validate(loop, data)
+    loop.early_stops.know(recorder.round_metrics, round_idx)
     values = {key: torch.tensor(value) for key, value in recorder.round_metrics.items()}
     trainer.callback_metrics.update(values)
     if round_idx < trainer.current_epoch:

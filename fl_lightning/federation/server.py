@@ -67,7 +67,8 @@ class Server:
         for name, value in new.items():
             if coarser[name] is not exact[name]:
                 change = value.double() - coarser[name].double()
-                refined[name] = (exact[name].double() + change).to(value.dtype)
+                moved = (exact[name].double() + change).to(value.dtype)
+                refined[name] = torch.where(change == 0, exact[name], moved)
         return refined
 
     def advance(self, new: State) -> State:
@@ -125,6 +126,12 @@ class Server:
     def weights(self) -> State:
         if self._snapshot is not None:
             return self._snapshot
+        return self.global_weights.live(self.global_weights.shared)
+
+    @property
+    def exact_weights(self) -> State:
+        if self._snapshot is not None:
+            return self.global_weights.start
         return self.global_weights.live(self.global_weights.shared)
 
     def size(self, client_id: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -131,11 +131,27 @@ class FlatState(dict[str, Tensor]):
             self.scratch |= vectors
 
 
+LIMB_BITS = 32
+"""Bits of the lower part of an integer. Sums of both parts are exact for weights of up to 2³¹ in all."""
+
+LOWER = 2**LIMB_BITS - 1
+"""Mask of the lower part of an integer."""
+
+MOST_WEIGHT = 2**31
+
+WIDE_INTEGERS = (torch.int32, torch.int64)
+"""Types whose weighted sums may not fit into float64, which has 53 bits."""
+
+COMPARED = (torch.float64, torch.int64)
+"""Types of which a mean of equal numbers may be another number. Narrower types are rounded back to the number."""
+
+
 class StateSum:
     """A streamed float64 sum Σ weight · state over states of one layout (same names, shapes and types).
 
-    Integer weights keep the sum exact, hence independent of the order of summation. Entries are laid end to end,
-    one vector for each type, so that adding a client takes a few operations for any net.
+    Integer weights keep the sum exact, hence independent of the order of summation. Sums of integers are exact
+    beyond 2⁵³, too. Entries are laid end to end, one vector for each type, so that adding a client takes a few
+    operations for any net.
 
     >>> total = StateSum()
     >>> total.add({"w": torch.tensor([1.0, 2.0])}, 3); total.add({"w": torch.tensor([0.0, 1.0])}, 1)
@@ -145,32 +161,81 @@ class StateSum:
     Args:
         after: a finished sum whose memory is reused, unless its entries may still be read: new memory is slow at
             first.
+
+    Attributes:
+        flat: by type the float64 sum of the entries, (n,), without those of `WIDE_INTEGERS`.
+        whole: by type of `WIDE_INTEGERS` the sums of the upper and of the lower parts, (2, n) int64.
+        fractions: by type of `WIDE_INTEGERS` the float64 sum of the entries whose weight is no integer, (n,).
+        changed: by type of `COMPARED` which numbers a state of positive weight has other than as it was sent, (n,)
+            uint8. Empty where it is not known what was sent.
     """
 
     def __init__(self, after: "StateSum | None" = None) -> None:
         self.layout: Layout = {}
         self.flat: Vectors = {}
+        self.whole: Vectors = {}
+        self.fractions: Vectors = {}
+        self.changed: Vectors = {}
         self.weight: float | Tensor = 0
+        self.is_whole = True
+        """Whether all weights are integers."""
+        self.compares = False
+        """Whether states are compared with what was sent."""
+        self._sent: Vectors = {}
+        """What was sent of the types of `COMPARED`."""
         self._seen = False
         self._memory: Vectors = {} if after is None or after._seen else after.flat
 
-    def weigh(self, weight: float | Tensor) -> None:
-        """Set Σ weight, where the states were added by other processes."""
-        self.weight = weight
+    @property
+    def form(self) -> "SumForm":
+        """Describe the sum for the other processes."""
+        return SumForm(self.layout, self.weight, self.is_whole, self.compares)
 
-    def add(self, state: StateLike, weight: float | Tensor = 1) -> None:
+    def weigh(self, weight: float | Tensor, is_whole: bool = True) -> None:
+        """Set Σ weight, where the states were added by other processes, and whether all weights are integers."""
+        self.weight = weight
+        self.is_whole = is_whole
+        if not is_whole:
+            for dtype, parts in self.whole.items():
+                self.fractions.setdefault(dtype, torch.zeros_like(parts[0], dtype=torch.float64))
+
+    def vectors(self) -> list[Tensor]:
+        """Give the vectors that are added up over processes, in the same order on all of them."""
+        groups = (self.flat, self.whole, self.fractions)
+        return [group[dtype] for group in groups for dtype in sorted(group, key=str)]
+
+    def flags(self) -> list[Tensor]:
+        """Give the vectors of `changed`, of which the greatest counts over processes."""
+        return [self.changed[dtype] for dtype in sorted(self.changed, key=str)]
+
+    def add(self, state: StateLike, weight: float | Tensor = 1, sent: StateLike | None = None) -> None:
         """Add weight · state.
+
+        Args:
+            state: tensors by name.
+            weight: of the state.
+            sent: the entries as the state's owner was sent them, the same for all states. A mean keeps what nobody
+                has changed of them; None: it is not known.
 
         Raises:
             ValueError: if the entries' names or shapes differ from those added before.
         """
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            weight = weight.double()  # as the sum, by which it is divided
         self.weight = self.weight + weight
         layout = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         if first := not self.layout:
             self.layout = layout
         elif [*layout.items()] != [*self.layout.items()]:
             state = arranged(state, layout, self.layout)
-        for dtype, vector in flatten(state).items():
+        vectors = flatten(state)
+        if sent is not None:
+            self.compares = True
+            self._compare(vectors, weight, sent)
+        for dtype, vector in vectors.items():
+            if dtype in WIDE_INTEGERS:
+                self._add_integers(dtype, vector, weight)
+                continue
             if first:
                 memory = reusable(self._memory, dtype, [vector])
                 self.flat[dtype] = torch.empty_like(vector, dtype=torch.float64) if memory is None else memory
@@ -182,17 +247,112 @@ class StateSum:
                 elif weight:  # zero times infinity is not zero
                     total.add_(part, alpha=weight)
 
+    def _add_integers(self, dtype: torch.dtype, vector: Tensor, weight: float | Tensor) -> None:
+        """Add integers, exactly where their weight is an integer."""
+        if dtype not in self.whole:
+            self.whole[dtype] = torch.zeros(2, len(vector), dtype=torch.int64, device=vector.device)
+        integer = as_integer(weight)
+        if integer is None:
+            self.weigh(self.weight, is_whole=False)
+            moved = vector.double() * weight
+            if isinstance(weight, Tensor):
+                moved = torch.where(weight == 0, 0.0, moved)
+            self.fractions[dtype].add_(moved)
+            return
+        upper, lower = self.whole[dtype]
+        wide = vector.to(torch.int64)
+        if isinstance(integer, Tensor):
+            upper.add_((wide >> LIMB_BITS) * integer)
+            lower.add_((wide & LOWER) * integer)
+        elif integer:
+            upper.add_(wide >> LIMB_BITS, alpha=integer)
+            lower.add_(wide & LOWER, alpha=integer)
+
+    def _compare(self, vectors: Vectors, weight: float | Tensor, sent: StateLike) -> None:
+        """Find the numbers that are not as they were sent. Zeros are equal whatever their signs."""
+        for dtype in COMPARED:
+            vector = vectors.get(dtype)
+            if vector is None:
+                continue
+            if dtype not in self._sent:
+                entries = {name: sent[name] for name, entry in self.layout.items() if entry[1] == dtype}
+                self._sent[dtype] = flatten(entries)[dtype]
+                self.changed.setdefault(dtype, torch.zeros_like(vector, dtype=torch.uint8))
+            differs = vector != self._sent[dtype]
+            if isinstance(weight, Tensor):
+                differs &= weight > 0
+            if isinstance(weight, Tensor) or weight > 0:
+                self.changed[dtype].logical_or_(differs)
+
     @classmethod
-    def zeros(cls, layout: Layout, device: torch.device) -> "StateSum":
-        """Make an empty sum of a known layout, to be added to those of other processes."""
+    def zeros(cls, layout: Layout, device: torch.device, *, compares: bool = False) -> "StateSum":
+        """Make an empty sum of a known layout, to be added to those of other processes.
+
+        Args:
+            layout: of the sum.
+            device: of the sum.
+            compares: whether the other processes compare states with what was sent.
+        """
         total = cls()
-        total.add({name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()}, 0)
+        nothing = {name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()}
+        total.add(nothing, 0, sent=nothing if compares else None)
         return total
 
     def state(self) -> State:
         """Give the sum, float64 whatever the entries' types, in the order in which they came."""
         self._seen = True
-        return dict(unflatten(self.flat, self.layout))
+        integers = {dtype: self.integers(dtype) for dtype in self.whole}
+        return dict(unflatten({**self.flat, **integers}, self.layout))
+
+    def integers(self, dtype: torch.dtype) -> Tensor:
+        """Give the sum of the integers of a type of `WIDE_INTEGERS`, (n,) float64."""
+        upper, lower = self.whole[dtype].double()
+        total: Tensor = upper * 2.0**LIMB_BITS + lower
+        if dtype in self.fractions:
+            total = total + self.fractions[dtype]
+        return total
+
+
+class SumForm(NamedTuple):
+    """Describes the sum of one process for the others: layout, weight, and which parts it has."""
+
+    layout: Layout
+    weight: float | Tensor
+    is_whole: bool
+    compares: bool
+
+
+def as_integer(weight: float | Tensor) -> int | Tensor | None:
+    """Give a weight as an integer, None where it is none. That of a floating tensor is not read.
+
+    >>> as_integer(3), as_integer(2.0), as_integer(0.5)
+    (3, 2, None)
+    """
+    if isinstance(weight, Tensor):
+        return None if weight.is_floating_point() else weight.to(torch.int64)
+    if not 0 <= weight < MOST_WEIGHT or weight != int(weight):
+        return None
+    return int(weight)
+
+
+def rounded_quotient(parts: Tensor, divisor: int | Tensor) -> Tensor:
+    """Divide sums of the upper and lower parts of integers by an integer > 0, rounded half to even: (2, n) -> (n,).
+
+    >>> rounded_quotient(torch.tensor([[0, 2**30], [7, 0]]), 2)  # 3.5 and 2^61
+    tensor([                  4, 2305843009213693952])
+    """
+    upper, lower = parts
+    upper = upper + (lower >> LIMB_BITS)
+    lower = lower & LOWER
+    quotient = torch.div(upper, divisor, rounding_mode="floor")
+    rest = ((upper - quotient * divisor) << LIMB_BITS) + lower
+    lower_quotient = torch.div(rest, divisor, rounding_mode="floor")
+    remainder = rest - lower_quotient * divisor
+    value: Tensor = (quotient << LIMB_BITS) + lower_quotient
+    is_half = 2 * remainder == divisor
+    goes_up = (2 * remainder > divisor) | (is_half & (value & 1 == 1))
+    rounded: Tensor = value + goes_up
+    return rounded
 
 
 def arranged(state: StateLike, layout: Layout, wanted: Layout) -> State:
@@ -353,13 +513,20 @@ def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> 
     return {name: torch.where(condition, tensor, otherwise[name]) for name, tensor in state.items()}
 
 
-def mean_of(total: StateSum) -> State:
+def mean_of(total: StateSum, sent: StateLike | None = None) -> State:
     """Divide a sum by its weight in the entries' own types: integers rounded half to even.
+
+    Args:
+        total: the sum.
+        sent: the entries that its states were compared with. A number that no state of positive weight has changed
+            keeps its bits.
 
     Raises:
         ValueError: if a boolean entry is not the same everywhere.
     """
-    vectors = {}
+    vectors: Vectors = {}
+    for dtype in total.whole:
+        vectors[dtype] = mean_of_integers(total, dtype)
     for dtype, vector in total.flat.items():
         if dtype == torch.bool:
             vectors[dtype] = common_flags(vector, total)
@@ -368,7 +535,32 @@ def mean_of(total: StateSum) -> State:
             for out, part in in_pieces(vectors[dtype], vector):
                 mean = part / total.weight
                 out.copy_(mean if dtype.is_floating_point else mean.round_())
+    if sent is not None and total.compares:
+        keep_unchanged(vectors, total, sent)
     return unflatten(vectors, total.layout)
+
+
+def keep_unchanged(vectors: Vectors, total: StateSum, sent: StateLike) -> None:
+    """Put what no state has changed into the vectors of a mean, in place and bit for bit.
+
+    Numbers of other types than `COMPARED` are equal to it already, except for the sign of a zero.
+    """
+    for name, mean in unflatten(vectors, total.layout).items():
+        if mean.dtype not in COMPARED and mean.is_floating_point():
+            mean.copy_(torch.where(mean == sent[name], sent[name], mean))
+    for dtype, changed in total.changed.items():
+        entries = {name: sent[name] for name, entry in total.layout.items() if entry[1] == dtype}
+        vectors[dtype].copy_(torch.where(changed.bool(), vectors[dtype], flatten(entries)[dtype]))
+
+
+def mean_of_integers(total: StateSum, dtype: torch.dtype) -> Tensor:
+    """Divide the sum of the integers of one type by its weight: exactly where all weights are integers."""
+    weight = total.weight
+    if total.is_whole and isinstance(weight, Tensor):
+        return rounded_quotient(total.whole[dtype], weight.to(torch.int64).clamp(min=1)).to(dtype)
+    if total.is_whole and weight:
+        return rounded_quotient(total.whole[dtype], int(weight)).to(dtype)
+    return (total.integers(dtype) / weight).round_().to(dtype)
 
 
 def common_flags(vector: Tensor, total: StateSum) -> Tensor:

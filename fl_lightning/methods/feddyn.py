@@ -56,6 +56,10 @@ class FedDynServer(ServerModule):
         scale = sign / self.client_of(FedDyn).alpha
         return {name: weights[name].double() + scale * value for name, value in self.correction.items()}
 
+    @property
+    def averages(self) -> bool:
+        return self.client_of(FedDyn).evaluates == "active_mean"
+
     def evaluation_weights(self, weights: State) -> State:
         if self.client_of(FedDyn).evaluates == "server":
             return weights

@@ -48,7 +48,8 @@ class FedEXPAggregator(Aggregator):
         self.previous = StateBuffers(S.clone(self.server.weights))
 
     def begin_round(self, cohort: list[int]) -> None:
-        for name, value in self.server.weights.items():
+        # Clients may have been sent coarser weights (`codec.down`). What is evaluated are the server's own.
+        for name, value in self.server.exact_weights.items():
             self.previous[name].copy_(value)
         self.num_rounds.add_(1)
 
@@ -73,13 +74,18 @@ class FedEXPAggregator(Aggregator):
         n = self.total_weight("weights")
         total = self.summed("weights")
         start = self.server.weights
-        means = {name: total[name] / n for name in self.server.trainable}
+        # The mean of float64 entries keeps what no client has changed.
+        means = {k: mean[k] if mean[k].dtype == torch.float64 else total[k] / n for k in self.server.trainable}
         delta = S.sub(means, {name: start[name].double() for name in means})
         eps = self.eps * self.summed("clients")["count"] if self.eps_scale == "code" else self.eps
         eta_g = step_size(self.summed("squares")["square"] / n, S.inner(delta, delta), eps)
         self.eta_g.copy_(torch.where(n == 0, self.eta_g, eta_g) if isinstance(n, Tensor) else eta_g)
         # m + (η − 1) Δ, not w + η Δ: with η = 1 it is the mean, bit for bit
         return self.moved(mean, {name: means[name] + (self.eta_g - 1) * delta[name] for name in means})
+
+    @property
+    def averages(self) -> bool:
+        return self.average_last
 
     def evaluation_weights(self, weights: State) -> State:
         if not self.average_last or self.num_rounds < 2:

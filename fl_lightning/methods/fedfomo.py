@@ -126,7 +126,7 @@ class FedFOMO(InitialModelClient):
         epsilon: probability, in round 0, that all of a client's candidates are drawn at random, in [0, 1].
         epsilon_decay: by which it falls each round, not below 0, >= 0.
         val_share: of the client's samples, the same in every round, that judge the candidates, in (0, 1); at least
-            one. A client with one sample trains and judges by it.
+            one. A client whose samples are all of one part, such as a single one, trains and judges by all.
         base: of `ClientModule`.
     """
 
@@ -158,11 +158,20 @@ class FedFOMO(InitialModelClient):
         self.val_share = val_share
 
     def parts(self, local: ClientData) -> tuple[Tensor, Tensor]:
-        """Split the client's samples into those it trains on and those that validate, positions int64."""
-        n = local.size()
+        """Split the client's samples into those it trains on and those that validate, positions int64.
+
+        A sample is in the same part in every round, whichever other samples the client has.
+        """
+        n, present = local.dealt()
         order = torch.randperm(n, generator=local.generator("validation", per_round=False))
-        held = max(1, int(self.val_share * n + 1e-9))
-        return (order, order) if n == 1 else (order[held:].sort().values, order[:held].sort().values)
+        validates = torch.zeros(n, dtype=torch.bool)
+        validates[order[: max(1, int(self.val_share * n + 1e-9))]] = True
+        trained = (~validates[present]).nonzero().flatten()
+        held = validates[present].nonzero().flatten()
+        if len(trained) and len(held):
+            return trained, held
+        everything = torch.arange(len(present))
+        return everything, everything
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         self.load_model(self.own_model() or {})

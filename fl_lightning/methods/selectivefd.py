@@ -86,14 +86,15 @@ class SelectiveFDServer(KnowledgeServer):
 class SelectiveFD(KnowledgeClient):
     """Answers for transfer samples whose density ratio exceeds a quantile of its own, and learns from the kept answers.
 
-    Which samples it answers for is found once, at its first participation.
+    Which samples it answers for is found at its first participation, and again when its own samples have changed.
 
     Args:
         quantile: of the density ratio on the client's own samples, which is the threshold, in [0, 1).
         tau_server: largest ambiguity of a kept sample, > 0; inf keeps all.
         ambiguity: `entropy` in nats, or `l1`.
-        selector: the density ratio is taken of `features` (of the initial net) or of the `inputs` themselves.
-        selector_weights: file with a state dict or checkpoint of the net whose features are taken; None: the initial.
+        selector: the density ratio is taken of `features` or of the `inputs` themselves.
+        selector_weights: file with a state dict or checkpoint of the net whose features are taken; None: the client's
+            own as it is then, at its first participation the initial one.
         width: σ of the Gaussian kernel, > 0.
         num_reference: n, points drawn uniformly between the least and the greatest value of the client's data, >= 1.
         ce_on: as in `KnowledgeClient`; `none`: the distillation alone, no labels.
@@ -142,11 +143,26 @@ class SelectiveFD(KnowledgeClient):
         return -(knowledge.to(log_q.dtype) * log_q).sum(-1).mean()
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        if broadcast.exchange == "train" and "selected" not in self.memory:
-            self.memory["selected"] = self.select(local)
+        if broadcast.exchange == "train":
+            self.renew_selection(local)
         elif broadcast.exchange == "distill":
             super().receive(broadcast, local)
             self.round["rows"] = broadcast.extras["rows"]
+
+    def renew_selection(self, local: ClientData) -> None:
+        """Choose the transfer samples anew if the client has other samples than at the last choice.
+
+        The memory holds the samples of a choice unless these are all that the client was dealt.
+        """
+        n, present = local.dealt()
+        some = present if len(present) < n else None
+        chosen_of = self.memory.get("selected_of")
+        if "selected" in self.memory and is_same(chosen_of, some):
+            return
+        self.memory["selected"] = self.select(local)
+        self.memory.pop("selected_of", None)
+        if some is not None:
+            self.memory["selected_of"] = some
 
     @torch.no_grad()
     def select(self, local: ClientData) -> Tensor:
@@ -184,3 +200,10 @@ class SelectiveFD(KnowledgeClient):
         if not len(rows):
             return {"knowledge": torch.zeros(0, self.num_classes or 0, device=rows.device), "rows": rows}
         return {**super().reply(exchange, local.restricted("transfer", rows)), "rows": rows}
+
+
+def is_same(first: Tensor | None, second: Tensor | None) -> bool:
+    """Compare two sets of samples, where None is all samples."""
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first.cpu(), second)

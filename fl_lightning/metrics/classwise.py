@@ -187,6 +187,9 @@ class ClassifierScores(ClassMetric):
         num_classes: C ≥ 1.
         kwargs: of `torchmetrics.Metric`.
 
+    Attributes:
+        class_samples: samples of each class over all processes, (C,), once the values are computed.
+
     >>> metric = ClassifierScores(num_classes=2)
     >>> metric.update(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]))
     >>> metric.compute()
@@ -195,6 +198,7 @@ class ClassifierScores(ClassMetric):
 
     plot_upper_bound = None
     scores: Tensor
+    class_samples: Tensor
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(num_classes, **kwargs)
@@ -207,5 +211,6 @@ class ClassifierScores(ClassMetric):
 
     def compute(self) -> Tensor:
         counts = self.scores[:-1].view(2, -1)
+        self.class_samples = counts[1].clone()
         overall = torch.stack([counts[0].sum(), self.scores[-1]]) / counts[1].sum()
         return torch.cat([class_accuracy(counts), overall])

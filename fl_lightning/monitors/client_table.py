@@ -9,7 +9,7 @@ from pytorch_lightning import Trainer
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.inspection import DEPLOYED, Moment
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.monitors.drift import length, moved
+from fl_lightning.monitors.drift import length, record_exchange
 from fl_lightning.monitors.monitor import Measurements, Monitor, ended
 from fl_lightning.types import ClientUpdate
 
@@ -20,12 +20,12 @@ COLUMNS = ("client", *MEASURED, "acc_global", "drift", "bytes_down", "bytes_up",
 class ClientTable(Monitor):
     """Writes `clients.csv`: a row for each round and client of its cohort.
 
-    Columns: training samples; optimizer steps, over all exchanges; mean local loss on its own training samples, before
-    and after local training; accuracy on its own test samples and on the global test split, before and after; the
-    distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges; bytes down and up, which add
-    up to those of the round, failed clients and repeated attempts included; why the client was skipped; the name of
-    the owner of its samples (`data.by`), else its number. Before: of the weights as it received them; after: of what it
-    would deploy. A cell without a value is empty.
+    Columns: training samples; optimizer steps, over all exchanges and phases; mean local loss on its own training
+    samples, before and after local training; accuracy on its own test samples and on the global test split, before and
+    after; the distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges, empty without
+    samples; bytes down and up, which add up to those of the round, failed clients and repeated attempts included; why
+    the client was skipped; the name of the owner of its samples (`data.by`), else its number. Before: of the weights as
+    it received them; after: of what it would deploy. A cell without a value is empty.
 
     Args:
         loss: measure the losses, which costs two passes over the client's training samples.
@@ -53,8 +53,7 @@ class ClientTable(Monitor):
         return {"samples": loop.server.size(client_id), **measured}
 
     def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
-        measured["steps"] = measured.get("steps", 0) + update.num_steps
-        measured["move"] = moved(loop.client, measured.get("move", {}))
+        record_exchange(loop, update, measured)
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         measured |= self._evaluated(loop, update.client_id, ended(loop, update.client_id, DEPLOYED), "")

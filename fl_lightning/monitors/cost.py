@@ -9,7 +9,7 @@ from pytorch_lightning import LightningModule, Trainer
 
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_defined
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_defined, steps_of
 from fl_lightning.types import ClientUpdate
 
 KIBIBYTE = 1024
@@ -42,7 +42,7 @@ class CostMonitor(Monitor):
         self._first_step = trainer.global_step
 
     def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
-        measured["steps"] = measured.get("steps", 0) + update.num_steps + update.uncounted_steps
+        measured["steps"] = measured.get("steps", 0) + steps_of(update)
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         log_defined(loop, {"cost/steps": float(sum(values["steps"] for values in measured.values()))})

@@ -15,7 +15,7 @@ from fl_lightning.functional.drift import weight_divergence
 from fl_lightning.functional.state import State, add, zeros_like
 from fl_lightning.metrics import DriftDiversity, GradientDiversity
 from fl_lightning.metrics.user_metrics import computed
-from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_defined, log_means
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_defined, log_means, steps_of
 from fl_lightning.types import ClientUpdate
 
 
@@ -51,15 +51,15 @@ class DriftMonitor(Monitor):
             self._moves.reset()
 
     def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
-        measured["move"] = moved(loop.client, measured.get("move", {}))
+        record_exchange(loop, update, measured)
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         view = loop.data.view(update.client_id, loop.server.round_idx)
         move = measured.pop("move")
         for name, order in ("drift", 2), ("weight_divergence", 1):
-            measured[name] = length(move, order) if view.size() else float("nan")
+            measured[name] = length(move, order)
         measured["counts"] = None if loop.data.num_classes is None else view.label_counts
-        if self._moves is not None and move and view.size():
+        if self._moves is not None and move:
             self._moves.update(move)
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
@@ -78,6 +78,18 @@ class DriftMonitor(Monitor):
             add_to_row(loop, {"local/distribution_distance": float(distances.nanmean())})
         rows = zip(measured.items(), distances.tolist(), strict=True)
         self.add_rows(trainer, ((i, v["drift"], v["weight_divergence"], distance) for (i, v), distance in rows))
+
+
+def record_exchange(loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
+    """Add an exchange to the record of a client's round, which all tables and values of its work are made of.
+
+    `steps` counts all optimizer steps. `move` is how far the client has moved, empty for a client without samples,
+    which does not train.
+    """
+    measured["steps"] = measured.get("steps", 0) + steps_of(update)
+    measured["move"] = measured.get("move", {})
+    if loop.data.view(update.client_id, loop.server.round_idx).size():
+        measured["move"] = moved(loop.client, measured["move"])
 
 
 @torch.no_grad()

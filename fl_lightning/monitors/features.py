@@ -77,7 +77,8 @@ class FeatureProbe(Monitor):
             models["received"] = received[0]
         models |= {f"client {client_id}": values["trained"] for client_id, values in measured.items()}
         if loop.global_weights.shared:
-            models["aggregate"] = self._features(loop, ("aggregate", trainer.current_epoch))
+            with loop.evaluation.evaluated_entries():
+                models["aggregate"] = self._features(loop, ("aggregate", trainer.current_epoch))
         inspection = loop.evaluation.inspection
         at = f"{trainer.current_epoch:05d}"
         labels = inspection.data.split(self._split).labels

@@ -86,7 +86,8 @@ class LossLandscape(Monitor):
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Measure the new global model."""
         if loop.global_weights.shared:
-            landscape = self._measure(loop, -1)
+            with loop.evaluation.evaluated_entries():
+                landscape = self._measure(loop, -1)
             first, second = landscape["eigenvalues"].tolist()
             add_to_row(loop, {"global/hessian/1": first, "global/hessian/2": second})
             self._write(trainer, landscape, "global")

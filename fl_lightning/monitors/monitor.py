@@ -168,6 +168,11 @@ class Monitor(Callback):
             self._table.append([trainer.current_epoch, *row] for row in rows)
 
 
+def steps_of(update: ClientUpdate) -> int:
+    """Count all optimizer steps of an exchange, those included that count in no method's K."""
+    return update.num_steps + update.uncounted_steps
+
+
 def ended(loop: FederatedLoop, client_id: int, what: str = "trained") -> Moment:
     """Name the moment after an epoch of a client or its training, or, as `DEPLOYED`, that of what it would deploy."""
     return (what, loop.server.round_idx, client_id)

@@ -85,7 +85,8 @@ class NeuronActivations(Monitor):
             arrays["trained"] = torch.stack(trained)
         if loop.global_weights.shared:
             moment = ("aggregate", trainer.current_epoch)
-            arrays["aggregate"] = self._preferences(loop.evaluation.inspection, moment)[0]
+            with loop.evaluation.evaluated_entries():
+                arrays["aggregate"] = self._preferences(loop.evaluation.inspection, moment)[0]
             alignment = float(weight_alignment(arrays["received"], arrays["aggregate"]))
             add_to_row(loop, {f"global/weight_alignment{self.ending}": alignment})
         if self.folder is not None:

@@ -2,15 +2,20 @@ import csv
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger
 from sklearn.metrics import precision_recall_fscore_support
+from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport
+from fl_lightning.data import TensorSource
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
+from fl_lightning.methods import FedEXPAggregator
 from fl_lightning.reports.terminal import print_classes
 from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer
+from tests.toys import samples
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -92,6 +97,83 @@ def test_precision_recall_and_f1_are_scikit_learns_of_the_last_model(tmp_path, c
             assert got == pytest.approx(np.atleast_1d(expected).tolist())
             assert name is None or f"{key} {100 * float(expected):.1f} %" in out.partition(f"{name}: ")[2]
     assert [int(table[name]["samples"]) for name in (*CLASSES, "macro")] == [*torch.bincount(y).tolist(), len(y)]
+
+
+def classification(folder):
+    with (folder / "classification.csv").open(newline="") as file:
+        return {row.pop("class"): row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize(("rounds", "every"), [(5, 2), (3, 3), (4, 3), (2, 1)])
+@pytest.mark.parametrize("rule", [None, FedEXPAggregator])
+def test_the_table_is_of_one_model_whichever_rounds_are_evaluated(rounds, every, rule, tmp_path, capsys):
+    """Accuracy, precision, recall, F1 and the title are those of the last model, as `test` finds it in last.ckpt."""
+    federated = loop(aggregator=rule and rule())
+    runner = trainer([ClasswiseReport()], tmp_path, rounds=rounds, check_val_every_n_epoch=every)
+    runner.fit(federated, datamodule=data())
+    out = capsys.readouterr().out
+    table = classification(tmp_path)
+    assert f"after {rounds} rounds (test split)" in out
+    assert {row["round"] for row in table.values()} == {str(rounds - 1)}
+    for name, cells in printed(out).items():
+        assert cells[1] == f"{100 * float(table[name]['recall']):.1f}"  # the accuracy of a class is its recall
+    fresh = loop(aggregator=rule and rule())
+    tested = trainer([ClasswiseReport()], rounds=0)
+    tested.test(fresh, datamodule=data(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    again = capsys.readouterr().out
+    assert f"after {rounds} rounds (test split)" in again
+    assert [cells[:4] for cells in printed(again).values()] == [cells[:4] for cells in printed(out).values()]
+    assert f"accuracy {100 * tested.callback_metrics['test/acc']:.1f} %" in out
+
+
+class TwoLoaders(pl.LightningDataModule):
+    """Two validation loaders of unequal sizes."""
+
+    def loader(self, size, seed):
+        x, y = samples(size, seed)
+        return DataLoader(TensorDataset(x, y), batch_size=10)
+
+    def train_dataloader(self):
+        return self.loader(60, 0)
+
+    def val_dataloader(self):
+        return [self.loader(30, 1), self.loader(45, 2)]
+
+    def test_dataloader(self):
+        return self.loader(20, 3)
+
+
+@pytest.mark.parametrize("limits", [{}, {"limit_val_batches": 2}])
+def test_with_several_validation_loaders_the_row_and_the_tables_are_of_the_same_samples(limits, tmp_path, capsys):
+    federated = loop()
+    divided = FederatedDataModule.from_datamodule(TwoLoaders(), num_clients=3, num_classes=3, eval_batch_size=10)
+    runner = trainer([ClasswiseReport()], tmp_path, **limits)
+    runner.fit(federated, datamodule=divided)
+    out = capsys.readouterr().out
+    (key,) = [key for key in federated.round_metrics if key.endswith("/acc")]
+    assert f"accuracy {100 * federated.round_metrics[key]:.1f} %" in out
+    table = classification(tmp_path)
+    assert float(table["weighted"]["recall"]) == pytest.approx(federated.round_metrics[key], abs=1e-6)
+    assert int(table["macro"]["samples"]) == (40 if limits else 75)
+
+
+def test_best_and_forgetting_are_told_of_the_samples_of_the_fit_only(tmp_path, capsys):
+    federated = loop()
+    runner = trainer([ClasswiseReport()], tmp_path)
+    runner.fit(federated, datamodule=data())
+    capsys.readouterr()
+    x, y = samples(50)
+    fewer = FederatedDataModule(TensorSource((x, y), (x[:20], y[:20])), num_clients=4)
+    fewer.source.class_names = data().source.class_names
+    for ckpt_path in (None, tmp_path / "last.ckpt"):
+        told = []
+        for tested, limits in ((data(), {}), (fewer, {}), (data(eval_batch_size=5), {"limit_test_batches": 2})):
+            fresh = federated if ckpt_path is None else loop()
+            fresh.identity.allow(["data"])
+            run = trainer([ClasswiseReport()], **limits)
+            run.test(fresh, datamodule=tested, ckpt_path=ckpt_path, verbose=False)
+            told.append("forgetting" in capsys.readouterr().out)
+        assert told == [True, False, False]
 
 
 def test_resume_keeps_the_whole_history(tmp_path):

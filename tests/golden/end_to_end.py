@@ -210,7 +210,9 @@ class Recorder(pl.Callback):
         for way in ("down", "up"):
             assert trainer.callback_metrics[f"comm/bytes_{way}"] == self.moved[-1][way]
         self.servers.append({name: value.detach().clone() for name, value in loop.client.state_dict().items()})
-        self.evaluated.append(loop.parts.evaluated_weights(self.servers[-1]))
+        self.evaluated.append(
+            loop.server_module.evaluation_weights(loop.aggregator.evaluation_weights(self.servers[-1]))
+        )
         self.server_states.append({name: value.clone() for name, value in loop.server_module.state_dict().items()})
         self.sides.append(self.side(loop))
 

@@ -58,8 +58,8 @@ def test_the_active_mean_is_evaluated_but_not_trained_from():
     weights = server.client.state_dict()
     for name, value in active.client.state_dict().items():
         torch.testing.assert_close(value, weights[name], rtol=0, atol=0)
-    evaluated = active.parts.evaluated_weights(weights)
-    assert server.parts.evaluated_weights(weights) is weights
+    evaluated = active.server_module.evaluation_weights(weights)
+    assert server.server_module.evaluation_weights(weights) is weights
     for name, value in mean_of(last.total).items():
         torch.testing.assert_close(evaluated[name], value, rtol=1e-5, atol=1e-6)
     assert any(not torch.equal(evaluated[name], weights[name]) for name in weights)

@@ -17,13 +17,14 @@ if __name__ == "__main__":
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks.weight_averaging import EMAWeightAveraging
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, GatheringAggregator, NormClip, TopK, UpdateTransform
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional import state as S
-from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD, Local, dp_sgd
+from fl_lightning.methods import DPFedAvg, FedAvg, FedEXPAggregator, FedNTD, Local, dp_sgd
 from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
@@ -237,6 +238,20 @@ def restless_clients():
     return loop, toy_data(SIZES, participation=0.6, eval_batch_size=7)
 
 
+def averaging():
+    """A rule that evaluates the mean of two rounds, of the clients, too."""
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
+    loop = FederatedLoop(client, FedEXPAggregator(), seed=5, threads=1, evaluate_clients_every=1)
+    return loop, toy_data(SIZES, participation=0.6)
+
+
+def averaged():
+    """The same by a callback."""
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
+    loop = FederatedLoop(client, seed=5, threads=1, evaluate_clients_every=1)
+    return loop, toy_data(SIZES, participation=0.6)
+
+
 def streams():
     """Samples that have no number until they were trained on."""
     pl.seed_everything(3, verbose=False)
@@ -317,6 +332,8 @@ LIST = (
     one_batch,
     adapted,
     stacked,
+    averaging,
+    averaged,
     streams,
     private,
     private_stacked,
@@ -333,6 +350,9 @@ RESTLESS = ("restless", "restless_clients")
 
 
 def callbacks_of(name, folder):
+    if name in ("averaging", "averaged"):
+        groups = GroupMetrics({"first": [0, 1], "others": [2, 4, 6]}, {"f1": MulticlassF1Score(3)})
+        return [groups] if name == "averaging" else [EMAWeightAveraging(decay=0.5), groups]
     if name != "monitors":
         return []
     return [

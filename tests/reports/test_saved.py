@@ -1,7 +1,9 @@
+import json
+
 import numpy as np
 import pytest
 
-from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run
+from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run, read_test
 from fl_lightning.runs.partition import write_partition
 from tests.reports.saved_runs import CLASSES, settings, write_run, write_table
 
@@ -116,3 +118,11 @@ def test_candidates_of_tuning_are_no_results_of_an_experiment(tmp_path):
     (tmp_path / "cells").mkdir()
     assert find_runs([tmp_path]) == [chosen]
     assert find_runs([tmp_path / "tuning"]) == [candidate]
+
+
+@pytest.mark.parametrize(("told", "is_read"), [({"round": 1.0}, True), ({}, True), ({"round": 0.0}, False)])
+def test_what_test_gave_is_read_for_its_round_only(told, is_read, tmp_path):
+    """A run that was continued after `test` has no test value of its last round."""
+    path = tmp_path / "test.json"
+    path.write_text(json.dumps({"test/acc": 0.5, "round_best": 0.0, **told}))
+    assert read_test(path, 1) == ({"test/acc": 0.5} if is_read else {})

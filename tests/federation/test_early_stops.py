@@ -1,0 +1,86 @@
+"""EarlyStopping looks at every value once, whichever rounds measure it."""
+
+import pytest
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+
+from fl_lightning import FederatedLoop
+from fl_lightning.methods import FedAvg
+from fl_lightning.monitors import CostMonitor, DriftMonitor
+from fl_lightning.runs.loggers import RoundCSVLogger
+from tests.toys import BatchNormNet, sgd, toy_data, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+KEYS = {
+    "local/alma": {"evaluate_clients_every": 2},
+    "global/acc": {"check_val_every_n_epoch": 2},
+    "train/ce": {},
+    "local/drift": {"monitor": DriftMonitor(every=3)},
+    "cost/memory": {"monitor": CostMonitor(every=2)},
+}
+
+
+class Watch(EarlyStopping):
+    """Keeps the values that it looks at."""
+
+    def __init__(self, monitor, **settings):
+        super().__init__(monitor, mode="max", min_delta=1e12, **settings)
+        self.seen = []
+
+    def _evaluate_stopping_criteria(self, current):
+        self.seen.append(float(current))
+        return super()._evaluate_stopping_criteria(current)
+
+
+def run(key, watch, folder, rounds=7, ckpt_path=None, first=False):
+    settings = dict(KEYS[key])
+    monitor = [settings.pop("monitor")] if "monitor" in settings else []
+    every = settings.pop("evaluate_clients_every", None)
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3, evaluate_clients_every=every)
+    callbacks = [watch, *monitor] if first else [*monitor, watch]
+    callbacks.append(ModelCheckpoint(folder, filename="last", enable_version_counter=False))
+    fitted = trainer(
+        rounds,
+        callbacks=callbacks,
+        enable_checkpointing=True,
+        logger=RoundCSVLogger(folder),
+        log_every_n_steps=1,
+        **settings,
+    )
+    fitted.fit(loop, datamodule=toy_data((8, 12, 5)), ckpt_path=ckpt_path)
+    return loop
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("first", [True, False])
+def test_every_value_is_looked_at_once(key, first, tmp_path):
+    watch = Watch(key, patience=99)
+    loop = run(key, watch, tmp_path, first=first)
+    curve = list(loop.recorder.history.curve(key).values())
+    if key == "cost/memory":  # may be the same in every round
+        assert len(watch.seen) == len(curve) - first * (7 % 2 == 0)
+        return
+    assert watch.seen == pytest.approx(curve)
+    assert "on_train_epoch_end" not in vars(watch)
+
+
+@pytest.mark.parametrize(("key", "rounds"), [("local/alma", 4), ("global/acc", 4), ("train/ce", 2), ("local/drift", 6)])
+def test_patience_counts_values(key, rounds, tmp_path):
+    loop = run(key, Watch(key, patience=1), tmp_path)
+    assert loop.recorder.trained_rounds == rounds
+
+
+@pytest.mark.parametrize("cut", [2, 3])
+def test_a_run_that_goes_on_counts_as_one_that_was_not_stopped(cut, tmp_path):
+    whole = Watch("local/alma", patience=99)
+    run("local/alma", whole, tmp_path / "whole")
+    parts = [Watch("local/alma", patience=99) for _ in range(2)]
+    run("local/alma", parts[0], tmp_path / "part", rounds=cut)
+    run("local/alma", parts[1], tmp_path / "part", ckpt_path=tmp_path / "part" / "last.ckpt")
+    assert parts[0].seen + parts[1].seen == whole.seen
+    assert parts[1].wait_count == whole.wait_count
+
+
+def test_a_value_that_nobody_logs_is_refused_by_lightning(tmp_path, monkeypatch):
+    monkeypatch.setitem(KEYS, "local/alam", KEYS["local/alma"])
+    with pytest.raises(RuntimeError, match="conditioned on metric `local/alam` which is not available"):
+        run("local/alam", Watch("local/alam"), tmp_path)
