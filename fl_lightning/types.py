@@ -19,8 +19,8 @@ State = S.State
 Batch = Any
 """A batch of a dataloader. The sources of this package give a pair (x, y) of tensors (B, ...) and (B,)."""
 
-CONDITIONS = frozenset({"logits", "accumulated_lr", "start", "clients"})
-"""Names that `needs` may hold, in addition to the names of splits."""
+CONDITIONS = frozenset({"logits", "accumulated_lr", "start", "clients", "labels"})
+"""Names that `needs` may hold, in addition to the names of splits. `labels`: the labels of these splits are read."""
 
 Sent = Literal[
     "weights", "statistics", "control", "importance", "prototypes", "label counts", "logits", "personal means"

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.data.splits import Split, TensorSplit, Transform
 from fl_lightning.data.transforms import AsLong, Normalize, Scale
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 SCALING = (Scale, Normalize, AsLong)
 """Transforms that every sample of a source gets, whatever its split."""
+
+PROXY = "data.extra_splits.proxy"
+"""The setting of the server's proxy samples."""
+
+UNKNOWN_CLASS = -1
+"""Label of a proxy sample whose class the training data do not have."""
 
 SHOWN = 8
 """Most names in an error."""
@@ -92,7 +99,9 @@ def targets_of(split: Split) -> Literal["classes", "numbers"] | None:
 def read_by(schema: Schema, own: Schema, split: Split, name: str) -> Split:
     """Return the samples of a further split with the class numbers of the training data.
 
-    Classes are told by their names. Where the names are not known, the numbers are those of the training data.
+    Classes are told by their names. Where the names are not known, the numbers are those of the training data. Proxy
+    samples may be of other classes, because methods such as FedDF do not read their labels. These labels become
+    `UNKNOWN_CLASS`.
 
     Args:
         schema: The schema of the training data.
@@ -103,6 +112,8 @@ def read_by(schema: Schema, own: Schema, split: Split, name: str) -> Split:
     Raises:
         ValueError: A sample is of a class that the training data do not have.
     """
+    if name == PROXY and isinstance(split, TensorSplit) and split.labels is not None:
+        return known_classes(schema, own, split)
     if schema.class_names is not None and own.class_names is not None and schema.class_names != own.class_names:
         split = renumbered(split, names=own.class_names, wanted=schema.class_names, place=name)
     labels = split.labels if isinstance(split, TensorSplit) else None
@@ -114,6 +125,38 @@ def read_by(schema: Schema, own: Schema, split: Split, name: str) -> Split:
                 f"{int(outside[0])}; number the classes as there"
             )
     return split
+
+
+def known_classes(schema: Schema, own: Schema, split: TensorSplit) -> TensorSplit:
+    """Return proxy samples with the class numbers of the training data, or `UNKNOWN_CLASS`.
+
+    Args:
+        schema: The schema of the training data.
+        own: The schema of the proxy samples, as their source has read them.
+        split: The proxy samples, which have labels.
+    """
+    labels = split.y
+    if schema.class_names is not None and own.class_names is not None and schema.class_names != own.class_names:
+        numbers = {name: number for number, name in enumerate(schema.class_names)}
+        known = torch.tensor([numbers.get(name, UNKNOWN_CLASS) for name in own.class_names])
+        labels = known.to(labels.device)[labels]
+    elif schema.num_classes is not None:
+        is_outside = (labels < 0) | (labels >= schema.num_classes)
+        labels = labels.masked_fill(is_outside, UNKNOWN_CLASS)
+    num_unknown = int((labels == UNKNOWN_CLASS).sum())
+    if num_unknown:
+        rank_zero_info(
+            f"{PROXY}: {num_unknown} of {len(labels)} samples are of classes that the training data do not have; "
+            f"their labels are unknown, which is right for methods that do not read them"
+        )
+    return TensorSplit(x=split.x, y=labels, transform=split.transform, columns=split.columns)
+
+
+def has_unknown_classes(split: Split) -> bool:
+    """Return True if a split has samples whose class the training data do not have."""
+    if not isinstance(split, TensorSplit) or split.labels is None:
+        return False
+    return bool((split.labels == UNKNOWN_CLASS).any())
 
 
 def renumbered(split: Split, *, names: Sequence[str], wanted: Sequence[str], place: str) -> Split:

@@ -15,6 +15,7 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.schema import has_unknown_classes
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.types import CONDITIONS
 from fl_lightning.utils.settings import as_list
@@ -402,13 +403,18 @@ def check_splits(name: str, needs: frozenset[str], data: FederatedDataModule) ->
         data: The data module.
 
     Raises:
-        ValueError: The data have no such split.
+        ValueError: The data have no such split, or the part reads labels, and the split has none that are known.
     """
     for split in sorted(needs - CONDITIONS):
         try:
-            data.split(split)
+            samples = data.split(split)
         except ValueError as error:
             raise ValueError(f"{name} needs the split {split!r}: {error}") from None
+        if "labels" in needs and has_unknown_classes(samples):
+            raise ValueError(
+                f"{name} reads the labels of the split {split!r}, whose samples must be of classes of the training "
+                f"data, got others; give data.extra_splits.{split} samples of these classes"
+            )
 
 
 def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:

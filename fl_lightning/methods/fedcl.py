@@ -39,7 +39,7 @@ def extra_communication(rounds: int, interval: int) -> float:
 class FedCLServer(ServerModule):
     """FedCL's server, which sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
 
-    needs = frozenset({"proxy"})
+    needs = frozenset({"proxy", "labels"})
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,16 +18,20 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 from torchvision import datasets
 from torchvision.transforms.functional import pil_to_tensor
 
-from fl_lightning import FederatedDataModule, data
+from fl_lightning import FederatedDataModule, FederatedLoop, data
 from fl_lightning.data import DatasetSource, HuggingFace, ImageFolder, PooledSource, Source, TableSource, TensorSource
 from fl_lightning.data.datamodules import DataModuleSource
 from fl_lightning.data.owners import Elsewhere, Folder, write_set
+from fl_lightning.data.schema import UNKNOWN_CLASS
 from fl_lightning.data.splits import TensorSplit
 from fl_lightning.data.table_schema import TableSchema
 from fl_lightning.data.transforms import Scale
+from fl_lightning.methods import FedAvg, FedCL, FedDFServer
+from fl_lightning.nets import Perceptron
 from tests.data.test_folders import write as write_image
 from tests.data.test_hub import Rows, value
 from tests.data.test_tables import Column, Frame
+from tests.toys import sgd, trainer
 
 
 def all_sources():
@@ -150,8 +154,31 @@ def test_further_samples_of_a_class_that_is_not_trained_are_refused(kind, place,
     data = FederatedDataModule(
         training, num_clients=1, extra_splits={place: make(tmp_path, ("left", "bright"))}, batch_size=1
     )
+    if place == "proxy" and kind is not TableSource:  # a table's target is a column, which is read by the schema
+        data.setup()
+        assert set(data.split("proxy").labels.tolist()) == {UNKNOWN_CLASS, training.class_names.index("left")}
+        return
     with pytest.raises(ValueError, match="bright"):
         data.setup()
+
+
+def test_proxy_samples_of_other_classes_serve_methods_that_do_not_read_labels():
+    """FedDF distils on pictures of other classes (CIFAR-100 for CIFAR-10); FedCL estimates with labels."""
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    train = TensorSource((x, torch.arange(12) % 3), (x, torch.arange(12) % 3))
+    further = TensorSource((x, torch.arange(12) % 5), (x, torch.arange(12) % 5))
+
+    def fit(client, server_module=None):
+        data = FederatedDataModule(train, num_clients=2, extra_splits={"proxy": further}, batch_size=4)
+        run = trainer(1)
+        loop = FederatedLoop(client(net=Perceptron, optimizer=sgd()), server_module=server_module, seed=0)
+        run.fit(loop, datamodule=data)
+        return data
+
+    labels = fit(FedAvg, FedDFServer()).split("proxy").labels.tolist()
+    assert labels == [0, 1, 2, UNKNOWN_CLASS, UNKNOWN_CLASS] * 2 + [0, 1]
+    with pytest.raises(ValueError, match="FedCL reads the labels of the split 'proxy', whose samples must be"):
+        fit(FedCL)
 
 
 def test_labels_without_names_must_be_numbers_of_training_classes():
