@@ -130,8 +130,16 @@ class Recorder(Member):
             paths = self.logged.metric_paths(self._root)
         return self._rows, paths
 
-    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        """Reduce the values of all processes, without those of clients that were left out."""
+    def reduce(self, outcome: RoundOutcome, shared: Sequence[Any]) -> dict[str, float]:
+        """Reduce the values of all processes, without those of clients that were left out.
+
+        This runs the user's metric objects, which may raise. It therefore comes before anything that `Undo` does not
+        undo: the step of the server optimizer and the records of clients in the store.
+
+        Args:
+            outcome: The outcome of the round.
+            shared: What each process has shared, by `share`.
+        """
         kept_rows: list[LoggedRows] = []
         for rows_of_process, _ in shared:
             for client_id, rows in rows_of_process:

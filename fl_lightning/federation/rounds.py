@@ -1,6 +1,6 @@
 """The communication rounds of one fit. A round is kept as a whole, or leaves the federation as it was."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from typing import Any
@@ -20,8 +20,8 @@ from fl_lightning.members.faults import (
 )
 from fl_lightning.types import Check, ClientJob, ClientResult, Member, RoundOutcome, State, Undo, does
 
-Ending = list[tuple[Member, list[Any]]]
-"""The members that end a round, each with what its `share` gave in every process."""
+Shares = list[dict[str, Any]]
+"""What each process shares at the end of a round, by name of the member."""
 
 
 class Rounds:
@@ -70,13 +70,15 @@ class Rounds:
             FaultError: A client or the server has failed. The federation is as it was before the round.
             RuntimeError: The user's code has raised StopIteration.
         """
+        recorder = self.parts.recorder
         with self.undone_on_error() as undo:
             outcome = RoundOutcome(round_idx, cohort, before=self.server.global_weights.before)
             try:
-                ending = self._attempt(outcome)
+                shares = self._attempt(outcome)
                 while outcome.repeats:
                     outcome = self._undo_attempt(outcome, undo)
-                    ending = self._attempt(outcome)
+                    shares = self._attempt(outcome)
+                logged = recorder.reduce(outcome, shared=[part[recorder.name] for part in shares])
             except StopIteration as stop:  # Lightning would take it for the end of the epoch.
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
             stepped = self._server_step.step(
@@ -88,12 +90,22 @@ class Rounds:
             if stepped is None:
                 outcome.abort(self._overflow(round_idx))
             outcome.update_entries(outcome.before | (stepped or {}))
-            values: dict[str, float] = {}
-            for member, shared in ending:
-                new_values = member.end(outcome, shared)
-                values = {**new_values, **values}  # The member that comes first in the order wins.
+            values = {**logged, **self._end_members(outcome, shares)}
             if outcome.aborted:
                 undo.undo()
+        return values
+
+    def _end_members(self, outcome: RoundOutcome, shares: Shares) -> dict[str, float]:
+        """End the round for its members, and return their values by log key."""
+        members: Iterable[Member] = self.members.of("end")
+        if outcome.aborted:
+            # A round without any client also ends for the members that took no part.
+            members = [member for member in self.members.all if does(member, "end")]
+        values: dict[str, float] = {}
+        for member in members:
+            shared = [part[member.name] for part in shares if member.name in part]
+            new_values = member.end(outcome, shared)
+            values = {**new_values, **values}  # The member that comes first in the order wins.
         return values
 
     @contextmanager
@@ -126,11 +138,11 @@ class Rounds:
             failed=outcome.failed,
         )
 
-    def _attempt(self, outcome: RoundOutcome) -> Ending:
+    def _attempt(self, outcome: RoundOutcome) -> Shares:
         """Run all exchanges with the clients that have not failed, and judge the result.
 
         Returns:
-            The members that end the round. Empty if the round must be repeated.
+            What the members of each process share. Empty if the round must be repeated.
         """
         clients = outcome.asked
         self.server.begin_round(outcome.round_idx)
@@ -293,8 +305,8 @@ class Rounds:
 
     # --- judging ---
 
-    def _close(self, outcome: RoundOutcome) -> Ending:
-        """Judge the values of the round, with its one transfer to the host, and return who ends the round.
+    def _close(self, outcome: RoundOutcome) -> Shares:
+        """Judge the values of the round, with its one transfer to the host, and return what the processes share.
 
         Raises:
             NonFiniteUpdateError: A value is not allowed. The sentence names the round and the client or aggregator.
@@ -310,18 +322,7 @@ class Rounds:
             self._judge(all_violations, outcome, counted)
         if outcome.problem and not outcome.aborted and not outcome.repeats:
             raise outcome.problem
-        if outcome.aborted:
-            # A round without any client also ends for the members that took no part.
-            members = [member for member in self.members.all if does(member, "end")]
-        else:
-            members = self.members.of("end")
-        ending: Ending = []
-        for member in members:
-            shared_by_process: list[Any] = []
-            if member.name in shares:
-                shared_by_process = [part[member.name] for part in all_shares]
-            ending.append((member, shared_by_process))
-        return ending
+        return all_shares
 
     def _violations(self, outcome: RoundOutcome | None, read: Callable[[list[Tensor]], list[float]]) -> list[Check]:
         """Return the checks of this process that fail, with their values on the host.

@@ -6,11 +6,12 @@ from functools import partial
 import pytest
 import pytorch_lightning as pl
 import torch
+from torchmetrics import MeanMetric
 
 from fl_lightning import Aggregator, FederatedLoop, NonFiniteUpdateError
 from fl_lightning.aggregation import KrumAggregator, MedianAggregator, ServerModule, UpdateTransform
 from fl_lightning.functional.state import clone
-from fl_lightning.methods import FedAvg, FedEXPAggregator, FedNovaAggregator
+from fl_lightning.methods import Ditto, FedAvg, FedEXPAggregator, FedNovaAggregator
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
 
@@ -151,3 +152,51 @@ class StopsCallback(pl.Callback):
 def test_a_stop_iteration_on_the_server_does_not_end_the_round_in_silence(settings):
     with pytest.raises(RuntimeError, match=r"StopIteration ended round 0|client 0 raised StopIteration in round 0"):
         fit(FedAvg(), 2, **settings)
+
+
+class Raising(MeanMetric):
+    """Raises when the values of the round are computed."""
+
+    error = None
+
+    def compute(self):
+        if self.error is not None:
+            raise self.error
+        return super().compute()
+
+
+class Measured(Ditto):
+    """Keeps a model of its own, and logs a metric object that raises in round 1."""
+
+    def __init__(self, error, **base):
+        super().__init__(**base)
+        self.error = error
+        self.metric = Raising()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.metric.error = self.error if self.current_epoch == 1 else None
+        self.metric.update(loss.detach())
+        self.log("train/measured", self.metric)
+        return loss
+
+
+@pytest.mark.parametrize("error", [ValueError("planned"), StopIteration()])
+def test_a_metric_object_that_raises_undoes_the_whole_round(error):
+    """Weights, the clients' records and the server optimizer are as after round 0."""
+    settings = {"server_optimizer": partial(torch.optim.SGD, lr=0.5, momentum=0.9)}
+    loop = FederatedLoop(Measured(error, net=BatchNormNet, optimizer=sgd()), seed=3, **settings)
+    with pytest.raises(RuntimeError if isinstance(error, StopIteration) else ValueError):
+        fit(None, 3, loop=loop)
+    before = FederatedLoop(Measured(None, net=BatchNormNet, optimizer=sgd()), seed=3, **settings)
+    fit(None, 1, loop=before)
+    assert equal(weights_of(loop), weights_of(before))
+    assert list(loop.store.clients) == list(before.store.clients)
+    for client_id in before.store.clients:
+        memory, personal = before.store.record(client_id)
+        kept_memory, kept_personal = loop.store.record(client_id)
+        torch.testing.assert_close(kept_memory, memory, rtol=0, atol=0)
+        assert (personal is None) == (kept_personal is None)
+    momentum, *_ = (state["momentum_buffer"] for state in loop.trainer.optimizers[0].state.values())
+    expected, *_ = (state["momentum_buffer"] for state in before.trainer.optimizers[0].state.values())
+    assert torch.equal(momentum, expected)
