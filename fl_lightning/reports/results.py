@@ -70,7 +70,7 @@ FURTHER = {
 
 OWNERS = {
     "global": "of the global model on the test split",
-    "val": "of the global model on the server's validation split",
+    "val": "of the global model in validation",
     "test": "of the last round's global model on the test split",
     "train": "of the clients in training",
     "local": "of the clients, the mean over them",
