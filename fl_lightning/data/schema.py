@@ -32,7 +32,7 @@ SHOWN = 8
 
 
 class Schema(NamedTuple):
-    """What the training samples decide about all samples.
+    """Holds what the training samples decide about all samples.
 
     Args:
         class_names: Names of the classes, in the order of their numbers. None: the source knows numbers only.

@@ -45,7 +45,7 @@ SEPARATORS = {";": "';'", "\t": "'\\t'", "|": "'|'"}
 
 @dataclass(frozen=True)
 class CSVFormat:
-    """How a CSV file is written. The names are those of pandas' `read_csv`.
+    """Holds how a CSV file is written. The names are those of pandas' `read_csv`.
 
     Args:
         sep: The character between two columns.

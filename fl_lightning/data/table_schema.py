@@ -1,4 +1,4 @@
-"""What the training rows of a table decide about all its rows: types, words and scales of columns, and the classes."""
+"""The schema of a table: types, words and scales of columns, and the classes, which its training rows decide."""
 
 import json
 import math

@@ -76,13 +76,15 @@ class EarlyStops:
     def _look(self, callback: Any, name: str, hook: Callable[..., None], trainer: Trainer, loop: Any) -> None:
         """Call a hook of a callback if its value is new.
 
-        A value that nobody has measured yet is waited for. After some rounds Lightning says that there is none.
+        A value that nobody has measured yet is waited for. After some rounds, and in the last round, Lightning says
+        that there is none.
         """
         count = self._published.get(callback.monitor)
         if count is None:
             rounds = trainer.current_epoch - self._first_round + 1
             is_missing = callback.monitor not in trainer.callback_metrics
-            is_waited_for = is_missing and self._period > 1 and rounds <= self._period
+            is_last_round = trainer.current_epoch + 1 == trainer.max_epochs
+            is_waited_for = is_missing and self._period > 1 and rounds <= self._period and not is_last_round
             if not is_waited_for:
                 hook(trainer, loop)
             return

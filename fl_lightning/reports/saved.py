@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -141,7 +141,9 @@ class SavedRun:
     @property
     def seeds(self) -> Seeds:
         """Settings that distinguish it within its group."""
-        return tuple(self.settings.get(name) for name in SEEDS)
+        values = [self.settings.get(name) for name in SEEDS]
+        # A broken file may have a list in the place of a seed.
+        return tuple(value if isinstance(value, Hashable) else str(value) for value in values)
 
     @property
     def seed(self) -> str:
@@ -493,7 +495,7 @@ def longest_finished(runs: Sequence[SavedRun]) -> SavedRun:
 
 
 def why_left_out(run: SavedRun, kept: SavedRun) -> str:
-    """Say why a run is left out in favor of another one with the same settings and seeds."""
+    """Return why a run is left out in favor of another one with the same settings and seeds."""
     if run.is_finished != kept.is_finished:
         asked = "" if run.planned is None else f" of {run.planned}"
         reason = f"it is not finished ({run.num_rounds}{asked} rounds), and that one is ({kept.num_rounds} rounds)"

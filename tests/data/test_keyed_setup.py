@@ -25,10 +25,13 @@ from tests.toys import samples, trainer
 HOOKS = [
     name for name in dir(pl.LightningDataModule) if name in ("prepare_data", "setup") or name.endswith("_dataloader")
 ]
+NOT_HOOKS = ("attach", "teardown", "read", "keyed", "follow", "described")
+"""Methods in which a source neither reads nor draws."""
+
 SOURCE_HOOKS = [
     name
     for name, member in vars(Source).items()
-    if inspect.isfunction(member) and not name.startswith("_") and name not in ("attach", "teardown", "read", "keyed")
+    if inspect.isfunction(member) and not name.startswith("_") and name not in NOT_HOOKS
 ]
 PARTITION_HOOKS = [
     name

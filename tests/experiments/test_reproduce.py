@@ -181,7 +181,8 @@ def test_an_end_is_of_as_many_values_as_there_are_and_the_best_is_bold_by_the_ki
     ]
     for key, best in (("global/acc", max), ("global/forgetting", min)):
         content, caption = EndTable({"x": key}, last=9).draw(series)
-        assert caption == f"In %: mean of the last {ROUNDS} values."
+        ends = f"Rounds of the runs, which count to their own ends: FedAvg {ROUNDS}; FedNTD 2."
+        assert caption == f"In %: mean of the last {ROUNDS} values. {ends}"
         values = [float(row[1].text) for row in content.rows]
         assert [row[1].mark for row in content.rows] == ["bold" if v == best(values) else "" for v in values]
 

@@ -294,8 +294,15 @@ def test_monitors_begin_anew_with_a_round_that_is_repeated(kind, tmp_path):
     assert same(pairs[0][1].rows, pairs[1][1].rows)
     for made in kinds:
         name = "drift.csv" if made is DriftMonitor else "clients.csv"
-        first, other = ((folder / name).read_text().splitlines() for folder in folders)
-        assert [row for row in first if not row.startswith(f"{ROUND},{CLIENT},")] == other
+        first, other = (without_bytes((folder / name).read_text().splitlines()) for folder in folders)
+        assert [row for row in first if row[:2] != [str(ROUND), str(CLIENT)]] == other
+
+
+def without_bytes(lines):
+    """The cells of a table. Bytes of an attempt that is repeated were sent all the same."""
+    header, *rows = [line.split(",") for line in lines]
+    columns = [place for place, name in enumerate(header) if not name.startswith("bytes_")]
+    return [[row[place] for place in columns] for row in (header, *rows)]
 
 
 def test_too_few_that_are_left_lose_the_round_and_say_whom():

@@ -69,6 +69,7 @@ class Server:
 
     def __init__(self, weights: dict[str, Tensor], trainable: list[str]) -> None:
         self.weights = weights
+        self.exact_weights = weights
         self.trainable = tuple(trainable)
         self.cohort_size = 1000
 
