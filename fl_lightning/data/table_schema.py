@@ -70,7 +70,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """What the training rows decide about all rows.
+    """Holds what the training rows decide about all rows.
 
     Args:
         features: The columns that the net reads, in order.
