@@ -32,6 +32,7 @@ class TableSource(Source):
         label: The column of the target.
         test: The test rows, in the forms of `train`. None: a share of `train`.
         features: The columns that the net reads. None: all except the target and the `ignored` ones.
+        *,
         ignored: The columns that the net does not read, such as the column of the owners.
         test_share: The share of the rows that become the test split if there is no `test`, in (0, 1), drawn by a seed
             of 0.

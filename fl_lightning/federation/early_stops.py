@@ -63,7 +63,7 @@ class EarlyStops:
                 self._watched.append(callback)
                 for name in HOOKS:
                     hook = getattr(callback, name)
-                    look = partial(self._look, callback, name, hook)  # style: ok, the rest are the hook's own
+                    look = partial(self._look, callback=callback, name=name, hook=hook)
                     setattr(callback, name, look)
 
     def end_fit(self) -> None:
@@ -73,7 +73,7 @@ class EarlyStops:
                 vars(callback).pop(name, None)
         self._watched = []
 
-    def _look(self, callback: Any, name: str, hook: Callable[..., None], trainer: Trainer, loop: Any) -> None:
+    def _look(self, trainer: Trainer, loop: Any, *, callback: Any, name: str, hook: Callable[..., None]) -> None:
         """Call a hook of a callback if its value is new.
 
         A value that nobody has measured yet is waited for. After some rounds, and in the last round, Lightning says
