@@ -32,7 +32,6 @@ class TableSource(Source):
         label: The column of the target.
         test: The test rows, in the forms of `train`. None: a share of `train`.
         features: The columns that the net reads. None: all except the target and the `ignored` ones.
-        *,
         ignored: The columns that the net does not read, such as the column of the owners.
         test_share: The share of the rows that become the test split if there is no `test`, in (0, 1), drawn by a seed
             of 0.
@@ -58,6 +57,7 @@ class TableSource(Source):
         label: str,
         test: Any = None,
         features: Sequence[str] | None = None,
+        *,
         ignored: Sequence[str] = (),
         test_share: float = 0.2,
         limit: int | None = None,
