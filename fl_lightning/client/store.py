@@ -87,6 +87,8 @@ class ClientStore:
         """The files of all processes that a checkpoint named, until the fit starts."""
         self._fresh: set[str] = set()
         """Names of the files that were written here and are in no checkpoint yet."""
+        self._beside: list[Path] = []
+        """Folders beside the checkpoint that is evaluated, in which its files are looked for, too."""
 
     # --- records ---
 
@@ -223,14 +225,13 @@ class ClientStore:
             ValueError: The file was altered.
         """
         file = self._files[client_id]
-        path = self.folder / file.name
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+        path = first_file([self.folder, *self._beside], file.name)
+        if path is None:
             raise FileNotFoundError(
                 f"the checkpoint needs the file {file.name} of client {client_id}, found neither in {self.folder} nor "
                 f"beside the checkpoint; restore it, or set model.store.folder to the folder that has it"
-            ) from None
+            )
+        content = path.read_bytes()
         if hash_of(content) != file.hash:
             raise ValueError(
                 f"the file of client {client_id} in the client store must be as it was when the checkpoint was saved, "
@@ -271,6 +272,14 @@ class ClientStore:
             )
         self._loaded = {}
 
+    def look_beside(self, ckpt_path: Any) -> None:
+        """Look for files beside the checkpoint of an evaluation, too, which has no run folder of its own.
+
+        Args:
+            ckpt_path: The path of the checkpoint. None if there is none.
+        """
+        self._beside = folders_beside(ckpt_path)
+
     def _find_files(self, ckpt_path: Any) -> None:
         """Copy the files that a checkpoint names from beside the checkpoint to this run's folder.
 
@@ -279,11 +288,8 @@ class ClientStore:
         Args:
             ckpt_path: The path of the checkpoint. None if there is none.
         """
-        if ckpt_path is None:
-            return
-        folders = [parent / "clients" for parent in list(Path(ckpt_path).parents)[:PARENTS_SEARCHED]]
         for file in self._loaded.values():
-            found = first_file(folders, file.name)
+            found = first_file(folders_beside(ckpt_path), file.name)
             path = self.folder / file.name
             if found is not None and not path.exists():
                 write_atomically(path, partial(shutil.copyfile, found))
@@ -390,6 +396,13 @@ def with_content(records: Mapping[int, HeldRecord]) -> dict[int, HeldRecord]:
 def on_device(state: State, device: torch.device) -> State:
     """Return a state with its tensors on a device. A tensor that lies there is not copied."""
     return {name: copy_to_device(value, device) for name, value in state.items()}
+
+
+def folders_beside(ckpt_path: Any) -> list[Path]:
+    """Return the folders in which the files of a checkpoint may lie. Without a checkpoint there are none."""
+    if ckpt_path is None:
+        return []
+    return [parent / "clients" for parent in list(Path(ckpt_path).parents)[:PARENTS_SEARCHED]]
 
 
 def first_file(folders: Sequence[Path], name: str) -> Path | None:

@@ -271,6 +271,7 @@ class FederatedLoop(Forwarding):
         self._rounds = None
         self._evaluation = None
         self._handed_over = False
+        self.store.look_beside(None)
         self.parts.begin_run(trainer=self.trainer, loop=self, server=self._server, fits=stage == "fit")
         self.forward_hook("setup", stage)
 
@@ -554,6 +555,8 @@ class FederatedLoop(Forwarding):
         trainer = None if self._server is None else self.trainer
         self._saved.load(checkpoint=checkpoint, find=self.state_dict, trainer=trainer)
         if trainer is not None:
+            if trainer.state.fn != "fit":  # A fit copies the files into its own folder.
+                self.store.look_beside(trainer.ckpt_path)
             self._saved.give(built(self._run).members)
 
 

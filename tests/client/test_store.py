@@ -13,7 +13,7 @@ from fl_lightning import FederatedLoop
 from fl_lightning.client.checkpoint_io import REGISTRY, names_needed, read_registry, registry_of
 from fl_lightning.client.records import files_of
 from fl_lightning.client.store import ClientStore, hash_of
-from fl_lightning.methods import FedAvg
+from fl_lightning.methods import FedAvg, Local
 from tests.toys import SIZES, BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 
 ROUNDS = 6
@@ -433,3 +433,20 @@ def test_a_record_without_a_file_is_never_released(tmp_path):
     assert store._bytes <= 2 * 1024
     assert [store.memory(c)["x"][0] for c in range(5)] == [0, 1, 5, 3, 4]
     assert store.state_dict()["records"] == {}
+
+
+@pytest.mark.parametrize("call", ["validate", "test"])
+def test_an_evaluation_elsewhere_finds_the_files_beside_its_checkpoint(tmp_path, call, monkeypatch):
+    """A run of clients without shared weights is tested from its checkpoint, whose records lie in the run's folder."""
+    keep = ModelCheckpoint(tmp_path / "run" / "checkpoints", save_last=True)
+    settings = {"callbacks": [keep], "enable_checkpointing": True, "default_root_dir": tmp_path / "run"}
+    loop = FederatedLoop(Local(net=BatchNormNet, optimizer=sgd()), seed=5)
+    trainer(2, **settings).fit(loop, datamodule=toy_data())
+    assert list((tmp_path / "run" / "clients").glob("*.safetensors"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fresh = FederatedLoop(Local(net=BatchNormNet, optimizer=sgd()), seed=5)
+    evaluated = trainer(2, logger=True, default_root_dir=tmp_path / "elsewhere")
+    (values,) = getattr(evaluated, call)(fresh, datamodule=toy_data(), ckpt_path=keep.last_model_path, verbose=False)
+    assert values["local/alma"] == pytest.approx(loop.round_metrics["local/alma"], abs=1e-6)
+    assert not list((tmp_path / "elsewhere").rglob("*.safetensors"))
