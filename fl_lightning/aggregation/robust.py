@@ -98,7 +98,7 @@ class GatheringAggregator(Aggregator, ABC):
             return
         trainable = set(self.server.trainable)
         rest = {name: value for name, value in update.weights.items() if name not in trainable}
-        self.sum("weights", rest, self.weight(update), sent=self.sent)
+        self.sum("weights", rest, self.weight(update), sent=self._sent)
         self.gather(update)
 
     def finish(self) -> State | None:

@@ -150,7 +150,7 @@ class ServerPart(nn.Module):
     # --- helpers ---
 
     @property
-    def sent(self) -> State | None:
+    def _sent(self) -> State | None:
         """The entries as the clients of the exchange were sent them, or None without a server."""
         return None if isinstance(self.server, NotSetUp) else self.server.weights
 
@@ -281,7 +281,7 @@ class Aggregator(ServerPart):
     def add(self, update: ClientUpdate) -> None:
         """Take one client's update. Its `update.weights` are live, so clone what is kept."""
         if update.weights is not None:
-            self.sum("weights", update.weights, self.weight(update), sent=self.sent)
+            self.sum("weights", update.weights, self.weight(update), sent=self._sent)
 
     def finish(self) -> State | None:
         """Return the new shared weights, or None if they stay as they are (no client had data).

@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import isabstract
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from torch import optim
@@ -129,3 +130,19 @@ def classes_in(file: Path) -> list[str]:
     except (SyntaxError, ValueError, OSError):
         return []
     return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+
+
+def may_log_metric_objects(client: Any) -> bool:
+    """Return True if a client has code of the user's, whose metric objects may tell the direction of a key.
+
+    Args:
+        client: The settings of `model.client`, with `class_path` and `init_args`.
+
+    >>> may_log_metric_objects({"class_path": "fl_lightning.methods.FedProx", "init_args": {"mu": 0.1}})
+    False
+    >>> may_log_metric_objects({"class_path": "fl_lightning.methods.FedProx", "init_args": {"module": "my.Module"}})
+    True
+    """
+    is_own_class = not str(client.get("class_path")).startswith("fl_lightning.")
+    arguments = client.get("init_args") or {}
+    return is_own_class or arguments.get("module") is not None

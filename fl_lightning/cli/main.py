@@ -30,6 +30,7 @@ from fl_lightning.callbacks import (
     SkippedClients,
 )
 from fl_lightning.callbacks.plots import Format
+from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule, Partition, Source
@@ -320,8 +321,7 @@ def check_best(config: Any, directions: Mapping[str, Direction]) -> None:
     monitor = config.best.monitor
     if monitor is None or direction_of(monitor, directions) is not None or config.model.metrics:
         return
-    client = config.model.client
-    if str(client.class_path).startswith("fl_lightning."):
+    if not may_log_metric_objects(config.model.client):
         raise ValueError(unknown_direction(monitor))
 
 

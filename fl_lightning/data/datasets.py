@@ -109,8 +109,12 @@ class DatasetSplit(LoadedSplit):
 
     @property
     def is_transformed(self) -> bool:
-        named = [name for dataset in parts_of(self.dataset) for name in TRANSFORMS if getattr(dataset, name, None)]
-        return bool(named) or self.loader_spec.collate_fn is not default_collate
+        if self.loader_spec.collate_fn is not default_collate:
+            return True
+        for dataset in parts_of(self.dataset):
+            if any(getattr(dataset, name, None) is not None for name in TRANSFORMS):
+                return True
+        return False
 
     def seen_as(self, other: Split) -> "DatasetSplit":
         """Make a split of the same samples with the transforms and batches of another dataset."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located
 from fl_lightning.experiments.composing import SettingPairs, as_settings, setting_combinations, settings_text
 from fl_lightning.experiments.experiment import Runs
@@ -82,8 +83,7 @@ def check_directions(candidates: Sequence[Cell], metric: str) -> None:
         ValueError: Nobody tells whether lower or higher is better.
     """
     for cell in candidates:
-        client = str((cell.config["model"]["client"] or {}).get("class_path"))
-        may_tell = cell.config["model"].get("metrics") or not client.startswith("fl_lightning.")
+        may_tell = cell.config["model"].get("metrics") or may_log_metric_objects(cell.config["model"]["client"] or {})
         if direction_of(metric, cell.directions) is None and not may_tell:
             raise ValueError(unknown_direction(metric))
 

@@ -59,6 +59,7 @@ class EarlyStops:
         periods += [getattr(callback, "every", 1) for callback in callbacks]
         self._period = max(periods)
         for callback in callbacks:
+            give_back(callback)
             if any(base.__name__ == "EarlyStopping" for base in type(callback).__mro__):
                 self._watched.append(callback)
                 for name in HOOKS:
@@ -69,8 +70,7 @@ class EarlyStops:
     def end_fit(self) -> None:
         """Give the callbacks their own hooks again."""
         for callback in self._watched:
-            for name in HOOKS:
-                vars(callback).pop(name, None)
+            give_back(callback)
         self._watched = []
 
     def _look(self, trainer: Trainer, loop: Any, *, callback: Any, name: str, hook: Callable[..., None]) -> None:
@@ -93,3 +93,11 @@ class EarlyStops:
         if is_completed_now or self._seen.get(key, 0) < count:
             self._seen[key] = count
             hook(trainer, loop)
+
+
+def give_back(callback: Callback) -> None:
+    """Give a callback its own hooks again, also those that another loop has replaced in a fit that failed."""
+    for name in HOOKS:
+        replaced = vars(callback).get(name)
+        if isinstance(replaced, partial) and isinstance(getattr(replaced.func, "__self__", None), EarlyStops):
+            del vars(callback)[name]

@@ -30,7 +30,7 @@ class GroupMetrics(Monitor):
 
     def __init__(
         self,
-        groups: dict[str, list[int | str]],
+        groups: dict[str, list[str | int]],
         metrics: Metrics | None = None,
         every: int = 1,
         dirpath: str | Path | None = None,

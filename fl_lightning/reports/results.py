@@ -44,21 +44,20 @@ MEASURED = frozenset({"steps", "seconds", "memory"})
 
 SCOPES = {
     "global/acc": "accuracy of the global model on the test split",
-    "val/acc": "accuracy of the global model on the server's validation split",
+    "val/acc": "accuracy of the global model in validation",
     "test/acc": "accuracy of the last round's global model on the test split",
     "test/acc_best": "accuracy on the test split of the global model that is best on the validation split",
     "local/alma": "mean over the clients of the accuracy of their own models on their own test splits (ALMA)",
     "global/forgetting": "forgetting F of the global model on the test split, the mean over classes of best − last "
     "accuracy",
-    "val/forgetting": "forgetting F of the global model on the server's validation split, the mean over classes of "
-    "best − last accuracy",
+    "val/forgetting": "forgetting F of the global model in validation, the mean over classes of best − last accuracy",
 }
 """Metric and scope of what is compared unless others are asked for, by log key, in the order of the tables."""
 
 
 FURTHER = {
     "global/loss": "loss of the global model on the test split",
-    "val/loss": "loss of the global model on the server's validation split",
+    "val/loss": "loss of the global model in validation",
     "cost/steps": "optimizer steps of all clients of a round",
     "cost/seconds": "seconds of a round",
     "cost/memory": "memory at most so far, in bytes",

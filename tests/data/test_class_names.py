@@ -4,6 +4,7 @@ import csv
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import FederatedDataModule, FederatedLoop
@@ -125,3 +126,11 @@ def test_a_run_is_continued_with_its_class_names(tmp_path):
 def test_the_command_writes_the_names_of_a_run(tmp_path):
     main(["partition", "-c", "experiment/digits_fedavg", "--output", str(tmp_path)])
     assert header_of(tmp_path / "partition.csv") == ["client", *(f"{label:02d}" for label in range(10))]
+
+
+def test_names_of_owners_that_look_like_numbers_stay_names():
+    """In YAML, too: the owner `007` is not client 7."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(GroupMetrics, "groups_of")
+    given = parser.parse_string("groups_of: {groups: {west: ['007', 3, Aachen]}}")
+    assert given.groups_of.groups == {"west": ["007", 3, "Aachen"]}

@@ -367,7 +367,8 @@ def test_a_partition_that_draws_while_it_is_constructed_deals_the_same_samples(t
     assert dealt[0] == dealt[1]
 
 
-def test_the_samples_are_the_same_in_two_processes(tmp_path):
+def test_the_samples_are_the_same_in_two_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     done = run_script(Path(__file__), str(tmp_path), cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]

@@ -121,3 +121,27 @@ def test_the_commands_have_the_same_samples(partition, tmp_path):
         for client_id, part in enumerate(left):
             assert np.load(tmp_path / f"parts/client_{client_id}/x.npy").flatten().tolist() == part
         assert "leave out data.source.limit" in refusal(f"partition {words} --data.source.limit 55", 1)
+
+
+class ReadsLabels(Stored):
+    """Reads the labels of the positions that it stores, which fewer samples do not have."""
+
+    def __call__(self, samples, num_clients, generator):
+        assert samples.labels[STORED[2]].shape == (3,)
+        return super().__call__(samples, num_clients, generator)
+
+
+class Blocks(Partition):
+    """Deals blocks of what there is, of a size that one sample more or less need not change."""
+
+    def __call__(self, samples, num_clients, generator):
+        size = samples.size // num_clients
+        return [np.arange(client_id * size, (client_id + 1) * size) for client_id in range(num_clients)]
+
+
+@pytest.mark.filterwarnings("ignore:.*stored positions")
+def test_what_tells_stored_positions_from_those_of_what_there_is():
+    settings = {"val_fraction": 0.2}
+    assert dealt(ReadsLabels(), **settings) == dealt(Stored(), **settings)
+    clients, held = dealt(Blocks(), num_clients=7, **settings)
+    assert {len(client) for client in clients} == {(SIZE - len(held)) // 7}

@@ -84,3 +84,21 @@ def test_a_value_that_nobody_logs_is_refused_by_lightning(tmp_path, monkeypatch)
     monkeypatch.setitem(KEYS, "local/alam", KEYS["local/alma"])
     with pytest.raises(RuntimeError, match="conditioned on metric `local/alam` which is not available"):
         run("local/alam", Watch("local/alam"), tmp_path)
+
+
+def test_a_callback_of_a_fit_that_failed_watches_the_next_fit(tmp_path):
+    """Nothing ends a fit that fails, so the next one gives the callback its hooks back."""
+
+    class Fails(FedAvg):
+        def training_step(self, batch, batch_idx):
+            raise RuntimeError("planned")
+
+    watch = Watch("global/acc", patience=99)
+    with pytest.raises(RuntimeError, match="planned"):
+        trainer(2, callbacks=[watch]).fit(
+            FederatedLoop(Fails(net=BatchNormNet, optimizer=sgd()), seed=3), datamodule=toy_data((8, 12, 5))
+        )
+    trainer(3, callbacks=[watch]).fit(
+        FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3), datamodule=toy_data((8, 12, 5))
+    )
+    assert len(watch.seen) == 3
