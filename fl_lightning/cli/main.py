@@ -36,7 +36,7 @@ from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule, Partition, Source
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.metrics.keys import Direction, direction_of, parse_directions, unknown_direction
+from fl_lightning.metrics.keys import Direction, direction_of, given_direction, parse_directions, unknown_direction
 from fl_lightning.runs import folder as runs
 from fl_lightning.runs.best import BestCheckpoint
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
@@ -316,9 +316,15 @@ def check_best(config: Any, directions: Mapping[str, Direction]) -> None:
     """Refuse a best checkpoint by a key whose direction nobody tells, unless a metric object may tell it later.
 
     Raises:
-        ValueError: Nobody tells whether lower or higher is better.
+        ValueError: Nobody tells whether lower or higher is better, or two options contradict each other.
     """
     monitor = config.best.monitor
+    mode = config.best.mode
+    told = None if monitor is None else given_direction(monitor, directions)
+    if mode is not None and told is not None and mode != told:
+        raise ValueError(
+            f"best.mode must be the direction of {monitor} in --direction ({told}), got {mode}; leave out one of them"
+        )
     if monitor is None or direction_of(monitor, directions) is not None or config.model.metrics:
         return
     if not may_log_metric_objects(config.model.client):

@@ -197,8 +197,9 @@ DECIDES = ("loss", "losses", "error", "cost", "penalty")
 
 TURNS = words_in(
     """
-    change coef coefficient count delta diff difference drop explained false gain gap improvement inv inverse minus
-    neg negative num ratio reduction scale std stderr threshold true var variance weight weights
+    change coef coefficient count decrease degradation delta diff difference drop explained false gain gap improvement
+    inaccuracy increase inv inverse lost minus neg negative num ratio reduction saved saving savings scale std stderr
+    threshold true var variance weight weights
     """
 )
 """Words that may turn the meaning of another word, such as `loss_weight`. Such a name tells nothing."""
@@ -210,6 +211,9 @@ PHRASES: Mapping[tuple[str, ...], Direction] = {
     ("intersection", "over", "union"): "max",
 }
 """Words in a row that have a direction together."""
+
+COMPLEMENT = re.compile(r"(?:^|[^A-Za-z0-9])1 ?- ?[A-Za-z]")
+"""A complement in a name, such as `1-acc`, which turns the meaning of its word."""
 
 WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
 """A word in a name such as `MeanAbsoluteError`."""
@@ -273,7 +277,7 @@ def named_direction(name: str) -> Direction | None:
         for start in range(len(words)):
             if words[start : start + len(phrase)] == phrase:
                 return direction
-    if TURNS.intersection(words):
+    if TURNS.intersection(words) or COMPLEMENT.search(name):
         return None
     known = [word for word in words if is_known(word)]
     directions = {word_direction(word) for word in known}

@@ -43,6 +43,7 @@ HIGHER = words(
 )
 UNKNOWN = words(
     "val/score val/foo loss_weight val/loss_acc num_errors val/neg_loss loss_scale acc_drop val/std metric x "
+    "val/inaccuracy acc_decrease val/accuracy_degradation val/1-acc cost_savings "
     "val_loss_std lr entropy"
 )
 

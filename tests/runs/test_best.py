@@ -140,3 +140,8 @@ def test_a_direction_that_nobody_tells_is_never_guessed(own):
     )
     assert best_round(folder) == 4
     assert json.loads((folder / "directions.json").read_text()) == {"val/foo": "max"}
+
+
+def test_two_options_that_contradict_each_other_are_refused(here):
+    said = refusal(f"{LINE} --best.monitor val_r2 --best.mode min --direction val_r2=max", 1)
+    assert "best.mode must be the direction of val_r2 in --direction (max), got min; leave out one of them" in said
