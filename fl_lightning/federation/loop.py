@@ -271,8 +271,8 @@ class FederatedLoop(Forwarding):
         self._rounds = None
         self._evaluation = None
         self._handed_over = False
-        self.store.look_beside(None)
         self.parts.begin_run(trainer=self.trainer, loop=self, server=self._server, fits=stage == "fit")
+        self.store.look_beside(None)
         self.forward_hook("setup", stage)
 
     def configure_model(self) -> None:
