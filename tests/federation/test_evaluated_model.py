@@ -160,7 +160,7 @@ def fitted(name: str, folder: Path, rounds: int = ROUNDS, **settings):
         ClasswiseReport(folder),
         ModelCheckpoint(folder, filename="last", enable_version_counter=False),
     ]
-    run = trainer(rounds, callbacks=[*callbacks, *monitors], enable_checkpointing=True)
+    run = trainer(rounds, callbacks=[*callbacks, *monitors], enable_checkpointing=True, default_root_dir=folder)
     data = data_of()
     run.fit(loop, datamodule=data)
     return loop, data
