@@ -53,7 +53,7 @@ class ClasswiseReport(Callback):
         self._file = folder / "classwise.csv" if folder is not None and trainer.is_global_zero else None
         self._begun = False  # the rows of an earlier run stay until there is one to take their place
         if isinstance(pl_module, FederatedLoop):
-            self._prefix = "val" if pl_module.data.evaluated == "val" else "global"
+            self._prefix = pl_module.data.evaluated_prefix
 
     def rows_on_disk(self) -> dict[int, dict[str, float]]:
         """Rows of the csv file by round, by log key."""

@@ -108,7 +108,8 @@ def draw_holdout(
             )
         generator = keyed_numpy(seed, purpose)
         if groups is not None and name == "val":
-            order = np.sort(whole_groups(*groups, count=count, generator=generator))
+            column, values = groups
+            order = np.sort(whole_groups(column, values, count=count, generator=generator))
             held[name] = order
             left = np.setdiff1d(left, order)
             continue

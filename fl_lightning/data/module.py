@@ -331,6 +331,11 @@ class FederatedDataModule(Participation):
             return "val"
         return "test" if "test" in self._splits else None
 
+    @property
+    def evaluated_prefix(self) -> str:
+        """Beginning of the log keys of the evaluation of every round: `val` for validation samples, else `global`."""
+        return "val" if self.evaluated == "val" else "global"
+
     def measured_split(self, asked: str | None = None) -> str:
         """Name the split that monitors measure a model on: the one asked for, else `test`, else `val`.
 

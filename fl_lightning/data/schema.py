@@ -1,7 +1,7 @@
 """The schema of a federation's samples, which the training data decide: classes, columns and scale.
 
 The training samples of `data.source` decide it once. Its test samples, the sources of further splits and the other
-parties of a federation are read by it or refused.
+parties of a federation are read by it or refused. Proxy samples may be of other classes, with unknown labels.
 """
 
 from collections.abc import Mapping, Sequence

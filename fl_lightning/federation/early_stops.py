@@ -96,7 +96,7 @@ class EarlyStops:
 
 
 def give_back(callback: Callback) -> None:
-    """Give a callback its own hooks again, also those that another loop has replaced in a fit that failed."""
+    """Give a callback its own hooks again, including hooks that another loop has replaced in a failed fit."""
     for name in HOOKS:
         replaced = vars(callback).get(name)
         if isinstance(replaced, partial) and isinstance(getattr(replaced.func, "__self__", None), EarlyStops):

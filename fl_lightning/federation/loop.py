@@ -469,8 +469,7 @@ class FederatedLoop(Forwarding):
         return self.evaluation.step(kind="validation", batch=batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
     def on_validation_epoch_end(self) -> None:
-        prefix = "val" if self.data.evaluated == "val" else "global"
-        self._end_evaluation("on_validation_epoch_end", prefix)
+        self._end_evaluation("on_validation_epoch_end", prefix=self.data.evaluated_prefix)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return self.evaluation.step(kind="test", batch=batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)

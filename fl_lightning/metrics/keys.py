@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torchmetrics import Metric, MetricCollection
 
@@ -50,13 +50,12 @@ class LogKey:
 # --- the package's own keys ---
 
 
-class OwnKey:
-    """Unit and direction of the package's keys that match a pattern."""
+class OwnKey(NamedTuple):
+    """Has the unit and the direction of the package's keys that match a pattern."""
 
-    def __init__(self, pattern: str, unit: Unit, direction: Direction | None) -> None:
-        self.pattern = pattern
-        self.unit = unit
-        self.direction = direction
+    pattern: str
+    unit: Unit
+    direction: Direction | None
 
 
 EVALUATED = (

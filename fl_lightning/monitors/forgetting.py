@@ -116,7 +116,7 @@ class ForgettingMonitor(Monitor):
         if self._pooled is None or not isinstance(pl_module, FederatedLoop) or trainer.sanity_checking:
             return
         if (accuracy := pl_module.recorder.class_accuracy) is not None:
-            scope = "val" if pl_module.data.evaluated == "val" else "global"
+            scope = pl_module.data.evaluated_prefix
             for side, weights in ("in", in_local(self._pooled)), ("out", out_local(self._pooled)):
                 value = float(class_weighted_accuracy(accuracy, weights))
                 add_to_row(pl_module, {f"{scope}/acc_{side}_local": value})
