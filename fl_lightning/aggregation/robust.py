@@ -143,9 +143,14 @@ class RobustAggregator(GatheringAggregator):
         """Return how many rows the rule needs as words of a sentence, or None if m rows are enough."""
         return None
 
-    def setup(self) -> None:
+    @property
+    def least_rows(self) -> int:
+        """The least number of rows in a round, as far as it is known at the start."""
         # A round without clients does not ask the rule, and every other round checks again.
-        m = self.server.cohort_size or self.server.largest_cohort
+        return self.server.cohort_size or self.server.largest_cohort
+
+    def setup(self) -> None:
+        m = self.least_rows
         problem = self.too_few(m)
         if problem:
             raise ValueError(f"{type(self).__name__} needs {problem}, got cohorts of {m} clients; {REMEDY}")
@@ -216,7 +221,7 @@ class TrimmedMeanAggregator(RobustAggregator):
 
     def setup(self) -> None:
         super().setup()
-        m = self.server.cohort_size or self.server.largest_cohort
+        m = self.least_rows
         if self.beta and not self.trim(m):
             rank_zero_warn(f"TrimmedMeanAggregator with beta={self.beta} trims nothing of {m} clients; raise beta")
 
