@@ -146,6 +146,13 @@ def check_callback(callback: Callback) -> None:
     kinds = {base.__name__ for base in type(callback).__mro__ if base.__module__.startswith(CALLBACK_MODULES)}
     for kind in kinds & REFUSED.keys():
         raise ValueError(f"{type(callback).__name__} {REFUSED[kind]}")
+    if is_averaging(callback) and any(
+        base.__module__.startswith("lightning.pytorch.") for base in type(callback).__mro__
+    ):
+        raise ValueError(
+            f"{type(callback).__name__} averages modules of lightning.pytorch, and a FederatedLoop is a module of "
+            f"pytorch_lightning; import the callback from pytorch_lightning.callbacks"
+        )
     if "ModelCheckpoint" not in kinds:
         return
     if "'train_time_interval': None" not in callback.state_key:

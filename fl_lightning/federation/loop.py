@@ -21,6 +21,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
+from fl_lightning.federation.averages import EpochAverages
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
 from fl_lightning.federation.early_stops import EarlyStops
@@ -170,6 +171,7 @@ class FederatedLoop(Forwarding):
         self.recorder = self.parts.recorder
         self.identity = self.parts.identity
         self.early_stops = EarlyStops()
+        self._averages = EpochAverages()
 
     # --- parts that exist once a Trainer has set the loop up ---
 
@@ -319,6 +321,7 @@ class FederatedLoop(Forwarding):
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         self.engine.local.scale_lr(self.parts.plateau.factors)
         self.early_stops.begin_fit(self.trainer, self.evaluate_clients_every)
+        self._averages.begin_fit(self.trainer)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)
         catch_up(self, self.data, self.recorder)
@@ -370,6 +373,7 @@ class FederatedLoop(Forwarding):
             values |= bytes_of_sets(self.data, self.parts.needs)
         self.recorder.end_training(round_idx, values)
         self._publish(values)
+        self._averages.end_training(self.trainer, self)
 
     def _run_round(self, round_idx: int) -> dict[str, float]:
         """Run a round, and return its values by log key."""
@@ -544,6 +548,7 @@ class FederatedLoop(Forwarding):
         super().teardown(stage)
         self.parts.end_run()
         self.early_stops.end_fit()
+        self._averages.end_fit(self.trainer)
         self._handed_over = parent_process() is not None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -554,6 +559,9 @@ class FederatedLoop(Forwarding):
         trainer = None if self._server is None else self.trainer
         self._saved.load(checkpoint=checkpoint, find=self.state_dict, trainer=trainer)
         if trainer is not None:
+            if trainer.state.fn != "fit" and "current_model_state" in checkpoint:
+                # A callback that averages weights would load the weights that a fit goes on with.
+                checkpoint["current_model_state"] = checkpoint["state_dict"]
             if trainer.state.fn != "fit":  # A fit copies the files into its own folder.
                 self.store.look_beside(trainer.ckpt_path)
             self._saved.give(built(self._run).members)

@@ -5,6 +5,7 @@ client. The methods and rules that evaluate other weights than the global ones a
 """
 
 import inspect
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name, walk_packages
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -16,6 +17,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning
@@ -105,10 +107,53 @@ def data_of():
 LOOPS = averaging_loops()
 CASES = {name: (make, []) for name, make in LOOPS.items()}
 CASES["FedAvg"] = (lambda **more: FederatedLoop(client_of(), seed=3, **more), [])
-CASES["EMAWeightAveraging"] = (CASES["FedAvg"][0], [EMAWeightAveraging])
-CASES["EMAWeightAveraging, personal"] = (
+
+
+class BySteps(WeightAveraging):
+    """Averages all rounds from the second on, as Lightning's documentation shows for steps."""
+
+    def should_update(self, step_idx=None, epoch_idx=None):
+        return step_idx is not None and step_idx >= 1
+
+
+class ByEpochs(WeightAveraging):
+    """Averages all rounds from the second on, as Lightning's documentation shows for epochs."""
+
+    def should_update(self, step_idx=None, epoch_idx=None):
+        return epoch_idx is not None and epoch_idx >= 1
+
+
+class AtItsEnd(ByEpochs):
+    """Does something of its own at the end of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.epochs.append(trainer.current_epoch)
+        super().on_train_epoch_end(trainer, pl_module)
+
+
+def ema(**settings):
+    return partial(EMAWeightAveraging, decay=0.5, **settings)
+
+
+AVERAGES = {
+    "EMA": ema(),
+    "EMA, every second step": ema(update_every_n_steps=2),
+    "EMA, from a step": ema(update_starting_at_step=1),
+    "EMA, from an epoch": ema(update_starting_at_epoch=1),
+    "EMA, by epochs": ema(update_every_n_steps=0, update_starting_at_epoch=0),
+    "EMA, by steps": BySteps,
+    "EMA, by epochs of a user": ByEpochs,
+    "EMA, at its own end": AtItsEnd,
+}
+for name, average in AVERAGES.items():
+    CASES[name] = (CASES["FedAvg"][0], [average])
+CASES["EMA, personal"] = (
     lambda **more: FederatedLoop(FedRep(net=BatchNormNet, optimizer=sgd()), seed=3, **more),
-    [EMAWeightAveraging],
+    [ema()],
 )
 
 
@@ -150,7 +195,7 @@ def fitted(name: str, folder: Path, rounds: int = ROUNDS, **settings):
     """Fit a case with everything that exports or measures the global model."""
     make, averaging = CASES[name]
     loop = make(evaluate_clients_every=1, **settings)
-    callbacks = [kind(decay=0.5) for kind in averaging]
+    callbacks = [average() for average in averaging]
     monitors = [
         GroupMetrics(GROUPS, {"accuracy": MulticlassAccuracy(3, average="micro")}, dirpath=folder),
         LossLandscape(samples=None, every=1, iterations=2, grid=3, repeats=1, dirpath=folder),
@@ -158,6 +203,7 @@ def fitted(name: str, folder: Path, rounds: int = ROUNDS, **settings):
         NeuronActivations(dirpath=folder),
         ClientCheckpoint(folder),
         ClasswiseReport(folder),
+        SavePredictions(folder),
         ModelCheckpoint(folder, filename="last", enable_version_counter=False),
     ]
     run = trainer(rounds, callbacks=[*callbacks, *monitors], enable_checkpointing=True, default_root_dir=folder)
@@ -166,10 +212,10 @@ def fitted(name: str, folder: Path, rounds: int = ROUNDS, **settings):
     return loop, data
 
 
-def passes(loop, data, folder: Path, ckpt_path=None) -> dict[str, float]:
+def passes(loop, data, folder: Path, *, ckpt_path=None, run=None) -> dict[str, float]:
     """Return the values of validate and test, and of the logits that predict gives and writes."""
     found = {}
-    run = trainer(0, callbacks=[SavePredictions(folder)])
+    run = run or trainer(0, callbacks=[SavePredictions(folder)])
     found |= run.validate(loop, datamodule=data, ckpt_path=ckpt_path, verbose=False)[0]
     found |= run.test(loop, datamodule=data, ckpt_path=ckpt_path, verbose=False)[0]
     logits = torch.cat(run.predict(loop, datamodule=data, ckpt_path=ckpt_path))
@@ -217,6 +263,10 @@ def test_all_places_evaluate_one_model(name, tmp_path, monkeypatch):
         for key in ("global/loss", "test/loss", "predict/loss"):
             assert found[key] == pytest.approx(reference.loss, rel=1e-5)
 
+    # First with the Trainer of the fit, whose callbacks may have averages of their own.
+    check(passes(loop, data, tmp_path, run=loop.trainer))
+    for _ in range(2):
+        check(passes(loop, data, tmp_path, ckpt_path=tmp_path / "last.ckpt", run=loop.trainer))
     check(passes(loop, data, tmp_path))
     fresh = CASES[name][0]()
     check(passes(fresh, data_of(), tmp_path, ckpt_path=tmp_path / "last.ckpt"))
@@ -231,12 +281,79 @@ def test_the_training_does_not_depend_on_what_is_looked_at(name, tmp_path, monke
     assert equal(weights_of(watched), weights_of(plain))
 
 
-def test_averaged_training_is_not_disturbed_by_what_is_looked_at(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averaged_training_is_not_disturbed_by_what_is_looked_at(name, tmp_path, monkeypatch):
     without_pictures(monkeypatch)
-    watched, _ = fitted("EMAWeightAveraging", tmp_path)
-    plain = CASES["EMAWeightAveraging"][0]()
-    trainer(ROUNDS, callbacks=[EMAWeightAveraging(decay=0.5)]).fit(plain, datamodule=data_of())
+    watched, _ = fitted(name, tmp_path)
+    plain = CASES[name][0]()
+    trainer(ROUNDS, callbacks=[AVERAGES[name]()]).fit(plain, datamodule=data_of())
     assert equal(weights_of(watched), weights_of(plain))
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_the_averages_are_those_of_the_rounds(name):
+    """A part of Lightning's own average is fed with the same weights, at the same steps and epochs."""
+    models = []
+
+    class Models(pl.Callback):
+        def on_train_batch_end(self, trainer, loop, *_):
+            models.append({key: value.clone() for key, value in loop.client.state_dict().items()})
+
+    watched = CASES[name][0]()
+    trainer(ROUNDS, callbacks=[AVERAGES[name](), Models()]).fit(watched, datamodule=data_of())
+    chosen = AVERAGES[name]()
+    average = CASES[name][0]()
+    trainer(0).fit(average, datamodule=data_of())
+    averaged = AveragedModel(average.client, use_buffers=True, **chosen._kwargs)
+    for round_idx, state in enumerate(models):
+        average.client.load_state_dict(state)
+        if chosen.should_update(step_idx=round_idx):
+            averaged.update_parameters(average.client)
+        if chosen.should_update(epoch_idx=round_idx):
+            averaged.update_parameters(average.client)
+    assert equal(dict(watched.client.state_dict()), dict(averaged.module.state_dict()))
+
+
+HOOKS = (
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+)
+
+
+class SavedIn(pl.Callback):
+    """Saves a checkpoint of the second round in each of `HOOKS`."""
+
+    def __init__(self, folder):
+        for hook in HOOKS:
+            setattr(self, hook, partial(self.save, folder / f"{hook}.ckpt"))
+
+    @staticmethod
+    def save(path, trainer, loop, *_):
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_a_resumed_run_averages_each_round_once(name, tmp_path):
+    make = CASES[name][0]
+    whole = make()
+    trainer(ROUNDS, callbacks=[AVERAGES[name](), SavedIn(tmp_path)]).fit(whole, datamodule=data_of())
+    for hook in HOOKS:
+        resumed = make()
+        run = trainer(ROUNDS, callbacks=[AVERAGES[name]()])
+        run.fit(resumed, datamodule=data_of(), ckpt_path=tmp_path / f"{hook}.ckpt")
+        assert equal(weights_of(resumed), weights_of(whole)), hook
+        assert resumed.round_metrics["global/loss"] == whole.round_metrics["global/loss"], hook
+
+
+def test_a_users_end_of_an_epoch_is_called_once():
+    average = AtItsEnd()
+    trainer(ROUNDS, callbacks=[average]).fit(CASES["FedAvg"][0](), datamodule=data_of())
+    assert average.epochs == [*range(ROUNDS)]
+    assert average.should_update(epoch_idx=1)  # the callback has its own answer again
 
 
 class InThePass(pl.Callback):
@@ -263,7 +380,7 @@ class InThePass(pl.Callback):
 @pytest.mark.parametrize("name", CASES)
 def test_the_context_may_be_entered_within_a_pass(name):
     look = InThePass()
-    callbacks = [kind(decay=0.5) for kind in CASES[name][1]]
+    callbacks = [average() for average in CASES[name][1]]
     trainer(ROUNDS, callbacks=[*callbacks, look]).fit(CASES[name][0](), datamodule=data_of())
     assert equal(look.found["batch"], look.found["end"])
     assert equal(look.found["batch"], look.found["epoch"])
@@ -298,6 +415,17 @@ def test_two_averages_are_refused(name, kind):
     words = f"one part of a federation may average .* got {kind.__name__} and .*remove {kind.__name__}"
     with pytest.raises(ValueError, match=words):
         trainer(1, callbacks=[kind()]).fit(LOOPS[name](), datamodule=data_of())
+
+
+def test_an_average_of_the_other_lightning_is_refused():
+    other = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
+
+    class Own(other.WeightAveraging):
+        pass
+
+    for callback in (other.EMAWeightAveraging(), Own()):
+        with pytest.raises(ValueError, match="import the callback from pytorch_lightning"):
+            trainer(1, callbacks=[callback]).fit(CASES["FedAvg"][0](), datamodule=data_of())
 
 
 def test_two_averaging_callbacks_are_refused():
