@@ -34,23 +34,30 @@ class PartialAggregate:
     sums: dict[str, StateSum] = field(default_factory=dict)
     rows: dict[int, ClientUpdate] = field(default_factory=dict)
 
-    def mean(self, name: str, fallback: Callable[[], Mapping[str, Tensor]]) -> State | None:
+    def mean(
+        self,
+        name: str,
+        fallback: Callable[[], Mapping[str, Tensor]],
+        sent: Mapping[str, Tensor] | None = None,
+    ) -> State | None:
         """Return the weighted mean of what was added to a sum, or None if nothing of any weight was added.
 
         Args:
             name: Name of the sum.
-            fallback: Returns the mean for a weight of 0 on the device, which is not read. If the states of the sum
-                were compared with what was sent (`sent`), it returns what was sent.
+            fallback: Returns the mean for a weight of 0 on the device, which is not read.
+            sent: What the states of the sum were compared with, if they were. None means what `fallback` returns.
         """
         total = self.sums.get(name)
         if total is None:
             return None
         if isinstance(total.weight, Tensor):
             otherwise = fallback()
-            return choose(total.weight != 0, mean_of(total, otherwise), otherwise)
+            return choose(total.weight != 0, mean_of(total, sent or otherwise), otherwise)
         if not total.weight:
             return None
-        return mean_of(total, fallback() if total.compares else None)
+        if total.compares and sent is None:
+            sent = fallback()
+        return mean_of(total, sent)
 
     def become(self, sums: dict[str, StateSum], rows: dict[int, ClientUpdate]) -> None:
         """Take the sums and rows of all processes in place of this one's."""

@@ -133,7 +133,7 @@ class ProcessCommunicator(Communicator):
         rows = {name: to_device(partial.rows, CPU) for name, partial in partials.items()}
         open_rows = {name: rows_of_member for name, rows_of_member in rows.items() if name != root_only}
         sums = sums_by_key(partials)
-        forms = {key: total.form._replace(weight=to_device(total.weight, CPU)) for key, total in sums.items()}
+        forms = {key: on_device(total.form, CPU) for key, total in sums.items()}
         gathered = self.all_gather_or_raise((forms, open_rows), error)
         merged_sums = self._add_up(sums, [forms_of_rank for forms_of_rank, _ in gathered])
         closed_rows = self.gather_to_root(rows[root_only]) if root_only else []
@@ -173,7 +173,7 @@ class ProcessCommunicator(Communicator):
         for key in sorted(forms):  # All ranks must take the same order.
             form = forms[key]
             total = sums[key] if key in sums else StateSum.zeros(form.layout, self.device, compares=form.compares)
-            total.weigh(to_device(form.weight, self.device), form.is_whole)
+            total.take_form(on_device(form, self.device))
             for vector in total.vectors():
                 with LIFE.waiting():
                     dist.all_reduce(vector)
@@ -200,8 +200,10 @@ class ProcessCommunicator(Communicator):
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             on_device = tensor.detach().to(self.device).contiguous()
+            # Gloo sends no integers of 16 bits, and none without a sign of more than 8.
+            as_bytes = on_device.reshape(-1).view(torch.uint8)
             with LIFE.waiting():
-                dist.broadcast(on_device, 0)
+                dist.broadcast(as_bytes, 0)
             tensor.detach().copy_(on_device)
 
     def gather_to_root(self, value: Any) -> list[Any]:
@@ -240,6 +242,11 @@ def current_communicator(device: torch.device | None = None) -> Communicator:
     return Communicator(device)
 
 
+def on_device(form: SumForm, device: torch.device) -> SumForm:
+    """Return a form whose weights are on a device."""
+    return form._replace(weight=to_device(form.weight, device), unread=to_device(form.unread, device))
+
+
 def joined(key: str, form: SumForm, other: SumForm) -> SumForm:
     """Return the form of a sum over two ranks.
 
@@ -253,7 +260,12 @@ def joined(key: str, form: SumForm, other: SumForm) -> SumForm:
     """
     if form.layout != other.layout or form.compares != other.compares:
         raise ValueError(f"the sum {key!r} has other names, shapes or types on another rank")
-    return form._replace(weight=form.weight + other.weight, is_whole=form.is_whole and other.is_whole)
+    return form._replace(
+        weight=form.weight + other.weight,
+        exact_weight=form.exact_weight + other.exact_weight,
+        unread=form.unread + other.unread,
+        places=form.places | other.places,
+    )
 
 
 def sums_by_key(partials: Mapping[str, PartialAggregate]) -> dict[str, StateSum]:

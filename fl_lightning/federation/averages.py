@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, Trainer
 
 from fl_lightning.federation.checks import averaging_callbacks
 
@@ -17,26 +17,29 @@ class EpochAverages:
 
     def __init__(self) -> None:
         self._is_asking = False
+        self._callbacks: list[Callback] = []
+        """The callbacks of the fit that average weights."""
 
     def begin_fit(self, trainer: Trainer) -> None:
         """Answer the callbacks' questions about epochs from now on."""
-        self.end_fit(trainer)
-        for callback in averaging_callbacks(trainer):
+        self.end_fit()
+        self._callbacks = averaging_callbacks(trainer)
+        for callback in self._callbacks:
+            give_back(callback)
             own: Any = callback
             own.should_update = partial(self._should_update, ask=own.should_update)
 
-    def end_fit(self, trainer: Trainer) -> None:
-        """Give the callbacks their own answers again, including answers that a failed fit has replaced."""
-        for callback in averaging_callbacks(trainer):
-            replaced = vars(callback).get("should_update")
-            if isinstance(replaced, partial) and isinstance(getattr(replaced.func, "__self__", None), EpochAverages):
-                del vars(callback)["should_update"]
+    def end_fit(self) -> None:
+        """Give the callbacks their own answers again."""
+        for callback in self._callbacks:
+            give_back(callback)
+        self._callbacks = []
 
     def end_training(self, trainer: Trainer, loop: Any) -> None:
         """End the epoch of the callbacks, whose averages are then those of the trained round."""
         self._is_asking = True
         try:
-            for callback in averaging_callbacks(trainer):
+            for callback in self._callbacks:
                 # What a subclass does at the end of an epoch besides belongs to the real end.
                 averaging: Any = next(base for base in type(callback).__mro__ if base.__name__ == "WeightAveraging")
                 averaging.on_train_epoch_end(callback, trainer, loop)
@@ -54,3 +57,10 @@ class EpochAverages:
         if epoch_idx is not None and not self._is_asking:
             return False
         return bool(ask(step_idx=step_idx, epoch_idx=epoch_idx))
+
+
+def give_back(callback: Callback) -> None:
+    """Give a callback its own answer again, including an answer that another loop has replaced in a failed fit."""
+    replaced = vars(callback).get("should_update")
+    if isinstance(replaced, partial) and isinstance(getattr(replaced.func, "__self__", None), EpochAverages):
+        del vars(callback)["should_update"]

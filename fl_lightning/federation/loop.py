@@ -548,7 +548,7 @@ class FederatedLoop(Forwarding):
         super().teardown(stage)
         self.parts.end_run()
         self.early_stops.end_fit()
-        self._averages.end_fit(self.trainer)
+        self._averages.end_fit()
         self._handed_over = parent_process() is not None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

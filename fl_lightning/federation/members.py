@@ -343,11 +343,11 @@ class PersonalEntries(Member):
             if isinstance(update.included, Tensor):
                 personal = choose(update.included, personal, self._initial)
             entries = self._partial.sums.setdefault("entries", StateSum())
-            entries.add(personal, update.num_samples)
+            entries.add(personal, update.num_samples, sent=self._initial)
         return result
 
     def aggregated(self, exchange: str, state: State | None) -> State | None:
-        mean = self._partial.mean("entries", lambda: self._global_weights.before)
+        mean = self._partial.mean("entries", lambda: self._global_weights.before, sent=self._initial)
         if mean:
             self._mean = mean
         return state

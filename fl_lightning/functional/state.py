@@ -1,6 +1,8 @@
 """Arithmetic on states (dicts of tensors by name). Every function returns new tensors but `add_`."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -131,26 +133,47 @@ class FlatState(dict[str, Tensor]):
             self.scratch |= vectors
 
 
-LIMB_BITS = 32
-"""Bits of the lower part of an integer. Sums of both parts are exact for weights of up to 2³¹ in all."""
+HALF_BITS = 32
+"""Bits of the lower part of a wide integer. Sums of both parts are exact for weights of up to 2³¹ in all."""
 
-LOWER = 2**LIMB_BITS - 1
-"""Mask of the lower part of an integer."""
+LOWER = 2**HALF_BITS - 1
+"""Mask of the lower part of a wide integer."""
 
 MOST_WEIGHT = 2**31
 
-WIDE_INTEGERS = (torch.int32, torch.int64)
-"""Types whose weighted sums may not fit into float64, which has 53 bits."""
+DIGIT_BITS = 16
+"""Bits of a digit of a weight. Digit k of a number counts 2^(16·k), and k may be negative."""
+
+DIGIT = 2**DIGIT_BITS - 1
+"""Mask of a digit."""
+
+MOST_ADDED = 2**12
+"""Number of states after which the sums of digits are carried. 2¹⁴ products of 48 bits fit into 63 bits."""
+
+WIDE_INTEGERS = (torch.int64, torch.uint64)
+"""Integers of two parts of 32 bits. Those of other types are one part."""
 
 COMPARED = (torch.float64, torch.int64)
 """Types of which a mean of equal numbers may be another number. Narrower types are rounded back to the number."""
+
+SURE_BITS = 48
+"""Bits of a float64 sum of few numbers that are right. The last ones of its 53 bits may not be."""
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Return True for the types whose means are computed exactly.
+
+    >>> is_integer(torch.uint8), is_integer(torch.bool), is_integer(torch.float32)
+    (True, False, False)
+    """
+    return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
 
 
 class StateSum:
     """A streamed float64 sum Σ weight · state over states of one layout (same names, shapes and types).
 
-    Integer weights keep the sum exact, hence independent of the order of summation. Sums of integers are exact
-    beyond 2⁵³, too. Entries are laid end to end, one vector for each type, so that adding a client takes a few
+    Integer weights keep the sum exact, hence independent of the order of summation. Sums of integers are exact for
+    all weights. Entries are laid end to end, one vector for each type, so that adding a client takes a few
     operations for any net.
 
     >>> total = StateSum()
@@ -159,72 +182,107 @@ class StateSum:
     ({'w': tensor([3., 7.], dtype=torch.float64)}, 4)
 
     Args:
-        after: a finished sum whose memory is reused, unless its entries may still be read: new memory is slow at
+        after: A finished sum whose memory is reused, unless its entries may still be read. New memory is slow at
             first.
 
     Attributes:
-        flat: by type the float64 sum of the entries, (n,), without those of `WIDE_INTEGERS`.
-        whole: by type of `WIDE_INTEGERS` the sums of the upper and of the lower parts, (2, n) int64.
-        fractions: by type of `WIDE_INTEGERS` the float64 sum of the entries whose weight is no integer, (n,).
-        changed: by type of `COMPARED` which numbers a state of positive weight has other than as it was sent, (n,)
-            uint8. Empty where it is not known what was sent.
+        flat: The float64 sums of the entries that are no integers, (n,), by type.
+        whole: The sums of the parts of integers whose weight is an integer, each (n,) int64, by type. The lower part
+            is the first one.
+        digits: The sums of the integers whose weight is no integer, (n,) int64, by type and digit of the weights.
+        both: Whether a boolean entry was true, and whether it was false, in a state of any weight, (2, n) uint8.
+        changed: By type of `COMPARED` which numbers a state of positive weight has other than as it was sent, (n,)
+            uint8. Empty if it is not known what was sent.
+        weight: Σ weight.
+        exact_weight: Σ weight as an exact number, over the weights that are on the host or were read.
+        unread: Σ weight over the other weights, which are integers on a device.
     """
 
     def __init__(self, after: "StateSum | None" = None) -> None:
         self.layout: Layout = {}
         self.flat: Vectors = {}
-        self.whole: Vectors = {}
-        self.fractions: Vectors = {}
+        self.whole: dict[torch.dtype, list[Tensor]] = {}
+        self.digits: dict[torch.dtype, dict[int, Tensor]] = {}
+        self.both: Vectors = {}
         self.changed: Vectors = {}
         self.weight: float | Tensor = 0
-        self.is_whole = True
-        """Whether all weights are integers."""
+        self.exact_weight: int | Fraction = 0
+        self.unread: int | Tensor = 0
         self.compares = False
         """Whether states are compared with what was sent."""
+        self._places: set[int] = set()
+        """The digits of all weights that are no integers."""
+        self._added = 0
+        """Number of states since sums of digits were carried."""
         self._sent: Vectors = {}
         """What was sent of the types of `COMPARED`."""
         self._seen = False
-        self._memory: Vectors = {} if after is None or after._seen else after.flat
+        self._memory: Vectors = {}
+        if after is not None and not after._seen:
+            self._memory = after.flat
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all weights are integers, which may be on a device and are not read."""
+        return not self._places
 
     @property
     def form(self) -> "SumForm":
         """Describe the sum for the other processes."""
-        return SumForm(self.layout, self.weight, self.is_whole, self.compares)
+        return SumForm(
+            layout=self.layout,
+            weight=self.weight,
+            exact_weight=self.exact_weight,
+            unread=self.unread,
+            places=frozenset(self._places),
+            compares=self.compares,
+        )
 
-    def weigh(self, weight: float | Tensor, is_whole: bool = True) -> None:
-        """Set Σ weight, where the states were added by other processes, and whether all weights are integers."""
-        self.weight = weight
-        self.is_whole = is_whole
-        if not is_whole:
-            for dtype, parts in self.whole.items():
-                self.fractions.setdefault(dtype, torch.zeros_like(parts[0], dtype=torch.float64))
+    def take_form(self, form: "SumForm") -> None:
+        """Take the form of the sum over all processes, to whose vectors the vectors of this process are added."""
+        self.weight = form.weight
+        self.exact_weight = form.exact_weight
+        self.unread = form.unread
+        for dtype in self.whole:
+            self._make_digits(dtype, form.places)
 
     def vectors(self) -> list[Tensor]:
-        """Give the vectors that are added up over processes, in the same order on all of them."""
-        groups = (self.flat, self.whole, self.fractions)
-        return [group[dtype] for group in groups for dtype in sorted(group, key=str)]
+        """Return the vectors that are added up over processes, in the same order on all of them."""
+        found: list[Tensor] = []
+        found += [self.flat[dtype] for dtype in sorted(self.flat, key=str)]
+        for dtype in sorted(self.whole, key=str):
+            found += self.whole[dtype]
+        for dtype in sorted(self.digits, key=str):
+            self._carry(dtype)
+            by_place = self.digits[dtype]
+            found += [by_place[place] for place in sorted(by_place)]
+        return found
 
     def flags(self) -> list[Tensor]:
-        """Give the vectors of `changed`, of which the greatest counts over processes."""
-        return [self.changed[dtype] for dtype in sorted(self.changed, key=str)]
+        """Return the vectors of which the greatest counts over processes."""
+        found: list[Tensor] = []
+        for group in (self.both, self.changed):
+            found += [group[dtype] for dtype in sorted(group, key=str)]
+        return found
 
     def add(self, state: StateLike, weight: float | Tensor = 1, sent: StateLike | None = None) -> None:
         """Add weight · state.
 
         Args:
-            state: tensors by name.
-            weight: of the state.
-            sent: the entries as the state's owner was sent them, the same for all states. A mean keeps what nobody
-                has changed of them; None: it is not known.
+            state: Tensors by name.
+            weight: The weight of the state.
+            sent: The entries as the state's owner was sent them, the same for all states. A mean keeps what nobody
+                has changed of them. None means that it is not known.
 
         Raises:
-            ValueError: if the entries' names or shapes differ from those added before.
+            ValueError: The entries' names, shapes or types differ from those added before.
         """
         if isinstance(weight, Tensor) and weight.is_floating_point():
-            weight = weight.double()  # as the sum, by which it is divided
+            weight = weight.double()  # As the sum, by which it is divided.
         self.weight = self.weight + weight
         layout = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
-        if first := not self.layout:
+        is_first = not self.layout
+        if is_first:
             self.layout = layout
         elif [*layout.items()] != [*self.layout.items()]:
             state = arranged(state, layout, self.layout)
@@ -232,41 +290,86 @@ class StateSum:
         if sent is not None:
             self.compares = True
             self._compare(vectors, weight, sent)
+        integers: Vectors = {}
         for dtype, vector in vectors.items():
-            if dtype in WIDE_INTEGERS:
-                self._add_integers(dtype, vector, weight)
+            if is_integer(dtype):
+                integers[dtype] = vector
                 continue
-            if first:
+            if dtype == torch.bool:
+                self._add_flags(vector, weight)
+            if is_first:
                 memory = reusable(self._memory, dtype, [vector])
                 self.flat[dtype] = torch.empty_like(vector, dtype=torch.float64) if memory is None else memory
-            for total, part in in_pieces(self.flat[dtype], vector):
-                if first:
-                    total.zero_()
-                if isinstance(weight, Tensor):
-                    total.add_(torch.where(weight == 0, 0.0, part.to(torch.float64) * weight))
-                elif weight:  # zero times infinity is not zero
-                    total.add_(part, alpha=weight)
+            add_weighted(self.flat[dtype], vector, weight, begins=is_first)
+        if integers:
+            self._add_integers(integers, weight)
 
-    def _add_integers(self, dtype: torch.dtype, vector: Tensor, weight: float | Tensor) -> None:
-        """Add integers, exactly where their weight is an integer."""
-        if dtype not in self.whole:
-            self.whole[dtype] = torch.zeros(2, len(vector), dtype=torch.int64, device=vector.device)
+    def _add_flags(self, vector: Tensor, weight: float | Tensor) -> None:
+        """Note which booleans are true and which are false in a state of any weight."""
+        both = torch.stack([vector, ~vector])
+        both = both & (weight != 0)
+        if torch.bool in self.both:
+            both = both | self.both[torch.bool].bool()
+        self.both[torch.bool] = both.to(torch.uint8)
+
+    def _add_integers(self, vectors: Vectors, weight: float | Tensor) -> None:
+        """Add integers exactly."""
         integer = as_integer(weight)
+        by_place: dict[int, int] = {}
         if integer is None:
-            self.weigh(self.weight, is_whole=False)
-            moved = vector.double() * weight
-            if isinstance(weight, Tensor):
-                moved = torch.where(weight == 0, 0.0, moved)
-            self.fractions[dtype].add_(moved)
-            return
-        upper, lower = self.whole[dtype]
-        wide = vector.to(torch.int64)
-        if isinstance(integer, Tensor):
-            upper.add_((wide >> LIMB_BITS) * integer)
-            lower.add_((wide & LOWER) * integer)
-        elif integer:
-            upper.add_(wide >> LIMB_BITS, alpha=integer)
-            lower.add_(wide & LOWER, alpha=integer)
+            number = float(weight)  # A weight on a device is read, as only a rule of a user's own makes it.
+            by_place = digits_of(number)
+            self.exact_weight += Fraction(number)
+            self._places |= by_place.keys()
+            self._added += 1
+        elif isinstance(integer, Tensor):
+            self.unread = self.unread + integer
+        else:
+            self.exact_weight += integer
+        for dtype, vector in vectors.items():
+            parts = parts_of(vector)
+            if dtype not in self.whole:
+                self.whole[dtype] = [torch.zeros_like(part) for part in parts]
+            if integer is None:
+                self._add_digits(dtype, parts, by_place)
+                continue
+            for total, part in zip(self.whole[dtype], parts, strict=True):
+                if isinstance(integer, Tensor):
+                    total.add_(part * integer)
+                elif integer:
+                    total.add_(part, alpha=integer)
+
+    def _add_digits(self, dtype: torch.dtype, parts: Sequence[Tensor], by_place: Mapping[int, int]) -> None:
+        """Add integers of one type, whose weight is given by its digits."""
+        self._make_digits(dtype, by_place)
+        sums = self.digits[dtype]
+        for place, digit in by_place.items():
+            for half, part in enumerate(parts):
+                sums[place + half * PLACES_OF_HALF].add_(part, alpha=digit)
+        if self._added % MOST_ADDED == 0:
+            self._carry(dtype)
+
+    def _make_digits(self, dtype: torch.dtype, places: Iterable[int]) -> None:
+        """Make the sums of digits, of 0, which weights with such digits need."""
+        parts = self.whole[dtype]
+        for place in places:
+            self._places.add(place)
+            sums = self.digits.setdefault(dtype, {})
+            for half in range(len(parts)):
+                for needed in (place + half * PLACES_OF_HALF, place + half * PLACES_OF_HALF + 1):
+                    sums.setdefault(needed, torch.zeros_like(parts[0]))
+
+    def _carry(self, dtype: torch.dtype) -> None:
+        """Move what a sum of digits has beyond 16 bits to the next digit. The greatest digit keeps what it gets.
+
+        Afterwards there is a sum for every digit from the least to the greatest.
+        """
+        sums = self.digits[dtype]
+        for place in range(min(sums), max(sums)):
+            if place in sums:
+                above = sums.setdefault(place + 1, torch.zeros_like(sums[place]))
+                above.add_(sums[place] >> DIGIT_BITS)
+                sums[place].bitwise_and_(DIGIT)
 
     def _compare(self, vectors: Vectors, weight: float | Tensor, sent: StateLike) -> None:
         """Find the numbers that are not as they were sent. Zeros are equal whatever their signs."""
@@ -289,9 +392,9 @@ class StateSum:
         """Make an empty sum of a known layout, to be added to those of other processes.
 
         Args:
-            layout: of the sum.
-            device: of the sum.
-            compares: whether the other processes compare states with what was sent.
+            layout: The layout of the sum.
+            device: The device of the sum.
+            compares: Whether the other processes compare states with what was sent.
         """
         total = cls()
         nothing = {name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()}
@@ -299,18 +402,26 @@ class StateSum:
         return total
 
     def state(self) -> State:
-        """Give the sum, float64 whatever the entries' types, in the order in which they came."""
+        """Return the sum, float64 whatever the entries' types, in the order in which they came."""
         self._seen = True
         integers = {dtype: self.integers(dtype) for dtype in self.whole}
         return dict(unflatten({**self.flat, **integers}, self.layout))
 
     def integers(self, dtype: torch.dtype) -> Tensor:
-        """Give the sum of the integers of a type of `WIDE_INTEGERS`, (n,) float64."""
-        upper, lower = self.whole[dtype].double()
-        total: Tensor = upper * 2.0**LIMB_BITS + lower
-        if dtype in self.fractions:
-            total = total + self.fractions[dtype]
+        """Return the sum of the integers of a type, (n,) float64."""
+        total = torch.zeros_like(self.whole[dtype][0], dtype=torch.float64)
+        for scale_of_sum, part in self.terms(dtype):
+            total += part.double() * float(scale_of_sum)
         return total
+
+    def terms(self, dtype: torch.dtype) -> list[tuple[Fraction, Tensor]]:
+        """Return numbers and vectors (n,) int64 whose products add up to the sum of the integers of a type."""
+        found: list[tuple[Fraction, Tensor]] = []
+        for half, part in enumerate(self.whole[dtype]):
+            found.append((Fraction(2) ** (half * HALF_BITS), part))
+        for place, part in self.digits.get(dtype, {}).items():
+            found.append((Fraction(2) ** (place * DIGIT_BITS), part))
+        return found
 
 
 class SumForm(NamedTuple):
@@ -318,12 +429,69 @@ class SumForm(NamedTuple):
 
     layout: Layout
     weight: float | Tensor
-    is_whole: bool
+    exact_weight: int | Fraction
+    unread: int | Tensor
+    places: frozenset[int]
     compares: bool
 
 
+PLACES_OF_HALF = HALF_BITS // DIGIT_BITS
+
+
+def add_weighted(total: Tensor, vector: Tensor, weight: float | Tensor, *, begins: bool) -> None:
+    """Add weight · vector to a float64 sum in place, which begins with 0 or goes on. Zero times infinity adds 0."""
+    for out, part in in_pieces(total, vector):
+        if begins:
+            out.zero_()
+        if isinstance(weight, Tensor):
+            out.add_(torch.where(weight == 0, 0.0, part.to(torch.float64) * weight))
+        elif weight:
+            out.add_(part, alpha=weight)
+
+
+def parts_of(vector: Tensor) -> list[Tensor]:
+    """Return the parts of integers, each (n,) int64: the lower 32 bits and those above, or the integers themselves.
+
+    >>> parts_of(torch.tensor([2**32 + 7, -1])), parts_of(torch.tensor([5], dtype=torch.uint8))
+    ([tensor([         7, 4294967295]), tensor([ 1, -1])], [tensor([5])])
+    """
+    if vector.dtype not in WIDE_INTEGERS:
+        return [vector.to(torch.int64)]
+    wide = vector.view(torch.int64)
+    upper = wide >> HALF_BITS
+    if vector.dtype == torch.uint64:
+        upper = upper & LOWER
+    return [wide & LOWER, upper]
+
+
+def digits_of(weight: float) -> dict[int, int]:
+    """Return the digits of a number that are not 0: digit k counts 2^(16·k).
+
+    Raises:
+        ValueError: The number is NaN or infinite.
+
+    >>> digits_of(0.5), digits_of(65537.0), digits_of(-2.0**-16)
+    ({-1: 32768}, {0: 1, 1: 1}, {-1: -1})
+    """
+    if not math.isfinite(weight):
+        raise ValueError(f"the weight of a client must be finite, got {weight}; let the rule return another one")
+    numerator, denominator = weight.as_integer_ratio()
+    exponent = 1 - denominator.bit_length()  # The denominator is a power of 2.
+    place, shift = divmod(exponent, DIGIT_BITS)
+    sign = -1 if numerator < 0 else 1
+    remaining = abs(numerator) << shift
+    digits: dict[int, int] = {}
+    while remaining:
+        digit = remaining & DIGIT
+        if digit:
+            digits[place] = sign * digit
+        remaining >>= DIGIT_BITS
+        place += 1
+    return digits
+
+
 def as_integer(weight: float | Tensor) -> int | Tensor | None:
-    """Give a weight as an integer, None where it is none. That of a floating tensor is not read.
+    """Return a weight as an integer, or None if it is none. A floating tensor is not read.
 
     >>> as_integer(3), as_integer(2.0), as_integer(0.5)
     (3, 2, None)
@@ -335,20 +503,23 @@ def as_integer(weight: float | Tensor) -> int | Tensor | None:
     return int(weight)
 
 
-def rounded_quotient(parts: Tensor, divisor: int | Tensor) -> Tensor:
-    """Divide sums of the upper and lower parts of integers by an integer > 0, rounded half to even: (2, n) -> (n,).
+def rounded_quotient(parts: Sequence[Tensor], divisor: int | Tensor) -> Tensor:
+    """Divide sums of the parts of integers, each (n,), by an integer > 0, rounded half to even: (n,).
 
-    >>> rounded_quotient(torch.tensor([[0, 2**30], [7, 0]]), 2)  # 3.5 and 2^61
+    >>> rounded_quotient([torch.tensor([7, 0]), torch.tensor([0, 2**30])], 2)  # 3.5 and 2^61
     tensor([                  4, 2305843009213693952])
     """
-    upper, lower = parts
-    upper = upper + (lower >> LIMB_BITS)
-    lower = lower & LOWER
-    quotient = torch.div(upper, divisor, rounding_mode="floor")
-    rest = ((upper - quotient * divisor) << LIMB_BITS) + lower
-    lower_quotient = torch.div(rest, divisor, rounding_mode="floor")
-    remainder = rest - lower_quotient * divisor
-    value: Tensor = (quotient << LIMB_BITS) + lower_quotient
+    lower, *uppers = parts
+    value = torch.zeros_like(lower)
+    for upper in uppers:
+        high = upper + (lower >> HALF_BITS)
+        lower = lower & LOWER
+        quotient = torch.div(high, divisor, rounding_mode="floor")
+        lower = ((high - quotient * divisor) << HALF_BITS) + lower
+        value = quotient << HALF_BITS
+    quotient = torch.div(lower, divisor, rounding_mode="floor")
+    remainder = lower - quotient * divisor
+    value = value + quotient
     is_half = 2 * remainder == divisor
     goes_up = (2 * remainder > divisor) | (is_half & (value & 1 == 1))
     rounded: Tensor = value + goes_up
@@ -529,12 +700,12 @@ def mean_of(total: StateSum, sent: StateLike | None = None) -> State:
         vectors[dtype] = mean_of_integers(total, dtype)
     for dtype, vector in total.flat.items():
         if dtype == torch.bool:
-            vectors[dtype] = common_flags(vector, total)
+            vectors[dtype] = common_flags(total)
         else:
             vectors[dtype] = torch.empty_like(vector, dtype=dtype)
             for out, part in in_pieces(vectors[dtype], vector):
                 mean = part / total.weight
-                out.copy_(mean if dtype.is_floating_point else mean.round_())
+                out.copy_(mean)
     if sent is not None and total.compares:
         keep_unchanged(vectors, total, sent)
     return unflatten(vectors, total.layout)
@@ -554,29 +725,86 @@ def keep_unchanged(vectors: Vectors, total: StateSum, sent: StateLike) -> None:
 
 
 def mean_of_integers(total: StateSum, dtype: torch.dtype) -> Tensor:
-    """Divide the sum of the integers of one type by its weight: exactly where all weights are integers."""
+    """Divide the sum of the integers of one type by its weight, exactly, rounded half to even."""
     weight = total.weight
     if total.is_whole and isinstance(weight, Tensor):
-        return rounded_quotient(total.whole[dtype], weight.to(torch.int64).clamp(min=1)).to(dtype)
-    if total.is_whole and weight:
-        return rounded_quotient(total.whole[dtype], int(weight)).to(dtype)
-    return (total.integers(dtype) / weight).round_().to(dtype)
+        rounded = rounded_quotient(total.whole[dtype], weight.to(torch.int64).clamp(min=1))
+    elif total.is_whole and weight:
+        rounded = rounded_quotient(total.whole[dtype], int(weight))
+    else:
+        rounded = rounded_fraction(total.terms(dtype), exact_weight_of(total))
+    return rounded.view(dtype) if dtype in WIDE_INTEGERS else rounded.to(dtype)
 
 
-def common_flags(vector: Tensor, total: StateSum) -> Tensor:
-    """Recover boolean entries from their sum, which must be the same everywhere.
+def exact_weight_of(total: StateSum) -> Fraction:
+    """Return the weight of a sum as an exact number, or 1 for a sum of no weight, which is 0."""
+    weight = Fraction(total.exact_weight + int(total.unread))
+    return weight or Fraction(1)
+
+
+def rounded_fraction(terms: Sequence[tuple[Fraction, Tensor]], divisor: Fraction) -> Tensor:
+    """Divide a sum of products by a number, exactly, rounded half to even.
+
+    Numbers of which float64 does not tell how they are rounded are divided one by one.
+
+    Args:
+        terms: Factors, and vectors (n,) int64, of the sum of products.
+        divisor: The number, not 0.
+
+    Returns:
+        (n,) int64, modulo 2⁶⁴.
+
+    >>> rounded_fraction([(Fraction(1, 2), torch.tensor([1, 3, 2**62 + 1]))], Fraction(1))
+    tensor([                  0,                   2, 2305843009213693952])
+    """
+    _, first = terms[0]
+    estimate = torch.zeros_like(first, dtype=torch.float64)
+    error = torch.zeros_like(estimate)
+    for factor, vector in terms:
+        term = vector.double() * float(factor / divisor)
+        estimate += term
+        error += term.abs() * 2.0**-SURE_BITS
+    rounded = estimate.round()
+    is_sure = ((estimate - rounded).abs() + error < 0.5) & (error < 0.25)
+    result = torch.where(is_sure, rounded, 0.0).to(torch.int64)
+    positions = (~is_sure).nonzero().flatten()
+    if not len(positions):
+        return result
+    columns = [vector[positions].tolist() for _, vector in terms]
+    exact: list[int] = []
+    for numbers in zip(*columns, strict=True):
+        value = Fraction(0)
+        for (factor, _), number in zip(terms, numbers, strict=True):
+            value += factor * number
+        exact.append(as_int64(round(value / divisor)))
+    result[positions] = torch.tensor(exact, device=result.device)
+    return result
+
+
+def as_int64(number: int) -> int:
+    """Return the int64 that is equal to an integer modulo 2⁶⁴.
+
+    >>> as_int64(2**63) == -(2**63), as_int64(-5)
+    (True, -5)
+    """
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def common_flags(total: StateSum) -> Tensor:
+    """Return boolean entries, which must be the same everywhere, and are false in a sum of no weight.
 
     Raises:
-        ValueError: naming one that is not.
+        ValueError: An entry is not the same everywhere.
     """
-    mean = (vector / total.weight).nan_to_num_()  # of no weight: nothing differs
+    is_true: Tensor
+    is_true, is_false = total.both[torch.bool].bool()
     flags = {name: entry for name, entry in total.layout.items() if entry[1] == torch.bool}
-    for name, differs in unflatten({torch.bool: mean != (mean > 0.5)}, flags).items():
+    for name, differs in unflatten({torch.bool: is_true & is_false}, flags).items():
         if differs.any():
             raise ValueError(
                 f"boolean entry {name!r} differs between clients, and only equal ones can be averaged; make it personal"
             )
-    return mean > 0.5
+    return is_true
 
 
 EXTRA = "_extra_state"
