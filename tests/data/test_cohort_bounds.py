@@ -7,6 +7,7 @@ import pytest
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import Aggregator
 from fl_lightning.data import Digits
+from fl_lightning.data.availability import AvailableCohorts
 from fl_lightning.data.clients import Cohorts
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
@@ -128,3 +129,22 @@ def test_a_number_that_cannot_be_is_refused(settings, sentence, tmp_path):
 def test_so_it_is_on_the_command_line():
     words = "partition --model.client FedAvg --data.source Digits --data.num_clients 5 --data.cohort_size 6"
     assert "data.cohort_size must be at most data.num_clients" in refusal(words, 1)
+
+
+def test_the_bounds_of_all_rounds_are_counted_once(monkeypatch, tmp_path):
+    trace = tmp_path / "trace.txt"
+    trace.write_text("0 1\n1 2\n0\n", encoding="utf-8")
+    counted = []
+    count = AvailableCohorts._bounds_of
+
+    def counting(self, round_idx):
+        counted.append(round_idx)
+        return count(self, round_idx)
+
+    monkeypatch.setattr(AvailableCohorts, "_bounds_of", counting)
+    data = toy_data((5, 6, 7), availability=str(trace))
+    data.setup("fit")
+    first = data.cohort.bounds
+    assert counted == [0, 1, 2]
+    assert data.cohort.bounds is first
+    assert counted == [0, 1, 2]
