@@ -24,8 +24,8 @@ from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.averages import EpochAverages
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
-from fl_lightning.federation.early_stops import EarlyStops
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
+from fl_lightning.federation.fresh_values import FreshValues
 from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
@@ -92,7 +92,7 @@ class FederatedLoop(Forwarding):
         engine_factory: Makes what trains and tests the clients (in another process, on another machine), given the
             engine of this process. Set it before a fit. None means the engine of this process.
         recorder: The recorder of the logged values.
-        early_stops: Lets EarlyStopping count every value once.
+        fresh_values: Lets callbacks look at a monitored value once.
         final_key: Log key of the value that sums up an evaluation. Empty before the first evaluation.
     """
 
@@ -170,7 +170,7 @@ class FederatedLoop(Forwarding):
         self.store = self.parts.store
         self.recorder = self.parts.recorder
         self.identity = self.parts.identity
-        self.early_stops = EarlyStops()
+        self.fresh_values = FreshValues()
         self._averages = EpochAverages()
 
     # --- parts that exist once a Trainer has set the loop up ---
@@ -320,7 +320,7 @@ class FederatedLoop(Forwarding):
     def on_train_start(self) -> None:
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         self.engine.local.scale_lr(self.parts.plateau.factors)
-        self.early_stops.begin_fit(self.trainer, self.evaluate_clients_every)
+        self.fresh_values.begin_fit(self.trainer, self.evaluate_clients_every)
         self._averages.begin_fit(self.trainer)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)
@@ -445,7 +445,7 @@ class FederatedLoop(Forwarding):
         `self.log` would cost 0.75 ms a key and round.
         """
         # The tensors of all keys are made at once, because making each by itself would cost as much.
-        self.early_stops.publish(values)
+        self.fresh_values.publish(values, round_idx=self.recorder.trained_rounds - 1)
         tensors = torch.tensor(list(values.values())).unbind()
         self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
 
@@ -547,7 +547,7 @@ class FederatedLoop(Forwarding):
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
         self.parts.end_run()
-        self.early_stops.end_fit()
+        self.fresh_values.end_fit()
         self._averages.end_fit()
         self._handed_over = parent_process() is not None
 

@@ -41,7 +41,7 @@ def catch_up(loop: Any, data: FederatedDataModule, recorder: Recorder) -> None:
     is_evaluated = recorder.evaluated_rounds > round_idx
     if evaluation_is_due and trainer.enable_validation and not is_evaluated:
         validate(loop, data)
-    loop.early_stops.know(recorder.round_metrics, round_idx)
+    loop.fresh_values.know(recorder.round_metrics, round_idx)
     values = {key: torch.tensor(value) for key, value in recorder.round_metrics.items()}
     trainer.callback_metrics.update(values)
     if round_idx < trainer.current_epoch:

@@ -1,7 +1,10 @@
-"""EarlyStopping looks at every value once, whichever rounds measure it."""
+"""EarlyStopping looks at every value once, ModelCheckpoint in its own round, whichever rounds measure it."""
+
+import re
 
 import pytest
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg
@@ -78,6 +81,63 @@ def test_a_run_that_goes_on_counts_as_one_that_was_not_stopped(cut, tmp_path):
     run("local/alma", parts[1], tmp_path / "part", ckpt_path=tmp_path / "part" / "last.ckpt")
     assert parts[0].seen + parts[1].seen == whole.seen
     assert parts[1].wait_count == whole.wait_count
+
+
+class Saved(ModelCheckpoint):
+    """Keeps the checkpoints of the rounds that it looks at, by their values."""
+
+    def __init__(self, folder, monitor, **settings):
+        super().__init__(folder, filename="{epoch}-of", monitor=monitor, mode="max", **settings)
+
+    @property
+    def rounds(self):
+        """The saved rounds, with their values."""
+        found = {}
+        for path, value in self.best_k_models.items():
+            found[int(re.search(r"epoch=(\d+)", path)[1])] = float(value)
+        return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("at_the_end", [None, True, False])
+def test_a_checkpoint_is_saved_by_a_value_of_its_own_round(key, at_the_end, tmp_path):
+    saved = Saved(tmp_path, key, save_top_k=99, save_on_train_epoch_end=at_the_end)
+    loop = run(key, saved, tmp_path)
+    assert saved.rounds == pytest.approx(loop.recorder.history.curve(key), rel=1e-6)
+    assert "on_train_epoch_end" not in vars(saved)
+
+
+@pytest.mark.parametrize("key", ["local/alma", "global/acc", "local/drift"])
+def test_the_best_two_are_rounds_with_values(key, tmp_path):
+    saved = Saved(tmp_path, key, save_top_k=2)
+    curve = run(key, saved, tmp_path).recorder.history.curve(key)
+    assert saved.rounds.keys() <= curve.keys()
+    best = sorted(curve.values())[-min(2, len(curve)) :]
+    assert sorted(saved.rounds.values()) == pytest.approx(best, rel=1e-6)
+    assert {f"epoch={round_idx}-of.ckpt" for round_idx in saved.rounds} == {p.name for p in tmp_path.glob("epoch=*")}
+
+
+@pytest.mark.parametrize("cut", [2, 3])
+def test_a_run_that_goes_on_saves_as_one_that_was_not_stopped(cut, tmp_path):
+    whole = Saved(tmp_path / "whole", "local/alma", save_top_k=99)
+    run("local/alma", whole, tmp_path / "whole")
+    parts = [Saved(tmp_path / "part", "local/alma", save_top_k=99) for _ in range(2)]
+    run("local/alma", parts[0], tmp_path / "part", rounds=cut)
+    run("local/alma", parts[1], tmp_path / "part", ckpt_path=tmp_path / "part" / "last.ckpt")
+    assert parts[1].rounds == whole.rounds
+
+
+@pytest.mark.parametrize("key", ["epoch", "step", None])
+def test_what_is_no_value_of_a_round_is_saved_every_round(key, tmp_path):
+    saved = Saved(tmp_path, key, save_top_k=-1)
+    run("local/alma", saved, tmp_path, rounds=3)
+    assert len(list(tmp_path.glob("epoch=*"))) == 3
+
+
+def test_a_checkpoint_without_a_value_is_refused_by_lightning(tmp_path, monkeypatch):
+    monkeypatch.setitem(KEYS, "local/alam", KEYS["local/alma"])
+    with pytest.raises(MisconfigurationException, match="could not find the monitored key"):
+        run("local/alam", Saved(tmp_path, "local/alam"), tmp_path)
 
 
 def test_a_value_that_nobody_logs_is_refused_by_lightning(tmp_path, monkeypatch):
