@@ -19,6 +19,7 @@ from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.inspection import Inspection
 from fl_lightning.federation.checks import averaging_callbacks
+from fl_lightning.federation.fingerprint import fingerprint
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_float32, to_host
@@ -83,6 +84,8 @@ class Evaluation:
         self._may_draw = runs_foreign_steps or self.metrics is not None or self.transfer.hooked
         """Whether a pass runs code that may draw from the generators of NumPy and Python."""
         self._channels_last = evaluates_channels_last(self.client, self.client.device)
+        self._fingerprints: dict[tuple[str, int], str] = {}
+        """The fingerprints of the first samples of a split, by its name and their number."""
         self._accuracy: ClassifierScores | None = None
         if self.client.module is None and self.data.num_classes is not None:
             self._accuracy = ClassifierScores(self.data.num_classes).to(self.client.device)
@@ -305,7 +308,7 @@ class Evaluation:
     def _scores(self, accuracy: ClassifierScores, prefix: str) -> dict[str, float]:
         """Return accuracy, loss and class accuracies of a classifier, and give the recorder the last ones."""
         result = computed(accuracy).cpu()
-        samples = f"{'+'.join(self.samples())} {accuracy.class_samples.tolist()}"
+        samples = f"{self._words_for_samples()}; {accuracy.class_samples.tolist()}"
         self.parts.recorder.take_class_accuracy(result[:-2], samples)
         *by_class, overall, loss = result.tolist()
         scores = {f"{prefix}/acc": overall, f"{prefix}/loss": loss}
@@ -328,6 +331,16 @@ class Evaluation:
             most = num_batches * self.data.eval_batch_size * trainer.world_size
             found[name] = int(min(most, len(self.data.split(name))))
         return found
+
+    def _words_for_samples(self) -> str:
+        """Return words that are the same for another evaluation if it is on the same samples."""
+        words: list[str] = []
+        for name, size in self.samples().items():
+            if (name, size) not in self._fingerprints:
+                split = self.data.split(name)
+                self._fingerprints[name, size] = fingerprint(split, size, self.data.eval_batch_size)
+            words.append(f"{name} {self._fingerprints[name, size]}")
+        return "; ".join(words)
 
     # --- outside of the Trainer's passes ---
 

@@ -186,7 +186,7 @@ class Recorder(Member):
 
         Args:
             class_accuracy: The accuracies, (C,) float64 on the CPU, or None without classes.
-            samples: Words for the evaluated samples: their splits, and how many there are of each class.
+            samples: Words for the evaluated samples: their splits, and a fingerprint of each.
         """
         self.class_accuracy = class_accuracy
         self.samples = samples
@@ -263,6 +263,7 @@ class Recorder(Member):
             "peak_samples": self.peak_samples,
             "trained_rounds": self.trained_rounds,
             "evaluated_rounds": self.evaluated_rounds,
+            "directions": dict(self.directions),
             "rows": [self._chained, self._chain.hex()],
         }
 
@@ -272,7 +273,8 @@ class Recorder(Member):
         self.peak = state["peak"]
         self.evaluated_rounds = state["evaluated_rounds"]
         self._chained = state["rows"][0]
-        # Version 0.2.0 wrote neither.
+        # Version 0.2.0 wrote none of these.
+        self.take_directions(state.get("directions", {}))
         self.peak_samples = state.get("peak_samples", "")
         self.trained_rounds = state.get("trained_rounds", self._chained + bool(self.round_metrics))
         self._chain = bytes.fromhex(state["rows"][1])

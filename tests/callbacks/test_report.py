@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport
-from fl_lightning.data import TensorSource
+from fl_lightning.data import DatasetSource, TensorSource
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
 from fl_lightning.methods import FedEXPAggregator
 from fl_lightning.reports.terminal import print_classes
@@ -174,6 +174,53 @@ def test_best_and_forgetting_are_told_of_the_samples_of_the_fit_only(tmp_path, c
             run.test(fresh, datamodule=tested, ckpt_path=ckpt_path, verbose=False)
             told.append("forgetting" in capsys.readouterr().out)
         assert told == [True, False, False]
+
+
+class Drawing(TensorDataset):
+    """Draws from the global generators as it is read, but gives the same samples."""
+
+    def __getitem__(self, index):
+        torch.rand(1)
+        np.random.rand()
+        return super().__getitem__(index)
+
+
+def with_test(kind, x, y):
+    """Data with these test samples: tensors, or a dataset that is read sample by sample."""
+    changed = data()
+    train = changed.source.train
+    if kind == "datasets":
+        changed.source = DatasetSource(TensorDataset(*train), Drawing(x, y), num_classes=3)
+    else:
+        changed.source = TensorSource(train, (x, y), num_classes=3)
+    return changed
+
+
+def other_samples():
+    """Return test samples with as many of each class as the first ones, all except a copy other ones."""
+    x, y = data().source.test
+    moved = x.clone()
+    moved[7] += 1e-3
+    order = torch.arange(len(y)).flip(0)
+    return {
+        "same": (x, y),
+        "a copy": (x.clone(), y.clone()),
+        "one moved": (moved, y),
+        "reversed": (x[order], y[order]),
+        "other labels": (x, y[order]),
+    }
+
+
+@pytest.mark.parametrize("kind", ["tensors", "datasets"])
+def test_other_samples_with_equal_class_counts_are_told_apart(kind, tmp_path, capsys):
+    trainer([ClasswiseReport()], tmp_path).fit(loop(), datamodule=with_test(kind, *data().source.test))
+    capsys.readouterr()
+    for name, (x, y) in other_samples().items():
+        fresh = loop()
+        fresh.identity.allow(["data"])
+        run = trainer([ClasswiseReport()])
+        run.test(fresh, datamodule=with_test(kind, x, y), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+        assert ("forgetting" in capsys.readouterr().out) == (name in ("same", "a copy")), name
 
 
 def test_resume_keeps_the_whole_history(tmp_path):

@@ -7,7 +7,9 @@ import random
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import FederatedLoop
 from fl_lightning.client.services import MetricAccumulator
@@ -284,3 +286,32 @@ def test_what_callbacks_log_in_client_hooks_is_in_the_rounds_row(tmp_path):
     with (tmp_path / "metrics.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [{name: float(line[name]) for name in row} for line in table] == [row, row]
+
+
+def test_directions_of_metric_objects_are_known_after_a_resume(tmp_path):
+    """Metrics of clients are computed every second round only, and what they tell is part of a checkpoint."""
+
+    class Odd(MulticlassAccuracy):
+        higher_is_better = False
+
+    def loop():
+        metrics = {"odd": Odd(3)}
+        client = FedAvg(net=BatchNormNet, optimizer=sgd())
+        return FederatedLoop(client, seed=3, metrics=metrics, evaluate_clients_every=2)
+
+    saved = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
+    whole = loop()
+    trainer(2, callbacks=[saved], enable_checkpointing=True).fit(whole, datamodule=toy_data())
+    assert whole.recorder.directions == {"local/odd": "min", "global/odd": "min"}
+    seen = []
+
+    class Look(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append(dict(pl_module.recorder.directions))
+
+    for given in ({}, {"local/odd": "max"}):
+        resumed = loop()
+        resumed.recorder.directions |= given
+        run = trainer(3, callbacks=[Look()])
+        run.fit(resumed, datamodule=toy_data(), ckpt_path=tmp_path / "last.ckpt")
+        assert seen.pop() == {**whole.recorder.directions, **given}
