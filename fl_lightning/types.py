@@ -390,12 +390,15 @@ class ClientScore(NamedTuple):
         num_samples: The number of samples tested. A 0-d tensor if it is on the device, as `correct`.
         correct: The number of right answers.
         metrics: The results of further metrics, by name, on the CPU.
+        is_finite: Whether all predictions are finite. NaN in a metric of finite predictions is a value that is not
+            defined.
     """
 
     client_id: int
     num_samples: float | Tensor
     correct: float | Tensor
     metrics: State
+    is_finite: bool | Tensor = True
 
 
 class Engine(Protocol):

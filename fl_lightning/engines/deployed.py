@@ -48,14 +48,22 @@ def score(
         channels_last: Whether batches of images are laid out channels last.
     """
     counts = torch.zeros(2, dtype=torch.float64, device=device)
+    is_finite = torch.ones((), dtype=torch.bool, device=device)
     for x, y in batches:
         logits = predict(laid_out(x, channels_last))
         counts += answer_counts(logits, y)
         if metrics is not None:
             metrics.update(to_float32(logits), y)
+            is_finite &= logits.isfinite().all()
     correct, num_samples = counts.unbind()
     values: State = {}
     if metrics is not None:
         values = {name: value.cpu() for name, value in metrics.compute().items()}
         metrics.reset()
-    return ClientScore(client_id=client_id, num_samples=num_samples, correct=correct, metrics=values)
+    return ClientScore(
+        client_id=client_id,
+        num_samples=num_samples,
+        correct=correct,
+        metrics=values,
+        is_finite=is_finite,
+    )

@@ -144,7 +144,7 @@ class Inspection:
         """
         return self.once(moment, (split, "of", client_id), lambda: self._scores(self._batches_of(client_id, split)))
 
-    def own_loss(self, moment: Moment, client_id: int) -> float:
+    def own_loss(self, moment: Moment, client_id: int) -> float | None:
         """Return the mean local loss over a client's own training samples.
 
         It is the cross-entropy if the client deploys another predictor than its module.
@@ -154,12 +154,12 @@ class Inspection:
             client_id: The id of the client.
 
         Returns:
-            The mean. It is NaN for a client without samples and under manual optimization.
+            The mean, or None for a client without samples and under manual optimization.
         """
         if not self.client.automatic_optimization:
-            return float("nan")
+            return None
 
-        def compute() -> float:
+        def compute() -> float | None:
             total = 0.0
             count = 0
             with self.look():
@@ -168,7 +168,7 @@ class Inspection:
                     size = batch_length(batch)
                     total += float(loss) * size
                     count += size
-            return total / count if count else float("nan")
+            return total / count if count else None
 
         return self.once(moment, ("loss", client_id), compute)
 

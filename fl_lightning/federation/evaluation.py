@@ -372,12 +372,12 @@ class Evaluation:
             Means over all clients by log key: `local/alma` of the accuracy, `local/NAME` of the user's own metrics.
         """
         scores = self._deployed_scores(round_idx)
-        rows = [values_of(score.metrics, "local", self.inspection.class_names) for score in scores]
+        rows = [values_of_score(score, self.inspection.class_names) for score in scores]
         if self.metrics is not None:
             self.parts.recorder.take_directions(metric_directions(self.metrics, "local"))
         everywhere = self.communicator.gather((accuracy_counts(scores), rows))
         hits = torch.zeros(2, self.data.num_clients, dtype=torch.float64)
-        all_rows: list[dict[str, float]] = []
+        all_rows: list[dict[str, float | None]] = []
         for counts_of_process, rows_of_process in everywhere:
             for client_id, correct, num_samples in counts_of_process:
                 hits[:, client_id] = torch.tensor([correct, num_samples], dtype=torch.float64)
@@ -433,17 +433,44 @@ def accuracy_counts(scores: Sequence[ClientScore]) -> list[tuple[int, float, flo
     return list(zip(client_ids, corrects, sizes, strict=True))
 
 
-def mean_values(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each name's values. NaN in a row means that the value is not defined there.
+def values_of_score(score: ClientScore, class_names: Sequence[str]) -> dict[str, float | None]:
+    """Return the values of a client's own metrics by log key.
 
-    >>> mean_values([{"recall": 0.5}, {"recall": math.nan}, {"recall": 1.0}])
-    {'recall': 0.75}
+    NaN of predictions that are finite is a value that is not defined, such as the recall of a class that the client
+    lacks, and is None. NaN of other predictions stays.
+
+    Args:
+        score: The score of the client.
+        class_names: The names of the classes.
+    """
+    named = values_of(score.metrics, "local", class_names)
+    values: dict[str, float | None] = {}
+    for name, value in named.items():
+        is_undefined = math.isnan(value) and bool(score.is_finite)
+        values[name] = None if is_undefined else value
+    return values
+
+
+def mean_values(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the mean of each name's values. None in a row means that the value is not defined there.
+
+    >>> mean_values([{"recall": 0.5, "mse": 0.1}, {"recall": None, "mse": math.nan}])
+    {'recall': 0.5, 'mse': nan}
     """
     columns: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for name, value in row.items():
             # A name without any defined value has a column too, whose mean is NaN.
             column = columns[name]
-            if not math.isnan(value):
+            if value is not None:
                 column.append(value)
-    return {name: math.fsum(column) / len(column) if column else math.nan for name, column in columns.items()}
+    return {name: mean_of_column(column) for name, column in columns.items()}
+
+
+def mean_of_column(column: Sequence[float]) -> float:
+    """Return the mean of values, NaN of none and if one is NaN or infinite ones cancel."""
+    if not column:
+        return math.nan
+    if all(math.isfinite(value) for value in column):
+        return math.fsum(column) / len(column)
+    return sum(column) / len(column)  # fsum raises where infinite values cancel.

@@ -136,7 +136,8 @@ class Node:
         with closing(self.engine.evaluate([job], *settings)) as scores:
             score = next(scores)
         numbers = {"num_samples": float(score.num_samples), "correct": float(score.correct)}
-        return {"head": part_of({"client_id": self.client_id, **numbers, "metrics": dict(score.metrics)})}
+        told = {"metrics": dict(score.metrics), "is_finite": bool(score.is_finite)}
+        return {"head": part_of({"client_id": self.client_id, **numbers, **told})}
 
     def _job(self, content: Content) -> ClientJob:
         """Make the job that a message is about.

@@ -160,7 +160,15 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int) -> Cl
     for name, value in values.items():
         rule = "metric {} of a score must be finite, or NaN where it is not defined; send its value"
         demand(not bool(value.isinf().any()), rule, name)
-    return ClientScore(client_id, tested, correct, values)
+    is_finite = head.get("is_finite", True)
+    demand(isinstance(is_finite, bool), "is_finite of a score must be true or false, got {}; send it", is_finite)
+    return ClientScore(
+        client_id=client_id,
+        num_samples=tested,
+        correct=correct,
+        metrics=values,
+        is_finite=is_finite,
+    )
 
 
 def read_logged(rows: Any) -> MetricAccumulator:

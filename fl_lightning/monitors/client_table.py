@@ -10,7 +10,7 @@ from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.inspection import DEPLOYED, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.monitors.drift import length, record_exchange
-from fl_lightning.monitors.monitor import Measurements, Monitor, ended
+from fl_lightning.monitors.monitor import Measurements, Monitor, ended, value_or_none
 from fl_lightning.types import ClientUpdate
 
 MEASURED = ("samples", "steps", "loss_before", "loss_after", "acc_own_before", "acc_own", "acc_global_before")
@@ -66,8 +66,10 @@ class ClientTable(Monitor):
         if self.loss:
             measured[f"loss{suffix}"] = inspection.own_loss(moment, client_id)
         if self.accuracy and loop.data.num_classes is not None:
-            measured[f"acc_own{suffix}"] = float(inspection.own_scores(moment, client_id)[-2])
-            measured[f"acc_global{suffix}"] = float(inspection.scores(moment, loop.data.measured_split())[-2])
+            own = inspection.own_scores(moment, client_id)
+            everywhere = inspection.scores(moment, loop.data.measured_split())
+            measured[f"acc_own{suffix}"] = value_or_none(float(own[-2]))
+            measured[f"acc_global{suffix}"] = value_or_none(float(everywhere[-2]))
         return measured
 
     # --- the round -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pytorch_lightning import LightningModule, Trainer
 
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_defined, steps_of
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_known, steps_of
 from fl_lightning.types import ClientUpdate
 
 KIBIBYTE = 1024
@@ -45,27 +45,30 @@ class CostMonitor(Monitor):
         measured["steps"] = measured.get("steps", 0) + steps_of(update)
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
-        log_defined(loop, {"cost/steps": float(sum(values["steps"] for values in measured.values()))})
+        log_known(loop, {"cost/steps": float(sum(values["steps"] for values in measured.values()))})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
         if not isinstance(pl_module, FederatedLoop) and self.measures(trainer):
             steps = float(trainer.global_step - self._first_step)
             memory = peak_memory(pl_module.device)
-            values = {"steps": steps, "seconds": monotonic() - self._began, "memory": memory}
+            values = {"steps": steps, "seconds": monotonic() - self._began}
+            if memory is not None:
+                values["memory"] = memory
             pl_module.log_dict({f"cost/{name}": value for name, value in values.items()}, rank_zero_only=True)
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
-        memory = sum(current_communicator(loop.device).gather(peak_memory(loop.device)))
+        of_processes = current_communicator(loop.device).gather(peak_memory(loop.device))
+        memory = None if None in of_processes else sum(of_processes)
         add_to_row(loop, {"cost/seconds": monotonic() - self._began, "cost/memory": memory})
 
 
-def peak_memory(device: torch.device) -> float:
-    """Measure the most bytes so far of tensors on the GPU, else of the process, NaN where nothing tells."""
+def peak_memory(device: torch.device) -> float | None:
+    """Return the most bytes so far of tensors on the GPU, else of the process, or None if nothing tells."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     try:
         from resource import RUSAGE_SELF, getrusage  # noqa: PLC0415 - not on Windows
     except ImportError:
-        return float("nan")
+        return None
     return float(getrusage(RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else KIBIBYTE)

@@ -15,7 +15,15 @@ from fl_lightning.functional.drift import weight_divergence
 from fl_lightning.functional.state import State, add, zeros_like
 from fl_lightning.metrics import DriftDiversity, GradientDiversity
 from fl_lightning.metrics.user_metrics import computed
-from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, log_defined, log_means, steps_of
+from fl_lightning.monitors.monitor import (
+    Measurements,
+    Monitor,
+    add_to_row,
+    log_known,
+    log_means,
+    steps_of,
+    value_or_none,
+)
 from fl_lightning.types import ClientUpdate
 
 
@@ -65,18 +73,22 @@ class DriftMonitor(Monitor):
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         names = ("drift", "weight_divergence")
         log_means(loop, {f"local/{name}": [values[name] for values in measured.values()] for name in names})
-        if self._moves is not None:
-            log_defined(loop, {name: float(value) for name, value in computed(self._moves).items()})
+        if self._moves is None:
+            return
+        diversities = computed(self._moves)  # All processes must take part.
+        if any(values["drift"] is not None for values in measured.values()):
+            log_known(loop, {name: float(value) for name, value in diversities.items()})
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Write the round's rows, since the new global model is evaluated by now."""
-        distances = torch.full((len(measured),), torch.nan)
+        distances: list[float | None] = [None] * len(measured)
         accuracy = loop.recorder.class_accuracy
         if measured and accuracy is not None and loop.recorder.evaluated_rounds == trainer.current_epoch + 1:
             counts = torch.stack([values["counts"] for values in measured.values()])
-            distances = distribution_distance(accuracy, in_local(counts)).double()
-            add_to_row(loop, {"local/distribution_distance": float(distances.nanmean())})
-        rows = zip(measured.items(), distances.tolist(), strict=True)
+            of_clients = distribution_distance(accuracy, in_local(counts)).double()
+            distances = [value_or_none(distance) for distance in of_clients.tolist()]
+            add_to_row(loop, {"local/distribution_distance": value_or_none(float(of_clients.nanmean()))})
+        rows = zip(measured.items(), distances, strict=True)
         self.add_rows(trainer, ((i, v["drift"], v["weight_divergence"], distance) for (i, v), distance in rows))
 
 
@@ -105,6 +117,8 @@ def moved(client: ClientModule, before: State) -> State:
     return add(before, move) if before and move else move or before
 
 
-def length(move: State, order: float) -> float:
-    """Compute the norm of a move, NaN where there is none."""
-    return float(weight_divergence(move, zeros_like(move), order)) if move else float("nan")
+def length(move: State, order: float) -> float | None:
+    """Return the norm of a move, or None without a move."""
+    if not move:
+        return None
+    return float(weight_divergence(move, zeros_like(move), order))

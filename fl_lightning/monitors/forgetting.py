@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -12,7 +13,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_weighted_accuracy, group_means
 from fl_lightning.functional.classes import class_split, in_local, out_local
 from fl_lightning.functional.forgetting import forgetting_degree
-from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, ended, log_means
+from fl_lightning.monitors.monitor import Measurements, Monitor, add_to_row, ended, log_known, log_means, value_or_none
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.settings import check_at_least
 
@@ -87,7 +88,10 @@ class ForgettingMonitor(Monitor):
         if not measured:
             return
         accuracies = {client_id: values["moments"] for client_id, values in measured.items()}
-        rows = ((i, moment, *each.tolist()) for i, moments in accuracies.items() for moment, each in moments.items())
+        rows: list[list[Any]] = []
+        for client_id, moments in accuracies.items():
+            for moment, by_class in moments.items():
+                rows.append([client_id, moment, *values_or_none(by_class)])
         self.add_rows(trainer, rows)
         counts = torch.stack([values["counts"] for values in measured.values()])
         received, trained = (torch.stack([m[name] for m in accuracies.values()]) for name in ("received", "trained"))
@@ -96,15 +100,16 @@ class ForgettingMonitor(Monitor):
         gamma = 0.5 / counts.shape[1] if self.gamma is None else self.gamma
         groups = group_means(degree, class_split(counts, gamma))._asdict()
         values = {"": degree.nanmean(1), **{f"/{name}": mean for name, mean in groups.items()}}
-        log_means(loop, {f"local/forgetting_degree{end}": v.tolist() for end, v in values.items()}, deviations=False)
+        for end, of_clients in values.items():
+            log_means(loop, {f"local/forgetting_degree{end}": values_or_none(of_clients)}, deviations=False)
         for side, weights in ("in", in_local(counts)), ("out", out_local(counts)):
             name = f"local/acc_{side}_local"
             now = class_weighted_accuracy(trained, weights)
             before = class_weighted_accuracy(received, weights)
-            log_means(loop, {name: now.tolist(), f"{name}/received": before.tolist()})
+            log_means(loop, {name: values_or_none(now), f"{name}/received": values_or_none(before)})
             sizes = counts.sum(1).double().masked_fill(now.isnan(), 0.0)
             weighted = float(now.nan_to_num() @ sizes / sizes.sum())
-            log_means(loop, {f"{name}/weighted": [weighted]}, deviations=False)
+            log_known(loop, {f"{name}/weighted": value_or_none(weighted)})
         self._pooled = counts.sum(0)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -119,7 +124,7 @@ class ForgettingMonitor(Monitor):
             scope = pl_module.data.evaluated_prefix
             for side, weights in ("in", in_local(self._pooled)), ("out", out_local(self._pooled)):
                 value = float(class_weighted_accuracy(accuracy, weights))
-                add_to_row(pl_module, {f"{scope}/acc_{side}_local": value})
+                add_to_row(pl_module, {f"{scope}/acc_{side}_local": value_or_none(value)})
 
 
 class PersonalisedAccuracy(Monitor):
@@ -156,5 +161,13 @@ class PersonalisedAccuracy(Monitor):
             measured["train"] = float(inspection.own_scores(moment, update.client_id, "train")[-2])
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
-        for name in ["initial", "personalised"] + ["train"] * self.train:
-            log_means(loop, {f"local/{name}": [values[name] for values in measured.values()]})
+        names = ["initial", "personalised"]
+        if self.train:
+            names.append("train")
+        for name in names:
+            log_means(loop, {f"local/{name}": [value_or_none(values[name]) for values in measured.values()]})
+
+
+def values_or_none(numbers: Tensor) -> list[float | None]:
+    """Return accuracies or what is made of them, (n,), with None for NaN, which has no value."""
+    return [value_or_none(number) for number in numbers.tolist()]

@@ -1,8 +1,8 @@
 """Base class of callbacks that measure the clients of a round."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
-from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -178,29 +178,53 @@ def ended(loop: FederatedLoop, client_id: int, what: str = "trained") -> Moment:
     return (what, loop.server.round_idx, client_id)
 
 
-def log_means(loop: FederatedLoop, values: Mapping[str, Sequence[float]], deviations: bool = True) -> None:
-    """Log the mean over clients of values by log key, and where asked `KEY/std`, as far as they are defined."""
+def value_or_none(number: float) -> float | None:
+    """Return None for NaN, for a measure that is NaN only where it has no value, such as an accuracy.
+
+    >>> value_or_none(0.5), value_or_none(math.nan)
+    (0.5, None)
+    """
+    return None if math.isnan(number) else number
+
+
+def log_means(loop: FederatedLoop, values: Mapping[str, Sequence[float | None]], *, deviations: bool = True) -> None:
+    """Log the mean of values over the clients that have one, and their deviation as `KEY/std`.
+
+    Args:
+        loop: The federation.
+        values: The values of all clients by log key. None is a client without a value. NaN is a value.
+        deviations: Whether the deviation is logged, of two values or more.
+    """
     for name, column in values.items():
-        summary = mean_std(torch.tensor([value for value in column if not isnan(value)], dtype=torch.float64))
-        log_defined(loop, {name: float(summary.mean)} | ({f"{name}/std": float(summary.std)} if deviations else {}))
+        known = [value for value in column if value is not None]
+        if not known:
+            continue
+        summary = mean_std(torch.tensor(known, dtype=torch.float64))
+        log_known(loop, {name: float(summary.mean)})
+        if deviations and len(known) > 1:
+            log_known(loop, {f"{name}/std": float(summary.std)})
 
 
-def log_defined(loop: FederatedLoop, values: Mapping[str, float]) -> None:
-    """Log values that all processes have, once, as far as they are `defined`."""
-    for name, value in defined(loop, values).items():
+def log_known(loop: FederatedLoop, values: Mapping[str, float | None]) -> None:
+    """Log the values of `known_values` once. All processes have the same values."""
+    for name, value in known_values(loop, values).items():
         if loop.trainer.is_global_zero:
             loop.log(name, value)
 
 
-def add_to_row(loop: FederatedLoop, values: Mapping[str, float]) -> None:
-    """Add values to the round's row after its training, as far as they are `defined`."""
-    loop.add_to_row(loop.parts.marked(defined(loop, values)))
+def add_to_row(loop: FederatedLoop, values: Mapping[str, float | None]) -> None:
+    """Add the values of `known_values` to the row of the round after its training."""
+    loop.add_to_row(loop.parts.marked(known_values(loop, values)))
 
 
-def defined(loop: FederatedLoop, values: Mapping[str, float]) -> dict[str, float]:
-    """Leave out values that are NaN, and those of clients (`local/…`) where all samples are at one place."""
-    known = {name: value for name, value in values.items() if not isnan(value)}
-    return {name: value for name, value in known.items() if not (loop.data.pooled and name.startswith("local/"))}
+def known_values(loop: FederatedLoop, values: Mapping[str, float | None]) -> dict[str, float]:
+    """Leave out None, and values of clients (`local/…`) if all samples are in one place. NaN is a value."""
+    known: dict[str, float] = {}
+    for name, value in values.items():
+        is_of_clients = loop.data.pooled and name.startswith("local/")
+        if value is not None and not is_of_clients:
+            known[name] = value
+    return known
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

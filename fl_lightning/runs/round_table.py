@@ -69,8 +69,10 @@ class RoundTable:
         write_table(self.path, [self.columns, *kept])
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows, in which None and NaN leave a cell empty."""
-        cells = [["" if value is None or str(value) == "nan" else value for value in row] for row in rows]
+        """Add rows. None leaves a cell empty, and NaN is a value."""
+        cells: list[list[Any]] = []
+        for row in rows:
+            cells.append(["" if value is None else value for value in row])
         if cells:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", newline="", encoding="utf-8") as file:
