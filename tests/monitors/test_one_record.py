@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from fl_lightning import ClientModule, FederatedLoop, methods
+from fl_lightning import ClientModule, FaultPolicy, FederatedLoop, methods
 from fl_lightning.monitors import ClientTable, CostMonitor, DriftMonitor
+from tests.federation.faulty import CLIENT, ROUND, Faulty
 from tests.federation.test_evaluated_model import all_classes
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
 
@@ -42,6 +43,30 @@ def test_tables_and_values_of_a_round_agree(kind, tmp_path):
     known = [float(row["drift"]) for row in clients if row["drift"]]
     if known:
         assert math.fsum(known) / len(known) == pytest.approx(loop.round_metrics["local/drift"], rel=1e-9)
+
+
+@pytest.mark.parametrize("how", ["exception", "NaN", "receive"])
+@pytest.mark.parametrize("least", [1, 3])
+def test_they_agree_if_a_client_fails_or_too_few_are_left(how, least, tmp_path):
+    faults = FaultPolicy(nonfinite="skip", on_error="skip", min_clients=least)
+    loop = FederatedLoop(Faulty(how=how, net=BatchNormNet, optimizer=sgd()), seed=3, faults=faults)
+    callbacks = [ClientTable(loss=False, accuracy=False, dirpath=tmp_path), CostMonitor()]
+    callbacks.append(DriftMonitor(dirpath=tmp_path))
+    trainer(3, callbacks=callbacks).fit(loop, datamodule=toy_data((8, 12, 5, 0)))
+    curves = loop.recorder.history
+    for round_idx in range(3):
+        clients = [row for row in read(tmp_path / "clients.csv") if int(row["round"]) == round_idx]
+        drifts = [row for row in read(tmp_path / "drift.csv") if int(row["round"]) == round_idx]
+        known = [float(row["drift"]) for row in clients if row["drift"]]
+        assert known == [float(row["drift"]) for row in drifts if row["drift"]]
+        assert sum(int(row["steps"] or 0) for row in clients) == curves.curve("cost/steps").get(round_idx, 0)
+        for way in ("down", "up"):
+            total = curves.curve(f"comm/bytes_{way}")[round_idx]
+            assert sum(int(row[f"bytes_{way}"]) for row in clients) == total
+        if known:
+            assert curves.curve("local/drift")[round_idx] == pytest.approx(math.fsum(known) / len(known), rel=1e-9)
+        for row in clients:
+            assert bool(row["skipped"]) == (round_idx == ROUND and row["client"] == str(CLIENT))
 
 
 def test_a_client_without_samples_and_uncounted_steps_are_met():
