@@ -1,7 +1,7 @@
-"""Arithmetic on states (dicts of tensors by name). Every function returns new tensors but `add_`."""
+"""Arithmetic on states (dicts of tensors by name). Every function except `add_` returns new tensors."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
@@ -11,11 +11,16 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 """Tensors by name."""
+
 StateLike = Mapping[str, Tensor]
+"""Tensors by name, which are only read."""
+
 PIECE = 2**16
 """Numbers in a piece of a long vector."""
+
 Layout = dict[str, tuple[torch.Size, torch.dtype]]
 """Shape and type of every entry, in order."""
+
 Vectors = dict[torch.dtype, Tensor]
 """Entries that are laid end to end, by their type."""
 
@@ -66,13 +71,15 @@ def clone(a: StateLike) -> State:
 
 
 def inner(a: StateLike, b: StateLike) -> Tensor:
-    """Compute the inner product Σ a·b over all entries, 0-d in float32 or better, 0 without entries.
+    """Return the inner product Σ a·b over all entries, 0-d in float32 or better, and 0 without entries.
 
     >>> inner({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     tensor(11.)
     """
     terms = [(to_float32(tensor) * to_float32(b[name])).sum() for name, tensor in a.items()]
-    return torch.stack(terms).sum() if terms else torch.zeros(())
+    if not terms:
+        return torch.zeros(())
+    return torch.stack(terms).sum()
 
 
 @torch.no_grad()
@@ -88,7 +95,7 @@ def add_(a: StateLike, b: StateLike, alpha: float = 1.0) -> None:
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """Raise half types to float32 and leave everything else: sums are never taken in half precision.
+    """Return half types as float32, and other types as they are. Sums are never taken in half precision.
 
     >>> to_float32(torch.ones(1, dtype=torch.bfloat16)).dtype, to_float32(torch.ones(1, dtype=torch.float64)).dtype
     (torch.float32, torch.float64)
@@ -97,15 +104,16 @@ def to_float32(x: Tensor) -> Tensor:
 
 
 class FlatState(dict[str, Tensor]):
-    """A state that is laid end to end at most once, whoever asks, until an entry is replaced.
+    """Holds a state that is laid end to end at most once, whoever asks, until an entry is replaced.
 
     No entry may be edited in place meanwhile.
 
     Args:
-        entries: tensors by name.
-        vectors: result of `flatten`, where it is known.
-        scratch: where they are laid, by type, kept from one such state to the next, which overwrites it; None: anew.
-        greatest: greatest magnitude of the floating entries of each type, 0-d float64, where they are known.
+        entries: The tensors by name.
+        vectors: The result of `flatten`. None means that it is not known.
+        scratch: The memory of the vectors by type, which each such state overwrites. None means new memory.
+        greatest: The greatest magnitude of the floating entries of each type, 0-d float64. None means that it is not
+            known.
     """
 
     def __init__(
@@ -119,16 +127,20 @@ class FlatState(dict[str, Tensor]):
         self.vectors = vectors
         self.scratch = scratch
         self.greatest = greatest
-        self.laid = [*self.values()]
+        self.laid = list(self.values())
 
     @property
     def is_as_laid(self) -> bool:
-        """Tell whether no entry was replaced since they were laid end to end."""
-        return self.vectors is not None and [*map(id, self.values())] == [*map(id, self.laid)]
+        """Whether no entry was replaced since the entries were laid end to end."""
+        if self.vectors is None:
+            return False
+        return list(map(id, self.values())) == list(map(id, self.laid))
 
     def keep(self, vectors: Vectors) -> None:
         """Keep the vectors that `flatten` gives for the present entries."""
-        self.vectors, self.laid, self.greatest = vectors, [*self.values()], None
+        self.vectors = vectors
+        self.laid = list(self.values())
+        self.greatest = None
         if self.scratch is not None:
             self.scratch |= vectors
 
@@ -284,7 +296,7 @@ class StateSum:
         is_first = not self.layout
         if is_first:
             self.layout = layout
-        elif [*layout.items()] != [*self.layout.items()]:
+        elif list(layout.items()) != list(self.layout.items()):
             state = arranged(state, layout, self.layout)
         vectors = flatten(state)
         if sent is not None:
@@ -527,10 +539,15 @@ def rounded_quotient(parts: Sequence[Tensor], divisor: int | Tensor) -> Tensor:
 
 
 def arranged(state: StateLike, layout: Layout, wanted: Layout) -> State:
-    """Put the entries of a state, whose layout is given, in the order of another layout.
+    """Return a state with its entries in the order of another layout.
+
+    Args:
+        state: The state.
+        layout: The layout of the state.
+        wanted: The layout with the order.
 
     Raises:
-        ValueError: the layouts differ in more than the order.
+        ValueError: The layouts differ in more than the order.
     """
     differing = sorted(set(layout.items()) ^ set(wanted.items()), key=str)
     if differing:
@@ -542,17 +559,19 @@ def arranged(state: StateLike, layout: Layout, wanted: Layout) -> State:
 
 
 def reusable(memory: Vectors, dtype: torch.dtype, parts: Sequence[Tensor]) -> Tensor | None:
-    """Get the vector of a type, where it has the size of these parts together and lies on their device, else None."""
+    """Return the vector of a type if it has the size of these parts together and is on their device, else None."""
     vector = memory.get(dtype)
-    if vector is None or vector.device != parts[0].device or vector.numel() != sum(map(Tensor.numel, parts)):
+    if vector is None or vector.device != parts[0].device:
+        return None
+    if vector.numel() != sum(map(Tensor.numel, parts)):
         return None
     return vector
 
 
 def in_pieces(*vectors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Cut long vectors of one length on a CPU into pieces that stay in its cache, each a view.
+    """Cut long vectors of one length on a CPU into views that stay in its cache.
 
-    As a whole float32 is added to float64 through a copy that does not: it takes five times as long.
+    A whole vector of float32 is added to float64 through a copy that does not stay there.
 
     >>> [len(a) for a, b in in_pieces(torch.zeros(PIECE + 1), torch.zeros(PIECE + 1))] == [PIECE, 1]
     True
@@ -574,15 +593,19 @@ def flatten(state: StateLike) -> Vectors:
     for tensor in state.values():
         data = tensor.detach() if tensor.requires_grad else tensor
         groups.setdefault(tensor.dtype, []).append(data.reshape(-1))
-    scratch = state.scratch or {} if isinstance(state, FlatState) else {}
-    vectors = {dtype: torch.cat(parts, out=reusable(scratch, dtype, parts)) for dtype, parts in groups.items()}
+    scratch: Vectors = {}
+    if isinstance(state, FlatState) and state.scratch is not None:
+        scratch = state.scratch
+    vectors: Vectors = {}
+    for dtype, parts in groups.items():
+        vectors[dtype] = torch.cat(parts, out=reusable(scratch, dtype, parts))
     if isinstance(state, FlatState):
         state.keep(vectors)
     return vectors
 
 
 def unflatten(vectors: Vectors, layout: Layout) -> FlatState:
-    """Split vectors that `flatten` gave (of whatever type they are now) into views by name.
+    """Split vectors of `flatten`, whose types may have changed, into views by name.
 
     >>> unflatten({torch.float32: torch.tensor([1.0, 2.0])}, {"a": (torch.Size([2]), torch.float32)})
     {'a': tensor([1., 2.])}
@@ -600,7 +623,7 @@ def flat_rows(stack: StateLike) -> list[FlatState]:
     """Lay the entries of every row of a stack end to end, for all rows at once.
 
     Args:
-        stack: by name (K, ...); copied.
+        stack: The entries of all rows by name, (K, ...), which are copied.
 
     >>> rows = flat_rows({"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([-3.0, 4.0])})
     >>> rows[0], rows[1].vectors, [row.greatest for row in rows]
@@ -609,62 +632,74 @@ def flat_rows(stack: StateLike) -> list[FlatState]:
     """
     groups: dict[torch.dtype, list[Tensor]] = {}
     for value in stack.values():
-        groups.setdefault(value.dtype, []).append(value.detach().flatten(1) if value.ndim > 1 else value.unsqueeze(1))
-    flat = {dtype: torch.cat(values, dim=1) for dtype, values in groups.items()}
-    vectors = {dtype: whole.unbind() for dtype, whole in flat.items()}
-    maxima = [greatest(whole).unbind() for dtype, whole in flat.items() if dtype.is_floating_point and whole.shape[1]]
-    parts = {dtype: iter(torch.split(flat[dtype], [v.shape[1] for v in values], 1)) for dtype, values in groups.items()}
+        flat_value = value.detach().flatten(1) if value.ndim > 1 else value.unsqueeze(1)
+        groups.setdefault(value.dtype, []).append(flat_value)
+    vectors: dict[torch.dtype, Sequence[Tensor]] = {}
+    parts: dict[torch.dtype, Iterator[Tensor]] = {}
+    maxima: list[Sequence[Tensor]] = []
+    for dtype, values in groups.items():
+        whole = torch.cat(values, dim=1)
+        vectors[dtype] = whole.unbind()
+        parts[dtype] = iter(torch.split(whole, [value.shape[1] for value in values], 1))
+        if dtype.is_floating_point and whole.shape[1]:
+            maxima.append(greatest(whole).unbind())
     columns = [next(parts[value.dtype]).view(value.shape).unbind() for value in stack.values()]
-    return [
-        FlatState(
-            zip(stack, entries, strict=True),
-            {dtype: rows[row] for dtype, rows in vectors.items()},
-            greatest=[rows[row] for rows in maxima],
+    rows: list[FlatState] = []
+    for row, entries in enumerate(zip(*columns, strict=True)):
+        rows.append(
+            FlatState(
+                entries=zip(stack, entries, strict=True),
+                vectors={dtype: of_rows[row] for dtype, of_rows in vectors.items()},
+                greatest=[of_rows[row] for of_rows in maxima],
+            )
         )
-        for row, entries in enumerate(zip(*columns, strict=True))
-    ]
+    return rows
 
 
 def extremes(vectors: Iterable[Tensor]) -> list[Tensor]:
-    """Find the least and greatest number of each floating vector (n,), n > 0, 0-d, NaN where one is in it.
+    """Return the least and greatest number of each floating vector (n,), n > 0, 0-d. They are NaN if one number is.
 
     >>> extremes([torch.tensor([1.0, -3.0]), torch.tensor([2]), torch.tensor([torch.nan, 0.0])])
     [tensor(-3.), tensor(1.), tensor(nan), tensor(nan)]
     """
-    floating = (vector for vector in vectors if vector.is_floating_point() and vector.numel())
-    return [end for vector in floating for end in torch.aminmax(vector)]  # a float64 sum takes twenty times as long
+    ends: list[Tensor] = []
+    for vector in vectors:
+        if vector.is_floating_point() and vector.numel():
+            ends += torch.aminmax(vector)
+    return ends
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
-    """Read tensors of one element each as numbers, in one transfer for each device of them.
+    """Return tensors of one element each as numbers, with one transfer for each of their devices.
 
     >>> to_host([torch.tensor(2), torch.tensor(0.5)])
     [2.0, 0.5]
     """
     alike: dict[torch.device, dict[torch.dtype, dict[int, Tensor]]] = {}
-    for i, value in enumerate(values):
+    for index, value in enumerate(values):
         group = alike.setdefault(value.device, {}).setdefault(value.dtype, {})
-        group[i] = value.reshape(()) if value.ndim else value
+        group[index] = value.reshape(()) if value.ndim else value
     numbers: dict[int, float] = {}
     for groups in alike.values():
-        stacked = torch.cat([torch.stack([*group.values()]).double() for group in groups.values()])
+        stacked = torch.cat([torch.stack(list(group.values())).double() for group in groups.values()])
         numbers.update(zip(chain(*groups.values()), stacked.tolist(), strict=True))
-    return [numbers[i] for i in range(len(values))]
+    return [numbers[index] for index in range(len(values))]
 
 
 def greatest(rows: Tensor) -> Tensor:
-    """Find the greatest magnitude in each floating row, (K, n) -> (K,) float64, n > 0, NaN where one is in it.
+    """Return the greatest magnitude in each floating row, (K, n) -> (K,) float64, n > 0. It is NaN if one number is.
 
     >>> greatest(torch.tensor([[1.0, torch.nan], [2.0, torch.inf], [1.0, -3.0]]))
     tensor([nan, inf, 3.], dtype=torch.float64)
     """
-    return torch.maximum(rows.amax(-1), -rows.amin(-1)).double()  # aminmax of rows takes twelve times as long
+    # aminmax of rows takes much longer.
+    return torch.maximum(rows.amax(-1), -rows.amin(-1)).double()
 
 
 def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> State:
-    """Average states, (Σ n_i s_i) / Σ n_i, in float64 with one division, cast back to each entry's type.
+    """Return the mean of states, (Σ n_i s_i) / Σ n_i, in float64 with one division, cast to each entry's type.
 
-    Integer entries are rounded half to even, boolean entries must be equal.
+    Integer entries are exact and rounded half to even. Boolean entries must be equal.
 
     >>> weighted_mean([{"w": torch.tensor([0.0])}, {"w": torch.tensor([3.0])}], [1, 2])
     {'w': tensor([2.])}
@@ -676,7 +711,7 @@ def weighted_mean(states: Iterable[StateLike], weights: Iterable[float]) -> Stat
 
 
 def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> State:
-    """Take `state` where the 0-d `condition` is true, else the entries of `otherwise`, without a transfer to the host.
+    """Return `state` if the 0-d `condition` is true, else the entries of `otherwise`, without a transfer to the host.
 
     >>> choose(torch.tensor(False), {"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([2.])}
@@ -685,15 +720,15 @@ def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> 
 
 
 def mean_of(total: StateSum, sent: StateLike | None = None) -> State:
-    """Divide a sum by its weight in the entries' own types: integers rounded half to even.
+    """Divide a sum by its weight, in the entries' own types. Integers are rounded half to even.
 
     Args:
-        total: the sum.
-        sent: the entries that its states were compared with. A number that no state of positive weight has changed
-            keeps its bits.
+        total: The sum.
+        sent: The entries that the states of the sum were compared with. A number that no state of positive weight has
+            changed keeps its bits. None means that they were not compared.
 
     Raises:
-        ValueError: if a boolean entry is not the same everywhere.
+        ValueError: A boolean entry is not the same everywhere.
     """
     vectors: Vectors = {}
     for dtype in total.whole:
@@ -808,11 +843,11 @@ def common_flags(total: StateSum) -> Tensor:
 
 
 EXTRA = "_extra_state"
-"""Last part of the name under which a state dict has what a module's `get_extra_state` returns."""
+"""Last part of the name of what a module's `get_extra_state` returns, in a state dict."""
 
 
 def is_entry(name: str, value: Any) -> bool:
-    """Tell whether an entry of a state dict is a parameter or a buffer, not an extra state, which may be a tensor, too.
+    """Return True for a parameter or buffer of a state dict, not for an extra state, which may be a tensor too.
 
     >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor())
     (True, False)
