@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pytorch_lightning import Trainer
 
@@ -20,47 +21,59 @@ COLUMNS = ("client", *MEASURED, "acc_global", "drift", "bytes_down", "bytes_up",
 class ClientTable(Monitor):
     """Writes `clients.csv`: a row for each round and client of its cohort.
 
-    Columns: training samples; optimizer steps, over all exchanges and phases; mean local loss on its own training
-    samples, before and after local training; accuracy on its own test samples and on the global test split, before and
-    after; the distance ‖w_i − w‖₂ over the shared trainable weights, of its moves in all exchanges, empty without
-    samples; bytes down and up, which add up to those of the round, failed clients and repeated attempts included; why
-    the client was skipped; the name of the owner of its samples (`data.by`), else its number. Before: of the weights as
-    it received them; after: of what it would deploy. A cell without a value is empty.
+    The columns are:
+
+    - `samples`: the training samples.
+    - `steps`: the optimizer steps, over all exchanges and phases.
+    - `loss_before`, `loss_after`: the mean local loss on the client's own training samples.
+    - `acc_own_before`, `acc_own`, `acc_global_before`, `acc_global`: the accuracy on the client's own test samples, and
+      on the global test split.
+    - `drift`: the distance ‖w_i − w‖₂ over the shared trainable weights, of the moves in all exchanges.
+    - `bytes_down`, `bytes_up`: the bytes, also of failed clients and repeated attempts. They add up to the round's.
+    - `skipped`: why the client was skipped.
+    - `owner`: the name of the owner of the client's samples (`data.by`), else the client's number.
+
+    Values with `before` are of the weights as the client received them, and the others of what it would deploy. A cell
+    without a value is empty, such as the drift of a client without samples.
 
     Args:
-        loss: measure the losses, which costs two passes over the client's training samples.
-        accuracy: measure the accuracies, which costs passes over the test samples.
-        every: measure every so many rounds.
-        dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
+        loss: Whether the losses are measured, which takes two passes over the client's training samples.
+        accuracy: Whether the accuracies are measured, which takes passes over the test samples.
+        every: Number of rounds from one measured round to the next.
+        dirpath: Folder of the table. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
 
     def __init__(
         self, loss: bool = True, accuracy: bool = True, every: int = 1, dirpath: str | Path | None = None
     ) -> None:
-        super().__init__(every, None, dirpath)
+        super().__init__(every=every, dirpath=dirpath)
         self.loss = loss
         self.accuracy = accuracy
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         if self.accuracy and loop.data.num_classes is not None:
-            loop.data.measured_split()  # refused here, and not in a client's name
+            # A split that is missing is refused here, and not in a client's name.
+            loop.data.measured_split()
         self.open_table(trainer, "clients.csv", COLUMNS)
 
-    # --- one client ----------------------------------------------------------------------------------------------
+    # --- one client ---
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
-        measured = self._evaluated(loop, client_id, loop.evaluation.inspection.received, "_before")
+        received = loop.evaluation.inspection.received
+        measured = self._evaluated(loop, client_id, moment=received, suffix="_before")
         return {"samples": loop.server.size(client_id), **measured}
 
     def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         record_exchange(loop, update, measured)
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
-        measured |= self._evaluated(loop, update.client_id, ended(loop, update.client_id, DEPLOYED), "")
+        deployed = ended(loop, update.client_id, DEPLOYED)
+        measured |= self._evaluated(loop, update.client_id, moment=deployed, suffix="")
         measured["loss_after"] = measured.pop("loss", None)
-        measured["drift"] = length(measured.pop("move"), 2)
+        measured["drift"] = length(measured.pop("move"), order=2)
 
-    def _evaluated(self, loop: FederatedLoop, client_id: int, moment: Moment, suffix: str) -> Measurements:
+    def _evaluated(self, loop: FederatedLoop, client_id: int, *, moment: Moment, suffix: str) -> Measurements:
+        """Return the losses and accuracies of a client at a moment, under names with a suffix."""
         inspection = loop.evaluation.inspection
         measured = Measurements()
         if self.loss:
@@ -72,13 +85,16 @@ class ClientTable(Monitor):
             measured[f"acc_global{suffix}"] = value_or_none(float(everywhere[-2]))
         return measured
 
-    # --- the round -----------------------------------------------------------------------------------------------
+    # --- the round ---
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
-        """Write the round's rows, once it is known who was skipped."""
-        rows = {client_id: {"client": client_id, **values} for client_id, values in measured.items()}
+        """Write the rows of the round, when it is known who was skipped."""
+        rows: dict[int, Measurements] = {}
+        for client_id, values in measured.items():
+            rows[client_id] = {"client": client_id, **values}
         for fault in loop.skipped:
-            rows.setdefault(fault.client_id, {"client": fault.client_id})["skipped"] = fault.reason
+            row = rows.setdefault(fault.client_id, {"client": fault.client_id})
+            row["skipped"] = fault.reason
         names = loop.data.client_names
         for client_id, row in rows.items():
             row["owner"] = names[client_id]
@@ -88,4 +104,9 @@ class ClientTable(Monitor):
         for client_id, row in rows.items():
             for way in ("down", "up"):
                 row[f"bytes_{way}"] = counted[f"comm/bytes_{way}", client_id]
-        self.add_rows(trainer, ([row.get(name) for name in COLUMNS] for _, row in sorted(rows.items())))
+        self.add_rows(trainer, [cells_of(rows[client_id]) for client_id in sorted(rows)])
+
+
+def cells_of(row: Measurements) -> list[Any]:
+    """Return the cells of a row, None without a value."""
+    return [row.get(name) for name in COLUMNS]

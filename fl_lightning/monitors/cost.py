@@ -18,15 +18,18 @@ KIBIBYTE = 1024
 class CostMonitor(Monitor):
     """Logs the work, time and memory of a round.
 
-    Its bytes are logged without it, as `comm/bytes_down` and `comm/bytes_up`.
+    The bytes of a round are logged without the monitor, as `comm/bytes_down` and `comm/bytes_up`.
 
-    `cost/steps`: optimizer steps of all clients of the cohort, over all exchanges and phases, those included that count
-    in no method's K. `cost/seconds`: by the clock, evaluation included. `cost/memory`: bytes at most so far, of the
-    GPU's tensors, else of the process, added up over the processes. Of a module without a federation the same is
-    measured by epoch, with the steps and memory of the root process.
+    - `cost/steps`: the optimizer steps of all clients of the cohort, over all exchanges and phases, with the steps that
+      count in no method's K.
+    - `cost/seconds`: seconds by the clock, with the evaluation.
+    - `cost/memory`: the most bytes so far of the GPU's tensors, else of the process, added up over the processes. It is
+      missing if nothing tells.
+
+    For a module without a federation the monitor measures each epoch, with the steps and memory of the root process.
 
     Args:
-        every: measure every so many rounds.
+        every: Number of rounds from one measured round to the next.
     """
 
     measures_any_fit = True
@@ -52,10 +55,10 @@ class CostMonitor(Monitor):
         if not isinstance(pl_module, FederatedLoop) and self.measures(trainer):
             steps = float(trainer.global_step - self._first_step)
             memory = peak_memory(pl_module.device)
-            values = {"steps": steps, "seconds": monotonic() - self._began}
+            values = {"cost/steps": steps, "cost/seconds": monotonic() - self._began}
             if memory is not None:
-                values["memory"] = memory
-            pl_module.log_dict({f"cost/{name}": value for name, value in values.items()}, rank_zero_only=True)
+                values["cost/memory"] = memory
+            pl_module.log_dict(values, rank_zero_only=True)
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         of_processes = current_communicator(loop.device).gather(peak_memory(loop.device))
@@ -71,4 +74,6 @@ def peak_memory(device: torch.device) -> float | None:
         from resource import RUSAGE_SELF, getrusage  # noqa: PLC0415 - not on Windows
     except ImportError:
         return None
-    return float(getrusage(RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else KIBIBYTE)
+    # macOS counts bytes, and Linux kibibytes.
+    unit = 1 if sys.platform == "darwin" else KIBIBYTE
+    return float(getrusage(RUSAGE_SELF).ru_maxrss) * unit

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client import ClientModule
 from fl_lightning.federation.loop import FederatedLoop
@@ -28,19 +29,23 @@ from fl_lightning.types import ClientUpdate
 
 
 class DriftMonitor(Monitor):
-    r"""Distance and diversity of the clients' moves m_i = w_i − w from the weights they received.
+    r"""Measures distance and diversity of the clients' moves m_i = w_i − w from the weights that they received.
 
-    Over the shared trainable weights as they were trained, summed over the exchanges of a round. Logged: `local/drift`,
-    the mean of ‖m_i‖₂, and `local/weight_divergence`, the mean of ‖m_i‖₁, each with `/std`; `train/gradient_diversity`
-    Λ and `train/drift_diversity` of the m_i; and `local/distribution_distance`, the mean of ‖Ã_G − p_i‖₁ for the new
-    global model, in rounds that evaluate it. `drift.csv` has a row for each round and client.
+    The moves are of the shared trainable weights as they were trained, summed over the exchanges of a round. The
+    monitor logs these values:
+
+    - `local/drift`, the mean of ‖m_i‖₂, and `local/weight_divergence`, the mean of ‖m_i‖₁, each with `/std`.
+    - `train/gradient_diversity` Λ and `train/drift_diversity` of the m_i.
+    - `local/distribution_distance`, the mean of ‖Ã_G − p_i‖₁ for the new global model, in rounds that evaluate it.
+
+    `drift.csv` has a row for each round and client. A client without samples has no value.
 
     Source: Lee et al. 2022, arXiv:2106.03097, Definition 2, Sec. 5.2 and Fig. 8.
 
     Args:
-        every: measure every so many rounds.
-        clients: measure these only; None: the whole cohort.
-        dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
+        every: Number of rounds from one measured round to the next.
+        clients: Ids of the clients that are measured. None is the whole cohort.
+        dirpath: Folder of the table. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
 
     def __init__(self, every: int = 1, clients: Sequence[int] | None = None, dirpath: str | Path | None = None) -> None:
@@ -49,9 +54,15 @@ class DriftMonitor(Monitor):
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self.open_table(trainer, "drift.csv", ("client", "drift", "weight_divergence", "distribution_distance"))
-        size = sum(value.numel() for value in loop.global_weights.live(loop.global_weights.trainable).values())
-        kinds = {"train/drift_diversity": DriftDiversity, "train/gradient_diversity": GradientDiversity}
-        self._moves = MetricCollection({n: kind(size) for n, kind in kinds.items()}).to(loop.device) if size else None
+        trainable = loop.global_weights.live(loop.global_weights.trainable)
+        size = sum(value.numel() for value in trainable.values())
+        self._moves = None
+        if size:
+            diversities: dict[str, Metric | MetricCollection] = {
+                "train/drift_diversity": DriftDiversity(size),
+                "train/gradient_diversity": GradientDiversity(size),
+            }
+            self._moves = MetricCollection(diversities).to(loop.device)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
@@ -64,15 +75,15 @@ class DriftMonitor(Monitor):
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         view = loop.data.view(update.client_id, loop.server.round_idx)
         move = measured.pop("move")
-        for name, order in ("drift", 2), ("weight_divergence", 1):
-            measured[name] = length(move, order)
+        measured["drift"] = length(move, order=2)
+        measured["weight_divergence"] = length(move, order=1)
         measured["counts"] = None if loop.data.num_classes is None else view.label_counts
         if self._moves is not None and move:
             self._moves.update(move)
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
-        names = ("drift", "weight_divergence")
-        log_means(loop, {f"local/{name}": [values[name] for values in measured.values()] for name in names})
+        for name in ("drift", "weight_divergence"):
+            log_means(loop, {f"local/{name}": [values[name] for values in measured.values()]})
         if self._moves is None:
             return
         diversities = computed(self._moves)  # All processes must take part.
@@ -80,7 +91,7 @@ class DriftMonitor(Monitor):
             log_known(loop, {name: float(value) for name, value in diversities.items()})
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
-        """Write the round's rows, since the new global model is evaluated by now."""
+        """Write the rows of the round, whose global model is evaluated by now."""
         distances: list[float | None] = [None] * len(measured)
         accuracy = loop.recorder.class_accuracy
         if measured and accuracy is not None and loop.recorder.evaluated_rounds == trainer.current_epoch + 1:
@@ -88,15 +99,17 @@ class DriftMonitor(Monitor):
             of_clients = distribution_distance(accuracy, in_local(counts)).double()
             distances = [value_or_none(distance) for distance in of_clients.tolist()]
             add_to_row(loop, {"local/distribution_distance": value_or_none(float(of_clients.nanmean()))})
-        rows = zip(measured.items(), distances, strict=True)
-        self.add_rows(trainer, ((i, v["drift"], v["weight_divergence"], distance) for (i, v), distance in rows))
+        rows: list[list[Any]] = []
+        for (client_id, values), distance in zip(measured.items(), distances, strict=True):
+            rows.append([client_id, values["drift"], values["weight_divergence"], distance])
+        self.add_rows(trainer, rows)
 
 
 def record_exchange(loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
-    """Add an exchange to the record of a client's round, which all tables and values of its work are made of.
+    """Add an exchange to the record of a client's round, from which all tables and values of its work are made.
 
-    `steps` counts all optimizer steps. `move` is how far the client has moved, empty for a client without samples,
-    which does not train.
+    The record has `steps`, the number of all optimizer steps, and `move`, how far the client has moved. The move is
+    empty for a client without samples, which does not train.
     """
     measured["steps"] = measured.get("steps", 0) + steps_of(update)
     measured["move"] = measured.get("move", {})
@@ -106,15 +119,17 @@ def record_exchange(loop: FederatedLoop, update: ClientUpdate, measured: Measure
 
 @torch.no_grad()
 def moved(client: ClientModule, before: State) -> State:
-    """Add how far the client in the module itself has moved in an exchange to its moves in those before.
+    """Return the sum of a client's moves in the exchanges so far.
 
     Args:
-        client: at the end of the exchange; where it received no weights nothing is added.
-        before: sum of its moves, float64 by name; empty in the first exchange.
+        client: The client at the end of an exchange. If it received no weights, nothing is added.
+        before: The sum of the moves in earlier exchanges, float64 by name. Empty in the first exchange.
     """
     params = client.params()
     move = {name: params[name].double() - value.double() for name, value in client.received.items()}
-    return add(before, move) if before and move else move or before
+    if not move:
+        return before
+    return add(before, move) if before else move
 
 
 def length(move: State, order: float) -> float | None:

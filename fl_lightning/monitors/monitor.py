@@ -28,17 +28,23 @@ Measurements = dict[str, Any]
 class Monitor(Callback):
     """Measures clients before and after their local training, and never changes a weight.
 
-    A subclass measures one client in `start`, `epoch_end` and `end`, makes values of the round of all clients' in
-    `summarise`, on every process, and measures the new global model in `round_end`. A client that fails is left out.
+    A subclass measures one client in `start`, `epoch_end` and `end`. In `summarise` it makes the values of the round
+    from those of all clients, on every process. In `round_end` it measures the new global model. A client that fails is
+    left out.
 
     Args:
-        every: measure every so many rounds.
-        clients: measure these only; None: the whole cohort.
-        dirpath: folder of the monitor's files; None: that of the Trainer's first logger (no logger: none).
+        every: Number of rounds from one measured round to the next.
+        clients: Ids of the clients that are measured. None is the whole cohort.
+        dirpath: Folder of the monitor's files. None is the folder of the Trainer's first logger, and no folder without
+            a logger.
 
     Attributes:
-        folder: None on a process that writes no files.
-        measures_any_fit: whether it measures the fit of a module without a federation, too.
+        folder: The folder of the files, or None on a process that writes no files.
+        exchange: Number of exchanges of the round that are over.
+        under_way: By client what has been measured in this process.
+        ended: The same for clients that have ended their training.
+        measured: The same for the clients of all processes, once the exchanges are over.
+        measures_any_fit: Whether the monitor measures the fit of a module without a federation, too.
     """
 
     measures_any_fit: ClassVar[bool] = False
@@ -55,10 +61,10 @@ class Monitor(Callback):
         self.measured: Mapping[int, Measurements] = {}
         self._table: RoundTable | None = None
 
-    # --- of a subclass -------------------------------------------------------------------------------------------
+    # --- for subclasses ---
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        """Prepare for a fit: refuse what cannot be measured, open the monitor's table."""
+        """Prepare for a fit: refuse what cannot be measured, and open the monitor's table."""
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         """Measure a client with the weights it received, before local training."""
@@ -68,18 +74,18 @@ class Monitor(Callback):
         """Measure a client after one of its local epochs, numbered through the round from 0."""
 
     def exchange_end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
-        """Measure a client at the end of each exchange of the round, of the last one before `end`."""
+        """Measure a client at the end of each exchange of the round. The last call comes before `end`."""
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
         """Measure a client after its local training, at the end of the last exchange, and add to what was measured."""
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
-        """Take what was measured of the round's clients, by client id in ascending order, the same on all processes."""
+        """Take the measurements of the round's clients, by client id, ascending, the same on all processes."""
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Measure the new global model at the end of a measured round, with the measurements of its clients."""
 
-    # --- hooks ---------------------------------------------------------------------------------------------------
+    # --- hooks ---
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer, self.dirpath)
@@ -98,18 +104,24 @@ class Monitor(Callback):
 
     def on_client_start(self, trainer: Trainer, loop: FederatedLoop, client_id: int) -> None:
         """Measure a client before its training, by `start`."""
-        if self.measures(trainer) and not self.exchange and (self.clients is None or client_id in self.clients):
+        is_chosen = self.clients is None or client_id in self.clients
+        if is_chosen and self.exchange == 0 and self.measures(trainer):
             self.under_way[client_id] = {"epochs": 0, **self.start(loop, client_id)}
 
     def on_client_epoch_end(self, trainer: Trainer, loop: FederatedLoop, client_id: int, epoch: int) -> None:
         """Measure a client after a local epoch, by `epoch_end`."""
-        if (measured := self.under_way.get(client_id)) is not None:
-            self.epoch_end(loop, client_id, measured["epochs"], measured)
-            measured["epochs"] += 1
+        measured = self.under_way.get(client_id)
+        if measured is None:
+            return
+        epoch_of_round = measured["epochs"]
+        # A subclass may give the arguments other names.
+        self.epoch_end(loop, client_id, epoch_of_round, measured)  # style: ok, a subclass names them
+        measured["epochs"] += 1
 
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         """Measure a client after an exchange, by `exchange_end`, and after its training, by `end`."""
-        if (measured := self.under_way.get(update.client_id)) is None:
+        measured = self.under_way.get(update.client_id)
+        if measured is None:
             return
         self.exchange_end(loop, update, measured)
         if self.exchange == len(loop.client.exchanges) - 1:
@@ -117,7 +129,7 @@ class Monitor(Callback):
             self.ended[update.client_id] = measured
 
     def on_round_repeat(self, trainer: Trainer, loop: FederatedLoop) -> None:
-        """Begin the round anew: it is run again without clients that have failed."""
+        """Begin the round anew, which is run again without the clients that have failed."""
         self.on_train_epoch_start(trainer, loop)
         loop.evaluation.inspection.forget()
         if self._table is not None:
@@ -128,7 +140,10 @@ class Monitor(Callback):
         self.exchange += 1
         if self.exchange == len(loop.client.exchanges) and self.measures(trainer):
             parts = current_communicator(loop.device).gather(self.ended)
-            self.measured = dict(sorted(item for part in parts for item in part.items()))
+            everywhere: dict[int, Measurements] = {}
+            for part in parts:
+                everywhere |= part
+            self.measured = {client_id: everywhere[client_id] for client_id in sorted(everywhere)}
             self.summarise(trainer, loop, self.measured)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -137,13 +152,13 @@ class Monitor(Callback):
             self.measured = {}
             self.round_end(trainer, pl_module, measured)
 
-    # --- helpers -------------------------------------------------------------------------------------------------
+    # --- helpers ---
 
     def check_classes(self, loop: FederatedLoop) -> Inspection:
-        """Give the loop's inspection, where the clients are classifiers.
+        """Return the loop's inspection if the clients are classifiers.
 
         Raises:
-            ValueError: the data have no classes.
+            ValueError: The data have no classes.
         """
         if loop.data.num_classes is None:
             raise ValueError(
@@ -153,28 +168,34 @@ class Monitor(Callback):
         return loop.evaluation.inspection
 
     def measures(self, trainer: Trainer) -> bool:
-        """True in a round that is measured."""
+        """Return True in a round that is measured."""
         return (trainer.current_epoch + 1) % self.every == 0
 
     def open_table(self, trainer: Trainer, name: str, columns: Sequence[str]) -> None:
-        """Open the monitor's table in its folder, where this process has one."""
+        """Open the monitor's table if this process has a folder."""
         if self.folder is not None:
             self._table = RoundTable(self.folder / name, ("round", *columns))
             self._table.begin(trainer.current_epoch)
 
     def add_rows(self, trainer: Trainer, rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows of the round to the table, where this process has it."""
+        """Add rows of the round to the table if this process has it."""
         if self._table is not None:
             self._table.append([trainer.current_epoch, *row] for row in rows)
 
 
 def steps_of(update: ClientUpdate) -> int:
-    """Count all optimizer steps of an exchange, those included that count in no method's K."""
+    """Return the number of all optimizer steps of an exchange, also of steps that count in no method's K."""
     return update.num_steps + update.uncounted_steps
 
 
 def ended(loop: FederatedLoop, client_id: int, what: str = "trained") -> Moment:
-    """Name the moment after an epoch of a client or its training, or, as `DEPLOYED`, that of what it would deploy."""
+    """Return the moment after the training of a client.
+
+    Args:
+        loop: The federation.
+        client_id: The id of the client.
+        what: `trained`, words for an epoch, or `DEPLOYED` for what the client would deploy.
+    """
     return (what, loop.server.round_idx, client_id)
 
 
