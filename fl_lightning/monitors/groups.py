@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from torchmetrics import MetricCollection
@@ -17,15 +18,15 @@ from fl_lightning.reports.terminal import print_table
 class GroupMetrics(Monitor):
     """Evaluates torchmetrics objects on the test samples of groups of clients, with the global model of every round.
 
-    Logged: `global/NAME/GROUP`, beside the `global/NAME` of all samples that `model.metrics` gives, of the same weights
-    (with FedEXP the mean of the last two rounds'). `groups.csv` has a row for each evaluated round and group: its test
-    samples and every value. A client's test samples are those of its own test split.
+    The callback logs `global/NAME/GROUP`, beside the `global/NAME` of all samples that `model.metrics` gives, of the
+    same weights. `groups.csv` has a row for each evaluated round and group: its test samples and every value. The test
+    samples of a client are those of its own test split.
 
     Args:
-        groups: clients by name of a group: whole numbers are ids, and texts are names of owners (`data.by`).
-        metrics: of predictions and targets; None: `model.metrics`.
-        every: measure every so many rounds.
-        dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
+        groups: The clients by name of a group. Whole numbers are ids, and texts are names of owners (`data.by`).
+        metrics: Metrics of predictions and targets. None is `model.metrics`.
+        every: Number of rounds from one measured round to the next.
+        dirpath: Folder of the table. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class GroupMetrics(Monitor):
         every: int = 1,
         dirpath: str | Path | None = None,
     ) -> None:
-        super().__init__(every, None, dirpath)
+        super().__init__(every=every, dirpath=dirpath)
         self.groups = groups
         self.metrics = as_collection(metrics)
         self._clients: dict[str, list[int]] = {}
@@ -45,7 +46,7 @@ class GroupMetrics(Monitor):
         """Check groups and metrics.
 
         Raises:
-            ValueError: a group without clients or with one that there is not, no metrics, or no test samples.
+            ValueError: A group has no clients or an unknown one, or there are no metrics or no test samples.
         """
         names = loop.data.client_names
         self._clients = {name: client_ids(clients, names, group=name) for name, clients in self.groups.items()}
@@ -63,20 +64,33 @@ class GroupMetrics(Monitor):
         mine = list(self.groups)[processes.rank :: processes.world]
         with pl_module.evaluation.evaluated_model():
             parts = processes.gather({name: self._evaluated(pl_module, self._clients[name]) for name in mine})
-        values_by_key = {name: values for part in parts for name, values in part.items()}
-        self._last = {name: values_by_key[name] for name in self.groups}
-        columns = list(dict.fromkeys(column for values in self._last.values() for column in values))
-        if self._table is None:
-            self.open_table(trainer, "groups.csv", ("group", *columns))
-        self.add_rows(trainer, ([name, *map(values.get, columns)] for name, values in self._last.items()))
+        everywhere: dict[str, dict[str, float]] = {}
+        for part in parts:
+            everywhere |= part
+        self._last = {name: everywhere[name] for name in self.groups}
+        self._add_table_rows(trainer)
         for name, values in self._last.items():
             add_to_row(pl_module, {f"global/{key}/{name}": v for key, v in values.items() if key != SAMPLES})
         pl_module.recorder.keep_round(trainer.current_epoch)
 
+    def _add_table_rows(self, trainer: Trainer) -> None:
+        """Add the last values of all groups to the table."""
+        columns: list[str] = []
+        for values in self._last.values():
+            columns += [column for column in values if column not in columns]
+        if self._table is None:
+            self.open_table(trainer, "groups.csv", ("group", *columns))
+        rows: list[list[Any]] = []
+        for name, values in self._last.items():
+            rows.append([name, *map(values.get, columns)])
+        self.add_rows(trainer, rows)
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._last and trainer.is_global_zero:
             names = list(next(iter(self._last.values())))
-            rows = [[group, *(f"{values[name]:.6g}" for name in names)] for group, values in self._last.items()]
+            rows: list[list[str]] = []
+            for group, values in self._last.items():
+                rows.append([group, *(f"{values[name]:.6g}" for name in names)])
             print_table("Groups of clients, global model", ["group", *names], rows)
 
     def _evaluated(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:
@@ -89,10 +103,14 @@ class GroupMetrics(Monitor):
             batches = view.batches("test", batch_size=loop.data.eval_batch_size)
             inspection.over(batches, lambda batch: update(metrics, batch, loop.client))
             samples += view.size("test")
-        values = values_of(metrics.compute(), "", inspection.class_names) if samples else {}
-        return {SAMPLES: float(samples), **{name.removeprefix("/"): value for name, value in values.items()}}
+        found = {SAMPLES: float(samples)}
+        if samples:
+            for name, value in values_of(metrics.compute(), "", inspection.class_names).items():
+                found[name.removeprefix("/")] = value
+        return found
 
     def _collection(self, loop: FederatedLoop) -> MetricCollection:
+        """Return the metrics, which are refused if there are none."""
         chosen = loop.metrics if self.metrics is None else self.metrics
         if chosen is None:
             raise ValueError("GroupMetrics needs metrics, got none; give it metrics=, or set model.metrics")
@@ -116,7 +134,8 @@ def client_ids(clients: Sequence[int | str], names: Sequence[str], *, group: str
     numbers = {name: client_id for client_id, name in enumerate(names)}
     found = [client if isinstance(client, int) else numbers.get(client, -1) for client in clients]
     if not found or any(not 0 <= client_id < len(names) for client_id in found):
-        known = "" if names == [str(client_id) for client_id in range(len(names))] else f" or of {shown(names)}"
+        has_owners = names != [str(client_id) for client_id in range(len(names))]
+        known = f" or of {shown(names)}" if has_owners else ""
         raise ValueError(f"a group of clients must name some in [0, {len(names)}){known}, got {clients} for {group!r}")
     return found
 

@@ -13,17 +13,17 @@ from fl_lightning.types import ClientUpdate
 
 
 class PredictedDistribution(Monitor):
-    r"""Mean prediction $p = \frac{1}{K} \sum_i \mathrm{softmax}(f(x_i))$ of each client on the transfer set (EPD).
+    r"""Writes the mean prediction $p = \frac{1}{K} \sum_i \mathrm{softmax}(f(x_i))$ of each client on the transfer set.
 
-    Of the weights after local training, from which knowledge is sent, before they learn from the others.
+    The predictions (EPD) are of the weights after local training, before they learn from the others.
     `predicted_distribution.csv` has a row for each round and client, with a column for each class.
 
     Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu), Eq. 5 and Fig. 1.
 
     Args:
-        every: measure every so many rounds.
-        clients: measure these only; None: the whole cohort.
-        dirpath: folder of the table; None: that of the Trainer's first logger (no logger: none).
+        every: Number of rounds from one measured round to the next.
+        clients: Ids of the clients that are measured. None is the whole cohort.
+        dirpath: Folder of the table. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
@@ -42,5 +42,7 @@ class PredictedDistribution(Monitor):
         super().on_client_end(trainer, loop, update)
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
-        rows = ((i, *estimated_distribution(values["predictions"]).tolist()) for i, values in measured.items())
+        rows: list[list[float]] = []
+        for client_id, values in measured.items():
+            rows.append([client_id, *estimated_distribution(values["predictions"]).tolist()])
         self.add_rows(trainer, rows)
