@@ -75,9 +75,7 @@ class GroupMetrics(Monitor):
 
     def _add_table_rows(self, trainer: Trainer) -> None:
         """Add the last values of all groups to the table."""
-        columns: list[str] = []
-        for values in self._last.values():
-            columns += [column for column in values if column not in columns]
+        columns = self._columns()
         if self._table is None:
             self.open_table(trainer, "groups.csv", ("group", *columns))
         rows: list[list[Any]] = []
@@ -85,12 +83,19 @@ class GroupMetrics(Monitor):
             rows.append([name, *map(values.get, columns)])
         self.add_rows(trainer, rows)
 
+    def _columns(self) -> list[str]:
+        """Return the names of the last values. A group without test samples lacks some."""
+        columns: list[str] = []
+        for values in self._last.values():
+            columns += [column for column in values if column not in columns]
+        return columns
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._last and trainer.is_global_zero:
-            names = list(next(iter(self._last.values())))
+            names = self._columns()
             rows: list[list[str]] = []
             for group, values in self._last.items():
-                rows.append([group, *(f"{values[name]:.6g}" for name in names)])
+                rows.append([group, *(f"{values[name]:.6g}" if name in values else "" for name in names)])
             print_table("Groups of clients, global model", ["group", *names], rows)
 
     def _evaluated(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:

@@ -7,11 +7,14 @@ import pytest
 import torch
 from pytorch_lightning import Callback
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import FederatedLoop
-from fl_lightning.methods import FedEXPAggregator
+from fl_lightning.methods import FedAvg, FedEXPAggregator
 from fl_lightning.monitors import GroupMetrics
 from tests.callbacks.toy import Regression, data, trainer
+from tests.toys import BatchNormNet, sgd, toy_data
+from tests.toys import trainer as quiet_trainer
 
 GROUPS = {"north": [0, 2], "south": [3], "all": [0, 1, 2, 3]}
 
@@ -87,3 +90,20 @@ def test_the_weights_are_those_that_are_evaluated():
 def test_what_cannot_be_measured_is_refused(groups, metrics, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         fitted(tmp_path, groups, metrics)
+
+
+def test_a_group_without_test_samples_has_empty_cells(tmp_path, capsys, monkeypatch):
+    evaluate = GroupMetrics._evaluated
+    none = {"samples": 0.0}
+    monkeypatch.setattr(GroupMetrics, "_evaluated", lambda *of: none if of[-1] == [3] else evaluate(*of))
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3)
+    groups = {"nobody": [3], "all": [0, 1, 2, 3]}
+    metrics = {"accuracy": MulticlassAccuracy(3)}
+    run = quiet_trainer(1, callbacks=[GroupMetrics(groups, metrics, dirpath=tmp_path)])
+    run.fit(loop, datamodule=toy_data((8, 12, 5, 9)))
+    assert "global/accuracy/nobody" not in loop.round_metrics
+    assert "global/accuracy/all" in loop.round_metrics
+    lines = (tmp_path / "groups.csv").read_text().splitlines()
+    assert lines[0] == "round,group,samples,accuracy"
+    assert lines[1] == "0,nobody,0.0,"
+    assert "accuracy" in capsys.readouterr().out
