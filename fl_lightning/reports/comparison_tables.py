@@ -6,18 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fl_lightning.functional.summary import Interval
-from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor, unknown_direction
+from fl_lightning.metrics.keys import SCOPES, Unit, is_in_percent, percent_factor, scope_of, unknown_direction
 from fl_lightning.reports.result_tables import Mark, Table, TableCell
 from fl_lightning.reports.results import (
     AFTER,
     COSTS,
     HEADINGS,
-    SCOPES,
     STATISTICS,
     Comparison,
     Result,
     paired,
-    scope_of,
 )
 from fl_lightning.utils.text import write_cells
 

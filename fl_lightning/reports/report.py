@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
-from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor
+from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor, scope_of
 from fl_lightning.reports.comparison_tables import comparison_table, spread, writer
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
@@ -23,7 +23,6 @@ from fl_lightning.reports.results import (
     direction_in,
     known_metrics,
     runs_of,
-    scope_of,
     statistics_of,
     unit_in,
 )
