@@ -89,7 +89,7 @@ BEGINNINGS = (*WRITTEN_BY_METRICS, "train")
 """Beginnings of keys that tell whose values they are."""
 
 WRITTEN_BY_MODULES = ("val", "test")
-"""Beginnings of the keys of an evaluation that a module with evaluation steps of its own writes in place of the loop."""
+"""Beginnings of the keys that a module with evaluation steps of its own writes in place of the loop."""
 
 LOSS_TERMS = (
     "aligned",
@@ -112,33 +112,33 @@ LOSS_TERMS = (
 
 OTHERS = (
     OwnKey("local/alma", "share", "max"),
-    OwnKey("local/initial", "share", "max", "monitors"),
-    OwnKey("local/personalised", "share", "max", "monitors"),
-    OwnKey("local/train", "share", "max", "monitors"),
-    OwnKey("local/acc_in_local*", "share", "max", "monitors"),
-    OwnKey("local/acc_out_local*", "share", "max", "monitors"),
-    OwnKey("local/forgetting_degree*", "", "min", "monitors"),
-    OwnKey("local/drift", "", "min", "monitors"),
-    OwnKey("local/weight_divergence", "", "min", "monitors"),
-    OwnKey("local/distribution_distance", "", "min", "monitors"),
-    OwnKey("local/weight_alignment*", "share", "max", "monitors"),
-    OwnKey("global/weight_alignment*", "share", "max", "monitors"),
-    OwnKey("local/dead_neurons*", "", "min", "monitors"),
-    OwnKey("global/hessian/*", "", None, "monitors"),
-    OwnKey("train/drift_diversity", "", "min", "monitors"),
-    OwnKey("train/gradient_diversity", "", "min", "monitors"),
-    OwnKey("train/importance", "", None, "clients"),
-    OwnKey("train/empty_classes", "", None, "clients"),
+    OwnKey("local/initial", "share", "max", writer="monitors"),
+    OwnKey("local/personalised", "share", "max", writer="monitors"),
+    OwnKey("local/train", "share", "max", writer="monitors"),
+    OwnKey("local/acc_in_local*", "share", "max", writer="monitors"),
+    OwnKey("local/acc_out_local*", "share", "max", writer="monitors"),
+    OwnKey("local/forgetting_degree*", "", "min", writer="monitors"),
+    OwnKey("local/drift", "", "min", writer="monitors"),
+    OwnKey("local/weight_divergence", "", "min", writer="monitors"),
+    OwnKey("local/distribution_distance", "", "min", writer="monitors"),
+    OwnKey("local/weight_alignment*", "share", "max", writer="monitors"),
+    OwnKey("global/weight_alignment*", "share", "max", writer="monitors"),
+    OwnKey("local/dead_neurons*", "", "min", writer="monitors"),
+    OwnKey("global/hessian/*", "", None, writer="monitors"),
+    OwnKey("train/drift_diversity", "", "min", writer="monitors"),
+    OwnKey("train/gradient_diversity", "", "min", writer="monitors"),
+    OwnKey("train/importance", "", None, writer="clients"),
+    OwnKey("train/empty_classes", "", None, writer="clients"),
     OwnKey("train/skipped", "", "min"),
-    OwnKey("cost/steps", "steps", "min", "monitors"),
-    OwnKey("cost/seconds", "seconds", "min", "monitors"),
-    OwnKey("cost/memory", "bytes", "min", "monitors"),
+    OwnKey("cost/steps", "steps", "min", writer="monitors"),
+    OwnKey("cost/seconds", "seconds", "min", writer="monitors"),
+    OwnKey("cost/memory", "bytes", "min", writer="monitors"),
     OwnKey("comm/*", "bytes", "min"),
-    OwnKey(EPSILON_SAMPLES, "", "min", "clients"),
-    OwnKey(EPSILON_LOCAL, "", "min", "clients"),
+    OwnKey(EPSILON_SAMPLES, "", "min", writer="clients"),
+    OwnKey(EPSILON_LOCAL, "", "min", writer="clients"),
     OwnKey(f"{EPSILON}*", "", "min"),
     OwnKey("privacy/clip", "", None),
-    OwnKey("data/class_count", "", None, "monitors"),
+    OwnKey("data/class_count", "", None, writer="monitors"),
 )
 
 DEVIATION = "/std"
@@ -156,7 +156,7 @@ def own_keys() -> list[OwnKey]:
             keys.append(OwnKey(f"{beginning}/{key.pattern}", key.unit, key.direction))
             keys.append(OwnKey(f"{beginning}/{key.pattern}_best", key.unit, key.direction))
     for term in LOSS_TERMS:
-        keys.append(OwnKey(f"train/{term}", "", "min", "clients"))
+        keys.append(OwnKey(f"train/{term}", "", "min", writer="clients"))
     return [*keys, *OTHERS]
 
 

@@ -19,7 +19,7 @@ from fl_lightning.metrics.history import History, plain_key
 from fl_lightning.metrics.keys import Direction, Directions, direction_of
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
-from fl_lightning.runs.loggers import RoundCSVLogger, read_directions
+from fl_lightning.runs.loggers import RoundCSVLogger, read_directions, read_status
 from fl_lightning.runs.partition import PARTITION
 from fl_lightning.runs.round_table import read_cells, reading
 
@@ -353,12 +353,16 @@ def is_finished(folder: Path, content: Mapping[str, Any], last_round: int) -> bo
         last_round: Its last round.
     """
     planned = planned_rounds(content)
-    if planned is None or last_round + 1 >= planned or (folder / DONE).is_file():
+    has_all_rounds = planned is not None and last_round + 1 >= planned
+    if has_all_rounds or (folder / DONE).is_file():
         return True
-    if "EarlyStopping" in str(content["trainer"].get("callbacks")):
+    ended_after = read_status(folder)
+    if ended_after is not None:
+        return ended_after == last_round
+    if planned is None:
         return True
-    classes = read_columns(folder / CLASSIFICATION, ["class"]).get(ROUND)  # which the end of a fit writes
-    return classes is not None and len(classes) > 0 and classes[0] == last_round
+    # Version 0.2.0 did not write whether a run has ended.
+    return "EarlyStopping" in str(content["trainer"].get("callbacks"))
 
 
 def check_size(content: Any) -> None:

@@ -122,7 +122,7 @@ def test_a_value_of_a_private_run_is_watched_under_its_plain_name(name, mark, tm
     private = DPFedAvg(noise_multiplier=1.0, delta=0.01, clip=0.5)
     client = FedAvg(net=BatchNormNet, optimizer=sgd())
     loop = FederatedLoop(client, aggregator=private, seed=3, evaluate_clients_every=1)
-    fitted = trainer(3, callbacks=[watch], enable_checkpointing=True)
+    fitted = trainer(3, tmp_path, callbacks=[watch], enable_checkpointing=True)
     fitted.fit(loop, datamodule=toy_data((8, 12, 5), sampling="poisson", participation=0.9))
     curve = list(loop.recorder.history.curve("local/alma").values())
     assert loop.recorder.history.names.count("unprotected/local/alma") == 1
