@@ -7,6 +7,7 @@ from typing import Any, cast
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.functional.classes import unique_names
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.keys import check_metric_name
 from fl_lightning.utils.settings import check_kind
@@ -67,7 +68,7 @@ def computed(metric: Metric | MetricCollection) -> Any:
 
 
 def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[str]) -> dict[str, float]:
-    """Name computed values for a round's row, and those of a vector by the classes, or by number.
+    """Name computed values for a round's row, and those of a vector by the classes, or by numbers as classes have.
 
     Args:
         result: what a collection computed, by name.
@@ -82,7 +83,7 @@ def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[s
         if value.ndim == 0:
             values[f"{prefix}/{name}"] = float(value)
         elif value.ndim == 1:
-            names = class_names if len(value) == len(class_names) else [str(i) for i in range(len(value))]
+            names = unique_names(class_names if len(value) == len(class_names) else None, len(value))
             values |= {f"{prefix}/{name}/{part}": v for part, v in zip(names, value.tolist(), strict=True)}
         else:
             raise ValueError(

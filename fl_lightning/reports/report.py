@@ -31,6 +31,7 @@ from fl_lightning.reports.saved import (
     ROUND,
     Counts,
     Group,
+    classification_round,
     data_differences,
     differing,
     read_columns,
@@ -324,8 +325,8 @@ def scores_of_runs(group: Group) -> list[dict[str, Any]]:
         if not run.is_whole:
             continue
         table = read_columns(run.folder / CLASSIFICATION, ["class"])
-        rounds = table.pop(ROUND, np.array([run.num_rounds - 1]))
-        is_of_last_round = bool((rounds == run.num_rounds - 1).all())
+        is_of_last_round = classification_round(table) in (None, run.num_rounds - 1)
+        table.pop(ROUND, None)
         if is_of_last_round and set(AVERAGES) <= set(table.get("class", ())):
             tables.append(table)
     return tables
@@ -516,15 +517,20 @@ def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
         for run in group.runs:
             if run.partition is None:
                 continue
-            identity: tuple[object, ...] = (run.partition.table.tobytes(), *run.partition.names)
+            identity: tuple[object, ...] = (
+                run.partition.table.tobytes(),
+                tuple(run.partition.names),
+                tuple(run.partition.clients),
+            )
             partitions.setdefault(identity, run.partition)
             user = group.label if len(group.runs) == 1 else f"{group.label}, seed {run.seed}"
             users.setdefault(identity, []).append(user)
     parts: list[Picture | str] = []
     for number, identity in enumerate(list(partitions)[:MOST_PARTITIONS]):
-        table, names = partitions[identity]
-        caption = caption_of_partition(table, names, users[identity])
-        parts.append(Picture(f"partition-{number}", plot_partition(table, names), caption, wide=True))
+        partition = partitions[identity]
+        caption = caption_of_partition(partition.table, partition.names, users[identity])
+        figure = plot_partition(partition.table, partition.names, client_names=partition.clients)
+        parts.append(Picture(f"partition-{number}", figure, caption, wide=True))
     if len(partitions) > MOST_PARTITIONS:
         parts.append(f"{len(partitions) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
     return parts

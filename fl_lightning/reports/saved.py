@@ -49,6 +49,9 @@ Seeds = tuple[object, ...]
 ROUND = "round"
 """Key and column of the 0-based round that a file speaks of."""
 
+CLIENT_COLUMN = "client"
+"""Column of partition.csv with the names of the clients."""
+
 POOLED = "data.pooled"
 """Setting of a reference that has the samples of all clients at one place."""
 
@@ -65,10 +68,11 @@ CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class Counts(NamedTuple):
-    """Training samples of each client and class, (N, C), and the names of the classes."""
+    """Training samples of each client and class, (N, C), and the names of the classes and of the clients."""
 
     table: Numbers
     names: list[str]
+    clients: list[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,7 +311,7 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
         directions={**read_directions(folder), **(directions or {})},
         planned=planned,
         is_finished=is_finished(folder, content, last_round),
-        notes=notes_on_test(folder / TEST, last_round),
+        notes=notes_on_rounds(folder, last_round, is_whole=is_whole),
     )
 
 
@@ -413,12 +417,34 @@ def read_values(path: Path) -> dict[str, float]:
         return {plain_key(name): float(number) for name, number in found.items()}
 
 
-def notes_on_test(path: Path, last_round: int) -> tuple[str, ...]:
-    """Return a sentence if what `test` gave is left out because it is of another round than the last one."""
-    round_idx = read_values(path).get(ROUND, last_round)
-    if round_idx == last_round:
+def notes_on_rounds(folder: Path, last_round: int, *, is_whole: bool) -> tuple[str, ...]:
+    """Return a sentence for each file of one model that is left out because the model is not that of the last round.
+
+    Args:
+        folder: Folder of the run.
+        last_round: The last round of the run.
+        is_whole: Whether no later round is left out. Otherwise the files are not asked for.
+    """
+    if not is_whole:
         return ()
-    return (f"{path} is left out: its values are of round {round_idx:g}, and the last round is {last_round}",)
+    rounds = {
+        TEST: read_values(folder / TEST).get(ROUND),
+        CLASSIFICATION: classification_round(read_columns(folder / CLASSIFICATION, ["class"])),
+    }
+    notes = []
+    for name, round_idx in rounds.items():
+        if round_idx is not None and round_idx != last_round:
+            path = folder / name
+            notes.append(
+                f"{path} is left out: its values are of round {round_idx:g}, and the last round is {last_round}"
+            )
+    return tuple(notes)
+
+
+def classification_round(columns: Mapping[str, NDArray[Any]]) -> float | None:
+    """Return the round of a table of the last model, or None if the table does not tell, as in 0.2.0."""
+    rounds = columns.get(ROUND, ())
+    return float(rounds[0]) if len(rounds) else None
 
 
 def read_name(path: Path) -> str:
@@ -439,14 +465,17 @@ def read_partition(path: Path) -> Counts | None:
     Raises:
         ValueError: it is no table of counts.
     """
-    columns = read_columns(path)
-    columns.pop("client", None)
+    columns = read_columns(path, [CLIENT_COLUMN])
+    clients = columns.pop(CLIENT_COLUMN, None)
     if not columns:
         return None
     table = np.stack([*columns.values()], axis=1)
     if not ((table >= 0) & (table <= MOST_SAMPLES)).all():
         raise ValueError(f"{path} must hold counts of samples, and has other cells; move it away")
-    return Counts(table, list(columns)) if len(table) else None
+    if not len(table):
+        return None
+    client_names = range(len(table)) if clients is None else clients
+    return Counts(table, names=list(columns), clients=list(map(str, client_names)))
 
 
 def read_columns(path: Path, texts: Sequence[str] = ()) -> dict[str, NDArray[Any]]:

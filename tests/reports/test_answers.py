@@ -183,6 +183,14 @@ def test_values_of_another_round_are_left_out_and_named(tmp_path):
     run = read_run(folder)
     assert not run.test
     assert "its values are of round 2, and the last round is 7" in run.notes[0]
+    rows = [[name, 4, 0.5, 0.5, 0.5, 2] for name in ("cat", "macro", "weighted")]
+    write_table(folder / "classification.csv", ["class", "samples", "precision", "recall", "F1", "round"], rows)
+    run = read_run(folder)
+    page = write_report([Group("a", [run])], tmp_path / "out").read_text("utf-8")
+    assert page.count("is left out: its values are of round 2, and the last round is 7") == len(run.notes) == 2
+    assert "Precision, recall and F1" not in page
+    assert read_run(folder, rounds=2).notes == ()
+    (folder / "classification.csv").unlink()
     (folder / "test.json").write_text('{"unprotected/local/alma": 0.25, "round": 7}')
     assert read_run(folder).test == {"local/alma": 0.25}
     assert read_run(folder, rounds=2).test == {}
