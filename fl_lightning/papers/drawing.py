@@ -13,7 +13,7 @@ import numpy as np
 from fl_lightning.metrics.history import History
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.reports.result_tables import Table
-from fl_lightning.reports.results import LAST_ROUNDS, mean_of_last
+from fl_lightning.reports.results import LAST_ROUNDS, mean_of_last, unit_in
 from fl_lightning.reports.saved import Group, SavedRun
 
 if TYPE_CHECKING:
@@ -95,6 +95,18 @@ def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:
     """
     curves = [list(run.history.curve(key).values()) for run in runs.group.runs]
     return np.array([mean_of_last(values, last) for values in curves if values] or [np.nan])
+
+
+def factor_of(runs: Series, key: str, scale: float = 100.0) -> float:
+    """Return the factor of values in print: `scale`, except for values that were logged in percent already.
+
+    Args:
+        runs: The runs.
+        key: Log key of the values.
+        scale: The factor that a drawing has. 100 gives percent.
+    """
+    is_percent = scale == 100.0 and unit_in(runs.group.runs, key) == "percent"
+    return 1.0 if is_percent else scale
 
 
 class Drawn(NamedTuple):
