@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from fl_lightning.metrics.history import History
+from fl_lightning.metrics.keys import Direction
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.reports.result_tables import Table
 from fl_lightning.reports.results import LAST_ROUNDS, mean_of_last, unit_in
@@ -126,9 +127,26 @@ class Drawing(ABC):
         """List the log keys of the values that it shows, none where it reads other files of the runs."""
         return []
 
+    def target_keys(self) -> list[str]:
+        """List the log keys of the values of which it counts the rounds until a target."""
+        return []
+
     @abstractmethod
     def draw(self, series: Sequence[Series]) -> Drawn:
         """Draw the runs of an experiment."""
+
+
+def check_target_key(key: str, direction: Direction | None) -> None:
+    """Refuse to count the rounds until a value that is better when lower.
+
+    Raises:
+        ValueError: Lower is better.
+    """
+    if direction == "min":
+        raise ValueError(
+            f"rounds are counted until a value is as high as the target, and lower is better in {key}; take an "
+            f"accuracy, or say --direction {key}=max"
+        )
 
 
 def unique(names: Iterable[str]) -> list[str]:

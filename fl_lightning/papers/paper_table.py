@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fl_lightning.functional.summary import Interval, speed_up, welch_difference
 from fl_lightning.metrics.keys import Direction, direction_of, percent_factor, unknown_direction
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, beginning, rounds_of, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, beginning, check_target_key, rounds_of, unique
 from fl_lightning.reports.comparison_tables import decimal, difference_text, spread
 from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.results import HEADINGS, direction_in, paired, rounds_until, statistics_of, unit_in
@@ -46,10 +46,6 @@ class Measure:
             raise ValueError(f"a measure has one of at, until and targets, and {self.key} has targets and another")
         if (self.speed_up and not self.until) or (self.share_of and not self.targets):
             raise ValueError("speed_up needs until, the method that is sped up, and share_of needs targets")
-        if self.counts_rounds and direction_of(self.key) == "min":
-            raise ValueError(
-                f"rounds are counted until a value is as high as the target, and lower is better in {self.key}"
-            )
 
     @property
     def is_plain(self) -> bool:
@@ -135,6 +131,10 @@ class PaperTable(Drawing):
     def log_keys(self) -> list[str]:
         return [measure if isinstance(measure, str) else measure.key for measure in self.keys.values()]
 
+    def target_keys(self) -> list[str]:
+        measures = [measure for measure in self.keys.values() if isinstance(measure, Measure)]
+        return [measure.key for measure in measures if measure.counts_rounds]
+
     def draw(self, series: Sequence[Series]) -> Drawn:
         content = TableContent(self, series)
         rows = [
@@ -175,13 +175,11 @@ class TableContent:
             ValueError: nobody tells, or rounds are counted until a value that is better when lower.
         """
         measure = self.measures[name]
-        direction = direction_in(self.runs, measure.key) or direction_of(measure.key)
+        direction = direction_in(self.runs, measure.key) if self.runs else direction_of(measure.key)
         if direction is None:
             raise ValueError(unknown_direction(measure.key))
-        if measure.counts_rounds and direction == "min":
-            raise ValueError(
-                f"rounds are counted until a value is as high as the target, and lower is better in {measure.key}"
-            )
+        if measure.counts_rounds:
+            check_target_key(measure.key, direction)
         return direction
 
     def prefers_low(self, name: str) -> bool:

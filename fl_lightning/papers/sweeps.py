@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metrics.keys import Direction, best_of, unknown_direction
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, ends, factor_of, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, check_target_key, ends, factor_of, unique
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.comparison_tables import decimal, spread
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
@@ -239,12 +239,14 @@ class RoundsToTarget(Drawing):
     def log_keys(self) -> list[str]:
         return [self.key]
 
+    def target_keys(self) -> list[str]:
+        return [self.key]
+
     def draw(self, series: Sequence[Series]) -> Drawn:
         direction = direction_of_series(series, self.key)
         if direction is None:
             raise ValueError(unknown_direction(self.key))
-        if direction == "min":
-            raise ValueError(f"key must be a value that is better when higher, got {self.key}; take an accuracy")
+        check_target_key(self.key, direction)
         cases = unique(runs.case for runs in series)
         methods = unique(runs.method for runs in series)
         titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]
