@@ -138,6 +138,9 @@ def choose_candidates(
         after = f", after {rounds} round{'s' * (rounds > 1)}" if rounds > 0 else ""
         if any(cell.max_rounds < cell.all_rounds for cell in choices[best]):
             after += "; with all of them another may be chosen"
+        lengths = sorted({run.num_rounds for of_candidate in runs.values() for run in of_candidate})
+        if len(lengths) > 1:
+            after += f"; the runs have {lengths[0]} to {lengths[-1]} rounds, and count to their own ends"
         sentences.append(
             f"Tuned on the validation split: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after})."
         )

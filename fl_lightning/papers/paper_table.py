@@ -11,7 +11,7 @@ from fl_lightning.metrics.keys import Direction, direction_of, percent_factor, u
 from fl_lightning.papers.drawing import Drawing, Drawn, Series, beginning, check_target_key, rounds_of, unique
 from fl_lightning.reports.comparison_tables import decimal, difference_text, spread
 from fl_lightning.reports.result_tables import Table, TableCell
-from fl_lightning.reports.results import HEADINGS, direction_in, paired, rounds_until, statistics_of, unit_in
+from fl_lightning.reports.results import HEADINGS, direction_in, mean_of, paired, rounds_until, statistics_of, unit_in
 from fl_lightning.reports.saved import SavedRun, Seeds
 
 Published = float | str | None
@@ -335,6 +335,9 @@ class TableContent:
         """Describe the columns, and count the claims of which some cells were run."""
         sentences = ["Mean ± sample standard deviation over the seeds; shares in percent."]
         sentences.append("95 % intervals of the differences: Welch's to the paper, Student's among ours, seed by seed.")
+        needs_the_end = any(measure.needs_the_end for measure in self.measures.values())
+        if needs_the_end and any(len(set(map(rounds_of, each.group.runs))) > 1 for each in self.series.values()):
+            sentences.append("Seeds have unequal rounds: a final value is of the runs that have most of them.")
         for target in unique(measure.until for measure in self.measures.values() if measure.until):
             sentences.append(
                 f"Rounds are counted until {target}'s final value; its own are those until it has that value first, "
@@ -379,7 +382,7 @@ class TableContent:
         seeds = [seed for seed in ours if seed in theirs]
         if not seeds or self.is_open(name, case, methods[0], ours) or self.is_open(name, case, methods[1], theirs):
             return None
-        return math.fsum(ours[seed] for seed in seeds) / len(seeds), math.fsum(theirs[s] for s in seeds) / len(seeds)
+        return mean_of([ours[seed] for seed in seeds]), mean_of([theirs[seed] for seed in seeds])
 
 
 def is_ahead(value: float, other: float, prefers_low: bool) -> bool:

@@ -22,6 +22,7 @@ from fl_lightning.reports.results import (
     compare,
     direction_in,
     known_metrics,
+    mean_of,
     runs_of,
     statistics_of,
     unit_in,
@@ -135,14 +136,18 @@ def title_of(groups: Sequence[Group]) -> str:
 
 
 def best_of(groups: Sequence[Group]) -> Sequence[Group]:
-    """Return the groups that figures show: the best ones by the first known metric, in their order."""
+    """Return the groups that figures show: the best ones by the first known metric, in their order.
+
+    They are the first ones if nobody tells whether lower or higher is better.
+    """
     key = next(iter(known_metrics(groups)), "")
-    sign = 1 if direction_in(runs_of(groups), key) == "min" else -1
+    direction = direction_in(runs_of(groups), key)
 
     def rank(group: Group) -> float:
-        values = [sign * statistics_of(run, key).get("final", math.nan) for run in group.runs]
-        mean = sum(values) / len(values)
-        return mean if math.isfinite(mean) else math.inf
+        mean = mean_of([statistics_of(run, key).get("final", math.nan) for run in group.runs])
+        if direction is None or not math.isfinite(mean):
+            return math.inf
+        return mean if direction == "min" else -mean
 
     best = sorted(groups, key=rank)[:MOST_GROUPS]
     return [group for group in groups if group in best]
@@ -407,7 +412,7 @@ def pair_of(groups: Sequence[Group], before: str, after: str, words: tuple[str, 
         words: The two words for before and after.
     """
     label = before.replace(words[0], "").strip("/_ ") or before
-    unit: Unit = "share" if label.startswith("acc_") else unit_in(runs_of(groups), before)
+    unit = unit_in(runs_of(groups), before)
     scale = percent_factor(unit)
     pairs: dict[str, tuple[Numbers, Numbers]] = {}
     for group in groups:

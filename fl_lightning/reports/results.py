@@ -173,11 +173,15 @@ def statistics_of(run: SavedRun, key: str, direction: Direction | None = None) -
 
 def mean_of_last(values: Sequence[float], count: int = LAST_ROUNDS) -> float:
     """Average the last values, or all if there are fewer."""
-    last = values[-count:]
+    return mean_of(values[-count:])
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Average values, of which there is one at least. The mean is not finite if one of them is not."""
     try:
-        return math.fsum(last) / len(last)
+        return math.fsum(values) / len(values)
     except (ValueError, OverflowError):  # infinite, or too large to be added
-        return sum(last) / len(last)
+        return sum(values) / len(values)
 
 
 Values = dict[str, dict[str, dict[Seeds, float]]]

@@ -443,8 +443,10 @@ def notes_on_rounds(folder: Path, last_round: int, *, is_whole: bool) -> tuple[s
 
 def classification_round(columns: Mapping[str, NDArray[Any]]) -> float | None:
     """Return the round of a table of the last model, or None if the table does not tell, as in 0.2.0."""
-    rounds = columns.get(ROUND, ())
-    return float(rounds[0]) if len(rounds) else None
+    rounds = columns.get(ROUND)
+    if rounds is None or not len(rounds):
+        return None
+    return float(rounds[0])
 
 
 def read_name(path: Path) -> str:
