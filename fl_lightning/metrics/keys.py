@@ -220,13 +220,14 @@ DECIDES = ("loss", "losses", "error", "cost", "penalty")
 
 TURNS = words_in(
     """
-    alpha annealing anti attack attacker backdoor beta bound change chance ci coef coeff coefficient coefficients coefs
-    contribution count cov cv decrease degradation delta deviation diff difference discrepancy discriminator disparity
-    dispersion drop entropy epochs explained factor factors false feature features gain gamma gap goal half
-    improvement inaccuracy increase inequality inv inverse iqr lambda leakage limit lost margin membership mia minus
-    neg negative non norm norms not num patience per poison poisoned range rank ratio reduction rounds saved saving
-    savings scale scaler schedule se sem skew spread standard std stderr steps target temperature threshold time to
-    tolerance trojan true until var variance variation weight weights
+    activation alpha annealing anti attack attacker attention backdoor bar bars beta bias bound chance change ci
+    coef coeff coefficient coefficients coefs complement complementary contribution count cov cv decrease
+    degradation delta deviation diff difference discrepancy discriminator disparity dispersion drop entropy epochs
+    explained factor factors false feature features gain gamma gap goal half heat improvement inaccuracy increase
+    inequality inv inverse iqr lambda leakage limit lost margin membership mia minus neg negative non norm norms not
+    num patience per poison poisoned range rank ratio reduction rounds saliency saved saving savings scale scaler
+    schedule se sem size sizes skew spread standard std stderr steps target temperature threshold time to tolerance
+    trojan true until var variance variation weight weights
     """
 )
 """Words that may turn the meaning of another word, such as `loss_weight`. Such a name tells nothing."""
@@ -242,6 +243,7 @@ PHRASES: Mapping[tuple[str, ...], Direction] = {
     ("pearson", "corr", "coef"): "max",
     ("spearman", "corr", "coef"): "max",
     ("error", "per", "class"): "min",
+    ("per", "class", "error"): "min",
     ("acc", "per", "class"): "max",
     ("accuracy", "per", "class"): "max",
     ("per", "class", "acc"): "max",
