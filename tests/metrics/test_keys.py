@@ -47,7 +47,7 @@ HIGHER = words(
 UNKNOWN = words(
     "val/score val/foo loss_weight val/loss_acc num_errors val/neg_loss loss_scale acc_drop val/std metric x "
     "val/inaccuracy acc_decrease val/accuracy_degradation val/1-acc cost_savings "
-    "val_loss_std lr entropy val/inacc unaccuracy backdoor_acc mia_auc acc/loss loss/acc val/loss_acc loss_weighted_acc "
+    "val_loss_std lr entropy val/inacc unaccuracy backdoor_acc mia_auc acc/loss loss/acc loss_weighted_acc "
     "acc_norm grad_norm loss_norm rounds_to_acc time_to_accuracy target_acc loss_lambda kl_beta attention_map map_size "
     "error_bar dice_complement acc_ci std_acc val_top5 elbo neg_elbo negdice val/acc_mae unprotected_x feature_map_norm"
 )
