@@ -465,7 +465,7 @@ class FederatedLoop(Forwarding):
         is_evaluated = self.recorder.evaluated_rounds > round_idx
         self.parts.plateau.step(
             round_idx=round_idx,
-            values=by_all_names(self.round_metrics),
+            values=self.round_metrics,
             is_evaluated=is_evaluated or not self.trainer.enable_validation,
         )
         self.engine.local.scale_lr(self.parts.plateau.factors)
