@@ -51,8 +51,8 @@ class Series(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True where every run has all rounds."""
-        return self.all_rounds is None or all(rounds_of(run) >= self.all_rounds for run in self.group.runs)
+        """Whether every run has all rounds, or has stopped early."""
+        return all(is_at_end(run, self.all_rounds) for run in self.group.runs)
 
     @property
     def failures(self) -> list[str]:
@@ -80,13 +80,19 @@ def rounds_of(run: SavedRun) -> int:
     return run.rounds or len(run.history)
 
 
+def is_at_end(run: SavedRun, all_rounds: int | None) -> bool:
+    """Return True for a run that has all rounds or has stopped early, or if their number is not known."""
+    return not all_rounds or rounds_of(run) >= all_rounds or run.stopped_early
+
+
 def beginning(run: SavedRun, rounds: int) -> SavedRun:
     """Take the first rounds of a run."""
     history = History()
     curves = {name: run.history.curve(name) for name in run.history.names}
     for t in run.history.rounds[:rounds]:
         history.record(t, {name: curve[t] for name, curve in curves.items() if t in curve})
-    return replace(run, history=history, rounds=rounds)
+    is_whole = run.is_whole and len(history) == len(run.history)
+    return replace(run, history=history, rounds=rounds, is_whole=is_whole)
 
 
 def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:

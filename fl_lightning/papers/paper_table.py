@@ -8,7 +8,16 @@ from typing import ClassVar, NamedTuple
 
 from fl_lightning.functional.summary import Interval, speed_up, welch_difference
 from fl_lightning.metrics.keys import Direction, direction_of, percent_factor, unknown_direction
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, beginning, check_target_key, rounds_of, unique
+from fl_lightning.papers.drawing import (
+    Drawing,
+    Drawn,
+    Series,
+    beginning,
+    check_target_key,
+    is_at_end,
+    rounds_of,
+    unique,
+)
 from fl_lightning.reports.comparison_tables import decimal, difference_text, spread
 from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.results import HEADINGS, direction_in, mean_of, paired, rounds_until, statistics_of, unit_in
@@ -274,7 +283,7 @@ class TableContent:
     def values(self, row: Row, statistic: str) -> dict[Seeds, float]:
         """Return our values by seeds, in the unit of the table. A target that was not reached is infinite.
 
-        If a value is that of the last round, the runs that have most rounds count.
+        If a value is that of the last round, the runs that have most rounds count, and those that stopped early.
         """
         measure = self.measures[row.name]
         if measure.counts_rounds:
@@ -285,7 +294,7 @@ class TableContent:
             most = max(map(rounds_of, runs), default=0)
         values: dict[Seeds, float] = {}
         for run in runs:
-            if rounds_of(run) < most:
+            if rounds_of(run) < most and not run.stopped_early:
                 continue
             value = self.rounds(row, run) if measure.counts_rounds else self.printed_value(row.name, run, statistic)
             if value is not None:
@@ -367,9 +376,7 @@ class TableContent:
         """Return False for a run that is not at its end."""
         run = self.run_of(method, case, seeds)
         series = self.series.get((case, method))
-        if run is None or series is None or not series.all_rounds:
-            return True
-        return rounds_of(run) >= series.all_rounds
+        return run is None or series is None or is_at_end(run, series.all_rounds)
 
     # --- cells ---
 
@@ -469,7 +476,9 @@ class TableContent:
         ]
         needs_the_end = any(measure.needs_the_end for measure in self.measures.values())
         if needs_the_end and self.has_unequal_seeds():
-            sentences.append("Seeds have unequal rounds: a final value is of the runs that have most of them.")
+            sentences.append(
+                "Seeds have unequal rounds: a final value is of the runs that have most of them or stopped early."
+            )
         for method in unique(measure.until for measure in self.measures.values() if measure.until):
             sentences.append(
                 f"Rounds are counted until {method}'s final value; its own are those until it has that value first, "

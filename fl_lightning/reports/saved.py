@@ -121,6 +121,12 @@ class SavedRun:
         """Number of rounds up to the last one that is read."""
         return self.history.rounds[-1] + 1 if self.history.rounds else 0
 
+    @property
+    def stopped_early(self) -> bool:
+        """Whether it ended by itself before the rounds that it was asked for, as far as its folder tells."""
+        is_short = self.planned is not None and self.num_rounds < self.planned
+        return is_short and self.is_finished and self.is_whole
+
     def direction(self, key: str) -> Direction | None:
         """Return whether values of a key are better when lower or higher, or None if nobody tells."""
         return direction_of(key, self.directions)
