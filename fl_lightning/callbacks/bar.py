@@ -16,7 +16,7 @@ from rich.table import Column
 from fl_lightning.engines.cohort import ignores_module
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.history import EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, plain_key
-from fl_lightning.metrics.keys import is_value
+from fl_lightning.metrics.keys import is_value, percent_factor, unit_of
 from fl_lightning.runs.plain_fit import warn_of_plain_fit
 from fl_lightning.utils.settings import check_at_least
 
@@ -176,6 +176,15 @@ def headline(row: Mapping[str, float]) -> str:
     """Choose a round's values for the line: the first two of `SHARES` that it has, or of all where it has none."""
     values = {plain_key(name): value for name, value in row.items()}
     budget = [f"ε {values[key]:.3g}" for key in (EPSILON, EPSILON_SAMPLES, EPSILON_LOCAL) if key in values]
-    shares = [f"{name} {100 * values[key]:.1f} %" for key, name in SHARES.items() if key in values]
+    shares = [f"{name} {percent_text(key, values[key])}" for key, name in SHARES.items() if key in values]
     others = [f"{key} {value:.4g}" for key, value in row.items() if is_value(key)]
     return "  ".join([*budget, *(shares or others)[:2]])
+
+
+def percent_text(key: str, value: float) -> str:
+    """Write a share in percent. A module of the user may have logged it in percent already.
+
+    >>> percent_text("val/acc", 0.853), percent_text("val/acc", 85.3)
+    ('85.3 %', '85.3 %')
+    """
+    return f"{percent_factor(unit_of(key, [value])) * value:.1f} %"

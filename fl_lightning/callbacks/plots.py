@@ -93,8 +93,13 @@ class RunPlots(Callback):
             self._history = pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
             if not private:
-                sizes = map(pl_module.data.size, range(pl_module.data.num_clients))
-                figure = plot_sizes(list(sizes)) if counts is None else plot_partition(*counts)
+                clients = pl_module.data.client_names
+                if counts is None:
+                    sizes = list(map(pl_module.data.size, range(pl_module.data.num_clients)))
+                    figure = plot_sizes(sizes, client_names=clients)
+                else:
+                    table, names = counts
+                    figure = plot_partition(table, names, client_names=clients)
                 self._keep(figure, "partition", "local/partition")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,7 +1,7 @@
 """Callback that writes class-wise accuracies every round, and prints them at the end, or all values without classes."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,9 +134,8 @@ class ClasswiseReport(Callback):
         title = "Class-wise accuracy of the global model"
         if rounds:
             title += f" after {rounds} round{'' if rounds == 1 else 's'}"
-        first, *_ = splits
         print_classes(
-            title=f"{title} ({first} split)",
+            title=f"{title} ({split_text(list(splits))})",
             names=table.names,
             samples=table.samples,
             accuracy=table.accuracy,
@@ -186,6 +185,18 @@ class ClassTable:
         for row, (name, count) in enumerate(zip(names, samples, strict=True)):
             lines.append([name, count, *(float(values[row]) for values in self.scores.values()), round_idx])
         return lines
+
+
+def split_text(splits: Sequence[str]) -> str:
+    """Name the splits whose samples a table is about.
+
+    >>> split_text(["test"]), split_text(["val", "val/dataloader_idx_1", "val/dataloader_idx_2"])
+    ('test split', 'val, val/dataloader_idx_1 and val/dataloader_idx_2 splits')
+    """
+    *others, last = splits
+    if not others:
+        return f"{last} split"
+    return f"{', '.join(others)} and {last} splits"
 
 
 def predicted(loop: FederatedLoop, splits: Mapping[str, int]) -> tuple[Tensor, Tensor]:

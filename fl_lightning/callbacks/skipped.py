@@ -9,11 +9,13 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.plain_fit import warn_of_plain_fit
 from fl_lightning.runs.round_table import RoundTable
 
-COLUMNS = ("round", "client", "reason")
+COLUMNS = ("round", "client", "reason", "owner")
 
 
 class SkippedClients(Callback):
-    """Writes `skipped.csv`: round, client and reason of every client that was left out, but no file where none was.
+    """Writes `skipped.csv`: round, client, reason and owner of every client that was left out. None left out: no file.
+
+    The owner is the name of the owner of the client's samples (`data.by`), else the client's number.
 
     Args:
         dirpath: folder of the file; None: `trainer.default_root_dir`.
@@ -43,7 +45,8 @@ class SkippedClients(Callback):
         skipped = getattr(loop, "skipped", None)
         if skipped and trainer.is_global_zero and skipped[0].round_idx > self._written:
             self._written = skipped[0].round_idx
-            self._table(trainer).append(skipped)
+            names = loop.data.client_names
+            self._table(trainer).append([(*fault, names[fault.client_id]) for fault in skipped])
 
     def _table(self, trainer: Trainer) -> RoundTable:
         return RoundTable(Path(self.dirpath or trainer.default_root_dir, self.filename), COLUMNS)

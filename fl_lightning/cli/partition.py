@@ -49,7 +49,11 @@ def run(argv: list[str]) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     names = class_names(data)
-    save(plot_sizes(sizes) if counts is None else plot_bubbles(counts, names), folder / "partition.png")
+    if counts is None:
+        figure = plot_sizes(sizes, client_names=data.client_names)
+    else:
+        figure = plot_bubbles(counts, names, client_names=data.client_names)
+    save(figure, folder / "partition.png")
     if counts is not None:
         write_partition(folder / PARTITION, counts.tolist(), names, data.client_names)
     print(f"{folder}: {', '.join(path.name for path in sorted(Path(folder).glob('partition.*')))}")

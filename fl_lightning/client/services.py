@@ -18,7 +18,7 @@ from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
 from fl_lightning.functional.classes import WHOLE, class_labels
 from fl_lightning.functional.state import to_host
-from fl_lightning.metrics.keys import Direction, metric_directions
+from fl_lightning.metrics.keys import Direction, check_writer, metric_directions
 from fl_lightning.utils.life import LIFE
 
 MOST_ROWS = 512
@@ -328,9 +328,13 @@ class ClientServices:
 
     services: ClassVar[Sequence[str]] = SERVICES
     """Names of the services that the class implements."""
+    evaluates = False
+    """Whether the client's own module evaluates the global model, and reports the values in place of the loop."""
 
     def __init__(self) -> None:
         self.logged = MetricAccumulator()
+        self._checked = set[str]()
+        """Keys that the client may log."""
         self.methods: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in self.services}
         self._optimizers = LocalOptimizers(None, "nobody")
         self._batch: Any = None
@@ -371,6 +375,9 @@ class ClientServices:
     def log(
         self, name: str, value: Any, *args: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **ignored: Any
     ) -> None:
+        if name not in self._checked:
+            check_writer(name, "clients", evaluates=self.evaluates)
+            self._checked.add(name)
         if batch_size is None:
             if self._batch is not None:
                 self._weight = batch_length(self._batch)

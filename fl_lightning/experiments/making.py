@@ -66,7 +66,7 @@ class Maker:
             KeyboardInterrupt: naming how to go on.
         """
         table = f"{self.name}-tuning" if self.name else "tuning"
-        self.tuned = tune(self.cells, self.processes, self.output, sources, table)
+        self.tuned = tune(self.cells, self.processes, self.output, sources=sources, table=table)
         for note in (notes := [*notes, *self.tuned]):
             print(printable(note))
         starts = located(self.cells.starts(), self.output)

@@ -13,6 +13,8 @@ from fl_lightning.experiments.composing import settings_text
 from fl_lightning.experiments.run import Outcome
 from fl_lightning.experiments.tuning import cells_of, tried_of
 from fl_lightning.experiments.workers import run_all
+from fl_lightning.metrics.keys import direction_of
+from fl_lightning.papers.drawing import check_target_key
 from fl_lightning.reports.saved import TUNING
 from fl_lightning.utils.files import write_file
 
@@ -33,6 +35,7 @@ def check_starts(experiments: Iterable[Cells], processes: int, folders: Sequence
     first = dict[tuple[int, str], Cell]()
     begun = set[tuple[int, str]]()
     for number, cells in enumerate(experiments):
+        check_targets(cells)
         for cell, has_rounds in runs_of(cells, folders):
             label = ", ".join(filter(None, (cell.method, cell.case, settings_text(cell.tuned))))
             first.setdefault((number, label), cell)
@@ -55,6 +58,18 @@ def check_starts(experiments: Iterable[Cells], processes: int, folders: Sequence
             f"{len(failed)} of {len(first)} setting{'s' * (len(first) != 1)} cannot be run, so that nothing was "
             f"trained. {named}"
         )
+
+
+def check_targets(cells: Cells) -> None:
+    """Refuse drawings that count rounds until a value that is better when lower, as far as is known before the runs.
+
+    Raises:
+        ValueError: Lower is better.
+    """
+    for drawing in cells.experiment.draw.values():
+        for key in drawing.target_keys():
+            for cell in cells.all():
+                check_target_key(key, direction_of(key, cell.directions))
 
 
 def errors_of(cells: Collection[Cell], processes: int) -> dict[str, str]:

@@ -23,33 +23,40 @@ Tried = dict[tuple[str, str], Choices]
 """Choices by method and case."""
 
 
-def tune(cells: Cells, processes: int, output: Path, sources: Sequence[Path] = (), table: str = "tuning") -> list[str]:
+def tune(
+    cells: Cells,
+    processes: int,
+    output: Path,
+    *,
+    sources: Sequence[Path] = (),
+    table: str = "tuning",
+) -> list[str]:
     """Choose settings for each method and case on the server's validation split.
 
     Args:
-        cells: whose `chosen` is filled.
-        processes: cells at once.
-        output: folder of the experiment, of which `tuning` is used.
-        sources: folders of other experiments, whose runs there are taken over.
-        table: name of the csv file in `output` with the scores.
+        cells: The cells of the experiment, whose `chosen` is filled.
+        processes: Number of cells that are run at once.
+        output: Folder of the experiment, of which `tuning` is used.
+        sources: Folders of other experiments, whose runs of tuning are taken over.
+        table: Name of the csv file in `output` with the scores.
 
     Returns:
         Sentences that describe what was chosen.
 
     Raises:
-        ValueError: the metric is none of the validation split, a setting is not to be tuned, or a method has no
+        ValueError: The metric is none of the validation split, a setting must not be tuned, or a method has no
             complete candidate.
     """
     tried = tried_of(cells, output)
     folder = output / TUNING
     if not tried:
         return []
-    each = cells_of(tried)
-    for source in (path / folder.name for path in sources):
-        if source.is_dir():
-            merge(each, source, folder)
-    failed = run_cells(each, processes, folder, test=False)
-    sentences, lines = choose_candidates(cells, tried, folder, failed)
+    candidates = cells_of(tried)
+    for source in sources:
+        if (source / TUNING).is_dir():
+            merge(candidates, source / TUNING, folder)
+    failed = run_cells(candidates, processes, folder, test=False)
+    sentences, lines = choose_candidates(cells, tried, folder=folder, failed=failed)
     header = ["method", "case", "settings", cells.experiment.tune_metric, "chosen"]
     write_table(output / f"{table}.csv", [header, *lines])
     return sentences
@@ -59,21 +66,27 @@ def tried_of(cells: Cells, output: Path) -> Tried:
     """Compose the cells of each candidate of all rows that are tuned, by the names that a folder's `tuning` has.
 
     Raises:
-        ValueError: the metric is none of the validation split, or a setting is not to be tuned.
+        ValueError: The metric is none of the validation split, or a setting must not be tuned.
     """
     rows = [runs for runs in cells.experiment.runs if runs.tune]
     metric = cells.experiment.tune_metric
     if rows and not metric.startswith("val/"):
         raise ValueError(f"tuning chooses on the validation split, so tune_metric must begin with val/, got {metric}")
-    if name := next((name for runs in rows for name in runs.tune if is_data(name)), None):
-        raise ValueError(f"tune takes settings of the training, got {name}")
-    tried = {place: choices for runs in rows for place, choices in choices_of(cells, runs).items()}
+    tried = Tried()
+    for runs in rows:
+        for name in runs.tune:
+            if is_data(name):
+                raise ValueError(f"tune takes settings of the training, got {name}")
+    for runs in rows:
+        tried |= choices_of(cells, runs)
     check_directions(cells_of(tried), metric)
-    named = iter(located(cells_of(tried), output / TUNING))  # candidates of two cases may be the same run
-    return {
-        place: {candidate: [next(named) for _ in group] for candidate, group in choices.items()}
-        for place, choices in tried.items()
-    }
+    named = iter(located(cells_of(tried), output / TUNING))  # Candidates of two cases may be the same run.
+    located_choices = Tried()
+    for place, choices in tried.items():
+        located_choices[place] = {}
+        for candidate, group in choices.items():
+            located_choices[place][candidate] = [next(named) for _ in group]
+    return located_choices
 
 
 def check_directions(candidates: Sequence[Cell], metric: str) -> None:
@@ -90,7 +103,11 @@ def check_directions(candidates: Sequence[Cell], metric: str) -> None:
 
 def cells_of(tried: Tried) -> list[Cell]:
     """List the cells of all candidates."""
-    return [cell for choices in tried.values() for group in choices.values() for cell in group]
+    cells: list[Cell] = []
+    for choices in tried.values():
+        for group in choices.values():
+            cells += group
+    return cells
 
 
 def choose_candidates(
@@ -99,33 +116,28 @@ def choose_candidates(
     """Choose the best candidate of each method and case, and return sentences and the lines of a table.
 
     Args:
-        cells: whose `chosen` is filled.
-        tried: cells of the candidates.
-        folder: of their runs, which are complete but for those that failed.
-        failed: sentences by the names of cells.
+        cells: The cells of the experiment, whose `chosen` is filled.
+        tried: The cells of the candidates.
+        folder: Folder of their runs. The runs are complete except those that failed.
+        failed: Sentences by the names of cells.
 
     Returns:
         The sentences; the lines, each with method, case, settings, mean and whether they were chosen.
 
     Raises:
-        ValueError: a method has no complete candidate.
+        ValueError: A method has no complete candidate.
     """
     metric = cells.experiment.tune_metric
-    sentences = list[str]()
-    table = list[list[Any]]()
+    sentences: list[str] = []
+    table: list[list[Any]] = []
     for (method, case), choices in tried.items():
         runs = {candidate: runs_of(folder, group, failed) for candidate, group in choices.items()}
         scores = {candidate: mean_score(of_candidate, metric) for candidate, of_candidate in runs.items()}
         known = {candidate: score for candidate, score in scores.items() if score is not None}
         scored = {candidate: score for candidate, score in known.items() if math.isfinite(score)}
         if not scored:
-            problems = [failed[cell.name] for group in choices.values() for cell in group if cell.name in failed]
-            if known:
-                problems.append(f"{len(known)} ended in a value that is not finite; tune over other values")
-            raise ValueError(
-                f"tuning needs {metric} of every seed, and no candidate of {method} has it; "
-                f"{(problems or ['set tune_metric to a value of the validation split'])[0]}"
-            )
+            reason = why_none(choices, failed, num_diverged=len(known))
+            raise ValueError(f"tuning needs {metric} of every seed, and no candidate of {method} has it; {reason}")
         direction = direction_of_candidates(runs, metric)
         best_score = best_of(scored.values(), direction)
         best = next(candidate for candidate, score in scored.items() if score == best_score)
@@ -134,17 +146,51 @@ def choose_candidates(
         rank = f"the {'lowest' if direction == 'min' else 'highest'} of {len(scored)}"
         if len(scored) < len(known):
             rank += f", besides {len(known) - len(scored)} that ended in a value that is not finite"
-        rounds = max(cell.max_rounds for cell in choices[best])
-        after = f", after {rounds} round{'s' * (rounds > 1)}" if rounds > 0 else ""
-        if any(cell.max_rounds < cell.all_rounds for cell in choices[best]):
-            after += "; with all of them another may be chosen"
+        after = after_text(choices[best], runs)
         sentences.append(
             f"Tuned on the validation split: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after})."
         )
-        table += [
-            [method, case, settings_text(candidate), score, candidate == best] for candidate, score in scores.items()
-        ]
+        for candidate, score in scores.items():
+            table.append([method, case, settings_text(candidate), score, candidate == best])
     return sentences, table
+
+
+def why_none(choices: Choices, failed: Mapping[str, str], num_diverged: int) -> str:
+    """Return why no candidate of a method has a score.
+
+    Args:
+        choices: The cells of the candidates.
+        failed: Sentences by the names of cells.
+        num_diverged: Number of candidates that ended in a value that is not finite.
+    """
+    for group in choices.values():
+        for cell in group:
+            if cell.name in failed:
+                return failed[cell.name]
+    if num_diverged:
+        return f"{num_diverged} ended in a value that is not finite; tune over other values"
+    return "set tune_metric to a value of the validation split"
+
+
+def after_text(cells: Sequence[Cell], runs: Mapping[SettingPairs, Sequence[SavedRun]]) -> str:
+    """Return after how many rounds a candidate was chosen.
+
+    Args:
+        cells: The cells of the candidate.
+        runs: The runs of all candidates.
+    """
+    text = ""
+    rounds = max(cell.max_rounds for cell in cells)
+    if rounds > 0:
+        text = f", after {rounds} round{'' if rounds == 1 else 's'}"
+    if any(cell.max_rounds < cell.all_rounds for cell in cells):
+        text += "; with all of them another may be chosen"
+    lengths: set[int] = set()
+    for of_candidate in runs.values():
+        lengths |= {run.num_rounds for run in of_candidate}
+    if len(lengths) > 1:
+        text += f"; the runs have {min(lengths)} to {max(lengths)} rounds, and count to their own ends"
+    return text
 
 
 def direction_of_candidates(runs: Mapping[SettingPairs, Sequence[SavedRun]], metric: str) -> Direction:
@@ -153,7 +199,9 @@ def direction_of_candidates(runs: Mapping[SettingPairs, Sequence[SavedRun]], met
     Raises:
         ValueError: Nobody tells whether lower or higher is better.
     """
-    every = [run for of_candidate in runs.values() for run in of_candidate]
+    every: list[SavedRun] = []
+    for of_candidate in runs.values():
+        every += of_candidate
     direction = direction_in(every, metric)
     if direction is None:
         raise ValueError(unknown_direction(metric))
@@ -162,19 +210,29 @@ def direction_of_candidates(runs: Mapping[SettingPairs, Sequence[SavedRun]], met
 
 def choices_of(cells: Cells, runs: Runs) -> Tried:
     """Compose the cells of each candidate of a row by method and case, of methods that know one of the settings."""
-    choices = Tried()
+    tried = Tried()
     for method in runs.methods:
         for name, case in cells.experiment.cases_of(runs).items():
             config = cells.composer.compose(method, as_settings(runs.settings), cells.configs_of(case))
+            more: SettingPairs = ()
+            if not config["data"]["val_fraction"]:
+                more = (("data.val_fraction", str(cells.experiment.val_fraction)),)
             known = cells.options_of(runs, method, case)
             given = dict(cells.settings_of(case))
-            share = str(cells.experiment.val_fraction)
-            more = () if config["data"]["val_fraction"] else (("data.val_fraction", share),)
-            tuned = {n: values for n, values in runs.tune.items() if n in known and n not in given}
-            for candidate in map(as_settings, setting_combinations(tuned) if tuned else ()):
-                group = [cells.compose(runs, method, name, s, candidate, more) for s in cells.seeds_of(runs)]
-                choices.setdefault((runs.label or method, name), {})[candidate] = group
-    return choices
+            tuned = {}
+            for setting, values in runs.tune.items():
+                if setting in known and setting not in given:
+                    tuned[setting] = values
+            if not tuned:
+                continue
+            for combination in setting_combinations(tuned):
+                candidate = as_settings(combination)
+                group = []
+                for seed in cells.seeds_of(runs):
+                    cell = cells.compose(runs, method, name=name, seed=seed, tuned=candidate, more=more)
+                    group.append(cell)
+                tried.setdefault((runs.label or method, name), {})[candidate] = group
+    return tried
 
 
 def runs_of(folder: Path, group: Sequence[Cell], failed: Mapping[str, str]) -> list[SavedRun]:

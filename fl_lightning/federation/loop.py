@@ -35,7 +35,8 @@ from fl_lightning.federation.run import FederatedRun
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.metrics.history import PROMISED
+from fl_lightning.metrics.history import PROMISED, by_all_names
+from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
@@ -423,7 +424,12 @@ class FederatedLoop(Forwarding):
         return key not in self.round_metrics
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Log a value of the round in the client hooks of callbacks, and as Lightning does outside of rounds."""
+        """Log a value of the round in the client hooks of callbacks, and as Lightning does outside of rounds.
+
+        Raises:
+            ValueError: The loop writes a value of that name itself.
+        """
+        check_writer(name, "monitors")
         if self._under_way is None:
             super().log(name, value, *args, **kwargs)
             return
@@ -445,6 +451,7 @@ class FederatedLoop(Forwarding):
         `self.log` would cost 0.75 ms a key and round.
         """
         # The tensors of all keys are made at once, because making each by itself would cost as much.
+        values = by_all_names(values)
         self.fresh_values.publish(values, round_idx=self.recorder.trained_rounds - 1)
         tensors = torch.tensor(list(values.values())).unbind()
         self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
@@ -516,7 +523,8 @@ class FederatedLoop(Forwarding):
         """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""
         if self.global_weights.own_models and not self.data.pooled:
             values |= self.parts.marked(self.evaluation.alma(self.current_epoch))
-        self.log_dict(values)
+        for name, value in values.items():
+            super().log(name, value)
 
     # --- checkpoints ---
 

@@ -119,6 +119,7 @@ class FederationParts:
         self.guard = NonFiniteGuard(skips=self.faults.nonfinite == "skip", max_norm=self.faults.max_update_norm)
         self.recorder = Recorder(separates=self.faults.skips, root=self.client)
         self.skipped = SkipRecord(self.faults)
+        self.evaluation_services.evaluates = self.client.module is not None
         self._check_modules()
         self._check_server_step()
         self._check_transforms()

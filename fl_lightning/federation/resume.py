@@ -13,6 +13,7 @@ from pytorch_lightning import LightningModule
 
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.recorder import Recorder
+from fl_lightning.metrics.history import by_all_names
 from fl_lightning.utils.settings import as_list
 
 
@@ -41,8 +42,9 @@ def catch_up(loop: Any, data: FederatedDataModule, recorder: Recorder) -> None:
     is_evaluated = recorder.evaluated_rounds > round_idx
     if evaluation_is_due and trainer.enable_validation and not is_evaluated:
         validate(loop, data)
-    loop.fresh_values.know(recorder.round_metrics, round_idx)
-    values = {key: torch.tensor(value) for key, value in recorder.round_metrics.items()}
+    row = by_all_names(recorder.round_metrics)
+    loop.fresh_values.know(row, round_idx)
+    values = {key: torch.tensor(value) for key, value in row.items()}
     trainer.callback_metrics.update(values)
     if round_idx < trainer.current_epoch:
         loop.on_train_epoch_end()

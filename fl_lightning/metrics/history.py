@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+Value = TypeVar("Value")
 
 BY_CLASS = "/acc_class/"
 """Part of the log key of one class's accuracy; the class's name follows it."""
@@ -31,6 +34,18 @@ def plain_key(key: str) -> str:
     ('local/alma', 'local/alma')
     """
     return key.removeprefix(UNPROTECTED)
+
+
+def by_all_names(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return values by the keys under which they are logged, and unprotected ones without the mark too.
+
+    Who watches a value, such as EarlyStopping, names it as in a run without a guarantee.
+
+    >>> by_all_names({"unprotected/local/alma": 0.5, "global/acc": 0.25})
+    {'local/alma': 0.5, 'global/acc': 0.25, 'unprotected/local/alma': 0.5}
+    """
+    plain = {plain_key(key): value for key, value in values.items()}
+    return {**plain, **values}
 
 
 ROWS_AT_ONCE = 256

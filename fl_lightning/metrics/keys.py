@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.metrics.history import BY_CLASS, PROMISED, plain_key
+from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, PROMISED, plain_key
 
 Direction = Literal["min", "max"]
 """Whether values of a key are better when they are lower or when they are higher."""
@@ -23,6 +23,12 @@ Unit = Literal["share", "percent", "bytes", "seconds", "steps", "nats", ""]
 
 Split = Literal["test", "val", "train", "clients", ""]
 """The samples that a value is about. `clients` means those of each client. An empty text means not known."""
+
+Writer = Literal["loop", "monitors", "clients"]
+"""Who writes a key of the package: the loop, monitors and other callbacks too, or clients too, as terms of losses."""
+
+WRITERS: tuple[Writer, ...] = ("loop", "monitors", "clients")
+"""All writers. Each may write its own keys and those of the writers after it."""
 
 LOADER = re.compile(r"/dataloader_idx_\d+")
 """What a key has at its end if there are several dataloaders."""
@@ -38,6 +44,9 @@ class LogKey:
         direction: Whether lower or higher is better, or None if nobody tells.
         split: The samples that the values are about.
         is_own: Whether the package writes the key. Metrics of the user must not write it.
+        writer: Who writes the key, or None for a key of the user.
+        has_best: Whether the best value over the rounds says something. Forgetting is 0 before anything was learnt.
+        scope: Words for the value and whose it is, which begin a sentence.
     """
 
     name: str
@@ -45,17 +54,21 @@ class LogKey:
     direction: Direction | None
     split: Split
     is_own: bool
+    writer: Writer | None
+    has_best: bool
+    scope: str
 
 
 # --- the package's own keys ---
 
 
 class OwnKey(NamedTuple):
-    """Has the unit and the direction of the package's keys that match a pattern."""
+    """Has the unit, the direction and the writer of the package's keys that match a pattern."""
 
     pattern: str
     unit: Unit
     direction: Direction | None
+    writer: Writer = "loop"
 
 
 EVALUATED = (
@@ -71,6 +84,12 @@ EVALUATIONS = ("global", "val", "test")
 
 WRITTEN_BY_METRICS = (*EVALUATIONS, "local")
 """Beginnings of the keys under which metrics of the user are logged."""
+
+BEGINNINGS = (*WRITTEN_BY_METRICS, "train")
+"""Beginnings of keys that tell whose values they are."""
+
+WRITTEN_BY_MODULES = ("val", "test")
+"""Beginnings of the keys that a module with evaluation steps of its own writes in place of the loop."""
 
 LOSS_TERMS = (
     "aligned",
@@ -93,31 +112,33 @@ LOSS_TERMS = (
 
 OTHERS = (
     OwnKey("local/alma", "share", "max"),
-    OwnKey("local/initial", "share", "max"),
-    OwnKey("local/personalised", "share", "max"),
-    OwnKey("local/train", "share", "max"),
-    OwnKey("local/acc_in_local*", "share", "max"),
-    OwnKey("local/acc_out_local*", "share", "max"),
-    OwnKey("local/forgetting_degree*", "", "min"),
-    OwnKey("local/drift", "", "min"),
-    OwnKey("local/weight_divergence", "", "min"),
-    OwnKey("local/distribution_distance", "", "min"),
-    OwnKey("local/weight_alignment*", "share", "max"),
-    OwnKey("global/weight_alignment*", "share", "max"),
-    OwnKey("local/dead_neurons*", "", "min"),
-    OwnKey("global/hessian/*", "", None),
-    OwnKey("train/drift_diversity", "", "min"),
-    OwnKey("train/gradient_diversity", "", "min"),
-    OwnKey("train/importance", "", None),
-    OwnKey("train/empty_classes", "", None),
+    OwnKey("local/initial", "share", "max", writer="monitors"),
+    OwnKey("local/personalised", "share", "max", writer="monitors"),
+    OwnKey("local/train", "share", "max", writer="monitors"),
+    OwnKey("local/acc_in_local*", "share", "max", writer="monitors"),
+    OwnKey("local/acc_out_local*", "share", "max", writer="monitors"),
+    OwnKey("local/forgetting_degree*", "", "min", writer="monitors"),
+    OwnKey("local/drift", "", "min", writer="monitors"),
+    OwnKey("local/weight_divergence", "", "min", writer="monitors"),
+    OwnKey("local/distribution_distance", "", "min", writer="monitors"),
+    OwnKey("local/weight_alignment*", "share", "max", writer="monitors"),
+    OwnKey("global/weight_alignment*", "share", "max", writer="monitors"),
+    OwnKey("local/dead_neurons*", "", "min", writer="monitors"),
+    OwnKey("global/hessian/*", "", None, writer="monitors"),
+    OwnKey("train/drift_diversity", "", "min", writer="monitors"),
+    OwnKey("train/gradient_diversity", "", "min", writer="monitors"),
+    OwnKey("train/importance", "", None, writer="clients"),
+    OwnKey("train/empty_classes", "", None, writer="clients"),
     OwnKey("train/skipped", "", "min"),
-    OwnKey("cost/steps", "steps", "min"),
-    OwnKey("cost/seconds", "seconds", "min"),
-    OwnKey("cost/memory", "bytes", "min"),
+    OwnKey("cost/steps", "steps", "min", writer="monitors"),
+    OwnKey("cost/seconds", "seconds", "min", writer="monitors"),
+    OwnKey("cost/memory", "bytes", "min", writer="monitors"),
     OwnKey("comm/*", "bytes", "min"),
-    OwnKey("privacy/epsilon*", "", "min"),
+    OwnKey(EPSILON_SAMPLES, "", "min", writer="clients"),
+    OwnKey(EPSILON_LOCAL, "", "min", writer="clients"),
+    OwnKey(f"{EPSILON}*", "", "min"),
     OwnKey("privacy/clip", "", None),
-    OwnKey("data/class_count", "", None),
+    OwnKey("data/class_count", "", None, writer="monitors"),
 )
 
 DEVIATION = "/std"
@@ -135,7 +156,7 @@ def own_keys() -> list[OwnKey]:
             keys.append(OwnKey(f"{beginning}/{key.pattern}", key.unit, key.direction))
             keys.append(OwnKey(f"{beginning}/{key.pattern}_best", key.unit, key.direction))
     for term in LOSS_TERMS:
-        keys.append(OwnKey(f"train/{term}", "", "min"))
+        keys.append(OwnKey(f"train/{term}", "", "min", writer="clients"))
     return [*keys, *OTHERS]
 
 
@@ -152,7 +173,7 @@ def own_key(name: str) -> OwnKey | None:
         if name.endswith(kind):
             entry = own_key(name.removesuffix(kind))
             if entry is not None:
-                return OwnKey(entry.pattern, entry.unit, None if kind == DEVIATION else entry.direction)
+                return entry._replace(direction=None if kind == DEVIATION else entry.direction)
     return None
 
 
@@ -188,6 +209,9 @@ LOWER_ENDS = ("loss", "losses", "error", "crossentropy", "perplexity")
 HIGHER_ENDS = ("acc", "accuracy")
 """Likewise of the second kind."""
 
+TURNED = re.compile(r"(?:in|un|mis|dis|non|anti)-?(?:acc|accuracy|accuracies)\d*")
+"""Words that mean the opposite of their end, such as `inacc`."""
+
 ACCURACIES = ("acc", "accuracy", "accuracies")
 """Ends of words in keys of accuracies."""
 
@@ -196,9 +220,14 @@ DECIDES = ("loss", "losses", "error", "cost", "penalty")
 
 TURNS = words_in(
     """
-    change coef coefficient count decrease degradation delta diff difference drop explained false gain gap improvement
-    inaccuracy increase inv inverse lost minus neg negative num ratio reduction saved saving savings scale std stderr
-    threshold true var variance weight weights
+    activation alpha annealing anti attack attacker attention backdoor bar bars beta bias bound chance change ci
+    coef coeff coefficient coefficients coefs complement complementary contribution count cov cv decrease
+    degradation delta deviation diff difference discrepancy discriminator disparity dispersion drop entropy epochs
+    explained factor factors false feature features gain gamma gap goal half heat improvement inaccuracy increase
+    inequality inv inverse iqr lambda leakage limit lost margin membership mia minus neg negative non norm norms not
+    num patience per poison poisoned range rank ratio reduction rounds saliency saved saving savings scale scaler
+    schedule se sem size sizes skew spread standard std stderr steps target temperature threshold time to tolerance
+    trojan true until var variance variation weight weights
     """
 )
 """Words that may turn the meaning of another word, such as `loss_weight`. Such a name tells nothing."""
@@ -208,6 +237,17 @@ PHRASES: Mapping[tuple[str, ...], Direction] = {
     ("negative", "log", "likelihood"): "min",
     ("cross", "entropy"): "min",
     ("intersection", "over", "union"): "max",
+    ("dice", "coef"): "max",
+    ("dice", "coefficient"): "max",
+    ("matthews", "corr", "coef"): "max",
+    ("pearson", "corr", "coef"): "max",
+    ("spearman", "corr", "coef"): "max",
+    ("error", "per", "class"): "min",
+    ("per", "class", "error"): "min",
+    ("acc", "per", "class"): "max",
+    ("accuracy", "per", "class"): "max",
+    ("per", "class", "acc"): "max",
+    ("per", "class", "accuracy"): "max",
 }
 """Words in a row that have a direction together."""
 
@@ -228,6 +268,47 @@ SPLITS: Mapping[str, Split] = {
     "local": "clients",
 }
 """Splits by words of a key."""
+
+
+# --- scopes ---
+
+SCOPES: Mapping[str, str] = {
+    "global/acc": "accuracy of the global model on the test split",
+    "val/acc": "accuracy of the global model in validation",
+    "test/acc": "accuracy of the last round's global model on the test split",
+    "test/acc_best": "accuracy on the test split of the global model that is best on the validation split",
+    "local/alma": "mean over the clients of the accuracy of their own models on their own test splits (ALMA)",
+    "global/forgetting": "forgetting F of the global model on the test split, the mean over classes of best − last "
+    "accuracy",
+    "val/forgetting": "forgetting F of the global model in validation, the mean over classes of best − last accuracy",
+}
+"""Metric and scope of what is compared unless others are asked for, by log key, in the order of the tables."""
+
+FURTHER: Mapping[str, str] = {
+    "global/loss": "loss of the global model on the test split",
+    "val/loss": "loss of the global model in validation",
+    "cost/steps": "optimizer steps of all clients of a round",
+    "cost/seconds": "seconds of a round",
+    "cost/memory": "memory at most so far, in bytes",
+    "comm/bytes_down": "bytes of a round to the clients",
+    "comm/bytes_up": "bytes of a round to the server",
+    "comm/bytes_sets": "bytes of the sets that every client receives once",
+}
+"""Likewise, of what has a table only where it is asked for."""
+
+OWNERS: Mapping[Split, str] = {
+    "test": "of the global model on the test split",
+    "val": "of the global model in validation",
+    "train": "of the clients in training",
+    "clients": "of the clients, the mean over them",
+}
+"""Whose values those of other keys are, by the split that the beginning of the key names."""
+
+LAST = "of the last round's global model on the test split"
+"""Whose values those of the keys that begin with `test/` are."""
+
+
+# --- words ---
 
 
 @lru_cache(maxsize=4096)
@@ -254,6 +335,8 @@ def is_known(word: str) -> bool:
 
 def word_direction(word: str) -> Direction | None:
     """Return the direction of a word, or None if it has none. Digits at its end may be left out, as in `acc5`."""
+    if TURNED.fullmatch(word):
+        return None
     for text in (word, word.rstrip("0123456789")):
         if text in LOWER or text.endswith(LOWER_ENDS):
             return "min"
@@ -276,15 +359,22 @@ def named_direction(name: str) -> Direction | None:
         for start in range(len(words)):
             if words[start : start + len(phrase)] == phrase:
                 return direction
-    if TURNS.intersection(words) or COMPLEMENT.search(name):
+    if TURNS.intersection(words) or COMPLEMENT.search(name) or any(TURNED.fullmatch(word) for word in words):
         return None
-    known = [word for word in words if is_known(word)]
+    told = {part_direction(part) for part in name.split("/") if any(map(is_known, words_of(part)))}
+    return told.pop() if len(told) == 1 else None
+
+
+def part_direction(part: str) -> Direction | None:
+    """Return the direction of a part of a key that has words with a direction, or None if they contradict each other.
+
+    The last one decides if it says that the value is a loss, as in `dice_loss`.
+    """
+    known = [word for word in words_of(part) if is_known(word)]
     directions = {word_direction(word) for word in known}
     if len(directions) == 1:
         return directions.pop()
-    if known and known[-1].endswith(DECIDES):
-        return "min"
-    return None
+    return "min" if known[-1].endswith(DECIDES) else None
 
 
 # --- questions ---
@@ -317,7 +407,43 @@ def describe(key: str, given: Directions | None = None) -> LogKey:
         direction = direction or named_direction(name)
         if names_accuracy(name):
             unit = "share"
-    return LogKey(name=name, unit=unit, direction=direction, split=split_of(name), is_own=entry is not None)
+    split = split_of(name)
+    return LogKey(
+        name=name,
+        unit=unit,
+        direction=direction,
+        split=split,
+        is_own=entry is not None,
+        writer=None if entry is None else entry.writer,
+        has_best=words_of(name)[-1:] != ("forgetting",),
+        scope=scope_text(name, split),
+    )
+
+
+def scope_text(name: str, split: Split) -> str:
+    """Describe a key at the beginning of a sentence: by its scope, else by its name and whose it is.
+
+    Args:
+        name: The plain name of the key.
+        split: The split that the name tells.
+    """
+    scope = SCOPES.get(name) or FURTHER.get(name)
+    if scope is not None:
+        return f"{scope[0].upper()}{scope[1:]}"
+    beginning, _, rest = name.partition("/")
+    if not rest or beginning not in BEGINNINGS:
+        return name
+    owner = LAST if beginning == "test" else OWNERS[split]
+    return f"{rest.replace('_', ' ')} {owner}"
+
+
+def scope_of(key: str) -> str:
+    """Describe a key at the beginning of a sentence: by its scope, else by its name and whose it is.
+
+    >>> scope_of("cost/steps"), scope_of("train/ce"), scope_of("val_f1")
+    ('Optimizer steps of all clients of a round', 'ce of the clients in training', 'val_f1')
+    """
+    return describe(key).scope
 
 
 def given_direction(key: str, given: Directions) -> Direction | None:
@@ -441,6 +567,29 @@ def check_metric_name(name: str) -> None:
             raise ValueError(f"model.metrics must not be named {', '.join(own)}, got {name!r}; give it another name")
 
 
+def check_writer(key: str, writer: Writer, *, evaluates: bool = False) -> None:
+    """Refuse a log key of the package that somebody else would overwrite, or whose value would be overwritten.
+
+    Args:
+        key: The log key.
+        writer: Who logs the value.
+        evaluates: Whether it is logged by a module of the user that evaluates the global model in place of the loop.
+
+    Raises:
+        ValueError: The key belongs to the package.
+    """
+    name = plain_name(key)
+    entry = own_key(name)
+    if entry is None or entry.writer in WRITERS[WRITERS.index(writer) :]:
+        return
+    if evaluates and name.partition("/")[0] in WRITTEN_BY_MODULES:
+        return
+    raise ValueError(
+        f"self.log must not be given {key!r}, which the package writes itself; log the value under another name, "
+        f"such as 'my/{name.replace('/', '_')}'"
+    )
+
+
 def own_names(beginning: str) -> list[str]:
     """Return the names of the package's keys with a beginning, each once.
 
@@ -507,18 +656,19 @@ def is_value(key: str) -> bool:
 def unit_of(key: str, values: Iterable[float] = ()) -> Unit:
     """Return the unit of a key's values.
 
-    The package logs accuracies as shares. A module of the user may log them in percent, which its values tell.
+    The package logs accuracies as shares. A module of the user may log them in percent, under a key of the package
+    such as `val/acc` too, which the values tell.
 
     Args:
         key: The log key.
         values: The values of the key in all runs that are shown together.
 
-    >>> unit_of("val_acc", [0.5, 1.0]), unit_of("val_acc", [12.5, 85.3]), unit_of("val_loss", [2.0])
+    >>> unit_of("val_acc", [0.5, 1.0]), unit_of("val/acc", [12.5, 85.3]), unit_of("val_loss", [2.0])
     ('share', 'percent', '')
     """
-    described = describe(key)
-    if described.unit != "share" or described.is_own:
-        return described.unit
+    unit = describe(key).unit
+    if unit != "share":
+        return unit
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return "percent" if largest > 1 else "share"
 

@@ -14,25 +14,34 @@ from fl_lightning.utils.settings import check_kind
 Metrics = Metric | MetricCollection | dict[str, Metric]
 """A metric, a collection, or metrics by name; `update` takes predictions and targets."""
 
+KINDS = (Metric, MetricCollection)
+"""Classes of the objects that may be given."""
+
 
 def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     """Make a collection of one metric, several or a collection.
 
     Raises:
-        ValueError: a name under which the package reports a value.
+        ValueError: A name is one under which the package reports a value.
     """
     if not metrics:
         return None
-    given = cast(Any, metrics)
-    kinds = (Metric, MetricCollection)
-    single = isinstance(given, (*kinds, str)) or not isinstance(given, Iterable)
-    for metric in [given] if single else given.values() if isinstance(given, Mapping) else given:
-        remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
-        check_kind(kinds, "torchmetrics objects", remedy, metrics=metric)
+    remedy = "give MulticlassAccuracy(num_classes=10), or a dict of such by name"
+    for metric in objects_in(metrics):
+        check_kind(KINDS, "torchmetrics objects", remedy, metrics=metric)
     collection = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
     for name in collection:
         check_metric_name(str(name))
     return collection
+
+
+def objects_in(metrics: Any) -> list[Any]:
+    """List what the user gave as metrics, which need not be metrics."""
+    if isinstance(metrics, (*KINDS, str)) or not isinstance(metrics, Iterable):
+        return [metrics]
+    if isinstance(metrics, Mapping):
+        return list(metrics.values())
+    return list(metrics)
 
 
 def alone(metrics: MetricCollection) -> MetricCollection:
@@ -49,7 +58,7 @@ def update(metrics: MetricCollection, batch: Any, predict: Any) -> None:
     """Predict a batch and update the metrics.
 
     Raises:
-        ValueError: the batch is no pair (x, y).
+        ValueError: The batch is no pair (x, y).
     """
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         raise ValueError(
@@ -67,23 +76,28 @@ def computed(metric: Metric | MetricCollection) -> Any:
 
 
 def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[str]) -> dict[str, float]:
-    """Name computed values for a round's row, and those of a vector by the classes, or by number.
+    """Name computed values for a round's row, and those of a vector by the classes.
+
+    A vector that has not one value for each class is of something else, such as clients or outputs. Its values have
+    the numbers of their positions.
 
     Args:
-        result: what a collection computed, by name.
-        prefix: of the names.
-        class_names: of the C classes.
+        result: What a collection computed, by name.
+        prefix: Beginning of the names, without a slash.
+        class_names: Names of the C classes.
 
     Raises:
-        ValueError: a value with more than one dimension (a confusion matrix).
+        ValueError: A value has more than one dimension, such as a confusion matrix.
     """
     values: dict[str, float] = {}
     for name, value in result.items():
         if value.ndim == 0:
             values[f"{prefix}/{name}"] = float(value)
         elif value.ndim == 1:
-            names = class_names if len(value) == len(class_names) else [str(i) for i in range(len(value))]
-            values |= {f"{prefix}/{name}/{part}": v for part, v in zip(names, value.tolist(), strict=True)}
+            is_by_class = len(value) == len(class_names)
+            names = class_names if is_by_class else [str(index) for index in range(len(value))]
+            for part, number in zip(names, value.tolist(), strict=True):
+                values[f"{prefix}/{name}/{part}"] = number
         else:
             raise ValueError(
                 f"model.metrics must compute numbers or vectors, {name!r} gave shape {tuple(value.shape)}; compute it "

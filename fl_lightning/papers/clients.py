@@ -181,7 +181,7 @@ class OneClass(Drawing):
                 draw_line(axes[-1, column], i, list(counted), np.array([*counted.values()]), label=runs.method)
                 axes[-1, column].set_ylim(bottom=0)
             axes[0, column].set_ylim(self.least, 1.1)
-            means[f"{runs.name} (class {klass})"] = mean_known(degree[:, klass])
+            means[f"{runs.name} (class {accuracies.names[klass]})"] = mean_known(degree[:, klass])
         name_rounds(axes, [int(r) for r in rounds])
         finish(figure, axes)
         return Drawn(figure, f"Client {self.client}. Mean τ over the rounds: {by_name(means, '{:.2f}')}.")

@@ -8,7 +8,7 @@ import torch
 
 from fl_lightning.functional.accuracy import prediction_consistency
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, by_name, chosen, ends, unique
+from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, by_name, chosen, ends, factor_of, unique
 from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.results import LAST_ROUNDS
@@ -88,7 +88,7 @@ class Curves(Drawing):
             line: The line.
         """
         if key:
-            return float(self.scale * ends(runs, key).mean())
+            return float(factor_of(runs, key, self.scale) * ends(runs, key).mean())
         _, mean, _ = line
         return float(mean[-LAST_ROUNDS:].mean())
 
@@ -101,7 +101,8 @@ class Curves(Drawing):
         if self.clients:
             others, deviations = runs.group.carried_curves(f"{key}/std")
             std = deviations.mean(0) if others == rounds else None
-        return rounds, self.scale * values.mean(0), None if std is None else self.scale * std
+        scale = factor_of(runs, key, self.scale)
+        return rounds, scale * values.mean(0), None if std is None else scale * std
 
     def caption(self, lines: Mapping[tuple[str, str, str], Line], last: Mapping[tuple[str, str, str], float]) -> str:
         """Describe the ends of the lines."""

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from fl_lightning.metrics.history import History
+from fl_lightning.metrics.keys import Direction
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.reports.result_tables import Table
-from fl_lightning.reports.results import LAST_ROUNDS, mean_of_last
+from fl_lightning.reports.results import LAST_ROUNDS, mean_of_last, unit_in
 from fl_lightning.reports.saved import Group, SavedRun
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class Series(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True where every run has all rounds."""
-        return self.all_rounds is None or all(rounds_of(run) >= self.all_rounds for run in self.group.runs)
+        """Whether every run has all rounds, or has stopped early."""
+        return all(is_at_end(run, self.all_rounds) for run in self.group.runs)
 
     @property
     def failures(self) -> list[str]:
@@ -79,13 +80,19 @@ def rounds_of(run: SavedRun) -> int:
     return run.rounds or len(run.history)
 
 
+def is_at_end(run: SavedRun, all_rounds: int | None) -> bool:
+    """Return True for a run that has all rounds or has stopped early, or if their number is not known."""
+    return not all_rounds or rounds_of(run) >= all_rounds or run.stopped_early
+
+
 def beginning(run: SavedRun, rounds: int) -> SavedRun:
     """Take the first rounds of a run."""
     history = History()
     curves = {name: run.history.curve(name) for name in run.history.names}
     for t in run.history.rounds[:rounds]:
         history.record(t, {name: curve[t] for name, curve in curves.items() if t in curve})
-    return replace(run, history=history, rounds=rounds)
+    is_whole = run.is_whole and len(history) == len(run.history)
+    return replace(run, history=history, rounds=rounds, is_whole=is_whole)
 
 
 def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:
@@ -95,6 +102,18 @@ def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:
     """
     curves = [list(run.history.curve(key).values()) for run in runs.group.runs]
     return np.array([mean_of_last(values, last) for values in curves if values] or [np.nan])
+
+
+def factor_of(runs: Series, key: str, scale: float = 100.0) -> float:
+    """Return the factor of values in print: `scale`, except for values that were logged in percent already.
+
+    Args:
+        runs: The runs.
+        key: Log key of the values.
+        scale: The factor that a drawing has. 100 gives percent.
+    """
+    is_percent = scale == 100.0 and unit_in(runs.group.runs, key) == "percent"
+    return 1.0 if is_percent else scale
 
 
 class Drawn(NamedTuple):
@@ -114,9 +133,26 @@ class Drawing(ABC):
         """List the log keys of the values that it shows, none where it reads other files of the runs."""
         return []
 
+    def target_keys(self) -> list[str]:
+        """List the log keys of the values of which it counts the rounds until a target."""
+        return []
+
     @abstractmethod
     def draw(self, series: Sequence[Series]) -> Drawn:
         """Draw the runs of an experiment."""
+
+
+def check_target_key(key: str, direction: Direction | None) -> None:
+    """Refuse to count the rounds until a value that is better when lower.
+
+    Raises:
+        ValueError: Lower is better.
+    """
+    if direction == "min":
+        raise ValueError(
+            f"rounds are counted until a value is as high as the target, and lower is better in {key}; take an "
+            f"accuracy, or say --direction {key}=max"
+        )
 
 
 def unique(names: Iterable[str]) -> list[str]:

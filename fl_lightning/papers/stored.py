@@ -16,6 +16,9 @@ from fl_lightning.utils.text import of_cell
 
 RUN = ("rounds", "all_rounds", "seconds", "cpu_seconds", "commit", "machine")
 COLUMNS = ("case", "method", "seed", "metric", *STATISTICS, *RUN, "error", "curve")
+STOPPED = "stopped_early"
+"""Further column, which files of 0.2.0 lack: yes for a run that ended by itself before all rounds."""
+
 UNKNOWN = "nan"
 NOT_A_NUMBER = "NaN"
 """Words of a curve for a round without a value, and for a value that is no number."""
@@ -41,10 +44,11 @@ def write_stored(path: Path, series: Sequence[Series], keys: Sequence[str] = ())
                 if statistics:
                     values = [statistics.get(name, "") for name in STATISTICS]
                     start = [each.case, each.method, run.seed, key]
-                    lines.append([*start, *values, *info, "", curve_text(run.history.curve(key))])
+                    stopped = "yes" if run.stopped_early else ""
+                    lines.append([*start, *values, *info, "", curve_text(run.history.curve(key)), stopped])
         empty = [""] * (1 + len(STATISTICS) + len(RUN))
-        lines += [[each.case, each.method, seed, *empty, error, ""] for seed, error in each.failed.items()]
-    write_table(path, [COLUMNS, *lines])
+        lines += [[each.case, each.method, seed, *empty, error, "", ""] for seed, error in each.failed.items()]
+    write_table(path, [[*COLUMNS, STOPPED], *lines])
 
 
 def made(run: SavedRun, all_rounds: int | None) -> dict[str, str]:
@@ -124,7 +128,10 @@ def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
     rows = dict[int, dict[str, float]]()
     test = dict[str, float]()
     seed = rounds = ""
+    planned: int | None = None
     for line in lines:
+        if line.get(STOPPED) and line["all_rounds"]:
+            planned = int(line["all_rounds"])
         seed = line["seed"]
         key = line["metric"]
         rounds = line["rounds"]
@@ -136,4 +143,11 @@ def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
     history = History()
     for t in sorted(rows):
         history.record(t, rows[t])
-    return SavedRun(path.parent, history, {"seed_everything": seed}, test=test, rounds=int(rounds))
+    return SavedRun(
+        folder=path.parent,
+        history=history,
+        settings={"seed_everything": seed},
+        test=test,
+        rounds=int(rounds),
+        planned=planned,
+    )

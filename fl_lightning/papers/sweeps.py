@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metrics.keys import Direction, best_of, unknown_direction
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, ends, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, check_target_key, ends, factor_of, unique
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.comparison_tables import decimal, spread
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
@@ -120,9 +120,10 @@ class Sweep(Drawing):
         lines: dict[str, dict[str, float]] = {}
         for number, method in enumerate(unique(runs.method for runs in series)):
             level_case = levels.get(method, {}).get(group)
-            ends_by_case = {
-                runs.case: self.scale * ends(runs, key, self.last) for runs in series if runs.method == method
-            }
+            ends_by_case: dict[str, Numbers] = {}
+            for runs in series:
+                if runs.method == method:
+                    ends_by_case[runs.case] = factor_of(runs, key, self.scale) * ends(runs, key, self.last)
             points: dict[int, Numbers] = {}
             for index, case in enumerate(cases):
                 drawn_case = case if level_case is None else level_case
@@ -170,7 +171,7 @@ class EndTable(Drawing):
                 of_row = values_by_row.setdefault(row, {})
                 of_row[case, name] = np.empty(0)
                 if any(run.history.curve(key) for run in runs.group.runs):
-                    of_row[case, name] = self.scale * ends(runs, key, self.last)
+                    of_row[case, name] = factor_of(runs, key, self.scale) * ends(runs, key, self.last)
         for values in values_by_row.values():
             columns |= dict.fromkeys(values)
         cells = {row: [TableCell(row)] for row in values_by_row}
@@ -238,12 +239,14 @@ class RoundsToTarget(Drawing):
     def log_keys(self) -> list[str]:
         return [self.key]
 
+    def target_keys(self) -> list[str]:
+        return [self.key]
+
     def draw(self, series: Sequence[Series]) -> Drawn:
         direction = direction_of_series(series, self.key)
         if direction is None:
             raise ValueError(unknown_direction(self.key))
-        if direction == "min":
-            raise ValueError(f"key must be a value that is better when higher, got {self.key}; take an accuracy")
+        check_target_key(self.key, direction)
         cases = unique(runs.case for runs in series)
         methods = unique(runs.method for runs in series)
         titles = [", ".join(filter(None, (case, f"target {self.target(case):g} %"))) for case in cases]
@@ -282,7 +285,7 @@ class RoundsToTarget(Drawing):
 
     def rounds(self, runs: Series) -> float | None:
         """Return the mean number of rounds to the target, or None if a run misses it."""
-        target = self.target(runs.case) / 100
+        target = self.target(runs.case) / factor_of(runs, self.key)
         total = 0.0
         for run in runs.group.runs:
             rounds = rounds_until(run, self.key, target)

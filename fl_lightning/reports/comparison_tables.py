@@ -6,41 +6,60 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fl_lightning.functional.summary import Interval
-from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor, unknown_direction
+from fl_lightning.metrics.keys import SCOPES, Unit, is_in_percent, percent_factor, scope_of, unknown_direction
 from fl_lightning.reports.result_tables import Mark, Table, TableCell
 from fl_lightning.reports.results import (
     AFTER,
     COSTS,
+    COUNTS,
     HEADINGS,
-    SCOPES,
     STATISTICS,
     Comparison,
     Result,
     paired,
-    scope_of,
 )
 from fl_lightning.utils.text import write_cells
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """Lay a comparison out: a row for each group, the best mean of each statistic marked."""
-    results = comparison.results
-    names = list(dict.fromkeys(name for stats in results.values() for name in stats))
-    names.sort(key=column_order)
+    names = column_names(comparison)
     marks = {name: marks_of(comparison, name) for name in names if is_statistic(name)}
     rows = []
-    for label, stats in results.items():
+    for label in comparison.results:
         row = [TableCell(label)]
         for name in names:
-            row.append(TableCell(cell_text(comparison, label, name), marks.get(name, {}).get(label, "")))
-            if name == "final" and len(results) > 1:
-                row.append(TableCell(difference_text(stats.get(name, Result({})).difference, writer(comparison.unit))))
+            mark = marks.get(name, {}).get(label, "")
+            row.append(TableCell(cell_text(comparison, label, name), mark))
+            if has_difference(comparison, name):
+                row.append(TableCell(difference_cell(comparison, label, name)))
         rows.append(row)
     header = ["method"]
     for name in names:
         header.append(heading(comparison, name))
-        header += [f"final − {comparison.baseline}'s"] * (name == "final" and len(results) > 1)
-    return Table(comparison_title(comparison), header, rows, note_of(comparison))
+        if has_difference(comparison, name):
+            header.append(f"final − {comparison.baseline}'s")
+    return Table(comparison_title(comparison), header=header, rows=rows, note=note_of(comparison))
+
+
+def column_names(comparison: Comparison) -> list[str]:
+    """Return the names of the columns that some group has, in their order."""
+    names: dict[str, None] = {}
+    for by_name in comparison.results.values():
+        names |= dict.fromkeys(by_name)
+    return sorted(names, key=column_order)
+
+
+def has_difference(comparison: Comparison, name: str) -> bool:
+    """Return True for the column beside which the differences to the baseline stand."""
+    return name == "final" and len(comparison.results) > 1
+
+
+def difference_cell(comparison: Comparison, label: str, name: str) -> str:
+    """Write the difference of a group to the baseline."""
+    result = comparison.results[label].get(name)
+    difference = None if result is None else result.difference
+    return difference_text(difference, writer(comparison.unit))
 
 
 def is_statistic(name: str) -> bool:
@@ -49,19 +68,25 @@ def is_statistic(name: str) -> bool:
 
 
 def column_order(name: str) -> tuple[int, int]:
-    """Key that sorts columns: statistics, values after some rounds, further columns."""
+    """Return a key that sorts columns: statistics, values after some rounds, further columns."""
+    if name in STATISTICS:
+        return 0, STATISTICS.index(name)
     if name.startswith(AFTER):
         return 1, int(name.removeprefix(AFTER))
-    return (0, STATISTICS.index(name)) if name in STATISTICS else (2, ["rounds", "speed_up", *COSTS].index(name))
+    return 2, [*COUNTS, *COSTS].index(name)
 
 
 def heading(comparison: Comparison, name: str) -> str:
     """Name a column for a reader."""
     if name == "rounds":
         return f"rounds to {number(comparison.unit, comparison.target or 0.0)}"
+    if name == "speed_up":
+        return "speed-up"
     if name in COSTS:
         return COSTS[name].heading
-    return {"speed_up": "speed-up", **HEADINGS}.get(name, f"{name} round{'s' * (name != 'after 1')}")
+    if name in HEADINGS:
+        return HEADINGS[name]
+    return f"{name} round" if name == f"{AFTER}1" else f"{name} rounds"
 
 
 def cell_text(comparison: Comparison, label: str, name: str) -> str:
@@ -69,12 +94,13 @@ def cell_text(comparison: Comparison, label: str, name: str) -> str:
     result = comparison.results[label].get(name)
     if result is None:
         return "–"
-    values = list(result.values.values())
     if name not in COSTS:
-        return spread(values, writer(comparison.unit) if is_statistic(name) else decimal, counts=result.counts)
+        write = writer(comparison.unit) if is_statistic(name) else decimal
+        return spread(list(result.values.values()), write, counts=result.counts)
     base = comparison.results.get(comparison.baseline, {}).get(name)
-    beside = f" (×{result.mean / base.mean:.2f})" if base and base.mean and label != comparison.baseline else ""
-    return digits(result.mean) + beside
+    if base is None or not base.mean or label == comparison.baseline:
+        return digits(result.mean)
+    return f"{digits(result.mean)} (×{result.mean / base.mean:.2f})"
 
 
 def marks_of(comparison: Comparison, name: str) -> dict[str, Mark]:
@@ -107,11 +133,10 @@ def comparison_title(comparison: Comparison) -> str:
 
 def note_of(comparison: Comparison) -> str:
     """Describe the columns in sentences."""
-    columns = {name: result for by_name in comparison.results.values() for name, result in by_name.items()}
-    counts = sorted({len(r.values) for by_name in comparison.results.values() for r in by_name.values()})
-    seeds = " or ".join(map(str, counts))
-    note = f"Mean ± sample standard deviation over {seeds} seeds." if counts[-1:] > [1] else "One seed."
-    note += " " * bool(comparison.rounds) + comparison.rounds
+    columns = column_names(comparison)
+    note = seeds_text(comparison)
+    if comparison.rounds:
+        note += f" {comparison.rounds}"
     if comparison.direction is None:
         note += f" No value is marked as the best: {unknown_direction(comparison.key)}."
     if "best" in columns:
@@ -131,6 +156,17 @@ def note_of(comparison: Comparison) -> str:
             f"bold where the interval of its difference to the next best leaves out 0, else underlined."
         )
     return note
+
+
+def seeds_text(comparison: Comparison) -> str:
+    """Describe over how many seeds the values are."""
+    counts: set[int] = set()
+    for by_name in comparison.results.values():
+        counts |= {len(result.values) for result in by_name.values()}
+    if max(counts, default=0) <= 1:
+        return "One seed."
+    seeds = " or ".join(str(count) for count in sorted(counts))
+    return f"Mean ± sample standard deviation over {seeds} seeds."
 
 
 Writer = Callable[..., str]

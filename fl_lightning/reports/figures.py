@@ -28,13 +28,20 @@ LARGEST = 1e100
 """Of values that are drawn."""
 
 
-def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | None = None) -> Figure:
+def plot_partition(
+    counts: ArrayLike,
+    class_names: Sequence[str],
+    title: str | None = None,
+    *,
+    client_names: Sequence[str] | None = None,
+) -> Figure:
     """Draw client × class sample counts as a heat map, with each client's total above and each class's beside it.
 
     Args:
         counts: training samples of each client and class, (N, C).
         class_names: C names.
         title: None: one that says N, C and the number of samples.
+        client_names: N names. None: the numbers of the clients.
     """
     from matplotlib import colormaps  # noqa: PLC0415 - slow to import
     from matplotlib.colors import ListedColormap, PowerNorm  # noqa: PLC0415
@@ -52,7 +59,7 @@ def plot_partition(counts: ArrayLike, class_names: Sequence[str], title: str | N
     visible = ListedColormap(colormaps["YlGnBu"](np.linspace(0.15, 1, 256)))  # a cell with one sample must not be white
     image = axes.imshow(shown, aspect="auto", cmap=visible, norm=norm, interpolation="nearest")
     axes.set(xlabel="client", ylabel="class")
-    label_places(axes.xaxis, [str(i) for i in range(num_clients)], 25)
+    label_clients(axes.xaxis, client_names, num_clients)
     label_places(axes.yaxis, class_names, MOST_LABELS)
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
@@ -76,13 +83,20 @@ def read_counts(counts: ArrayLike, class_names: Sequence[str]) -> tuple[np.ndarr
     return table, f"{int(table.sum()):,} training samples, {sizes}"
 
 
-def plot_bubbles(counts: ArrayLike, class_names: Sequence[str], title: str | None = None) -> Figure:
+def plot_bubbles(
+    counts: ArrayLike,
+    class_names: Sequence[str],
+    title: str | None = None,
+    *,
+    client_names: Sequence[str] | None = None,
+) -> Figure:
     """Draw client × class sample counts as bubbles, whose areas are the counts.
 
     Args:
         counts: training samples of each client and class, (N, C).
         class_names: C names.
         title: None: one that says N, C and the number of samples.
+        client_names: N names. None: the numbers of the clients.
     """
     table, name = read_counts(counts, class_names)
     num_clients, num_classes = table.shape
@@ -95,7 +109,7 @@ def plot_bubbles(counts: ArrayLike, class_names: Sequence[str], title: str | Non
     areas = table[clients, classes] / max(1.0, table.max(initial=1.0)) * cell**2
     axes.scatter(clients, classes, s=areas, alpha=0.6, linewidths=0)
     axes.set(xlabel="client", ylabel="class", xlim=(-0.7, num_clients - 0.3), ylim=(-0.7, num_classes - 0.3))
-    label_places(axes.xaxis, [str(i) for i in range(num_clients)], 25)
+    label_clients(axes.xaxis, client_names, num_clients)
     label_places(axes.yaxis, class_names, MOST_LABELS)
     return figure
 
@@ -125,12 +139,13 @@ def plot_accuracy(
     return figure
 
 
-def plot_sizes(sizes: ArrayLike, title: str | None = None) -> Figure:
+def plot_sizes(sizes: ArrayLike, title: str | None = None, *, client_names: Sequence[str] | None = None) -> Figure:
     """Draw the number of training samples of each client, where the samples have no classes.
 
     Args:
         sizes: (N,).
         title: None: one that says N and the number of samples.
+        client_names: N names. None: the numbers of the clients.
     """
     counts = np.asarray(sizes, dtype=np.float64)
     clients = f"{len(counts)} client{'s' * (len(counts) != 1)}"
@@ -139,7 +154,7 @@ def plot_sizes(sizes: ArrayLike, title: str | None = None) -> Figure:
     axes = figure.add_subplot()
     draw_totals(axes, counts, "x")
     axes.set_xlabel("client")
-    label_places(axes.xaxis, [str(i) for i in range(len(counts))], 25)
+    label_clients(axes.xaxis, client_names, len(counts))
     axes.tick_params("x", labelbottom=True)
     return figure
 
@@ -244,6 +259,11 @@ def label_places(axis: Axis, names: Sequence[str], most: int) -> None:
     places = range(0, len(names), step)
     axis.set_ticks(list(places), [drawable(names[i]) for i in places])
     axis.set_tick_params(length=0 if step == 1 else 3)
+
+
+def label_clients(axis: Axis, names: Sequence[str] | None, num_clients: int) -> None:
+    """Name the places of the clients on an axis, by their numbers if they have no names."""
+    label_places(axis, names or [str(client_id) for client_id in range(num_clients)], 25)
 
 
 def label_rounds(axes: Axes, rounds: Sequence[int] | NDArray[Any]) -> None:

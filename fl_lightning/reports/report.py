@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
-from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor
+from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor, scope_of
 from fl_lightning.reports.comparison_tables import comparison_table, spread, writer
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
@@ -22,8 +22,8 @@ from fl_lightning.reports.results import (
     compare,
     direction_in,
     known_metrics,
+    mean_of,
     runs_of,
-    scope_of,
     statistics_of,
     unit_in,
 )
@@ -32,6 +32,7 @@ from fl_lightning.reports.saved import (
     ROUND,
     Counts,
     Group,
+    classification_round,
     data_differences,
     differing,
     read_columns,
@@ -135,14 +136,18 @@ def title_of(groups: Sequence[Group]) -> str:
 
 
 def best_of(groups: Sequence[Group]) -> Sequence[Group]:
-    """Return the groups that figures show: the best ones by the first known metric, in their order."""
+    """Return the groups that figures show: the best ones by the first known metric, in their order.
+
+    They are the first ones if nobody tells whether lower or higher is better.
+    """
     key = next(iter(known_metrics(groups)), "")
-    sign = 1 if direction_in(runs_of(groups), key) == "min" else -1
+    direction = direction_in(runs_of(groups), key)
 
     def rank(group: Group) -> float:
-        values = [sign * statistics_of(run, key).get("final", math.nan) for run in group.runs]
-        mean = sum(values) / len(values)
-        return mean if math.isfinite(mean) else math.inf
+        mean = mean_of([statistics_of(run, key).get("final", math.nan) for run in group.runs])
+        if direction is None or not math.isfinite(mean):
+            return math.inf
+        return mean if direction == "min" else -mean
 
     best = sorted(groups, key=rank)[:MOST_GROUPS]
     return [group for group in groups if group in best]
@@ -325,8 +330,8 @@ def scores_of_runs(group: Group) -> list[dict[str, Any]]:
         if not run.is_whole:
             continue
         table = read_columns(run.folder / CLASSIFICATION, ["class"])
-        rounds = table.pop(ROUND, np.array([run.num_rounds - 1]))
-        is_of_last_round = bool((rounds == run.num_rounds - 1).all())
+        is_of_last_round = classification_round(table) in (None, run.num_rounds - 1)
+        table.pop(ROUND, None)
         if is_of_last_round and set(AVERAGES) <= set(table.get("class", ())):
             tables.append(table)
     return tables
@@ -407,7 +412,7 @@ def pair_of(groups: Sequence[Group], before: str, after: str, words: tuple[str, 
         words: The two words for before and after.
     """
     label = before.replace(words[0], "").strip("/_ ") or before
-    unit: Unit = "share" if label.startswith("acc_") else unit_in(runs_of(groups), before)
+    unit = unit_in(runs_of(groups), before)
     scale = percent_factor(unit)
     pairs: dict[str, tuple[Numbers, Numbers]] = {}
     for group in groups:
@@ -517,15 +522,20 @@ def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
         for run in group.runs:
             if run.partition is None:
                 continue
-            identity: tuple[object, ...] = (run.partition.table.tobytes(), *run.partition.names)
+            identity: tuple[object, ...] = (
+                run.partition.table.tobytes(),
+                tuple(run.partition.names),
+                tuple(run.partition.clients),
+            )
             partitions.setdefault(identity, run.partition)
             user = group.label if len(group.runs) == 1 else f"{group.label}, seed {run.seed}"
             users.setdefault(identity, []).append(user)
     parts: list[Picture | str] = []
     for number, identity in enumerate(list(partitions)[:MOST_PARTITIONS]):
-        table, names = partitions[identity]
-        caption = caption_of_partition(table, names, users[identity])
-        parts.append(Picture(f"partition-{number}", plot_partition(table, names), caption, wide=True))
+        partition = partitions[identity]
+        caption = caption_of_partition(partition.table, partition.names, users[identity])
+        figure = plot_partition(partition.table, partition.names, client_names=partition.clients)
+        parts.append(Picture(f"partition-{number}", figure, caption, wide=True))
     if len(partitions) > MOST_PARTITIONS:
         parts.append(f"{len(partitions) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
     return parts

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from fl_lightning.functional.summary import Interval, mean_std, paired_difference, speed_up
-from fl_lightning.metrics.history import plain_key
-from fl_lightning.metrics.keys import Direction, Unit, best_of, unit_of
+from fl_lightning.metrics.keys import SCOPES, Direction, Unit, best_of, describe, unit_of
 from fl_lightning.reports.saved import Group, SavedRun, Seeds
 
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
@@ -41,40 +40,6 @@ COSTS: dict[str, Cost] = {
 }
 MEASURED = frozenset({"steps", "seconds", "memory"})
 """Those that a run knows with a `CostMonitor` only."""
-
-SCOPES = {
-    "global/acc": "accuracy of the global model on the test split",
-    "val/acc": "accuracy of the global model in validation",
-    "test/acc": "accuracy of the last round's global model on the test split",
-    "test/acc_best": "accuracy on the test split of the global model that is best on the validation split",
-    "local/alma": "mean over the clients of the accuracy of their own models on their own test splits (ALMA)",
-    "global/forgetting": "forgetting F of the global model on the test split, the mean over classes of best − last "
-    "accuracy",
-    "val/forgetting": "forgetting F of the global model in validation, the mean over classes of best − last accuracy",
-}
-"""Metric and scope of what is compared unless others are asked for, by log key, in the order of the tables."""
-
-
-FURTHER = {
-    "global/loss": "loss of the global model on the test split",
-    "val/loss": "loss of the global model in validation",
-    "cost/steps": "optimizer steps of all clients of a round",
-    "cost/seconds": "seconds of a round",
-    "cost/memory": "memory at most so far, in bytes",
-    "comm/bytes_down": "bytes of a round to the clients",
-    "comm/bytes_up": "bytes of a round to the server",
-    "comm/bytes_sets": "bytes of the sets that every client receives once",
-}
-"""Likewise, of what has a table only where it is asked for."""
-
-OWNERS = {
-    "global": "of the global model on the test split",
-    "val": "of the global model in validation",
-    "test": "of the last round's global model on the test split",
-    "train": "of the clients in training",
-    "local": "of the clients, the mean over them",
-}
-"""Whose values those of other keys are, by the beginning of the key."""
 
 
 @dataclass(frozen=True)
@@ -142,22 +107,6 @@ class Comparison:
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def scope_of(key: str) -> str:
-    """Describe a key at the beginning of a sentence: by its scope, else by its name and whose it is.
-
-    >>> scope_of("cost/steps"), scope_of("train/ce"), scope_of("val_f1")
-    ('Optimizer steps of all clients of a round', 'ce of the clients in training', 'val_f1')
-    """
-    plain = plain_key(key)
-    owner, _, name = plain.partition("/")
-    scope = (SCOPES | FURTHER).get(plain)
-    if scope is not None:
-        return f"{scope[0].upper()}{scope[1:]}"
-    if name and owner in OWNERS:
-        return f"{name.replace('_', ' ')} {OWNERS[owner]}"
-    return plain
-
-
 def known_metrics(groups: Sequence[Group]) -> list[str]:
     """List the keys of `SCOPES` that some run has, under a private name too."""
     known = set(keys_in(runs_of(groups)))
@@ -217,18 +166,22 @@ def statistics_of(run: SavedRun, key: str, direction: Direction | None = None) -
     if len(values) >= LAST_ROUNDS:
         statistics["last five"] = mean_of_last(values)
     direction = direction or run.direction(key)
-    if direction is None or key.endswith("forgetting"):  # Forgetting is 0 before anything was learnt.
+    if direction is None or not describe(key).has_best:
         return statistics
     return statistics | {"best": best_of(values, direction)}
 
 
 def mean_of_last(values: Sequence[float], count: int = LAST_ROUNDS) -> float:
     """Average the last values, or all if there are fewer."""
-    last = values[-count:]
+    return mean_of(values[-count:])
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Average values, of which there is one at least. The mean is not finite if one of them is not."""
     try:
-        return math.fsum(last) / len(last)
+        return math.fsum(values) / len(values)
     except (ValueError, OverflowError):  # infinite, or too large to be added
-        return sum(last) / len(last)
+        return sum(values) / len(values)
 
 
 Values = dict[str, dict[str, dict[Seeds, float]]]

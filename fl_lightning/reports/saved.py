@@ -1,4 +1,4 @@
-"""Runs on disk are read for reports, and those that differ only in the seed form a group."""
+"""Reads runs on disk for reports, and puts the runs that differ only in the seed into groups."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from fl_lightning.metrics.history import History, plain_key
 from fl_lightning.metrics.keys import Direction, Directions, direction_of
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
-from fl_lightning.runs.loggers import RoundCSVLogger, read_directions
+from fl_lightning.runs.loggers import RoundCSVLogger, read_directions, read_status
 from fl_lightning.runs.partition import PARTITION
 from fl_lightning.runs.round_table import read_cells, reading
 
@@ -49,6 +49,9 @@ Seeds = tuple[object, ...]
 ROUND = "round"
 """Key and column of the 0-based round that a file speaks of."""
 
+CLIENT_COLUMN = "client"
+"""Column of partition.csv with the names of the clients."""
+
 POOLED = "data.pooled"
 """Setting of a reference that has the samples of all clients at one place."""
 
@@ -56,40 +59,44 @@ NOT_DATA = ("data.batch_size", "data.shuffle", "data.eval_batch_size", POOLED)
 """Settings of the data module that change neither the samples of a client nor the cohorts, or are a reference's."""
 
 MOST_PARTS = 100_000
+"""Largest number of parts of a configuration."""
+
 DEEPEST = 100
-"""Parts of a configuration at most, and how deep they may be nested."""
+"""Largest depth of the parts of a configuration."""
 
 MOST_SAMPLES = 2**53
+"""Largest number of samples of a client and class."""
 
 CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class Counts(NamedTuple):
-    """Training samples of each client and class, (N, C), and the names of the classes."""
+    """Training samples of each client and class, (N, C), and the names of the classes and of the clients."""
 
     table: Numbers
     names: list[str]
+    clients: list[str]
 
 
 @dataclass(frozen=True, eq=False)
 class SavedRun:
-    """One run.
+    """Has what is read of one run.
 
     Attributes:
-        folder: of the run.
-        history: the rows of its metrics.csv.
-        settings: fixed settings by dotted name; empty where neither config.yaml nor a checkpoint tells.
-        data: what a checkpoint tells of the data and cohorts.
-        test: values of the test split after the last round, by log key; empty where `test` was not run.
-        partition: None where the samples have no classes.
-        clients: columns of clients.csv by name, NaN where a cell holds no number; empty where there is none.
-        rounds: of which it is read, the first ones; None: all.
-        name: in the tables of the experiment that made it; empty: there is none.
-        is_whole: whether no later round of it is left out.
-        directions: whether values are better when lower or higher, by log key, as its user or metric objects tell.
-        planned: rounds that it was asked for; None: not known.
-        is_finished: whether it ended by itself, as far as its folder tells.
-        notes: sentences on files of the folder that were left out.
+        folder: Folder of the run.
+        history: The rows of its metrics.csv.
+        settings: Fixed settings by dotted name. Empty if neither config.yaml nor a checkpoint tells.
+        data: What a checkpoint tells of the data and cohorts.
+        test: Values of the test split after the last round, by log key. Empty if `test` was not run.
+        partition: Samples of each client and class. None if the samples have no classes.
+        clients: Columns of clients.csv by name, NaN for a cell without a number. Empty without the file.
+        rounds: Number of rounds that are read, the first ones. None means all.
+        name: Name in the tables of the experiment that made the run. Empty if there is none.
+        is_whole: Whether no later round of the run is left out.
+        directions: Whether values are better when lower or higher, by log key, as the user or metric objects tell.
+        planned: Number of rounds that the run was asked for. None means that it is not known.
+        is_finished: Whether the run ended by itself, as far as its folder tells.
+        notes: Sentences on files of the folder that were left out.
     """
 
     folder: Path
@@ -109,13 +116,19 @@ class SavedRun:
 
     @property
     def keys(self) -> list[str]:
-        """Log keys of its values, without the mark of unprotected ones, each once."""
+        """Log keys of the values, without the mark of unprotected values, each once."""
         return list(dict.fromkeys([*self.history.keys, *self.test]))
 
     @property
     def num_rounds(self) -> int:
         """Number of rounds up to the last one that is read."""
         return self.history.rounds[-1] + 1 if self.history.rounds else 0
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run ended by itself before the rounds that it was asked for, as far as its folder tells."""
+        is_short = self.planned is not None and self.num_rounds < self.planned
+        return is_short and self.is_finished and self.is_whole
 
     def direction(self, key: str) -> Direction | None:
         """Return whether values of a key are better when lower or higher, or None if nobody tells."""
@@ -127,20 +140,20 @@ class SavedRun:
         return name is not None and name != plain_key(name)
 
     def has_round(self, round_idx: int) -> bool:
-        """Return True for a round of which it is read."""
+        """Return True for a round that is read."""
         return self.rounds is None or round_idx < self.rounds
 
     def columns(self, name: str, texts: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
-        """Read a table of its folder with a row for each round and more, as `read_columns`."""
+        """Read a table of the folder with a row for each round and more, as `read_columns` does."""
         columns = read_columns(self.folder / name, texts)
-        if self.rounds is None or "round" not in columns:
+        if self.rounds is None or ROUND not in columns:
             return columns
-        rows = columns["round"] < self.rounds
-        return {name: values[rows] for name, values in columns.items()}
+        rows = columns[ROUND] < self.rounds
+        return {column: values[rows] for column, values in columns.items()}
 
     @property
     def seeds(self) -> Seeds:
-        """Settings that distinguish it within its group."""
+        """Settings that distinguish the run within its group."""
         values = [self.settings.get(name) for name in SEEDS]
         # A broken file may have a list in the place of a seed.
         return tuple(value if isinstance(value, Hashable) else str(value) for value in values)
@@ -156,12 +169,12 @@ class SavedRun:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ only in the seed.
+    """Has runs that differ only in the seed.
 
     Attributes:
-        label: their name in tables and figures.
-        runs: one of each seed.
-        notes: sentences on runs that were left out.
+        label: Name of the runs in tables and figures.
+        runs: One run of each seed.
+        notes: Sentences on runs that were left out.
     """
 
     label: str
@@ -170,16 +183,26 @@ class Group:
 
     def curves(self, key: str) -> tuple[list[int], Numbers]:
         """Find the rounds in which all runs that know a value have it, and the values, (S, T)."""
-        known = [curve for run in self.runs if (curve := run.history.curve(key))]
-        rounds = sorted(set.intersection(*map(set, known))) if known else []
-        return rounds, np.array([[curve[r] for r in rounds] for curve in known]).reshape(len(known), len(rounds))
+        known = self._known_curves(key)
+        rounds: list[int] = []
+        if known:
+            rounds = sorted(set.intersection(*map(set, known)))
+        values = np.zeros((len(known), len(rounds)))
+        for row, curve in zip(values, known, strict=True):
+            row[:] = [curve[round_idx] for round_idx in rounds]
+        return rounds, values
+
+    def _known_curves(self, key: str) -> list[dict[int, float]]:
+        """Return the curves of the runs that know a value."""
+        curves = [run.history.curve(key) for run in self.runs]
+        return [curve for curve in curves if curve]
 
     def carried_curves(self, key: str) -> tuple[list[int], Numbers]:
         """Find the curves of all runs that know a value up to the end of the longest: rounds, and the values, (S, T).
 
         A run that ended earlier stands at its last value, so that the end of the mean is the mean of the runs' ends.
         """
-        known = [curve for run in self.runs if (curve := run.history.curve(key))]
+        known = self._known_curves(key)
         rounds = shared_rounds([list(curve) for curve in known])
         table = np.zeros((len(known), len(rounds)))
         for row, curve in zip(table, known, strict=True):
@@ -193,16 +216,18 @@ class Group:
         return len({run.num_rounds for run in self.runs}) == 1
 
     def columns(self, part: str) -> tuple[list[int], list[str], Numbers]:
-        """Take the mean over the runs of the columns with `part` in their name: rounds, names and values (T, K)."""
+        """Return the mean over the runs of the columns with `part` in their name: rounds, names and values (T, K)."""
         tables = [run.history.columns(part) for run in self.runs]
-        tables = [table for table in tables if table[0] and table[1] == tables[0][1]]
-        if not tables:
+        alike = [table for table in tables if table[0] and table[1] == tables[0][1]]
+        if not alike:
             return [], [], np.zeros((0, 0))
-        rounds = shared_rounds([known for known, _, _ in tables])
+        _, names, _ = alike[0]
+        rounds = shared_rounds([known for known, _, _ in alike])
         chosen = []
-        for known, _, table in tables:
-            chosen.append(table.numpy()[[known.index(min(r, known[-1])) for r in rounds]])
-        return rounds, tables[0][1], np.mean(chosen, axis=0)
+        for known, _, table in alike:
+            places = [known.index(min(round_idx, known[-1])) for round_idx in rounds]
+            chosen.append(table.numpy()[places])
+        return rounds, names, np.mean(chosen, axis=0)
 
 
 def shared_rounds(known: Sequence[Sequence[int]]) -> list[int]:
@@ -228,13 +253,13 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Find the run folders that paths name: run folders, or folders with runs in them or below.
 
     Raises:
-        FileNotFoundError: a path that holds no run.
+        FileNotFoundError: A path holds no run.
     """
     folders: dict[Path, None] = {}
     for path in map(Path, paths):
         table = path / METRICS
-        runs = [path] if os.path.lexists(table) and not os.path.isdir(table) else []
-        runs = runs or list(folders_with_runs(path))
+        is_run = os.path.lexists(table) and not os.path.isdir(table)
+        runs = [path] if is_run else list(folders_with_runs(path))
         if not runs:
             raise FileNotFoundError(f"a run folder holds {METRICS}, and there is none in {path} or below")
         folders |= dict.fromkeys(sorted(runs, key=natural))
@@ -242,7 +267,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def folders_with_runs(path: Path) -> Iterator[Path]:
-    """Find the run folders below a folder, of an experiment those of its tables without the candidates of tuning."""
+    """Find the run folders below a folder, without the candidates of an experiment's tuning."""
     for folder, folders, files in os.walk(path):
         if {"cells", TUNING} <= {*folders}:
             folders.remove(TUNING)
@@ -251,8 +276,11 @@ def folders_with_runs(path: Path) -> Iterator[Path]:
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
-    """Key that orders folders by the numbers in their names: 2 before 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+    """Return a key that orders folders by the numbers in their names: 2 before 10."""
+    parts = []
+    for part in re.split(r"(\d+)", str(path)):
+        parts.append((int(part), "") if part.isdigit() else (-1, part))
+    return parts
 
 
 def read_run(folder: Path, rounds: int | None = None, directions: Directions | None = None) -> SavedRun:
@@ -307,7 +335,7 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
         directions={**read_directions(folder), **(directions or {})},
         planned=planned,
         is_finished=is_finished(folder, content, last_round),
-        notes=notes_on_test(folder / TEST, last_round),
+        notes=notes_on_rounds(folder, last_round, is_whole=is_whole),
     )
 
 
@@ -353,29 +381,44 @@ def is_finished(folder: Path, content: Mapping[str, Any], last_round: int) -> bo
         last_round: Its last round.
     """
     planned = planned_rounds(content)
-    if planned is None or last_round + 1 >= planned or (folder / DONE).is_file():
+    has_all_rounds = planned is not None and last_round + 1 >= planned
+    if has_all_rounds or (folder / DONE).is_file():
         return True
-    if "EarlyStopping" in str(content["trainer"].get("callbacks")):
+    ended_after = read_status(folder)
+    if ended_after is not None:
+        return ended_after == last_round
+    if planned is None:
         return True
-    classes = read_columns(folder / CLASSIFICATION, ["class"]).get(ROUND)  # which the end of a fit writes
-    return classes is not None and len(classes) > 0 and classes[0] == last_round
+    # Version 0.2.0 did not write whether a run has ended.
+    return "EarlyStopping" in str(content["trainer"].get("callbacks"))
 
 
 def check_size(content: Any) -> None:
     """Refuse a pytree that is too deep or too large to be settings, as YAML's aliases may make of any file.
 
     Raises:
-        ValueError: if it is.
+        ValueError: It is too deep or too large.
     """
-    left = MOST_PARTS
+    remaining = MOST_PARTS
     parts = [(content, 0)]
     while parts:
         part, depth = parts.pop()
-        inner = list(part.values()) if isinstance(part, Mapping) else part if isinstance(part, Sequence | Set) else ()
-        left -= 0 if isinstance(part, str | bytes) else len(inner)
-        if left < 0 or depth > DEEPEST:
+        inner = parts_of(part)
+        remaining -= len(inner)
+        if remaining < 0 or depth > DEEPEST:
             raise ValueError("too large")
         parts += [(value, depth + 1) for value in inner if not isinstance(value, str | bytes)]
+
+
+def parts_of(content: Any) -> Sequence[Any]:
+    """Return what a container holds, nothing for text and all else."""
+    if isinstance(content, str | bytes):
+        return ()
+    if isinstance(content, Mapping):
+        return list(content.values())
+    if isinstance(content, Sequence | Set):
+        return list(content)
+    return ()
 
 
 def read_test(path: Path, last_round: int) -> dict[str, float]:
@@ -409,19 +452,43 @@ def read_values(path: Path) -> dict[str, float]:
         return {plain_key(name): float(number) for name, number in found.items()}
 
 
-def notes_on_test(path: Path, last_round: int) -> tuple[str, ...]:
-    """Return a sentence if what `test` gave is left out because it is of another round than the last one."""
-    round_idx = read_values(path).get(ROUND, last_round)
-    if round_idx == last_round:
+def notes_on_rounds(folder: Path, last_round: int, *, is_whole: bool) -> tuple[str, ...]:
+    """Return a sentence for each file of one model that is left out because the model is not that of the last round.
+
+    Args:
+        folder: Folder of the run.
+        last_round: The last round of the run.
+        is_whole: Whether no later round is left out. Otherwise the files are not asked for.
+    """
+    if not is_whole:
         return ()
-    return (f"{path} is left out: its values are of round {round_idx:g}, and the last round is {last_round}",)
+    rounds = {
+        TEST: read_values(folder / TEST).get(ROUND),
+        CLASSIFICATION: classification_round(read_columns(folder / CLASSIFICATION, ["class"])),
+    }
+    notes = []
+    for name, round_idx in rounds.items():
+        if round_idx is not None and round_idx != last_round:
+            path = folder / name
+            notes.append(
+                f"{path} is left out: its values are of round {round_idx:g}, and the last round is {last_round}"
+            )
+    return tuple(notes)
+
+
+def classification_round(columns: Mapping[str, NDArray[Any]]) -> float | None:
+    """Return the round of a table of the last model, or None if the table does not tell, as in 0.2.0."""
+    rounds = columns.get(ROUND)
+    if rounds is None or not len(rounds):
+        return None
+    return float(rounds[0])
 
 
 def read_name(path: Path) -> str:
-    """Read the name that a run has in the tables of its experiment, empty where there is none.
+    """Read the name that a run has in the tables of its experiment. Empty if there is none.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: The file is no JSON object.
     """
     if not path.is_file():
         return ""
@@ -430,28 +497,33 @@ def read_name(path: Path) -> str:
 
 
 def read_partition(path: Path) -> Counts | None:
-    """Read the training samples of each client and class, None where there is no such table or it is empty.
+    """Read the training samples of each client and class, or None if there is no such table or it is empty.
 
     Raises:
-        ValueError: it is no table of counts.
+        ValueError: The file is no table of counts.
     """
-    columns = read_columns(path)
-    columns.pop("client", None)
+    columns = read_columns(path, [CLIENT_COLUMN])
+    clients = columns.pop(CLIENT_COLUMN, None)
     if not columns:
         return None
     table = np.stack([*columns.values()], axis=1)
     if not ((table >= 0) & (table <= MOST_SAMPLES)).all():
         raise ValueError(f"{path} must hold counts of samples, and has other cells; move it away")
-    return Counts(table, list(columns)) if len(table) else None
+    if not len(table):
+        return None
+    client_names = range(len(table)) if clients is None else clients
+    return Counts(table, names=list(columns), clients=list(map(str, client_names)))
 
 
 def read_columns(path: Path, texts: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
-    """Read a table by column, with NaN for a cell without a number but in `texts`, and without lines that were cut."""
+    """Read a table by column, without lines that were cut. A cell without a number is NaN, except in `texts`."""
     if not path.is_file():
         return {}
+    columns: dict[str, NDArray[Any]] = {}
     with reading(path, "a table, and cannot be read as one"):
-        columns = read_cells(path)
-        return {name: np.array(c if name in texts else [*map(as_number, c)]) for name, c in columns.items()}
+        for name, cells in read_cells(path).items():
+            columns[name] = np.array(cells if name in texts else [as_number(cell) for cell in cells])
+    return columns
 
 
 def as_number(text: str) -> float:
@@ -466,7 +538,10 @@ def as_number(text: str) -> float:
 
 
 def grouped(runs: Iterable[SavedRun]) -> list[Group]:
-    """Put the runs that differ only in the seed together, of several with the same seeds the longest finished one."""
+    """Put the runs that differ only in the seed together.
+
+    Of several runs with the same settings and seeds the longest finished one counts.
+    """
     alike: dict[object, dict[str, list[SavedRun]]] = {}
     for run in runs:
         fixed = frozenset((name, repr(value)) for name, value in run.settings.items() if name not in SEEDS)
@@ -509,7 +584,7 @@ def why_left_out(run: SavedRun, kept: SavedRun) -> str:
 def labels(groups: Sequence[Sequence[SavedRun]]) -> list[str]:
     """Name groups as their experiment does, else by the settings that distinguish them, as few as are needed."""
     given = [group[0].name for group in groups]
-    if len({*given, ""}) == len(groups) + 1:
+    if are_names(given):
         return given
     if len(groups) == 1:
         return [name_of_folder(groups[0][0].folder)]
@@ -518,10 +593,18 @@ def labels(groups: Sequence[Sequence[SavedRun]]) -> list[str]:
     top = [name for name in shared if not any(name != other and below(name, other) for other in shared)]
     classes = [name for name in top if any(map(CLASS_PATH.fullmatch, table[name]))]
     for chosen in (classes, top, list(table)):
-        named = [", ".join(filter(None, (short(name, table[name][i]) for name in chosen))) for i in range(len(groups))]
-        if len({*named, ""}) == len(groups) + 1:
+        named = []
+        for index in range(len(groups)):
+            parts = [short(name, table[name][index]) for name in chosen]
+            named.append(", ".join(filter(None, parts)))
+        if are_names(named):
             return named
     return [name_of_folder(group[0].folder) for group in groups]
+
+
+def are_names(texts: Sequence[str]) -> bool:
+    """Return True for texts that tell all groups apart: none is empty and none stands twice."""
+    return "" not in texts and len(set(texts)) == len(texts)
 
 
 def name_of_folder(folder: Path) -> str:
@@ -534,18 +617,24 @@ def name_of_folder(folder: Path) -> str:
 
 
 def differing(settings: Sequence[Settings]) -> dict[str, list[str]]:
-    """Find the settings that are not the same everywhere, seeds aside: the values as text, empty where unknown.
+    """Find the settings that are not the same everywhere, without the seeds: the values as text, empty if unknown.
 
     >>> differing([{"model.mu": 0.1, "a": 1}, {"a": 1}])
     {'model.mu': ['0.1', '']}
     """
-    names = dict.fromkeys(name for known in settings for name in known if name not in SEEDS)
-    table = {name: ["" if name not in known else str(known[name]) for known in settings] for name in names}
-    return {name: values for name, values in table.items() if len(set(values)) > 1}
+    names: dict[str, None] = {}
+    for known in settings:
+        names |= dict.fromkeys(known)
+    table: dict[str, list[str]] = {}
+    for name in names:
+        values = [str(known[name]) if name in known else "" for known in settings]
+        if name not in SEEDS and len(set(values)) > 1:
+            table[name] = values
+    return table
 
 
 MEAN = ("model.aggregator", "Aggregator")
-"""The rule that is taken where none is named, too: the mean, which may be weighed otherwise."""
+"""The setting and the class of the rule that is taken if none is named: the mean, which may be weighed otherwise."""
 
 
 def short(name: str, value: str) -> str:
@@ -556,11 +645,13 @@ def short(name: str, value: str) -> str:
     """
     if value in ("", "None") or (name, value.rpartition(".")[2]) == MEAN:
         return ""
-    return value.rpartition(".")[2] if CLASS_PATH.fullmatch(value) else f"{name.rpartition('.')[2]}={value}"
+    if CLASS_PATH.fullmatch(value):
+        return value.rpartition(".")[2]
+    return f"{name.rpartition('.')[2]}={value}"
 
 
 def is_data(name: str) -> bool:
-    """True for a setting of the samples, of their partition or of the cohorts."""
+    """Return True for a setting of the samples, of their partition or of the cohorts."""
     return below(name, "data") and not any(below(name, other) for other in NOT_DATA)
 
 
@@ -571,9 +662,11 @@ def data_differences(groups: Sequence[Group]) -> list[Difference]:
     """
     by_name: dict[str, Difference] = {}
     first: dict[tuple[Seeds, bool], SavedRun] = {}
-    for run in (run for group in groups for run in group.runs):
-        other = first.setdefault((run.seeds, str(run.settings.get(POOLED)) == "True"), run)
-        settings = {name: value for name, value in other.settings.items() if is_data(name)}
-        for difference in chain(differences(other.data, run.data), differences(settings, run.settings)):
-            by_name.setdefault(difference.name, difference)
+    for group in groups:
+        for run in group.runs:
+            is_pooled = str(run.settings.get(POOLED)) == "True"
+            other = first.setdefault((run.seeds, is_pooled), run)
+            settings = {name: value for name, value in other.settings.items() if is_data(name)}
+            for difference in chain(differences(other.data, run.data), differences(settings, run.settings)):
+                by_name.setdefault(difference.name, difference)
     return list(by_name.values())

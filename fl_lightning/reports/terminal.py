@@ -14,7 +14,7 @@ from fl_lightning.metrics.keys import Direction, Directions, best_of, direction_
 from fl_lightning.utils.text import printable
 
 AVERAGES = ("macro", "weighted")
-"""Averages over the classes: alike, and by their samples."""
+"""Averages over the classes: all classes alike, and by their samples."""
 
 MOST_COLUMNS = 8
 """Largest number of values in a line of the table by round."""
@@ -36,61 +36,76 @@ def print_classes(
     """Print the accuracy of every class, and below it accuracy, forgetting F, worst class and averages.
 
     Args:
-        title: above the table.
-        names: of the C classes.
-        samples: evaluated samples of each class, (C,).
-        accuracy: A_c, (C,); NaN without samples.
-        peak: best A_c over the rounds, (C,); None: not known, then nothing is said of forgetting.
-        scores: precision, recall and F1 by name, of each class and as averages, (C + 2,).
-        max_rows: of more classes only so many are shown, the worst.
+        title: Title above the table.
+        names: Names of the C classes.
+        samples: Number of evaluated samples of each class, (C,).
+        accuracy: A_c, (C,), NaN without samples.
+        peak: Best A_c over the rounds, (C,). None means that it is not known: nothing is said of forgetting.
+        scores: Precision, recall and F1 by name, of each class and as averages, (C + 2,).
+        max_rows: Largest number of classes that are shown. Of more classes the worst are shown.
     """
     order = accuracy.nan_to_num(2.0).argsort(stable=True).tolist()
     worst = order[0]
-    shown = list(range(len(names))) if len(names) <= max_rows else order[:max_rows]
+    shown = list(range(len(names)))
+    if len(names) > max_rows:
+        shown = order[:max_rows]
     overall = (accuracy.nan_to_num() * samples).sum() / samples.sum()
-    columns = {"samples": [str(int(n)) for n in samples], "accuracy": list(map(percent, accuracy))}
-    columns |= {name: list(map(percent, scores[name])) for name in scores if name != "recall"}  # which the accuracy is
+    columns = {"samples": [str(int(count)) for count in samples], "accuracy": percents(accuracy)}
+    for name, values in scores.items():
+        if name != "recall":  # The accuracy of a class is its recall.
+            columns[name] = percents(values)
     below = [f"accuracy {percent(overall)}"]
     if peak is not None:
         rounds = torch.stack([peak, accuracy])
-        columns |= {"best": list(map(percent, peak)), "forgetting": list(map(percent, forgetting_per_class(rounds)))}
+        columns["best"] = percents(peak)
+        columns["forgetting"] = percents(forgetting_per_class(rounds))
         below.append(f"forgetting F {percent(forgetting(rounds))}")
     below.append(f"worst class {names[worst]}: {percent(accuracy[worst])}")
     if len(shown) < len(names):
         below.append(f"({len(shown)} of {len(names)} classes shown, the worst)")
-    rows = [[names[c], *(column[c] for column in columns.values())] for c in shown]
-    averages = (
-        f"{average}: " + ", ".join(f"{name} {percent(values[len(names) + i])}" for name, values in scores.items())
-        for i, average in enumerate(AVERAGES)
-    )
-    print_table(title, ["class", *columns], rows, shown.index(worst), "\n".join(["   ".join(below), *averages]))
+    rows = []
+    for class_idx in shown:
+        rows.append([names[class_idx], *(column[class_idx] for column in columns.values())])
+    lines = ["   ".join(below)]
+    for index, average in enumerate(AVERAGES):
+        values_of_average = [f"{name} {percent(values[len(names) + index])}" for name, values in scores.items()]
+        lines.append(f"{average}: {', '.join(values_of_average)}")
+    print_table(title, header=["class", *columns], rows=rows, bold=shown.index(worst), below="\n".join(lines))
 
 
 def print_metrics(metrics: Mapping[str, float]) -> None:
     """Print values by name."""
     if metrics:
-        print_table("Last values", ["name", "value"], ([name, f"{value:.6g}"] for name, value in metrics.items()))
+        rows = [[name, f"{value:.6g}"] for name, value in metrics.items()]
+        print_table("Last values", header=["name", "value"], rows=rows)
 
 
 def print_rounds(history: History, best: str, max_rows: int, directions: Directions | None = None) -> None:
-    """Print the values of every round, numbered from 0 as in metrics.csv, but for bytes and single classes.
+    """Print the values of every round, numbered from 0 as in metrics.csv, except bytes and single classes.
 
     Args:
-        history: of the run.
-        best: key whose best round stands out; the last round if the key, its direction or a finite value is not known.
-        max_rows: of more rounds only so many are shown, the last ones.
-        directions: directions of keys that the user or metric objects give.
+        history: The history of the run.
+        best: Key whose best round stands out. The last round does if the key, its direction or a finite value is not
+            known.
+        max_rows: Largest number of rounds that are shown. Of more rounds the last ones are shown.
+        directions: Directions of keys that the user or metric objects give.
     """
     names = [name for name in history.names if is_value(name)][:MOST_COLUMNS]
     if not names or len(history) < 2:
         return
-    columns = [history.curve(name) for name in names]
+    curves = [history.curve(name) for name in names]
     shown = history.rounds[-max_rows:]
-    rows = [[str(r), *(f"{column[r]:.6g}" if r in column else "-" for column in columns)] for r in shown]
+    rows = []
+    for round_idx in shown:
+        row = [str(round_idx)]
+        for curve in curves:
+            row.append(f"{curve[round_idx]:.6g}" if round_idx in curve else "-")
+        rows.append(row)
     bold = best_round(history.curve(best), direction_of(best, directions))
     if bold is None:
         bold = shown[-1]
-    print_table("Values by round", ["round", *names], rows, shown.index(bold) if bold in shown else None)
+    place = shown.index(bold) if bold in shown else None
+    print_table("Values by round", header=["round", *names], rows=rows, bold=place)
 
 
 def best_round(curve: Mapping[int, float], direction: Direction | None) -> int | None:
@@ -102,23 +117,31 @@ def best_round(curve: Mapping[int, float], direction: Direction | None) -> int |
 
 
 def print_table(
-    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None = None, below: str = ""
+    title: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    bold: int | None = None,
+    below: str = "",
 ) -> None:
-    """Print a table whose first column holds names and the others numbers, and whose row `bold` stands out.
+    """Print a table whose first column holds names and whose other columns hold numbers.
 
-    On a terminal that is too narrow for it the table is several, each with the names.
+    On a terminal that is too narrow the table is several tables, each with the names.
+
+    Args:
+        title: Title above the table.
+        header: Names of the columns.
+        rows: Cells of the rows.
+        bold: Index of the row that stands out. None means that no row does.
+        below: Text below the table.
     """
-    lines = [list(map(printable, line)) for line in (header, *rows)]
+    lines = [[printable(cell) for cell in line] for line in (header, *rows)]
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(f"\n{title}", style="bold")
     names, *others = zip(*lines, strict=True)
-    anything = console.options.update(max_width=WIDEST)
     while others:
         count = 1
-        while (
-            count < len(others)
-            and console.measure(columns_table(names, others[: count + 1]), options=anything).maximum <= console.width
-        ):
+        while count < len(others) and width_of(console, names, others[: count + 1]) <= console.width:
             count += 1
         console.print(columns_table(names, others[:count], bold))
         del others[:count]
@@ -126,17 +149,29 @@ def print_table(
         console.print(printable(below, keep="\n"))
 
 
+def width_of(console: Console, names: Sequence[str], others: Sequence[Sequence[str]]) -> int:
+    """Return the number of characters that a table takes on a console of any width."""
+    options = console.options.update(max_width=WIDEST)
+    return console.measure(columns_table(names, others), options=options).maximum
+
+
 def columns_table(names: Sequence[str], others: Iterable[Sequence[str]], bold: int | None = None) -> Table:
     """Make a table of columns, each with its heading first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     columns = [names, *others]
-    for i, (heading, *_) in enumerate(columns):
-        table.add_column(heading, justify="right" if i else "left")
-    for i, row in enumerate(zip(*(column[1:] for column in columns), strict=True)):
-        table.add_row(*row, style="bold" if i == bold else None)
+    for index, (heading, *_) in enumerate(columns):
+        table.add_column(heading, justify="right" if index else "left")
+    cells = [column[1:] for column in columns]
+    for index, row in enumerate(zip(*cells, strict=True)):
+        table.add_row(*row, style="bold" if index == bold else None)
     return table
 
 
 def percent(value: Tensor) -> str:
     """Write a fraction in percent, NaN as a dash."""
     return "-" if value.isnan() else f"{100 * float(value):.1f} %"
+
+
+def percents(values: Tensor) -> list[str]:
+    """Write fractions in percent, (n,)."""
+    return [percent(value) for value in values]

@@ -111,12 +111,8 @@ class BestCheckpoint(ModelCheckpoint):
     def _choose(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Choose the key and its direction, once the key is logged."""
         logged = trainer.callback_metrics
-        (alma,) = loop.parts.marked({"local/alma": 0.0})
-        own = alma if loop.global_weights.own_models else loop.final_key
-        key = own
-        if self._asked is not None:
-            (marked,) = loop.parts.marked({self._asked: 0.0})
-            key = marked if marked in logged else self._asked
+        own = "local/alma" if loop.global_weights.own_models else loop.final_key
+        key = own if self._asked is None else self._asked
         if key not in logged:
             if self._asked and loop.final_key and not self._asked.startswith("local/"):
                 raise ValueError(

@@ -22,6 +22,27 @@ DIRECTIONS = "directions.json"
 """Name of the file beside `metrics.csv` that tells of some keys whether they are better when lower or higher."""
 
 
+STATUS = "status.json"
+"""Name of the file beside `metrics.csv` that tells whether the fit that wrote the last rows has ended by itself."""
+
+
+def read_status(folder: Path) -> int | None:
+    """Read the round after which the last fit of a run has ended by itself, early or not.
+
+    Returns:
+        The 0-based round. It is −1 if the fit goes on or was cut, and None if nobody tells, as in 0.2.0.
+
+    Raises:
+        ValueError: The file does not hold the status of a fit.
+    """
+    path = folder / STATUS
+    if not path.is_file():
+        return None
+    with reading(path, "whether a fit has ended and after which round, and cannot be read as it"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return int(found["round"]) if found["ended"] else -1
+
+
 def read_directions(folder: Path) -> dict[str, Direction]:
     """Read the directions that a run's user or metric objects gave, by log key. Empty without a file.
 
@@ -44,6 +65,7 @@ class RoundCSVLogger(Logger):
 
     Values of the same round that are logged at different times share its row, and a new key widens the table.
     A run that continues removes the rows from its first round on. Evaluations outside a fit leave no row.
+    `status.json` tells whether the fit has ended by itself: at its last round, or stopped early.
 
     Args:
         save_dir: folder of the file; made when the first row is written.
@@ -91,6 +113,7 @@ class RoundCSVLogger(Logger):
             rows = self._rows()
             self._keys = list(next(iter(rows.values()), ["round"]))
             earlier = {index: row for index, row in rows.items() if index < round_idx}
+            self._write_status(has_ended=False)
             self._rewrite(earlier, round_idx, self._waiting.pop(round_idx, {}) | values)
         elif round_idx < self._row["round"] or not values.keys() <= set(self._keys):
             self._rewrite(self._rows(), round_idx, values)
@@ -122,9 +145,16 @@ class RoundCSVLogger(Logger):
         if self._file is not None:
             with suppress(OSError):  # of a full disk, which has been told
                 self._file.close()
+                if status == "success":
+                    self._write_status(has_ended=True)
         self._file = None
         self._row = {"round": 0}
         self._waiting.clear()
+
+    def _write_status(self, *, has_ended: bool) -> None:
+        """Write whether the fit has ended, and the round of the last row."""
+        content = {"ended": has_ended, "round": self._row["round"]}
+        write_file(self.path.with_name(STATUS), json.dumps(content) + "\n")
 
     def _write(self, file: TextIO, round_idx: int, values: dict[str, float]) -> None:
         """Append the round's row, or replace it where it is the last one."""

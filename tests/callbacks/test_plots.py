@@ -24,7 +24,7 @@ def calls(monkeypatch):
     """The arguments that the pure functions are called with; nothing is drawn."""
     seen = {name: [] for name in ("plot_partition", "plot_accuracy", "plot_classwise", "plot_sizes", "plot_values")}
     for name, found in seen.items():
-        monkeypatch.setattr(module, name, lambda *a, found=found: found.append(a))
+        monkeypatch.setattr(module, name, lambda *a, client_names=None, found=found: found.append(a))
     monkeypatch.setattr(module, "save", lambda figure, path: None)
     return seen
 
@@ -35,6 +35,7 @@ def test_run_folder_gets_three_whole_pictures(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == ALL | {
         "metrics.csv",
         "partition.csv",
+        "status.json",
         "hparams.yaml",
         "last.ckpt",
     } - (set() if (tmp_path / "hparams.yaml").exists() else {"hparams.yaml"})

@@ -155,6 +155,9 @@ def test_with_several_validation_loaders_the_row_and_the_tables_are_of_the_same_
     table = classification(tmp_path)
     assert float(table["weighted"]["recall"]) == pytest.approx(federated.round_metrics[key], abs=1e-6)
     assert int(table["macro"]["samples"]) == (40 if limits else 75)
+    assert "after 3 rounds (val and val/dataloader_idx_1 splits)" in " ".join(out.split())
+    runner.test(federated, datamodule=divided, verbose=False)
+    assert "after 3 rounds (test split)" in capsys.readouterr().out
 
 
 def test_best_and_forgetting_are_told_of_the_samples_of_the_fit_only(tmp_path, capsys):

@@ -32,7 +32,7 @@ def drawn(monkeypatch):
     seen = {}
     for name in ("plot_accuracy", "plot_classwise"):
         monkeypatch.setattr(module, name, lambda *given, name=name: seen.update({name: given}))
-    monkeypatch.setattr(module, "plot_partition", lambda *given: None)
+    monkeypatch.setattr(module, "plot_partition", lambda *given, **named: None)
     monkeypatch.setattr(module, "save", lambda figure, path: None)
     return seen
 

@@ -7,15 +7,18 @@ import torch
 from jsonargparse import ArgumentParser
 from torchmetrics.classification import MulticlassAccuracy
 
-from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning import FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.__main__ import main
-from fl_lightning.callbacks import ClasswiseReport, RunPlots
+from fl_lightning.callbacks import ClasswiseReport, RunPlots, SkippedClients, plots
 from fl_lightning.data import TensorSource
 from fl_lightning.engines.inspection import class_names
 from fl_lightning.functional.classes import unique_names
 from fl_lightning.methods import FedAvg
 from fl_lightning.monitors import ClientTable, GroupMetrics
 from fl_lightning.nets import Perceptron
+from fl_lightning.reports.figures import plot_bubbles, plot_sizes
+from fl_lightning.reports.report import partitions_of
+from fl_lightning.reports.saved import Group, read_run
 from fl_lightning.runs.round_table import RoundTable
 from tests.toys import fit, sgd, trainer
 
@@ -70,14 +73,20 @@ def test_names_stay_apart():
     assert unique_names(["a/b", "c"], None) == ["a-b", "c"]
 
 
-def owners_of(folder, **settings):
+def owners_of(folder, *, picture="none", more=(), faults="error", **settings):
     """Train two owners, of whom every table speaks, for a round."""
     train = torch.utils.data.TensorDataset(X, Y)
     train.who = ["Bonn", "Aachen"] * 12
     data = FederatedDataModule.from_datasets(train, train, by="who", **settings)
     groups = GroupMetrics({"west": ["Aachen"], "both": [1, "Aachen"]}, MulticlassAccuracy(3), dirpath=folder)
     table = ClientTable(dirpath=folder)
-    fit(FedAvg(net=Perceptron, optimizer=sgd()), 1, data, callbacks=[groups, table, RunPlots(folder, format="none")])
+    fit(
+        FedAvg(net=Perceptron, optimizer=sgd()),
+        1,
+        data,
+        callbacks=[*more, groups, table, RunPlots(folder, format=picture)],
+        faults=faults,
+    )
     return data
 
 
@@ -134,3 +143,50 @@ def test_names_of_owners_that_look_like_numbers_stay_names():
     parser.add_class_arguments(GroupMetrics, "groups_of")
     given = parser.parse_string("groups_of: {groups: {west: ['007', 3, Aachen]}}")
     assert given.groups_of.groups == {"west": ["007", 3, "Aachen"]}
+
+
+class Halves(MulticlassAccuracy):
+    """Computes a vector that is not by class."""
+
+    def compute(self):
+        return super().compute()[:2]
+
+
+def test_parts_of_a_vector_that_is_not_by_class_have_their_positions():
+    """They are not named as classes, whose names would be wrong."""
+    loop = fit(FedAvg(net=Perceptron, optimizer=sgd()), 1, data_of(None), metrics={"mine": Halves(3, average=None)})
+    part = "global/mine/"
+    assert [key.removeprefix(part) for key in loop.round_metrics if key.startswith(part)] == ["0", "1"]
+
+
+def labels_of(figure) -> list[str]:
+    """The names on the first axis of a picture of clients."""
+    axes = next(axes for axes in figure.axes if axes.get_xlabel() == "client")
+    return [label.get_text() for label in axes.get_xticklabels()]
+
+
+@pytest.mark.parametrize("kind", ["callback", "report", "bubbles", "sizes"])
+def test_pictures_of_clients_have_the_names_of_the_table(kind, tmp_path, monkeypatch):
+    drawn = []
+    names = ["Aachen", "Bonn"]
+    if kind == "callback":
+        monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+        owners_of(tmp_path, picture="png")
+        drawn = [figure for figure in drawn if any(axes.get_xlabel() == "client" for axes in figure.axes)]
+    elif kind == "report":
+        owners_of(tmp_path)
+        (tmp_path / "metrics.csv").write_text("round,global/acc\n0,0.5\n")
+        drawn = [part.figure for part in partitions_of([Group("a", [read_run(tmp_path)])])]
+    elif kind == "bubbles":
+        drawn = [plot_bubbles([[1, 2], [3, 4]], ["a", "b"], client_names=names)]
+    else:
+        drawn = [plot_sizes([1, 2], client_names=names)]
+    assert drawn
+    assert all(labels_of(figure) == names for figure in drawn)
+
+
+def test_a_client_that_is_left_out_has_the_name_of_its_owner(tmp_path):
+    owners_of(tmp_path, more=[SkippedClients(tmp_path)], faults=FaultPolicy(nonfinite="skip", max_update_norm=1e-9))
+    with (tmp_path / "skipped.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["client"], row["owner"]) for row in rows] == [("0", "Aachen"), ("1", "Bonn")]

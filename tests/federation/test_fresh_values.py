@@ -7,8 +7,9 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from fl_lightning import FederatedLoop
-from fl_lightning.methods import FedAvg
+from fl_lightning.methods import DPFedAvg, FedAvg
 from fl_lightning.monitors import CostMonitor, DriftMonitor
+from fl_lightning.runs.best import BestCheckpoint
 from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
 
@@ -164,3 +165,29 @@ def test_a_callback_of_a_fit_that_failed_watches_the_next_fit(tmp_path):
         FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3), datamodule=toy_data((8, 12, 5))
     )
     assert len(watch.seen) == 1 + 3
+
+
+@pytest.mark.parametrize("mark", ["", "unprotected/"])
+@pytest.mark.parametrize("name", ["EarlyStopping", "ModelCheckpoint", "BestCheckpoint"])
+def test_a_value_of_a_private_run_is_watched_under_its_plain_name(name, mark, tmp_path):
+    """One place gives the values of a private run both names, so that every callback finds them."""
+    key = f"{mark}local/alma"
+    watch = {
+        "EarlyStopping": Watch(key, patience=99),
+        "ModelCheckpoint": ModelCheckpoint(
+            tmp_path, filename="mine", monitor=key, mode="max", save_on_train_epoch_end=True
+        ),
+        "BestCheckpoint": BestCheckpoint(tmp_path, filename="mine", monitor=key),
+    }[name]
+    private = DPFedAvg(noise_multiplier=1.0, delta=0.01, clip=0.5)
+    client = FedAvg(net=BatchNormNet, optimizer=sgd())
+    loop = FederatedLoop(client, aggregator=private, seed=3, evaluate_clients_every=1)
+    fitted = trainer(3, tmp_path, callbacks=[watch], enable_checkpointing=True)
+    fitted.fit(loop, datamodule=toy_data((8, 12, 5), sampling="poisson", participation=0.9))
+    curve = list(loop.recorder.history.curve("local/alma").values())
+    assert loop.recorder.history.names.count("unprotected/local/alma") == 1
+    assert "local/alma" not in loop.recorder.history.names
+    if name == "EarlyStopping":
+        assert watch.seen == pytest.approx(curve)
+    else:
+        assert float(watch.best_model_score) == pytest.approx(max(curve))

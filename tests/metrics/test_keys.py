@@ -35,16 +35,21 @@ def words(text: str) -> list[str]:
 LOWER = words(
     "Loss/val val_loss_epoch mse/val val/huber val_ce val/ppl val/CrossEntropy valloss val.nll RMSE val_loss_step "
     "val/MeanAbsoluteError val/negative_log_likelihood epoch/val-loss val_wer val/dice_loss f1_loss/val val/kl Error "
-    "val/loss/head val_loss/dataloader_idx_1 hospital_3/val_brier_score"
+    "val/loss/head val_loss/dataloader_idx_1 hospital_3/val_brier_score wer cer val_nll perplexity mape kl error_rate "
+    "brier ece hinge fid latency acc_loss f1_loss top1_error per_class_error error_per_class"
 )
 HIGHER = words(
     "acc/val val_acc_epoch Accuracy/val val/top5_acc valacc val/F1Score val_auroc val/mAP mIoU val/dice R2/val "
-    "val/log_likelihood accuracy_val/dataloader_idx_0 val/BLEUScore val_recall val/psnr"
+    "val/log_likelihood accuracy_val/dataloader_idx_0 val/BLEUScore val_recall val/psnr val/MulticlassAccuracy "
+    "valid_auroc val.iou dice ssim bleu r2 mcc kappa val/F1 val_accuracy/dataloader_idx_0 auprc recall@10 ndcg acc@5 "
+    "dice_coef MatthewsCorrCoef acc_per_class/cat worst_acc"
 )
 UNKNOWN = words(
     "val/score val/foo loss_weight val/loss_acc num_errors val/neg_loss loss_scale acc_drop val/std metric x "
     "val/inaccuracy acc_decrease val/accuracy_degradation val/1-acc cost_savings "
-    "val_loss_std lr entropy"
+    "val_loss_std lr entropy val/inacc unaccuracy backdoor_acc mia_auc acc/loss loss/acc loss_weighted_acc "
+    "acc_norm grad_norm loss_norm rounds_to_acc time_to_accuracy target_acc loss_lambda kl_beta attention_map map_size "
+    "error_bar dice_complement acc_ci std_acc val_top5 elbo neg_elbo negdice val/acc_mae unprotected_x feature_map_norm"
 )
 
 

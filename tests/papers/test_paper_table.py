@@ -9,6 +9,7 @@ from fl_lightning.functional.summary import welch_difference
 from fl_lightning.papers import Measure, PaperTable, Series
 from fl_lightning.papers.drawing import beginning
 from fl_lightning.papers.stored import read_stored, write_stored
+from fl_lightning.reports.results import compare
 from fl_lightning.reports.saved import Group, read_run
 from tests.reports.saved_runs import settings, write_run
 
@@ -318,3 +319,26 @@ def test_a_target_is_of_a_case_of_the_table(series):
 def test_what_a_table_refuses(own, sentence):
     with pytest.raises(ValueError, match=sentence):
         PaperTable(**{"keys": {"accuracy": "global/acc"}, "paper": PAPER, **own})
+
+
+def test_a_seed_that_stopped_early_counts_to_its_own_end(tmp_path):
+    """In the table, in its csv and in the comparison of `report` alike."""
+    runs = []
+    for seed, accuracies in enumerate(([0.1, 0.2, 0.3, 0.5], [0.1, 0.3])):
+        config = settings("FedAvg", seed)
+        run = write_run(tmp_path / str(seed), accuracies, config)
+        (run / "status.json").write_text(f'{{"ended": true, "round": {len(accuracies) - 1}}}')
+        runs.append(read_run(run))
+    assert [run.stopped_early for run in runs] == [False, True]
+    assert not beginning(runs[0], 2).stopped_early
+    series = [Series("FedAvg", "s = 2", Group("FedAvg", runs), {}, 4)]
+    write_stored(tmp_path / "cells.csv", series, ["global/acc"])
+    for shown in (series, read_stored(tmp_path / "cells.csv")):
+        rows, caption = table(shown, keys={"accuracy": "global/acc"}, paper={"accuracy": {"FedAvg": [45]}})
+        (row,) = rows.values()
+        assert row["final"] == "40.0 ± 14.1"
+        assert row["runs"] == "1 × 4; 1 × 2"
+        assert row["to paper"].startswith("−5.0")
+        assert "of the runs that have most of them or stopped early" in caption
+    compared = compare([Group("FedAvg", runs)], "global/acc", "FedAvg")
+    assert compared.results["FedAvg"]["final"].mean == pytest.approx(0.4)

@@ -1,16 +1,18 @@
 """One question, one answer: all readers of runs ask the registry for the direction, and show what is not finite."""
 
 import math
+import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
+from fl_lightning.callbacks.bar import percent_text
 from fl_lightning.experiments.cells import Cell
 from fl_lightning.experiments.tuning import choose_candidates
 from fl_lightning.metrics.history import History
 from fl_lightning.metrics.keys import direction_of
-from fl_lightning.papers import EndTable, PaperTable, Series
+from fl_lightning.papers import Curves, EndTable, PaperTable, RoundsToTarget, Series, Sweep
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.results import compare, statistics_of
@@ -183,6 +185,14 @@ def test_values_of_another_round_are_left_out_and_named(tmp_path):
     run = read_run(folder)
     assert not run.test
     assert "its values are of round 2, and the last round is 7" in run.notes[0]
+    rows = [[name, 4, 0.5, 0.5, 0.5, 2] for name in ("cat", "macro", "weighted")]
+    write_table(folder / "classification.csv", ["class", "samples", "precision", "recall", "F1", "round"], rows)
+    run = read_run(folder)
+    page = write_report([Group("a", [run])], tmp_path / "out").read_text("utf-8")
+    assert page.count("is left out: its values are of round 2, and the last round is 7") == len(run.notes) == 2
+    assert "Precision, recall and F1" not in page
+    assert read_run(folder, rounds=2).notes == ()
+    (folder / "classification.csv").unlink()
     (folder / "test.json").write_text('{"unprotected/local/alma": 0.25, "round": 7}')
     assert read_run(folder).test == {"local/alma": 0.25}
     assert read_run(folder, rounds=2).test == {}
@@ -202,3 +212,31 @@ def test_all_bytes_are_in_the_table_the_column_and_the_picture(tmp_path):
     assert "sets, once" in page
     assert "<td>2</td><td>1</td><td>8</td><td>20</td>" in page
     assert "Mean over the clients of the accuracy of their own models" in page
+
+
+@pytest.mark.parametrize("key", ["val_acc", "val/acc", "Accuracy/val", "unprotected/val/acc"])
+def test_an_accuracy_in_percent_is_shown_as_one_in_a_share_is(tmp_path, key):
+    """By every reader that shows percent: a table, a caption, a curve, the tables and sweeps of papers, the bar."""
+    plain = key.removeprefix("unprotected/")
+    shown = {}
+    for name, factor in {"share": 1.0, "percent": 100.0}.items():
+        values = [factor * value for value in (0.05, 0.5, 0.853)]
+        write_values(tmp_path / name, key, values)
+        run = read_run(tmp_path / name)
+        group = Group("a", [run])
+        series = [Series("a", "", group)]
+        table = comparison_table(compare([group], plain, "a"))
+        page = write_report([group], tmp_path / f"{name} out").read_text("utf-8")
+        shown[name] = (
+            table.title,
+            [cell.text for cell in table.rows[0]],
+            [cell.text for cell in EndTable({"value": plain}, last=1).draw(series).content.rows[0]],
+            Curves({"value": plain}).draw(series).caption,
+            Sweep({"value": plain}, "x", last=1).draw(series).caption,
+            RoundsToTarget({"": 40.0}, key=plain).draw(series).caption,
+            [cell.text for cell in PaperTable({"value": plain}, {}).of_cases([""]).draw(series).content.rows[0]],
+            re.findall(r"Last: [^.]*\.\d*", page),
+            percent_text(plain, values[-1]),
+        )
+    assert shown["share"] == shown["percent"]
+    assert "85.3" in shown["share"][1]
