@@ -91,17 +91,17 @@ def partition_of(partition: Partition | None, by: str | None, counts_owners: boo
     return chosen
 
 
-def check_limited(limit: int | None, train: Split, division: Division) -> None:
+def check_limited(source: Source, train: Split, division: Division) -> None:
     """Refuse stored positions of samples whose source leaves some of them out, and so numbers them anew.
 
     Raises:
-        ValueError: naming the limit and the partition.
+        ValueError: The partition stores positions, and the source's limit leaves samples out.
     """
-    is_limited = limit is not None and len(train) == limit
-    if is_limited and division.deals_stored_positions():
+    left_out = source.left_out.get("train", 0)
+    if left_out and division.deals_stored_positions():
         raise ValueError(
             f"the stored positions of {type(division.partition).__name__} number all training samples, and "
-            f"data.source.limit leaves some of them out, got {limit}; leave out data.source.limit"
+            f"data.source.limit leaves {left_out} of {left_out + len(train)} out; leave out data.source.limit"
         )
 
 

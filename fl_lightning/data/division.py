@@ -91,25 +91,38 @@ class Division:
             return self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
 
     def deals_stored_positions(self) -> bool:
-        """Tell whether the partition gives indices that it stores, whatever the samples are.
+        """Tell whether the partition gives indices that it stores to some client, whatever the samples are.
 
-        A user's partition need not say so. It is asked for all samples, for all except the last, and for half of them.
+        A user's partition need not say so. It is asked for all samples, and for fewer of them. Another client may have
+        the rest.
         """
         partition = self.partition
-        if partition.stores_positions or type(partition).__module__.startswith("fl_lightning."):
-            return partition.stores_positions
+        said = said_of_positions(partition)
+        if said is not None:
+            return said
+        if type(partition).__module__.startswith("fl_lightning."):
+            return False
         size = len(self._splits["train"])
-        whole = self._deal(self._describe(np.arange(size)))
-        return all(self._deals_alike(whole, num_samples) for num_samples in (size - 1, size // 2))
+        whole = self._try_to_deal(np.arange(size))
+        if whole is None:
+            return False
+        stored = {client_id for client_id, part in enumerate(whole) if len(part)}
+        for num_samples in (size - 1, size // 2):
+            for first in (0, size - num_samples):
+                fewer = self._try_to_deal(np.arange(first, first + num_samples))
+                if fewer is not None:
+                    stored = {client_id for client_id in stored if same_samples(whole, fewer, client_id)}
+        return bool(stored)
 
-    def _deals_alike(self, whole: Sequence[Array], num_samples: int) -> bool:
-        """Return True if the partition deals the same indices of the first samples as of all."""
+    def _try_to_deal(self, chosen: Array) -> Sequence[Array] | None:
+        """Deal some of the training samples, or return None if the partition refuses so few.
+
+        A partition that stores positions may refuse them by any error if there are no such samples.
+        """
         try:
-            fewer = self._deal(self._describe(np.arange(num_samples)))
-        except IndexError:
-            # The partition reads the label of a stored position beyond these samples.
-            return True
-        return len(whole) == len(fewer) and all(map(np.array_equal, whole, fewer))
+            return self._deal(self._describe(chosen))
+        except Exception:  # noqa: BLE001 - code of users, which is asked again for the samples that it will deal
+            return None
 
     def _deal_stored(self, left: Array) -> ClientIndices:
         """Deal stored positions, without those of samples that are held out, and say how many these are."""
@@ -194,6 +207,29 @@ class Division:
             values = np.asarray(values)
             values = values.copy() if chosen is None else values[chosen]
         return PartitionInput(size, values, num_classes)
+
+
+def said_of_positions(partition: Partition) -> bool | None:
+    """Return what a partition says of its positions by `stores_positions`. None: it says nothing."""
+    if "stores_positions" in vars(partition):
+        return partition.stores_positions
+    for kind in type(partition).__mro__:
+        if kind is Partition:
+            return None
+        if "stores_positions" in vars(kind):
+            return partition.stores_positions
+    return None
+
+
+def same_samples(parts: Sequence[Array], others: Sequence[Array], client_id: int) -> bool:
+    """Return True if a client has the same samples in both divisions, in any order.
+
+    >>> same_samples([np.array([2, 0])], [np.array([0, 2])], client_id=0)
+    True
+    """
+    if client_id >= len(others):
+        return False
+    return np.array_equal(np.sort(parts[client_id]), np.sort(others[client_id]))
 
 
 def owner_names(column: Array, dealt: Sequence[Array]) -> list[str]:

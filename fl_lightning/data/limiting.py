@@ -1,11 +1,9 @@
 """Fewer samples of a split, drawn by class."""
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fl_lightning.data.partitioning import by_class, cut, largest_remainder
-from fl_lightning.data.splits import Array, Split
+from fl_lightning.data.splits import Array
 from fl_lightning.utils.keyed import keyed_numpy
 
 
@@ -33,11 +31,3 @@ def stratified(labels: Array | None, size: int, limit: int) -> Array:
     counts = largest_remainder([len(pool) for pool in pools], limit)
     drawn = [cut(generator.permutation(pool), [count])[0] for pool, count in zip(pools, counts, strict=True)]
     return np.sort(np.concatenate(drawn))
-
-
-def limited(split: Split, limit: int | None) -> Split:
-    """Leave at most `limit` samples of a split, all with None."""
-    if limit is None or len(split) <= limit:
-        return split
-    labels: Tensor | None = split.labels
-    return split.subset(torch.from_numpy(stratified(None if labels is None else labels.numpy(), len(split), limit)))

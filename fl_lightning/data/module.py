@@ -257,7 +257,7 @@ class FederatedDataModule(Participation):
         if not self._splits:
             self._splits = self._load()
             self._division = Division(self._splits, self, self.partition, self.seed)
-            check_limited(self.source.limit, self._splits["train"], self._division)
+            check_limited(self.source, self._splits["train"], self._division)
             check_pooled(self, self._splits["train"])
             check_feature_shift(self.feature_shift, self._splits["train"])
             if not self.num_clients:

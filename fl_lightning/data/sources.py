@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from fl_lightning.data.limiting import limited
+from fl_lightning.data.limiting import stratified
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.schema import Schema, read_by, scale_of, targets_of
 from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
@@ -44,6 +44,9 @@ class Source(ABC):
 
     limit: int | None = None
     """Most samples of the training and of the test split that are read, drawn by class; None: all."""
+
+    left_out: Mapping[str, int] = MappingProxyType({})
+    """The samples of each split that `limit` left out, known after `read`."""
 
     data_seed: int = 0
     """Key of what the source draws from the generators of Python, NumPy and torch. The data module gives its seed."""
@@ -96,10 +99,11 @@ class Source(ABC):
     def read(self) -> tuple[Split, Split | None]:
         """Load the training and the test split, each with at most `limit` samples."""
         check_count(1, "leave it out for all samples", limit=self.limit)
+        self.left_out = {}
         with self.keyed("load"):
             train, test = self.load()
-        train = limited(train, self.limit)
-        test = None if test is None else limited(test, self.limit)
+        train = self._limited(train, "train")
+        test = None if test is None else self._limited(test, "test")
         self.schema = self.described(train)
         if self.leader is not None:
             own = self.schema
@@ -107,6 +111,29 @@ class Source(ABC):
             train = read_by(self.leader, own, train, self.place)
             test = None if test is None else read_by(self.leader, own, test, self.place)
         return train, test
+
+    def limited_rows(self, split: str, labels: Array | None, size: int) -> Array:
+        """Draw the samples of a split that `limit` leaves, and note how many it leaves out.
+
+        Args:
+            split: The split's name.
+            labels: The class of each sample, (size,). None: the samples have no classes.
+            size: The number of samples.
+
+        Returns:
+            Ascending int64 indices.
+        """
+        rows = np.arange(size) if self.limit is None else stratified(labels, size, self.limit)
+        self.left_out = {**self.left_out, split: self.left_out.get(split, 0) + size - len(rows)}
+        return rows
+
+    def _limited(self, samples: Split, split: str) -> Split:
+        """Leave at most `limit` samples of a split."""
+        if self.limit is None or len(samples) <= self.limit:
+            return samples
+        labels = samples.labels
+        rows = self.limited_rows(split, None if labels is None else labels.numpy(), len(samples))
+        return samples.subset(torch.from_numpy(rows))
 
     def follow(self, schema: Schema, place: str) -> None:
         """Read the samples by the schema of the training data from now on.
@@ -304,6 +331,7 @@ class PooledSource(Source):
                 f"PooledSource needs a training and a test split in memory, which {type(self.source).__name__} does "
                 f"not give; use a source such as MNIST or TensorSource"
             )
+        self.left_out = {"train": sum(self.source.left_out.values())}
         self.num_classes = self.source.num_classes
         self.class_names = self.source.class_names
         x = torch.cat([train.x, test.x])
