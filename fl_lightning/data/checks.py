@@ -15,6 +15,7 @@ from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import StreamSplit
 from fl_lightning.types import DataModule
+from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import check_count, check_kind, check_whole, described
 
 
@@ -127,7 +128,8 @@ def check_feature_shift(shift: FeatureShift | None, train: Split) -> None:
     """
     if shift is None or isinstance(train, StreamSplit | SplitElsewhere) or not len(train):
         return
-    x = next(iter(train.batches([torch.arange(1)], None)))[0]
+    with keyed_globals(0, "items"):
+        x = train.look_at(torch.arange(1))[0]
     check_shifted(x, bool(shift.rotation or shift.colour))
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
+from torch.utils.data import Subset
 
 from fl_lightning.data.clients import ClientIndices, FederatedData
 from fl_lightning.data.holdout import draw_holdout, one_per_class
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
+from fl_lightning.data.seen import is_read_randomly
 from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.keyed import keyed_globals, keyed_numpy
 
@@ -66,8 +68,9 @@ class Division:
         self._left = held.pop("clients", None)
         splits = {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
         # Test samples are looked for only where they tell something, because a fit may do without them.
-        if "val" in splits and train.is_transformed and "test" in self._splits:
-            splits["val"] = splits["val"].seen_as(self._splits["test"])
+        if "val" in splits and train.may_transform:
+            has_test = "test" in self._splits
+            splits["val"] = seen_as_tested(splits["val"], self._splits["test"] if has_test else None)
         return splits
 
     def count_owners(self) -> int:
@@ -121,7 +124,7 @@ class Division:
         """
         try:
             return self._deal(self._describe(chosen))
-        except Exception:  # noqa: BLE001 - code of users, which is asked again for the samples that it will deal
+        except Exception:
             return None
 
     def _deal_stored(self, left: Array) -> ClientIndices:
@@ -207,6 +210,38 @@ class Division:
             values = np.asarray(values)
             values = values.copy() if chosen is None else values[chosen]
         return PartitionInput(size, values, num_classes)
+
+
+def seen_as_tested(held: Split, test: Split | None) -> Split:
+    """See the samples that are held back as test samples are seen, and warn where that cannot be decided.
+
+    Args:
+        held: The samples that are held back.
+        test: The test samples. None: there are none.
+    """
+    doubts: list[str] = []
+    if test is not None:
+        held, doubts = held.seen_as(test)
+    if not doubts and is_read_randomly(held.look_at, len(held)):
+        if test is None:
+            doubts = ["there are none, and reading a sample twice gives two values"]
+        elif not is_read_randomly(test.look_at, len(test)):
+            doubts = ["reading one of them twice gives one value, and reading a sample that is held back gives two"]
+    if doubts:
+        rank_zero_warn(
+            f"data.val_fraction holds back {len(held)} training samples ({described_split(held)}), which may be "
+            f"augmented where test samples are not: {', '.join(doubts)}; set data.val_fraction to 0 and give "
+            f"validation samples of their own, by val_dataloader or from_datasets(val=...)"
+        )
+    return held
+
+
+def described_split(split: Split) -> str:
+    """Name the class of a split's dataset, or of the split where there is none."""
+    dataset: Any = getattr(split, "dataset", split)
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset).__name__
 
 
 def said_of_positions(partition: Partition) -> bool | None:

@@ -69,7 +69,7 @@ class FederatedDataModule(Participation):
             which checkpoints hold and nothing else; a run can then not be repeated without one.
         val_fraction: share of the training samples held back by the server in [0, 1). Above 0 they are evaluated every
             round (`val/*`) and the test split is left to `test`; 0 evaluates the test split every round (`global/*`).
-            They are transformed as test samples are, where the dataset's attribute `transform` tells how.
+            They are transformed as test samples are, and a warning says where a user's dataset does not tell how.
         proxy_size: training samples that the server holds for methods that estimate something on data of its own
             (FedCL): their number, or below 1 their share.
         proxy_overlap: whether the clients keep the proxy's samples too.

@@ -63,13 +63,21 @@ class Split(ABC):
         """Make a split of its own of the samples at `indices` (k,) int64."""
 
     @property
-    def is_transformed(self) -> bool:
-        """Tell whether samples are transformed in a way that `seen_as` may replace."""
+    def may_transform(self) -> bool:
+        """Tell whether samples may be transformed in another way than those of another split."""
         return False
 
-    def seen_as(self, other: "Split") -> "Split":
-        """Make a split of the same samples that are transformed as those of another split, where that is known."""
-        return self
+    def seen_as(self, other: "Split") -> tuple["Split", list[str]]:
+        """Make a split of the same samples that are transformed as those of another split.
+
+        Returns:
+            The split, and why its samples may be transformed otherwise all the same: clauses about the other samples.
+        """
+        return self, []
+
+    def look_at(self, indices: Tensor) -> Batch:
+        """Read samples at `indices` (k,) int64 as one batch, without augmentation, processes or copies to a device."""
+        return next(iter(self.batches([indices], None)))
 
     def through(self, seen: Transform) -> "Split":
         """Make a split of the same samples that `seen` changes last.
@@ -181,16 +189,16 @@ class TensorSplit(Split):
         return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None, columns)
 
     @property
-    def is_transformed(self) -> bool:
+    def may_transform(self) -> bool:
         return self.transform is not None
 
-    def seen_as(self, other: Split) -> "TensorSplit":
+    def seen_as(self, other: Split) -> tuple["Split", list[str]]:
         if not isinstance(other, TensorSplit):
-            return self
+            return self, ["they are no tensors in memory"]
         split = copy(self)
         split.transform = other.transform
         split.augments = other.augments
-        return split
+        return split, []
 
     def column(self, name: str) -> Array:
         if self.columns and name not in self.columns:

@@ -1,6 +1,7 @@
 """A client is tested on what it can have, and what is held back is seen as test samples are."""
 
 import inspect
+import warnings
 from functools import partial
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import fl_lightning.data
 from fl_lightning import FederatedDataModule
@@ -183,10 +184,149 @@ class Module(pl.LightningDataModule):
         return x * 0, y
 
 
+class Base(Dataset):
+    """Pictures in which `seen` says how a sample is seen."""
+
+    def __init__(self, n, seen=None):
+        self.x = torch.arange(1.0, n + 1)
+        self.targets = torch.arange(n) % 3
+        self.keep(seen)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.view(self.x[index][None]), int(self.targets[index])
+
+
+class Otherwise(Base):
+    def keep(self, seen):
+        self._pipeline = seen
+
+    def view(self, x):
+        return self._pipeline(x)
+
+
+class InSteps(Base):
+    def keep(self, seen):
+        self.steps = [seen]
+
+    def view(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class InTable(Base):
+    def keep(self, seen):
+        self.table = {"x": seen}
+
+    def view(self, x):
+        return self.table["x"](x)
+
+
+class Nothing(Base):
+    """Has nothing to be called with where it does not blacken."""
+
+    def keep(self, seen):
+        self.distort = seen if seen is blacken else None
+
+    def view(self, x):
+        return x + 1 if self.distort is None else self.distort(x)
+
+
+class ByMethod(Base):
+    def keep(self, seen):
+        self.bias = 1 if seen is bright else None
+        self.view = self.dark if seen is blacken else self.light
+
+    def dark(self, x):
+        return x * 0
+
+    def light(self, x):
+        return x + len(self.x) - len(self.x) + 1
+
+
+class ByModule(Base):
+    def keep(self, seen):
+        self.layer = torch.nn.Threshold(1e9 if seen is blacken else -1, 0)
+
+    def view(self, x):
+        return self.layer(x) + int(self.layer.threshold < 0)
+
+
+class Wrapper(Dataset):
+    def __init__(self, dataset, seen):
+        self.dataset = dataset
+        self.seen = seen
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        x, y = self.dataset[index]
+        return self.seen(x), y
+
+
+class OtherWrapper(Wrapper):
+    """Keeps its dataset under another name, and not one of torch's."""
+
+    def __init__(self, dataset, seen):
+        self.base = dataset
+        self.seen = seen
+
+    def __len__(self):
+        return len(self.base)
+
+    def __getitem__(self, index):
+        x, y = self.base[index]
+        return self.seen(x), y
+
+
+class Joined(Dataset):
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __len__(self):
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, index):
+        for part in self.parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError
+
+
+class Transformed(Subset):
+    """A part that transforms its samples itself."""
+
+    def __init__(self, dataset, indices, transform):
+        super().__init__(dataset, indices)
+        self.transform = transform
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return self.transform(x), y
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def given(train, test, **settings):
+    return FederatedDataModule.from_datasets(train, test, **{"num_clients": 3, "val_fraction": 0.3, **settings})
+
+
 def of_datasets(wrap):
-    return FederatedDataModule.from_datasets(
-        wrap(Pictures(60, blacken)), Pictures(9, bright), num_clients=3, val_fraction=0.3
-    )
+    return given(wrap(Pictures(60, blacken)), Pictures(9, bright))
+
+
+def of_kind(kind):
+    return given(kind(60, blacken), kind(9, bright))
+
+
+def halves(dataset):
+    return Subset(dataset, range(30)), Subset(dataset, range(30, 60))
 
 
 PLACES = {
@@ -197,7 +337,118 @@ PLACES = {
     "several": lambda: of_datasets(
         lambda dataset: ConcatDataset([Subset(dataset, range(30)), Subset(dataset, range(30, 60))])
     ),
+    **{kind.__name__: partial(of_kind, kind) for kind in (Otherwise, InSteps, InTable, Nothing, ByMethod, ByModule)},
+    "wrapper": lambda: given(Wrapper(Pictures(60), blacken), Wrapper(Pictures(9), bright)),
+    "other wrapper": lambda: given(OtherWrapper(Pictures(60), blacken), OtherWrapper(Pictures(9), bright)),
+    "part of a wrapper": lambda: given(
+        Subset(Wrapper(Subset(Pictures(60), range(60)), blacken), range(60)), Wrapper(Pictures(9), bright)
+    ),
+    "wrapper of a wrapper": lambda: given(Wrapper(Pictures(60, bright), blacken), Wrapper(Pictures(9, None), bright)),
+    "joined": lambda: given(Joined(*halves(Pictures(60, blacken))), Joined(Pictures(9, bright))),
+    "joined wrappers": lambda: given(
+        ConcatDataset([Wrapper(part, blacken) for part in halves(Pictures(60))]), Wrapper(Pictures(9), bright)
+    ),
+    "part": lambda: given(
+        Transformed(Pictures(60), range(60), blacken), Transformed(Pictures(60), range(51, 60), bright)
+    ),
 }
+
+
+class Blackening(Pictures):
+    """Blackens in code of its own."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x * 0, y
+
+
+class ByFlag(Pictures):
+    def __init__(self, n, train):
+        super().__init__(n)
+        self.train = train
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x * (1 - int(self.train is True or self.train == "train")), y
+
+
+class Drawing(Pictures):
+    """Draws in code of its own, by a generator that nobody keys."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.generator = np.random.default_rng()
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + float(self.generator.random()), y
+
+
+def jitter(x):
+    return x + torch.rand(1)
+
+
+def jittered(items):
+    x, y = torch.utils.data.default_collate(items)
+    return jitter(x), y
+
+
+class Jittering(Source):
+    num_classes = 3
+
+    def load(self):
+        return TensorSplit(torch.ones(60, 1), torch.arange(60) % 3, lambda x, generator: x + torch.rand(1)), None
+
+
+UNDECIDED = {
+    "code": lambda: given(Blackening(60), Pictures(9)),
+    "code of a part": lambda: given(ConcatDataset(halves(Blackening(60))), Subset(Pictures(9), range(9))),
+    "flag": lambda: given(ByFlag(60, True), ByFlag(9, False)),
+    "phase": lambda: given(Wrapper(ByFlag(60, "train"), bright), Wrapper(ByFlag(9, "test"), bright)),
+    "wrapper of one side": lambda: given(Wrapper(Pictures(60), blacken), Pictures(9)),
+    "lacking": lambda: given(Pictures(60, blacken), TensorDataset(torch.ones(9, 1), torch.arange(9) % 3)),
+    "random code": lambda: given(Drawing(60), Pictures(9)),
+    "random without tests": lambda: given(Drawing(60), None),
+    "transform without tests": lambda: given(Subset(Pictures(60, jitter), range(60)), None),
+    "batches without tests": lambda: given(Pictures(60), None, collate_fn=jittered),
+    "source without tests": lambda: FederatedDataModule(Jittering(), num_clients=3, val_fraction=0.3),
+}
+DECIDED = {
+    "nothing differs": lambda: given(Pictures(60), Pictures(9)),
+    "both are random": lambda: given(Drawing(60), Drawing(9)),
+    "the same transform": lambda: given(Pictures(60, jitter), Pictures(9, jitter)),
+    "tensors": lambda: given(TensorDataset(torch.ones(60, 1), torch.arange(60) % 3), Pictures(9)),
+    "a flag that says nothing": lambda: given(ByFlag(60, 0), ByFlag(9, 1.5)),
+    "without tests": lambda: given(Pictures(60, bright), None),
+    "nothing is held back": lambda: given(Blackening(60), Pictures(9), val_fraction=0.0),
+}
+
+
+@pytest.mark.parametrize("name", [*PLACES, *UNDECIDED, *DECIDED])
+def test_what_cannot_be_decided_is_said_once(name):
+    """And what was decided leaves no doubt."""
+    make = {**PLACES, **UNDECIDED, **DECIDED}[name]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        data = make()
+        data.setup("fit")
+        data.setup("test")
+    found = [str(w.message) for w in said if "may be augmented" in str(w.message)]
+    assert len(found) == int(name in UNDECIDED), found
+    for message in found:
+        assert message.startswith("data.val_fraction holds back 18 training samples (")
+        assert message.endswith("validation samples of their own, by val_dataloader or from_datasets(val=...)")
+        assert "\n" not in message
+
+
+def test_looking_at_samples_leaves_the_generators_alone():
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    for make in UNDECIDED.values():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            make().setup("fit")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
 
 
 @pytest.mark.parametrize("place", PLACES)
