@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -13,7 +13,17 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 import fl_lightning.data
 from fl_lightning import FederatedDataModule
-from fl_lightning.data import ClientDirichletPartition, Partition, PartitionInput, Source, TensorSplit
+from fl_lightning.data import (
+    ClientDirichletPartition,
+    ColumnPartition,
+    DatasetSource,
+    DirichletPartition,
+    Partition,
+    PartitionInput,
+    Source,
+    TableSource,
+    TensorSplit,
+)
 from fl_lightning.data.partitions import Dealt
 from fl_lightning.functional.classes import distance_from_uniform
 from tests.commands import refusal
@@ -87,6 +97,73 @@ def test_no_client_is_tested_on_what_it_lacks(kind, tells_owners, size):
                 assert set(owners["test"][test]) <= set(owners["train"][train])
             elif len(train) and kind.__name__ != "OwnerPartition":  # its test samples are the party's own
                 assert set(labels["test"][test]) <= set(labels["train"][train])
+
+
+ODD = {
+    "alpha": [1e-4, 1.0, 100.0],
+    "min_samples": [0],
+    "samples_per_client": [None, 3],
+    "overlap": [False, True],
+    "shards_per_client": [1, 4],
+    "classes_per_client": [1, 4],
+    "shuffle_clients": [True],
+    "upper": ["mean", "class"],
+    "indices": [[[0], [], [1, 2]]],
+    "column": ["owner"],
+    "client_id": [1],
+}
+"""Values of the partitions' arguments that are far from the usual ones."""
+
+
+class Few(Source):
+    num_classes = 4
+
+    def __init__(self, size, classes, num_tests, tells_owners):
+        self.size = size
+        self.drawn_classes = classes
+        self.num_tests = num_tests
+        self.tells_owners = tells_owners
+
+    def load(self):
+        draw = np.random.default_rng(1)
+        y = torch.from_numpy(draw.choice(self.drawn_classes, size=self.size))
+        test = torch.from_numpy(draw.choice(4, size=self.num_tests))
+        columns = {"owner": draw.integers(4, size=self.num_tests)} if self.tells_owners else {}
+        train = TensorSplit(torch.zeros(self.size, 1), y, columns={"owner": np.arange(self.size) % 4})
+        return train, TensorSplit(torch.zeros(self.num_tests, 1), test, columns=columns)
+
+
+def odd(kind):
+    """Every combination of odd arguments."""
+    names = [name for name in inspect.signature(kind.__init__).parameters if name in ODD]
+    return [kind(**dict(zip(names, values, strict=True))) for values in product(*map(ODD.get, names))]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_so_it_is_with_odd_arguments_and_few_samples(kind):
+    """Each federation is refused by a ValueError, or tests each client on classes, or on the owner, that it has."""
+    made_ones = 0
+    parameters = [p for p in inspect.signature(kind.__init__).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert {p.name for p in parameters if p.default is p.empty} <= {"self", *ODD}
+    for size, classes, num_tests in product((1, 5, 30), ([0], [0, 1, 2, 3]), (1, 20)):
+        for partition, num_clients, asked, tells in product(odd(kind), (1, 3, 8), (None, 1, 1000), (False, True)):
+            source = Few(size, classes, num_tests, tells)
+            data = FederatedDataModule(source, num_clients=num_clients, partition=partition, client_test_size=asked)
+            try:
+                data.setup("fit")
+            except ValueError:
+                continue
+            made_ones += 1
+            labels = {name: data.split(name).labels.numpy() for name in ("train", "test")}
+            if partition.column is not None and tells:
+                labels = {name: data.split(name).column("owner") for name in ("train", "test")}
+            for client_id in range(num_clients):
+                train, test = (data.client_indices(name, client_id).numpy() for name in ("train", "test"))
+                assert asked is None or len(test) <= asked
+                assert len(set(test.tolist())) == len(test)
+                if len(train) and kind.__name__ != "OwnerPartition":
+                    assert set(labels["test"][test]) <= set(labels["train"][train])
+    assert made_ones
 
 
 def test_client_dirichlet_tests_by_what_was_dealt():
@@ -476,6 +553,78 @@ def test_groups_are_held_back_whole():
         assert not held & left
         assert not {(i - 1) // 3 for i in held} & {(i - 1) // 3 for i in left}
         assert 15 <= len(held) < 18
+
+
+class Rows(Dataset):
+    """Items that are dictionaries, as many pipelines of text have them."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        return {"x": torch.tensor([float(index)]), "y": index % 3, "patient": f"p{index // 3}"}
+
+
+class Columns(Source):
+    num_classes = 3
+
+    def load(self):
+        patients = np.arange(60) // 3
+        y = torch.arange(60) % 3
+        return TensorSplit(torch.arange(60.0)[:, None], y, columns={"patient": patients}), None
+
+
+def with_attribute():
+    dataset = TensorDataset(torch.arange(60.0)[:, None], torch.arange(60) % 3)
+    dataset.patient = torch.arange(60) // 3
+    return dataset
+
+
+class OfPatients(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(ConcatDataset(halves(with_attribute())), 5)
+
+
+def table_of_patients(tmp_path):
+    rows = "".join(f"{index},{index % 3},{index // 3:03}\n" for index in range(60))
+    (tmp_path / "train.csv").write_text(f"x,y,patient\n{rows}")
+    (tmp_path / "test.csv").write_text(f"x,y,patient\n{rows}")
+    paths = [str(tmp_path / f"{name}.csv") for name in ("train", "test")]
+    return TableSource(paths[0], label="y", test=paths[1], ignored=["patient"])
+
+
+GROUPED = {
+    "columns": lambda tmp_path: Columns(),
+    "table": table_of_patients,
+    "attribute": lambda tmp_path: DatasetSource(with_attribute()),
+    "part": lambda tmp_path: DatasetSource(Subset(with_attribute(), range(60))),
+    "items": lambda tmp_path: DatasetSource(Rows()),
+    "given": lambda tmp_path: DatasetSource(Pictures(60), columns={"patient": np.arange(60) // 3}),
+    "module": lambda tmp_path: OfPatients(),
+}
+
+
+@pytest.mark.parametrize("partition", [None, "DirichletPartition", "ColumnPartition"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_of_every_source_are_held_back_whole(name, partition, tmp_path):
+    made_ones = {
+        "DirichletPartition": lambda: DirichletPartition(0.5, min_samples=0),
+        "ColumnPartition": lambda: ColumnPartition("patient"),
+    }
+    data = FederatedDataModule(
+        GROUPED[name](tmp_path),
+        num_clients=3,
+        val_fraction=0.2,
+        val_by="patient",
+        partition=made_ones[partition]() if partition else None,
+        transfer_size=5,
+    )
+    data.setup("fit")
+    held = set(data.split("val").column("patient").tolist())
+    train = data.split("train").column("patient")
+    left = {patient for k in range(3) for patient in train[data.client_indices("train", k).numpy()].tolist()}
+    assert len(held) == 4
+    assert not held & left
 
 
 def test_groups_that_cannot_be_held_back_are_refused():
