@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class AvailableCohorts(Cohorts):
         self._available = Availability(availability, self.num_clients, self.seed)
         self._num_asked = min(self.num_clients, math.ceil((1 + over_selection) * self.size - 1e-9))
 
-    @property
+    @cached_property
     def bounds(self) -> CohortBounds:
         rounds = self._available.period if self.schedule is None else len(self.schedule)
         every = [self._bounds_of(round_idx) for round_idx in range(rounds)]
