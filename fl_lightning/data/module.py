@@ -282,33 +282,46 @@ class FederatedDataModule(Participation):
             self.set_clients(self._division.count_owners())
 
     def _load(self) -> Splits:
-        """Load all sources: the splits by name, before anything is taken from the training samples."""
+        """Load all sources: the splits by name, before anything is taken from the training samples.
+
+        A validation or test split without samples is none.
+        """
         source, *_ = self._keyed_sources()
         source.attach(self.trainer)
         train, test = source.read()
-        now = source.validation is None and not self.holdout_sizes["val"]  # the test samples are evaluated every round
-        if test is None and now:
-            with source.keyed("tested"):
-                test = source.tested(counted=True)
-        if source.validation is not None and self.holdout_sizes["val"]:
+        validation = {}
+        for index, split in enumerate([source.validation, *source.further_validation]):
+            if split is not None:
+                validation[validation_name(index)] = split
+        if not any(map(len, validation.values())):
+            validation = {}
+        if validation and self.holdout_sizes["val"]:
             raise ValueError(
                 f"data.val_fraction must be 0 where the source has validation samples of its own, got "
                 f"{self.holdout_sizes['val']}"
             )
+        evaluates_test = not validation and not self.holdout_sizes["val"]
+        if test is None and evaluates_test:
+            with source.keyed("tested"):
+                test = source.tested(counted=True)
         if source.classes is None:
             self.num_classes = agreed("num_classes", self.num_classes, source.num_classes)
         else:
             vars(self).pop("num_classes")  # counted on demand
         self.input_shape = agreed("input_shape", self.input_shape, train.input_shape)
-        spec = source.loader_spec
+        self._follow_loader(source.loader_spec)
+        splits = {"train": train, **validation}
+        if test is not None and len(test):
+            splits["test"] = test
+        further = load_extra(self.extra_splits, train, source)
+        return Splits(splits | further, None if evaluates_test else source)
+
+    def _follow_loader(self, spec: LoaderSpec) -> None:
+        """Take the settings of the source's own loader that are not given here."""
         self.batch_size = self._batch_size or spec.batch_size or self.batch_size
         self.drop_last = spec.drop_last
         if self._shuffle is None and spec.shuffle is not None:
             self.shuffle = spec.shuffle
-        candidates = {"train": train, "test": test, "val": source.validation}
-        candidates |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
-        splits = {name: split for name, split in candidates.items() if split is not None}
-        return Splits(splits | load_extra(self.extra_splits, train, source), None if now else source)
 
     @cached_property
     def num_classes(self) -> int | None:
@@ -346,7 +359,7 @@ class FederatedDataModule(Participation):
         It is known once the data are set up, because a `val_dataloader` may give nothing.
         """
         self._check_loaded()
-        if self.holdout_sizes["val"] or self.source.validation is not None:
+        if self.holdout_sizes["val"] or "val" in self._splits:
             return "val"
         return "test" if "test" in self._splits else None
 
@@ -542,7 +555,8 @@ class FederatedDataModule(Participation):
     @property
     def further_validation(self) -> list[str]:
         """Names of the splits of the source's second validation loader and those after it."""
-        return [validation_name(i) for i in range(1, len(self.source.further_validation) + 1)]
+        names = [validation_name(i) for i in range(1, len(self.source.further_validation) + 1)]
+        return [name for name in names if name in self._splits]
 
     def test_dataloader(self) -> Any:
         return self._batches_of("test")

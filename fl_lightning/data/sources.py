@@ -179,7 +179,7 @@ class Splits(dict[str, Split]):
             self._source = None
             with source.keyed("tested"):
                 test = source.tested()
-            if test is not None:
+            if test is not None and len(test):
                 self["test"] = test
         return super().__contains__(name)
 
