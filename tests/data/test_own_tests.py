@@ -41,7 +41,7 @@ GIVEN = {
 """Arguments of the partitions; another argument without a default is to be added."""
 KINDS = [
     kind
-    for kind in vars(fl_lightning.data).values()
+    for kind in (getattr(fl_lightning.data, name) for name in fl_lightning.data.__all__)
     if inspect.isclass(kind) and issubclass(kind, Partition) and not inspect.isabstract(kind)
 ]
 

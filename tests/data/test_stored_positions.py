@@ -34,7 +34,11 @@ HELD = [
     {"shared_per_class": 3},
 ]
 PAIRS = [{}, *HELD, *({**one, **other} for one, other in combinations(HELD, 2))]
-KINDS = [kind for kind in vars(fl_lightning.data).values() if inspect.isclass(kind) and issubclass(kind, Partition)]
+KINDS = [
+    kind
+    for kind in (getattr(fl_lightning.data, name) for name in fl_lightning.data.__all__)
+    if inspect.isclass(kind) and issubclass(kind, Partition)
+]
 
 
 class Stored(Partition):
