@@ -151,9 +151,15 @@ def _transforms_of(dataset: Any, other: Any, doubts: list[str]) -> dict[str, Any
             changes[name] = value
         else:
             doubts.append(f"{type(dataset).__name__}.{name} differs")
-    if getattr(dataset, "format", None) != getattr(other, "format", None) and is_of_package(dataset):
+    if format_of(dataset) != format_of(other):
         doubts.append(f"the format of {type(dataset).__name__} differs")
     return changes
+
+
+def format_of(dataset: Any) -> Any:
+    """Return the type of values that a dataset of Hugging Face gives. None: it says none."""
+    given = getattr(dataset, "format", None)
+    return given.get("type") if isinstance(given, Mapping) else None
 
 
 def is_transform(name: str, value: Any) -> bool:
