@@ -154,7 +154,7 @@ class HuggingFace(Source):
         values = plain[self.input][:]
         x = as_input(stack_values(values, self.input), declared(dataset.features[self.input]))
         is_scaled = x.dtype == torch.uint8 or are_pictures(values)
-        split = labelled_split(x, y, self.num_classes, Scale() if is_scaled else None, which)
+        split = labelled_split(x, y, self.num_classes, transform=Scale() if is_scaled else None, name=which)
         kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
         split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split

@@ -11,7 +11,7 @@ def stratified(labels: Array | None, size: int, limit: int) -> Array:
     """Draw at most `limit` of `size` samples with the class proportions of all, the same ones in every run.
 
     Args:
-        labels: The class of each sample, (size,) integers ≥ 0. None: there are no classes, and all samples are as likely.
+        labels: The class of each sample, (size,) integers ≥ 0. None: there are none.
         size: The number of samples.
         limit: The most samples that are left.
 
