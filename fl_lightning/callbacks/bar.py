@@ -72,7 +72,7 @@ class RoundProgressBar(ProgressBar):
         if self.is_enabled and isinstance(pl_module, FederatedLoop):
             data = pl_module.data
             least, most = data.cohort.bounds
-            self.cohort_size = data.cohort_size if pl_module.aggregator.is_private else most  # hidden if it is private
+            self.cohort_size = data.cohort.size if pl_module.aggregator.is_private else most  # hidden if it is private
             if least != most and not pl_module.aggregator.is_private:
                 self.cohort_size = max(1, len(data.cohort(trainer.current_epoch)))
             self.num_exchanges = len(pl_module.client.exchanges)

@@ -1,6 +1,6 @@
 """`fl-lightning split`: the folders of a simulation's parties, each with what it would have in a real federation."""
 
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import yaml  # type: ignore[import-untyped]
 
 from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.parser_only import parts_of
-from fl_lightning.data import FederatedDataModule, Split
+from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.data.owners import write_set
 from fl_lightning.types import CONDITIONS
@@ -24,17 +24,17 @@ NOT_DIVIDED = {
     "transfer_size": 0,
     "client_test_size": None,
 }
-"""Settings of the data that have no meaning where everybody has his own."""
+"""Settings of the data that have no meaning where each party has its own samples."""
 
 
 def run(argv: list[str]) -> None:
     """Write the folders, and print what was written.
 
     Args:
-        argv: the command line of a fit, and `--output DIR`.
+        argv: The command line of a fit, and `--output DIR`.
 
     Raises:
-        ValueError: no folder, one that holds something, or samples that cannot be written.
+        ValueError: There is no folder, the folder holds something, or the samples cannot be written.
     """
     arguments, folder = taken(argv)
     if folder is None:
@@ -47,23 +47,35 @@ def run(argv: list[str]) -> None:
         data.prepare_data()
         data.setup("fit")
         names = made.model.parts.needs - CONDITIONS
-        write_server(folder / "server", data, names)
+        write_server(folder / "server", data=data, names=names)
         for client_id in range(data.num_clients):
-            write_client(folder / f"client_{client_id}", data, names.difference(SERVER_ONLY), client_id)
+            write_client(
+                folder / f"client_{client_id}",
+                data=data,
+                names=names.difference(SERVER_ONLY),
+                client_id=client_id,
+            )
     print(f"{folder}: server and {data.num_clients} clients, each with its data.yaml, whose paths are of this machine")
-
-
-class NoSplitError(Exception):
-    """Error for a split that the data do not have."""
 
 
 def taken(argv: list[str]) -> tuple[list[str], Path | None]:
     """Take the output out of a command line.
 
+    Args:
+        argv: The command line.
+
+    Returns:
+        The other words, and the output. None: the command line names no output.
+
     Raises:
-        ValueError: it has no value.
+        ValueError: The output has no value.
     """
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith(f"{OUTPUT}=") else [word])]
+    words: list[str] = []
+    for word in argv:
+        if word.startswith(f"{OUTPUT}="):
+            words += word.split("=", 1)
+        else:
+            words.append(word)
     if words[-1:] == [OUTPUT]:
         raise ValueError(f"{OUTPUT} needs a value, got none; write {OUTPUT} DIR")
     if OUTPUT not in words:
@@ -72,57 +84,113 @@ def taken(argv: list[str]) -> tuple[list[str], Path | None]:
     return words[:place] + words[place + 2 :], Path(words[place + 1])
 
 
-def write_client(folder: Path, data: FederatedDataModule, names: frozenset[str], client_id: int) -> None:
-    """Write what one client has: its own samples, and the sets that everyone has."""
-    view = data.view(client_id, 0)
-    write(folder, data, "train", data.client_indices("train", client_id))
-    if view.size("test"):
-        write(folder / "test", data, "test", data.client_indices("test", client_id))
-    owner = {"class_path": "fl_lightning.data.OwnerPartition", "init_args": {"client_id": client_id}}
-    write_data_file(folder, data, "Folder", write_sets(folder, data, names), owner)
+def write_client(folder: Path, *, data: FederatedDataModule, names: frozenset[str], client_id: int) -> None:
+    """Write what one client has: its own samples, and the sets that everyone has.
 
-
-def write_server(folder: Path, data: FederatedDataModule, names: frozenset[str]) -> None:
-    """Write what the server has: the samples that it evaluates, and the sets that it or everyone has."""
-    for name in ("test", "val"):
-        with suppress(NoSplitError):
-            write(folder / name, data, name, torch.arange(len(split_of(data, name))))
-    write_data_file(folder, data, "Elsewhere", write_sets(folder, data, names - {"val"}), None)
-
-
-def write_sets(folder: Path, data: FederatedDataModule, names: frozenset[str]) -> dict[str, Any]:
-    """Write sets besides a party's own samples, and return them as `data.extra_splits`."""
-    for name in sorted(names):
-        write(folder / name, data, name, torch.arange(len(data.split(name))))
-    return {name: source_of("Folder", folder / name) for name in sorted(names)}
-
-
-def split_of(data: FederatedDataModule, name: str) -> Split:
-    """Get a split.
-
-    Raises:
-        NoSplitError: there is none.
+    Args:
+        folder: The client's folder.
+        data: The data of the simulation.
+        names: The sets that everyone has.
+        client_id: 0 ... N-1.
     """
+    view = data.view(client_id, 0)
+    write(folder, data=data, split="train", indices=data.client_indices("train", client_id))
+    if view.size("test"):
+        write(folder / "test", data=data, split="test", indices=data.client_indices("test", client_id))
+    partition = {"class_path": "fl_lightning.data.OwnerPartition", "init_args": {"client_id": client_id}}
+    sets = write_sets(folder, data=data, names=names)
+    write_data_file(folder, data=data, source="Folder", sets=sets, partition=partition)
+
+
+def write_server(folder: Path, *, data: FederatedDataModule, names: frozenset[str]) -> None:
+    """Write what the server has: the samples that it evaluates, and the sets that it or everyone has.
+
+    Args:
+        folder: The server's folder.
+        data: The data of the simulation.
+        names: The sets that the method needs.
+    """
+    for name in ("test", "val"):
+        if has_split(data, name):
+            write_whole(folder / name, data=data, split=name)
+    sets = write_sets(folder, data=data, names=names - {"val"})
+    write_data_file(folder, data=data, source="Elsewhere", sets=sets, partition=None)
+
+
+def write_sets(folder: Path, *, data: FederatedDataModule, names: Iterable[str]) -> dict[str, Any]:
+    """Write sets besides a party's own samples.
+
+    Args:
+        folder: The party's folder.
+        data: The data of the simulation.
+        names: The sets.
+
+    Returns:
+        The sets as `data.extra_splits`.
+    """
+    sets = {}
+    for name in sorted(names):
+        write_whole(folder / name, data=data, split=name)
+        sets[name] = source_of("Folder", folder / name)
+    return sets
+
+
+def has_split(data: FederatedDataModule, name: str) -> bool:
+    """Return True if the data have a split of this name."""
     try:
-        return data.split(name)
-    except ValueError as error:
-        raise NoSplitError(name) from error
+        data.split(name)
+    except ValueError:
+        return False
+    return True
 
 
 def source_of(kind: str, folder: Path) -> dict[str, Any]:
-    """Name a source as a configuration does."""
+    """Return a source as a configuration names it."""
     return {"class_path": f"fl_lightning.data.{kind}", "init_args": {"root": str(folder.resolve())}}
 
 
-def write_data_file(folder: Path, data: FederatedDataModule, kind: str, sets: dict[str, Any], partition: Any) -> None:
-    """Write the file that a party adds to the federation's."""
-    shape = data.input_shape and list(data.input_shape)
-    known = {"num_classes": data.num_classes, "input_shape": shape, "extra_splits": sets or None}
-    divided = {"num_clients": data.num_clients, "partition": partition}
-    settings = {"source": source_of(kind, folder), **divided, **known, **NOT_DIVIDED}
+def write_data_file(
+    folder: Path, *, data: FederatedDataModule, source: str, sets: dict[str, Any], partition: dict[str, Any] | None
+) -> None:
+    """Write the file that a party adds to the federation's configuration.
+
+    Args:
+        folder: The party's folder.
+        data: The data of the simulation.
+        source: The class of the party's source.
+        sets: The party's further sets, as `data.extra_splits`.
+        partition: The party's partition, as a configuration names it. None: the default.
+    """
+    settings = {
+        "source": source_of(source, folder),
+        "num_clients": data.num_clients,
+        "partition": partition,
+        "num_classes": data.num_classes,
+        "input_shape": data.input_shape and list(data.input_shape),
+        "extra_splits": sets or None,
+        **NOT_DIVIDED,
+    }
     write_file(folder / "data.yaml", yaml.safe_dump({"data": settings}, sort_keys=False))
 
 
-def write(folder: Path, data: FederatedDataModule, split: str, indices: torch.Tensor) -> None:
-    """Write a set."""
-    write_set(folder, data.split(split), indices, data.num_classes, data.source.class_names)
+def write_whole(folder: Path, *, data: FederatedDataModule, split: str) -> None:
+    """Write all samples of a split."""
+    write(folder, data=data, split=split, indices=torch.arange(len(data.split(split))))
+
+
+def write(folder: Path, *, data: FederatedDataModule, split: str, indices: torch.Tensor) -> None:
+    """Write samples of a split.
+
+    Args:
+        folder: The folder of the set.
+        data: The data of the simulation.
+        split: The name of the split.
+        indices: The samples' positions in the split, (n,) int64.
+    """
+    write_set(
+        folder,
+        split=data.split(split),
+        indices=indices,
+        classes=data.num_classes,
+        names=data.source.class_names,
+    )

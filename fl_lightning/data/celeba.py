@@ -9,7 +9,6 @@ import torch
 from fl_lightning.data.folders import read_images
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization
 from fl_lightning.data.leaf import read_leaf
-from fl_lightning.data.limiting import stratified
 from fl_lightning.data.published import file_fault
 from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.settings import check_count
@@ -73,7 +72,10 @@ class CelebA(ImageSource):
                 f"files or {', '.join(LISTS)} beside it"
             )
         listed = [self._leaf("train"), self._leaf("test")] if self._has_json else self._published()
-        train, test, *rest = self.splits(*map(self._images, listed))
+        images = [
+            self._images(of_split, split) for of_split, split in zip(listed, ("train", "test", "val"), strict=False)
+        ]
+        train, test, *rest = self.splits(*images)
         self.validation = rest[0] if rest else None
         return train, test
 
@@ -112,10 +114,10 @@ class CelebA(ImageSource):
             raise ValueError(f"{path} must be the published list ({fault}): copy it again")
         return [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
-    def _images(self, listed: ListedImages) -> Images:
-        """Read the images of a split, those of `limit`."""
+    def _images(self, listed: ListedImages, split: str) -> Images:
+        """Read the images of a split that `limit` leaves."""
         names, y, owners = listed
-        rows = np.arange(len(y)) if self.limit is None else stratified(y, len(y), self.limit)
+        rows = self.limited_rows(split, y, len(y))
         paths: Sequence[str] = [str(self.folder / IMAGES / names[i]) for i in rows]
         x = read_images(paths, self.image_size)
         return Images(x, torch.from_numpy(y[rows]), {"celebrity": owners[rows]})

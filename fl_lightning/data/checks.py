@@ -15,6 +15,7 @@ from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import StreamSplit
 from fl_lightning.types import DataModule
+from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import check_count, check_kind, check_whole, described
 
 
@@ -91,17 +92,17 @@ def partition_of(partition: Partition | None, by: str | None, counts_owners: boo
     return chosen
 
 
-def check_limited(limit: int | None, train: Split, division: Division) -> None:
+def check_limited(source: Source, train: Split, division: Division) -> None:
     """Refuse stored positions of samples whose source leaves some of them out, and so numbers them anew.
 
     Raises:
-        ValueError: naming the limit and the partition.
+        ValueError: The partition stores positions, and the source's limit leaves samples out.
     """
-    is_limited = limit is not None and len(train) == limit
-    if is_limited and division.deals_stored_positions():
+    left_out = source.left_out.get("train", 0)
+    if left_out and division.deals_stored_positions():
         raise ValueError(
             f"the stored positions of {type(division.partition).__name__} number all training samples, and "
-            f"data.source.limit leaves some of them out, got {limit}; leave out data.source.limit"
+            f"data.source.limit leaves {left_out} of {left_out + len(train)} out; leave out data.source.limit"
         )
 
 
@@ -127,7 +128,8 @@ def check_feature_shift(shift: FeatureShift | None, train: Split) -> None:
     """
     if shift is None or isinstance(train, StreamSplit | SplitElsewhere) or not len(train):
         return
-    x = next(iter(train.batches([torch.arange(1)], None)))[0]
+    with keyed_globals(0, "items"):
+        x = train.look_at(torch.arange(1))[0]
     check_shifted(x, bool(shift.rotation or shift.colour))
 
 

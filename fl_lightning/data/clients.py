@@ -1,6 +1,7 @@
 """The clients' side of the data: cohorts, the samples of each client, and a client's view of its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from fl_lightning.data.splits import Array, Split, Transform
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_noise, keyed_numpy
-from fl_lightning.utils.settings import check_choice, check_count, check_kind, check_numbers
+from fl_lightning.utils.settings import check_choice, check_count, check_kind, check_numbers, check_whole
 
 SamplesPerClass = dict[int, dict[int, int]]
 """Samples that are left, by client and class; a class that is not named has all."""
@@ -72,6 +73,8 @@ class Cohorts:
         )
         for cohort in schedule or []:
             check_kind((list, tuple), "a list for each round", "give such as [[0, 1], [2, 3]]", schedule=cohort)
+            for client_id in cohort:
+                check_whole("a cohort of data.schedule lists client ids", client_id=client_id)
             outside = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
             if not cohort or outside or len(set(cohort)) < len(cohort):
                 raise ValueError(
@@ -81,7 +84,7 @@ class Cohorts:
         self.num_clients = num_clients
         self.schedule = schedule
         self.seed = seed
-        self.size = cohort_size or max(1, int(participation * num_clients + 1e-9))
+        self.size = int(cohort_size) if cohort_size else max(1, int(participation * num_clients + 1e-9))
         self.draws_each = sampling == "poisson"
         self.share = participation if self.draws_each else self.size / num_clients
 
@@ -93,7 +96,7 @@ class Cohorts:
         """
         return self.share if self.schedule is None and (self.draws_each or self.share == 1) else None
 
-    @property
+    @cached_property
     def bounds(self) -> CohortBounds:
         """The least and the largest number of clients in a round: the one answer to this question."""
         if self.schedule is not None:

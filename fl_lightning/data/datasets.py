@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from fl_lightning.data.column_partition import ColumnPartition
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.partitions import PartitionInput
 from fl_lightning.data.schema import Schema, shown
+from fl_lightning.data.seen import may_transform, seen_as
 from fl_lightning.data.sources import Source, check_labels
 from fl_lightning.data.splits import Array, LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
@@ -34,10 +34,6 @@ from fl_lightning.utils.signatures import checks_arguments
 
 LABELS = ("targets", "labels", "target", "label", "y")
 """Names under which a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
-
-
-TRANSFORMS = ("transform", "transforms", "target_transform", "augment", "augmentation")
-"""Names under which a dataset keeps how its samples are transformed, those of torchvision first."""
 
 
 class DatasetSplit(LoadedSplit):
@@ -93,13 +89,13 @@ class DatasetSplit(LoadedSplit):
         if values is None:
             values = attribute_of(self.dataset, (name,))
         if values is None and len(self):
-            first = self.dataset[0]
+            first = first_item(self.dataset)
             values = items_at(self.dataset, name) if isinstance(first, Mapping) and name in first else None
         return super().column(name) if values is None else values
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        item = self.dataset[0] if len(self) else None
+        item = first_item(self.dataset) if len(self) else None
         x = item[0] if isinstance(item, list | tuple) and item else None
         return tuple(x.shape) if isinstance(x, Tensor) else None
 
@@ -108,20 +104,18 @@ class DatasetSplit(LoadedSplit):
         return DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns, (self, indices))
 
     @property
-    def is_transformed(self) -> bool:
-        if self.loader_spec.collate_fn is not default_collate:
-            return True
-        for dataset in parts_of(self.dataset):
-            if any(getattr(dataset, name, None) is not None for name in TRANSFORMS):
-                return True
-        return False
+    def may_transform(self) -> bool:
+        return self.loader_spec.collate_fn is not default_collate or may_transform(self.dataset)
 
-    def seen_as(self, other: Split) -> "DatasetSplit":
+    def seen_as(self, other: Split) -> tuple[Split, list[str]]:
         """Make a split of the same samples with the transforms and batches of another dataset."""
         if not isinstance(other, DatasetSplit):
-            return self
-        dataset = transformed_as(self.dataset, other.dataset)
-        return DatasetSplit(dataset, other.loader_spec, self.columns, self._whole)
+            return self, ["they are tensors in memory"]
+        seen = seen_as(self.dataset, other.dataset)
+        return DatasetSplit(seen.dataset, other.loader_spec, self.columns, self._whole), seen.doubts
+
+    def look_at(self, indices: Tensor) -> Batch:
+        return self.loader_spec.collate_fn([self.dataset[index] for index in indices.tolist()])
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         chosen = (index.tolist() for index in indices)
@@ -146,6 +140,12 @@ KnownSplit = TensorSplit | DatasetSplit | StreamSplit
 def plain(value: Any) -> Any:
     """Convert a 0-d tensor or array to a Python number, and leave all else as it is."""
     return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
+
+
+def first_item(dataset: Any) -> Any:
+    """Read the first item of a dataset, whose items may draw."""
+    with keyed_globals(0, "items"):
+        return dataset[0]
 
 
 def items_at(dataset: Any, key: Any) -> Array:
@@ -178,37 +178,6 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
     return None
 
 
-def parts_of(dataset: Any) -> list[Any]:
-    """List the datasets that a dataset consists of, through `Subset` and `ConcatDataset`."""
-    if isinstance(dataset, Subset):
-        return parts_of(dataset.dataset)
-    if not isinstance(dataset, ConcatDataset):
-        return [dataset]
-    parts = []
-    for part in dataset.datasets:
-        parts += parts_of(part)
-    return parts
-
-
-def transformed_as(dataset: Any, other: Any) -> Any:
-    """Give a dataset the transforms of another one, in a copy.
-
-    Looks through `Subset` and `ConcatDataset`. A dataset without the attributes in `TRANSFORMS` stays as it is.
-    """
-    if isinstance(dataset, Subset):
-        return Subset(transformed_as(dataset.dataset, other), dataset.indices)
-    if isinstance(dataset, ConcatDataset):
-        return ConcatDataset([transformed_as(part, other) for part in dataset.datasets])
-    like = parts_of(other)[0]
-    found = {name: getattr(like, name) for name in TRANSFORMS if hasattr(dataset, name) and hasattr(like, name)}
-    if not found:
-        return dataset
-    seen = copy(dataset)
-    for name, value in found.items():
-        setattr(seen, name, value)
-    return seen
-
-
 def labels_of(dataset: Any) -> Tensor | None:
     """Read the class of every sample, (n,) int64, from the dataset's attributes, else its items, else None.
 
@@ -217,7 +186,7 @@ def labels_of(dataset: Any) -> Tensor | None:
     """
     labels = attribute_of(dataset, LABELS)
     if labels is None and len(dataset):
-        item = dataset[0]
+        item = first_item(dataset)
         keys: list[Any] = [name for name in LABELS if name in item] if isinstance(item, Mapping) else []
         keys += [1] if isinstance(item, list | tuple) and len(item) > 1 else []
         if keys and isinstance(plain(item[keys[0]]), int):

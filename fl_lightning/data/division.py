@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
+from torch.utils.data import Subset
 
 from fl_lightning.data.clients import ClientIndices, FederatedData
 from fl_lightning.data.holdout import draw_holdout, one_per_class
 from fl_lightning.data.partitions import Dealt, Partition, PartitionInput
+from fl_lightning.data.seen import is_read_randomly
 from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.keyed import keyed_globals, keyed_numpy
 
@@ -20,14 +22,14 @@ class Division:
     """Divides the samples of a source, equally for equal seeds.
 
     Args:
-        splits: by name; not changed.
-        data: tells N, and the number of classes, which may have to be counted.
-        partition: divides among the clients.
-        seed: of every draw.
+        splits: The splits by name, which are not changed.
+        data: The data module, which tells N, and the number of classes, which may have to be counted.
+        partition: The partition that deals samples to the clients.
+        seed: The seed of every draw.
 
     Attributes:
-        owner_names: of the clients, once the training samples are dealt; empty where no column names owners, or a
-            client has the samples of several.
+        owner_names: Names of the clients, known once the training samples are dealt. Empty if no column names owners,
+            or if a client has the samples of several owners.
     """
 
     def __init__(self, splits: Mapping[str, Split], data: FederatedData, partition: Partition, seed: int) -> None:
@@ -36,7 +38,7 @@ class Division:
         self.partition = partition
         self.seed = seed
         self._left: Array | None = None
-        """The clients' training samples, where these are not all."""
+        """The training samples that are left to the clients. None: all are."""
         self.owner_names: list[str] = []
 
     def hold_out(
@@ -45,29 +47,27 @@ class Division:
         """Take the server's samples, and those that everyone has, out of the training samples.
 
         Args:
-            sizes: of `val`, `transfer` and `proxy`, as `draw_holdout` takes them.
-            proxy_overlap: whether the clients keep the proxy's samples too.
-            val_by: the column whose values the validation split holds whole; None: none.
+            sizes: Sizes of `val`, `transfer` and `proxy`, as `draw_holdout` takes them.
+            proxy_overlap: Whether the clients keep the proxy's samples, too.
+            val_by: The column whose values the validation split holds whole. None: samples are drawn one by one.
 
         Returns:
-            The new splits, by name; the samples that are left are the clients'. Validation samples are seen as the
+            The new splits, by name. The clients have the samples that are left. Validation samples are seen as the
             test samples are.
         """
         train = self._splits["train"]
         if not any(sizes.values()):
             return {}
-        held = draw_holdout(
-            len(train),
-            sizes,
-            overlapping=proxy_overlap,
-            seed=self.seed,
-            groups=None if val_by is None else (val_by, train.column(val_by)),
-        )
+        groups = None if val_by is None else (val_by, train.column(val_by))
+        held = draw_holdout(len(train), sizes, overlapping=proxy_overlap, seed=self.seed, groups=groups)
         self._left = held.pop("clients", None)
         splits = {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
         # Test samples are looked for only where they tell something, because a fit may do without them.
-        if "val" in splits and train.is_transformed and "test" in self._splits:
-            splits["val"] = splits["val"].seen_as(self._splits["test"])
+        if "val" in splits and train.may_transform:
+            test = None
+            if "test" in self._splits:
+                test = self._splits["test"]
+            splits["val"] = seen_as_tested(splits["val"], test)
         return splits
 
     def count_owners(self) -> int:
@@ -86,36 +86,54 @@ class Division:
         return ClientIndices(dealt, samples.size, self._left)
 
     def _deal(self, samples: PartitionInput) -> list[Array]:
-        """Deal samples by the partition, which may draw from the global generators if it is a user's."""
+        """Deal samples by the partition, which may draw from the global generators if a user wrote it."""
+        generator = keyed_numpy(self.seed, "partition")
         with keyed_globals(self.seed, "partition"):
-            return self.partition(samples, self._data.num_owners, keyed_numpy(self.seed, "partition"))
+            return self.partition(samples, self._data.num_owners, generator)
 
     def deals_stored_positions(self) -> bool:
-        """Tell whether the partition gives indices that it stores, whatever the samples are.
+        """Tell whether the partition gives indices that it stores to some client, whatever the samples are.
 
-        A user's partition need not say so. It is asked for all samples, for all except the last, and for half of them.
+        A user's partition need not say so. It is asked for all samples, and for fewer of them. Another client may have
+        the rest.
         """
         partition = self.partition
-        if partition.stores_positions or type(partition).__module__.startswith("fl_lightning."):
-            return partition.stores_positions
+        said = said_of_positions(partition)
+        if said is not None:
+            return said
+        if type(partition).__module__.startswith("fl_lightning."):
+            return False
         size = len(self._splits["train"])
-        whole = self._deal(self._describe(np.arange(size)))
-        return all(self._deals_alike(whole, num_samples) for num_samples in (size - 1, size // 2))
+        whole = self._try_to_deal(np.arange(size))
+        if whole is None:
+            return False
+        stored = {client_id for client_id, part in enumerate(whole) if len(part)}
+        for num_samples in (size - 1, size // 2):
+            for first in (0, size - num_samples):
+                fewer = self._try_to_deal(np.arange(first, first + num_samples))
+                if fewer is not None:
+                    stored = {client_id for client_id in stored if same_samples(whole, fewer, client_id)}
+        return bool(stored)
 
-    def _deals_alike(self, whole: Sequence[Array], num_samples: int) -> bool:
-        """Return True if the partition deals the same indices of the first samples as of all."""
+    def _try_to_deal(self, chosen: Array) -> Sequence[Array] | None:
+        """Deal some of the training samples, or return None if the partition refuses so few.
+
+        A partition that stores positions may refuse them by any error if there are no such samples.
+        """
         try:
-            fewer = self._deal(self._describe(np.arange(num_samples)))
-        except IndexError:
-            # The partition reads the label of a stored position beyond these samples.
-            return True
-        return len(whole) == len(fewer) and all(map(np.array_equal, whole, fewer))
+            return self._deal(self._describe(chosen))
+        except Exception:
+            return None
 
     def _deal_stored(self, left: Array) -> ClientIndices:
         """Deal stored positions, without those of samples that are held out, and say how many these are."""
         size = len(self._splits["train"])
-        given = ClientIndices(self._deal(self._describe(None)), size)  # refuses positions that are none
-        kept = [part.numpy()[np.isin(part.numpy(), left)] for part in given]
+        # ClientIndices refuses positions of samples that do not exist.
+        given = ClientIndices(self._deal(self._describe(None)), size)
+        kept = []
+        for part in given:
+            positions = part.numpy()
+            kept.append(positions[np.isin(positions, left)])
         num_given = sum(map(len, given))
         num_kept = sum(map(len, kept))
         if num_kept < num_given:
@@ -131,32 +149,40 @@ class Division:
         return self._describe(self._left)
 
     def _describe(self, chosen: Array | None) -> PartitionInput:
-        """Describe training samples for the partition, with labels where it reads them. None chooses all."""
-        if self.partition.column is None and not self.partition.needs_labels:
-            return PartitionInput(len(self._splits["train"] if chosen is None else chosen))
-        return self._input("train", chosen)
+        """Describe training samples for the partition, with labels if it reads them. None chooses all."""
+        if self.partition.column is not None or self.partition.needs_labels:
+            return self._input("train", chosen)
+        if chosen is None:
+            return PartitionInput(len(self._splits["train"]))
+        return PartitionInput(len(chosen))
 
     def deal_test(self, dealt: Sequence[Tensor], size: int | None) -> Sequence[Tensor]:
-        """Deal each client's own test set by the partition, where there are test samples.
+        """Deal each client's own test set by the partition, if there are test samples.
 
         Args:
-            dealt: training samples of each client.
-            size: samples of a client's test set; None: as the partition says.
+            dealt: The training samples of each client.
+            size: The number of samples of a client's test set. None: as the partition says.
         """
         if "test" not in self._splits:
             return [torch.arange(0)] * self._data.num_owners
-        train = [part.numpy() for part in dealt]
-        samples, test = (self._input(name, None) for name in ("train", "test"))
+        samples = self._input("train", None)
+        test = self._input("test", None)
         if self.partition.column is not None and test.labels is None:
-            samples, test = (self._with_classes(name, given) for name, given in (("train", samples), ("test", test)))
-        generator = keyed_numpy(self.seed, "partition")
+            samples = self._with_classes("train", samples)
+            test = self._with_classes("test", test)
+        train = Dealt(
+            parts=[part.numpy() for part in dealt],
+            samples=samples,
+            generator=keyed_numpy(self.seed, "partition"),
+        )
         with keyed_globals(self.seed, "partition"):
-            parts = self.partition.partition_test(Dealt(train, samples, generator), test, size)
+            parts = self.partition.partition_test(train, test, size)
         return ClientIndices(parts, test.size)
 
     def _with_classes(self, split: str, samples: PartitionInput) -> PartitionInput:
         """Add their classes to the samples of a split, which are described by a column."""
-        num_classes = self._data.num_classes  # before the labels: some are no classes
+        # Counting the classes may find that the labels are no classes, so it comes before the labels are read.
+        num_classes = self._data.num_classes
         labels = self._splits[split].labels
         classes = None if labels is None else labels.numpy().copy()
         return replace(samples, num_classes=num_classes, classes=classes)
@@ -164,8 +190,11 @@ class Division:
     def draw_shared(self, per_class: int) -> Split:
         """Draw samples of each class, which everyone has, from the clients' own.
 
+        Args:
+            per_class: The number of samples of each class.
+
         Raises:
-            ValueError: if the samples have no classes.
+            ValueError: The samples have no classes.
         """
         train = self._splits["train"]
         num_classes = self._data.num_classes
@@ -175,35 +204,108 @@ class Division:
                 "the shared set needs samples with classes, and these have none; set data.extra_splits.shared"
             )
         pool = np.arange(len(train)) if self._left is None else self._left
-        drawn = one_per_class(labels.numpy(), pool, per_class, num_classes, self.seed)
+        drawn = one_per_class(
+            labels=labels.numpy(),
+            pool=pool,
+            per_class=per_class,
+            num_classes=num_classes,
+            seed=self.seed,
+        )
         return train.subset(torch.from_numpy(drawn))
 
     def _input(self, split: str, chosen: Array | None) -> PartitionInput:
-        """Describe samples `chosen` of a split, or all, with what the partition divides by: labels, or its column."""
+        """Describe samples of a split with what the partition divides by: labels, or its column. None chooses all."""
         samples = self._splits[split]
         column = self.partition.column
-        num_classes = self._data.num_classes if column is None else None  # before the labels: some are no classes
+        # Counting the classes may find that the labels are no classes, so it comes before the labels are read.
+        num_classes = self._data.num_classes if column is None else None
         try:
             values: Any = samples.labels if column is None else samples.column(column)
         except ValueError:
             if split == "train":
                 raise
             values = None
-        size = len(samples if chosen is None else chosen)
-        if values is not None:  # a copy: a partition may sort it
-            values = np.asarray(values)
-            values = values.copy() if chosen is None else values[chosen]
-        return PartitionInput(size, values, num_classes)
+        if chosen is None:
+            chosen = np.arange(len(samples))
+        if values is not None:
+            # This makes a copy, which a partition may sort.
+            values = np.asarray(values)[chosen]
+        return PartitionInput(len(chosen), values, num_classes)
+
+
+def seen_as_tested(held: Split, test: Split | None) -> Split:
+    """See the samples that are held back as test samples are seen, and warn where that cannot be decided.
+
+    Args:
+        held: The samples that are held back.
+        test: The test samples. None: there are none.
+    """
+    doubts: list[str] = []
+    if test is not None:
+        held, doubts = held.seen_as(test)
+    if not doubts and is_read_randomly(held.look_at, len(held)):
+        if test is None:
+            doubts = ["there are none, and reading a sample twice gives two values"]
+        elif not is_read_randomly(test.look_at, len(test)):
+            doubts = ["reading one of them twice gives one value, and reading a sample that is held back gives two"]
+    if doubts:
+        rank_zero_warn(
+            f"data.val_fraction holds back {len(held)} training samples ({described_split(held)}), which may be "
+            f"augmented where test samples are not: {', '.join(doubts)}; set data.val_fraction to 0 and give "
+            f"validation samples of their own, by val_dataloader or from_datasets(val=...)"
+        )
+    return held
+
+
+def described_split(split: Split) -> str:
+    """Name the class of a split's dataset, or of the split where there is none."""
+    dataset: Any = getattr(split, "dataset", split)
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset).__name__
+
+
+def said_of_positions(partition: Partition) -> bool | None:
+    """Return what a partition says of its positions by `stores_positions`. None: it says nothing."""
+    if "stores_positions" in vars(partition):
+        return partition.stores_positions
+    for kind in type(partition).__mro__:
+        if kind is Partition:
+            return None
+        if "stores_positions" in vars(kind):
+            return partition.stores_positions
+    return None
+
+
+def same_samples(parts: Sequence[Array], others: Sequence[Array], client_id: int) -> bool:
+    """Return True if a client has the same samples in both divisions, in any order.
+
+    >>> same_samples([np.array([2, 0])], [np.array([0, 2])], client_id=0)
+    True
+    """
+    if client_id >= len(others):
+        return False
+    return np.array_equal(np.sort(parts[client_id]), np.sort(others[client_id]))
 
 
 def owner_names(column: Array, dealt: Sequence[Array]) -> list[str]:
-    """Name the owner of each client's samples, or nobody where a client has those of none or of several.
+    """Name the owner of each client's samples. Nobody is named if a client has samples of none or of several owners.
+
+    Args:
+        column: The owner of each sample, (n,).
+        dealt: The positions of each client's samples.
 
     >>> owner_names(np.array(["b", "a", "b"]), [np.array([1]), np.array([0, 2])])
     ['a', 'b']
     >>> owner_names(np.array(["b", "a", "b"]), [np.array([0, 1]), np.array([2])])
     []
     """
-    single = all(len(part) and (column[part] == column[part[0]]).all() for part in dealt)
-    names = [str(column[part[0]]) for part in dealt] if single else []
+    names = []
+    for part in dealt:
+        if not len(part):
+            return []
+        owner = column[part[0]]
+        if not (column[part] == owner).all():
+            return []
+        names.append(str(owner))
     return names if len(set(names)) == len(names) else []

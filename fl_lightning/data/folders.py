@@ -20,7 +20,6 @@ from fl_lightning.data.images import (
     error_line,
     is_deep,
 )
-from fl_lightning.data.limiting import stratified
 from fl_lightning.data.published import check_published
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import as_list, check_count
@@ -47,8 +46,8 @@ class _FolderSource(ImageSource):
 
     def _read(self, train: Listed, test: Listed | None, image_size: int | None = None) -> tuple[Split, Split | None]:
         """Read the images of both splits."""
-        train = self._chosen(train)
-        test = test and self._chosen(test)
+        train = self._chosen(train, "train")
+        test = test and self._chosen(test, "test")
         listed = [*train, *(test or [])]
         x = read_images([path for path, _ in listed], image_size, self.remedy)
         y = torch.tensor([label for _, label in listed])
@@ -56,12 +55,10 @@ class _FolderSource(ImageSource):
         training, testing = self.splits(Images(x[:n], y[:n]), None if test is None else Images(x[n:], y[n:]))
         return training, testing
 
-    def _chosen(self, listed: Listed) -> Listed:
+    def _chosen(self, listed: Listed, split: str) -> Listed:
         """Leave at most `limit` files of a split, so that no others are read."""
-        if self.limit is None:
-            return listed
         labels = np.array([label for _, label in listed])
-        return [listed[i] for i in stratified(labels, len(listed), self.limit)]
+        return [listed[i] for i in self.limited_rows(split, labels, len(listed))]
 
 
 class ImageFolder(_FolderSource):

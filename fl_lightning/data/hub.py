@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.images import eight_bits_as_floats, is_deep
-from fl_lightning.data.limiting import stratified
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, Split, TensorSplit
 from fl_lightning.data.transforms import Scale
@@ -149,13 +148,13 @@ class HuggingFace(Source):
             self.num_classes = int(y.max()) + 1
         if self.limit is not None:
             classes = y.numpy() if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 else None
-            rows = stratified(classes, len(y), self.limit)
+            rows = self.limited_rows(which, classes, len(y))
             plain = plain.select(rows)
             y = y[torch.from_numpy(rows)]
         values = plain[self.input][:]
         x = as_input(stack_values(values, self.input), declared(dataset.features[self.input]))
         is_scaled = x.dtype == torch.uint8 or are_pictures(values)
-        split = labelled_split(x, y, self.num_classes, Scale() if is_scaled else None, which)
+        split = labelled_split(x, y, self.num_classes, transform=Scale() if is_scaled else None, name=which)
         kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
         split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split

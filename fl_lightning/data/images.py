@@ -109,7 +109,7 @@ class ImageSource(Source):
             self.normalize = Normalize(*measure(train.x))
 
     def _labelled(self, images: Images, transform: Transform, name: str) -> TensorSplit:
-        split = labelled_split(images.x, images.y, self.num_classes, transform, name)
+        split = labelled_split(images.x, images.y, self.num_classes, transform=transform, name=name)
         split.columns = dict(images.columns or {})
         return split
 

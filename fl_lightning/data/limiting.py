@@ -1,11 +1,9 @@
 """Fewer samples of a split, drawn by class."""
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fl_lightning.data.partitioning import by_class, cut, largest_remainder
-from fl_lightning.data.splits import Array, Split
+from fl_lightning.data.splits import Array
 from fl_lightning.utils.keyed import keyed_numpy
 
 
@@ -13,9 +11,9 @@ def stratified(labels: Array | None, size: int, limit: int) -> Array:
     """Draw at most `limit` of `size` samples with the class proportions of all, the same ones in every run.
 
     Args:
-        labels: (size,) integers ≥ 0; None: the samples have no classes, and all are as likely.
-        size: number of samples.
-        limit: most samples that are left.
+        labels: The class of each sample, (size,) integers ≥ 0. None: there are none.
+        size: The number of samples.
+        limit: The most samples that are left.
 
     Returns:
         Ascending int64 indices, (min(size, limit),).
@@ -24,20 +22,15 @@ def stratified(labels: Array | None, size: int, limit: int) -> Array:
     >>> np.bincount(labels[stratified(labels, 100, limit=10)]).tolist()
     [8, 2]
     """
-    generator = keyed_numpy(0, "limit")
     if size <= limit:
         return np.arange(size)
+    generator = keyed_numpy(0, "limit")
     if labels is None:
         return np.sort(generator.permutation(size)[:limit])
     pools = by_class(labels, int(labels.max()) + 1)
     counts = largest_remainder([len(pool) for pool in pools], limit)
-    drawn = [cut(generator.permutation(pool), [count])[0] for pool, count in zip(pools, counts, strict=True)]
+    drawn = []
+    for pool, count in zip(pools, counts, strict=True):
+        (kept,) = cut(generator.permutation(pool), [count])
+        drawn.append(kept)
     return np.sort(np.concatenate(drawn))
-
-
-def limited(split: Split, limit: int | None) -> Split:
-    """Leave at most `limit` samples of a split, all with None."""
-    if limit is None or len(split) <= limit:
-        return split
-    labels: Tensor | None = split.labels
-    return split.subset(torch.from_numpy(stratified(None if labels is None else labels.numpy(), len(split), limit)))

@@ -1,6 +1,7 @@
 """Local work: stragglers, which make a part of it, and one client in place of a cohort."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from fl_lightning.data.clients import ClientIndices, CohortBounds, Cohorts
@@ -59,7 +60,7 @@ class PooledCohorts(Cohorts):
         """Give none: nobody can be left out."""
         return None
 
-    @property
+    @cached_property
     def bounds(self) -> CohortBounds:
         inner = self._cohorts.bounds
         return CohortBounds(min(1, inner.least), min(1, inner.most))

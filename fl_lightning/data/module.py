@@ -1,6 +1,7 @@
 """The federation's data: one source, divided among clients."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -36,6 +37,7 @@ from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
+from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import agreed, check_count, check_kind
 from fl_lightning.utils.signatures import checks_arguments
 
@@ -69,7 +71,7 @@ class FederatedDataModule(Participation):
             which checkpoints hold and nothing else; a run can then not be repeated without one.
         val_fraction: share of the training samples held back by the server in [0, 1). Above 0 they are evaluated every
             round (`val/*`) and the test split is left to `test`; 0 evaluates the test split every round (`global/*`).
-            They are transformed as test samples are, where the dataset's attribute `transform` tells how.
+            They are transformed as test samples are, and a warning says where a user's dataset does not tell how.
         proxy_size: training samples that the server holds for methods that estimate something on data of its own
             (FedCL): their number, or below 1 their share.
         proxy_overlap: whether the clients keep the proxy's samples too.
@@ -255,45 +257,71 @@ class FederatedDataModule(Participation):
             ValueError: if the source's classes or shape are not those given here, or the partition is impossible.
         """
         if not self._splits:
-            self._splits = self._load()
-            self._division = Division(self._splits, self, self.partition, self.seed)
-            check_limited(self.source.limit, self._splits["train"], self._division)
-            check_pooled(self, self._splits["train"])
-            check_feature_shift(self.feature_shift, self._splits["train"])
-            if not self.num_clients:
-                self._hold_out()  # an owner may have no samples left
-                self.set_clients(self._division.count_owners())
+            with self._keyed():
+                self._set_up()
         if stage in ("fit", None):
             self.client_samples()
 
+    def _keyed(self) -> AbstractContextManager[None]:
+        """Key the generators of Python, NumPy and torch for code of users, and put them back afterwards.
+
+        Hooks of a source are keyed by their names within. This holds for all that they leave, such as the items of a
+        dataset that draws.
+        """
+        return keyed_globals(self.seed, "data/module")
+
+    def _set_up(self) -> None:
+        """Load the source, check it, and make what divides it."""
+        self._splits = self._load()
+        self._division = Division(self._splits, self, self.partition, self.seed)
+        check_limited(self.source, self._splits["train"], self._division)
+        check_pooled(self, self._splits["train"])
+        check_feature_shift(self.feature_shift, self._splits["train"])
+        if not self.num_clients:
+            self._hold_out()  # an owner may have no samples left
+            self.set_clients(self._division.count_owners())
+
     def _load(self) -> Splits:
-        """Load all sources: the splits by name, before anything is taken from the training samples."""
+        """Load all sources: the splits by name, before anything is taken from the training samples.
+
+        A validation or test split without samples is none.
+        """
         source, *_ = self._keyed_sources()
         source.attach(self.trainer)
         train, test = source.read()
-        now = source.validation is None and not self.holdout_sizes["val"]  # the test samples are evaluated every round
-        if test is None and now:
-            with source.keyed("tested"):
-                test = source.tested(counted=True)
-        if source.validation is not None and self.holdout_sizes["val"]:
+        validation = {}
+        for index, split in enumerate([source.validation, *source.further_validation]):
+            if split is not None:
+                validation[validation_name(index)] = split
+        if not any(map(len, validation.values())):
+            validation = {}
+        if validation and self.holdout_sizes["val"]:
             raise ValueError(
                 f"data.val_fraction must be 0 where the source has validation samples of its own, got "
                 f"{self.holdout_sizes['val']}"
             )
+        evaluates_test = not validation and not self.holdout_sizes["val"]
+        if test is None and evaluates_test:
+            with source.keyed("tested"):
+                test = source.tested(counted=True)
         if source.classes is None:
             self.num_classes = agreed("num_classes", self.num_classes, source.num_classes)
         else:
             vars(self).pop("num_classes")  # counted on demand
         self.input_shape = agreed("input_shape", self.input_shape, train.input_shape)
-        spec = source.loader_spec
+        self._follow_loader(source.loader_spec)
+        splits = {"train": train, **validation}
+        if test is not None and len(test):
+            splits["test"] = test
+        further = load_extra(self.extra_splits, train, source)
+        return Splits(splits | further, None if evaluates_test else source)
+
+    def _follow_loader(self, spec: LoaderSpec) -> None:
+        """Take the settings of the source's own loader that are not given here."""
         self.batch_size = self._batch_size or spec.batch_size or self.batch_size
         self.drop_last = spec.drop_last
         if self._shuffle is None and spec.shuffle is not None:
             self.shuffle = spec.shuffle
-        candidates = {"train": train, "test": test, "val": source.validation}
-        candidates |= {validation_name(i): split for i, split in enumerate(source.further_validation, 1)}
-        splits = {name: split for name, split in candidates.items() if split is not None}
-        return Splits(splits | load_extra(self.extra_splits, train, source), None if now else source)
 
     @cached_property
     def num_classes(self) -> int | None:
@@ -301,7 +329,10 @@ class FederatedDataModule(Participation):
 
         Counting them may take a pass over the samples.
         """
-        return None if self.source.classes is None else self.source.classes()
+        if self.source.classes is None:
+            return None
+        with self._keyed():
+            return self.source.classes()
 
     @property
     def eval_batch_size(self) -> int:
@@ -318,7 +349,8 @@ class FederatedDataModule(Participation):
             split.stage(device, early)
 
     def teardown(self, stage: str) -> None:
-        self.source.teardown(stage)
+        with self._keyed():
+            self.source.teardown(stage)
 
     @property
     def evaluated(self) -> str | None:
@@ -327,7 +359,7 @@ class FederatedDataModule(Participation):
         It is known once the data are set up, because a `val_dataloader` may give nothing.
         """
         self._check_loaded()
-        if self.holdout_sizes["val"] or self.source.validation is not None:
+        if self.holdout_sizes["val"] or "val" in self._splits:
             return "val"
         return "test" if "test" in self._splits else None
 
@@ -361,7 +393,8 @@ class FederatedDataModule(Participation):
         if name not in self._splits:
             self.client_samples()  # takes out the holdout
             if name == "shared" and self.shared_per_class:
-                self._splits["shared"] = self._division.draw_shared(self.shared_per_class)
+                with self._keyed():
+                    self._splits["shared"] = self._division.draw_shared(self.shared_per_class)
         if name not in self._splits:
             raise ValueError(
                 f"the data have no split {name!r}, only {', '.join(sorted(self._splits))}; set "
@@ -382,27 +415,38 @@ class FederatedDataModule(Participation):
         if split in SERVER_ONLY:
             raise ValueError(f"no client sees the server's split {split!r}; ask for it by ServerView.data({split!r})")
         if split not in self._clients:
-            if split == "test" and not (self.pooled and "test" in self._splits):
-                self._clients[split] = self._division.deal_test(self.client_samples().dealt, self.client_test_size)
-            else:
-                self._clients[split] = [torch.arange(len(self.split(split)))] * self.num_clients
+            with self._keyed():
+                self._clients[split] = self._deal_further(split)
         return self._clients[split][client_id]
+
+    def _deal_further(self, split: str) -> Sequence[Tensor]:
+        """Deal the samples of a split besides `train`: the test samples by the partition, other ones to everybody."""
+        is_pooled = self.pooled and "test" in self._splits
+        if split == "test" and not is_pooled:
+            return self._division.deal_test(self.client_samples().dealt, self.client_test_size)
+        everything = torch.arange(len(self.split(split)))
+        return [everything] * self.num_clients
 
     def client_samples(self) -> ClientSamples | ClientStreams | ClientsElsewhere:
         """Get the clients' training samples, which are dealt at the first call, once the holdout is taken out."""
         if self._samples is None:
             self._check_loaded()
-            train = self._splits["train"]
-            if isinstance(train, StreamSplit):
-                self._samples = ClientStreams(train, self)
-            elif isinstance(train, SplitElsewhere):
-                self._samples = ClientsElsewhere(train, self)
-            else:
-                self._hold_out()
-                dealt = self._division.deal_train()
-                dealt = self.cohort.pool(dealt) if isinstance(self.cohort, PooledCohorts) else dealt
-                self._samples = ClientSamples(train, dealt, self, self.seed)
+            with self._keyed():
+                self._samples = self._deal()
         return self._samples
+
+    def _deal(self) -> ClientSamples | ClientStreams | ClientsElsewhere:
+        """Deal the training samples to the clients, unless these have streams or samples of their own."""
+        train = self._splits["train"]
+        if isinstance(train, StreamSplit):
+            return ClientStreams(train, self)
+        if isinstance(train, SplitElsewhere):
+            return ClientsElsewhere(train, self)
+        self._hold_out()
+        dealt = self._division.deal_train()
+        if isinstance(self.cohort, PooledCohorts):
+            dealt = self.cohort.pool(dealt)
+        return ClientSamples(train, dealt, self, self.seed)
 
     def _check_loaded(self) -> None:
         """Refuse a question about samples that are not loaded."""
@@ -421,7 +465,8 @@ class FederatedDataModule(Participation):
     def label_counts(self) -> Tensor:
         """Training samples of each client and class, (N, C) int64, with the errors of `count_labels`."""
         samples = self.client_samples()
-        return self.count_labels([samples.indices(client_id) for client_id in range(len(samples.dealt))])
+        with self._keyed():
+            return self.count_labels([samples.indices(client_id) for client_id in range(len(samples.dealt))])
 
     @property
     def client_names(self) -> list[str]:
@@ -510,7 +555,8 @@ class FederatedDataModule(Participation):
     @property
     def further_validation(self) -> list[str]:
         """Names of the splits of the source's second validation loader and those after it."""
-        return [validation_name(i) for i in range(1, len(self.source.further_validation) + 1)]
+        names = [validation_name(i) for i in range(1, len(self.source.further_validation) + 1)]
+        return [name for name in names if name in self._splits]
 
     def test_dataloader(self) -> Any:
         return self._batches_of("test")
@@ -524,4 +570,6 @@ class FederatedDataModule(Participation):
     def _batches_of(self, split: str) -> EvaluationBatches:
         """Make this process's evaluation batches of a split."""
         rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-        return EvaluationBatches(self.split(split), self.eval_batch_size, rank, world)
+        samples = self.split(split)
+        with self._keyed():
+            return EvaluationBatches(samples, self.eval_batch_size, rank, world)

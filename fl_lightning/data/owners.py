@@ -93,7 +93,7 @@ class Folder(Source):
         meta = self._meta(folder)
         x, y = (torch.from_numpy(np.load(folder / name, allow_pickle=False)) for name in (SAMPLES, TARGETS))
         transform = transform_of(meta.get("transforms") or [])
-        split = labelled_split(x, y, meta["num_classes"], transform, folder.name)
+        split = labelled_split(x, y, meta["num_classes"], transform=transform, name=folder.name)
         training = Schema(self.class_names, self.num_classes, scale=self._scale)
         own = Schema(names_of(meta), meta["num_classes"], scale=scaling(transform))
         if "scale" in differing(training.digests(), own.digests()):

@@ -41,14 +41,12 @@ class Participation(LightningDataModule):
         num_clients: N, 0 as long as it is not known, 1 where samples are pooled.
         num_owners: clients that samples are dealt to, before they are pooled.
         cohort: lists the clients of a round, known with N; its `bounds` tell how many these are at least and at most.
-        cohort_size: clients in a drawn cohort, before it is asked who is available, known with N.
         works_partly: whether clients may make less than all of their local work.
         secret: the secret seed in hexadecimal digits, empty without one.
         batch_seed: of batch order, augmentation and the clients' other draws.
     """
 
     cohort: Cohorts
-    cohort_size: int
 
     def __init__(
         self,
@@ -93,8 +91,12 @@ class Participation(LightningDataModule):
         drawn = cohorts(self.availability, self.over_selection, num_clients, *self._drawn)
         self.cohort = PooledCohorts(drawn) if self.pooled else drawn
         self.num_clients = self.cohort.num_clients
-        self.cohort_size = self.cohort.size
         self._key_cohorts()
+
+    @property
+    def cohort_size(self) -> int:
+        """The largest number of clients in a round, known with N, as the `bounds` of `cohort` tell it."""
+        return self.cohort.bounds.most
 
     def take_secret(self, secret: str) -> None:
         """Key cohorts and noise by this secret seed, in hexadecimal digits."""

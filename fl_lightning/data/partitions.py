@@ -28,16 +28,16 @@ from fl_lightning.utils.signatures import check_overrides, checks_arguments
 
 @dataclass(frozen=True)
 class PartitionInput:
-    """The samples that a partition divides.
+    """Describes the samples that a partition divides.
 
     Args:
-        size: number of samples n.
-        labels: class of each, (n,) integers (or its value in the partition's column), or None.
-        num_classes: C; None: the largest label + 1.
-        classes: class of each, (n,), where `labels` are values of a column and the test samples do not have it.
+        size: The number of samples n.
+        labels: The class of each sample, (n,) integers, or its value in the partition's column. None: there are none.
+        num_classes: The number of classes C. None: the largest label + 1.
+        classes: The class of each sample, (n,), if `labels` are values of a column that the test samples lack.
 
     Raises:
-        ValueError: without one label per sample.
+        ValueError: There is not one label per sample.
     """
 
     size: int
@@ -55,12 +55,12 @@ class PartitionInput:
 
 
 class Dealt(NamedTuple):
-    """A training split as it was dealt, from which `Partition.partition_test` deals the test split.
+    """Holds a training split as it was dealt, from which `Partition.partition_test` deals the test split.
 
     Args:
-        parts: what the call of the partition returned.
-        samples: those that it dealt.
-        generator: in the state that the call found it in.
+        parts: The training samples of each client.
+        samples: The training samples that were dealt.
+        generator: A generator in the state in which the call of the partition found it.
     """
 
     parts: list[Array]
@@ -72,23 +72,27 @@ class Partition(ABC):
     """Deals the samples of a split to the clients, equally for equal states of the generator."""
 
     column: str | None = None
-    """The column whose values are handed over as labels; None: the samples' classes."""
+    """The column whose values are handed over as labels. None: the labels are the samples' classes."""
 
     needs_labels: ClassVar[bool] = True
-    """False where samples are dealt without labels, which are then not read."""
+    """Whether labels are needed to deal samples. Otherwise they are not read."""
 
     stores_positions: ClassVar[bool] = False
-    """True where the indices are stored: they number the training samples as given, before any is held out."""
+    """Whether the indices are stored: they number the training samples as given, before any is held out."""
 
     counts_owners: ClassVar[bool] = False
-    """True where the samples tell how many clients there are, by `count_owners`."""
+    """Whether the samples tell how many clients there are, by `count_owners`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
 
     def count_owners(self, samples: PartitionInput) -> int:
-        """Count the clients that the samples belong to, where `counts_owners`."""
+        """Count the clients that the samples belong to, if `counts_owners`.
+
+        Args:
+            samples: The training samples.
+        """
         raise NotImplementedError
 
     @abstractmethod
@@ -96,55 +100,67 @@ class Partition(ABC):
         """Deal samples 0 ... n-1.
 
         Args:
-            samples: to be dealt.
-            num_clients: N.
-            generator: every random draw.
+            samples: The samples to be dealt.
+            num_clients: The number of clients N.
+            generator: The generator of every random draw.
 
         Returns:
             N index arrays, int64.
 
         Raises:
-            ValueError: the partition cannot be made with these settings.
+            ValueError: The partition cannot be made with these settings.
         """
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
         """Deal the test split: each client's own test set.
 
-        By default drawn by the client's class proportions in `dealt` (without labels uniformly), so that several
-        clients may have the same sample.
+        By default samples are drawn by the class proportions of the client in `dealt`, without labels uniformly.
+        Several clients may have the same sample.
 
         Args:
-            dealt: the training split.
-            test: the samples of the test split, m of them.
-            size: samples of a test set; None: as the partition says, here m // N, at least one.
+            dealt: The training split.
+            test: The m samples of the test split.
+            size: The number of samples of a test set. None: as the partition says, here m // N, at least one.
 
         Returns:
             N index arrays into the test split, int64.
         """
-        train, samples, generator = dealt
-        size = size or max(1, test.size // len(train))
-        if samples.labels is None or test.labels is None or samples.num_classes is None:
-            return [generator.choice(test.size, min(size, test.size), replace=False) for _ in train]
-        counts = np.stack([np.bincount(samples.labels[part], minlength=samples.num_classes) for part in train])
-        counts[counts.sum(1) == 0] = 1  # a client without samples is tested on all classes
-        return draw_by_proportions(test.labels, counts, size, generator)
+        labels = dealt.samples.labels
+        num_classes = dealt.samples.num_classes
+        size = size or max(1, test.size // len(dealt.parts))
+        if labels is None or test.labels is None or num_classes is None:
+            size = min(size, test.size)
+            return [dealt.generator.choice(test.size, size, replace=False) for _ in dealt.parts]
+        counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in dealt.parts])
+        # A client without samples is tested on all classes.
+        counts[counts.sum(1) == 0] = 1
+        return draw_by_proportions(test.labels, proportions=counts, size=size, generator=dealt.generator)
 
     def _labels(self, samples: PartitionInput) -> Array:
-        """Get the labels, or raise an error that tells what to use instead."""
+        """Return the labels.
+
+        Raises:
+            ValueError: There are no labels.
+        """
         if samples.labels is None:
             raise ValueError(f"{type(self).__name__} needs the labels of the samples, got none: use IIDPartition")
         return samples.labels
 
     def _labelled(self, samples: PartitionInput, num_clients: int) -> tuple[Array, int]:
-        """Get labels and the number of classes, or raise an error that tells what to use instead."""
+        """Return the labels and the number of classes.
+
+        Raises:
+            ValueError: There are no labels, or more clients than samples.
+        """
         labels = self._labels(samples)
-        num_classes = samples.num_classes
         check_clients(samples.size, num_clients)
-        return labels, num_classes if num_classes is not None else int(np.max(labels, initial=0)) + 1
+        if samples.num_classes is not None:
+            return labels, samples.num_classes
+        return labels, int(np.max(labels, initial=0)) + 1
 
 
 class IIDPartition(Partition):
-    """Shuffled and cut into equal parts, without labels, of which the first take one more each of the remainder.
+    """Shuffles the samples and cuts them into equal parts, without labels. The first parts take the remainder.
 
     >>> parts = IIDPartition()(PartitionInput(7), 3, np.random.default_rng(0))
     >>> [len(p) for p in parts], sorted(np.concatenate(parts).tolist())
@@ -160,11 +176,11 @@ class IIDPartition(Partition):
 
 
 class DirichletSkew(Partition):
-    """Base of partitions whose shares are drawn from a Dirichlet distribution over the clients.
+    """Draws shares from a Dirichlet distribution over the clients, as base of partitions.
 
     Args:
-        alpha: concentration > 0.
-        min_samples: least number of samples of a client; 0 allows empty clients.
+        alpha: The concentration, > 0.
+        min_samples: The least number of samples of a client. 0 allows empty clients.
     """
 
     @checks_arguments
@@ -176,18 +192,19 @@ class DirichletSkew(Partition):
 
 
 class DirichletPartition(DirichletSkew):
-    """Label skew: each class shared out by its own draw π ~ Dir(α · 1_N).
+    """Skews labels: each class is shared out by its own draw π ~ Dir(α · 1_N).
 
-    Draws the proportions of all classes until every client gets `min_samples`, at most `partitioning.MAX_DRAWS`
-    times (fewer where these were more than `partitioning.MAX_SHARES` shares), and `partitioning.FIRST_DRAWS` times
-    where these leave so many clients with fewer that no draw can be expected to fit.
+    The proportions of all classes are drawn until every client gets `min_samples`, with two limits:
+
+    - at most `partitioning.MAX_DRAWS` draws, and at most `partitioning.MAX_SHARES` shares in all draws;
+    - `partitioning.FIRST_DRAWS` draws, if these leave so many clients with fewer that no draw can be expected to fit.
 
     Args:
-        alpha: concentration > 0: 0.1 = few classes per client, inf (`.inf` in YAML) = equal shares.
-        min_samples: least number of samples of a client; 0 allows empty clients.
+        alpha: The concentration, > 0. 0.1 gives each client few classes, inf (`.inf` in YAML) equal shares.
+        min_samples: The least number of samples of a client. 0 allows empty clients.
 
     Source:
-        Yurochkin et al. 2019, arXiv:1905.12022; the shares and their cap: `lda_counts`.
+        Yurochkin et al. 2019, arXiv:1905.12022. `lda_counts` has the shares and their cap.
 
     >>> samples = PartitionInput(500, np.repeat(np.arange(5), 100))
     >>> parts = DirichletPartition(alpha=0.5)(samples, 4, np.random.default_rng(0))
@@ -196,25 +213,34 @@ class DirichletPartition(DirichletSkew):
     """
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
-        total = samples.size
         min_samples = self.min_samples
-        pools = by_class(*self._labelled(samples, num_clients))
-        if total < num_clients * min_samples:
+        labels, num_classes = self._labelled(samples, num_clients)
+        pools = by_class(labels, num_classes)
+        if samples.size < num_clients * min_samples:
             raise ValueError(
                 f"min_samples · num_clients must not exceed the number of samples, got {min_samples} · "
-                f"{num_clients} for {total} samples: lower min_samples or num_clients, or use more data"
+                f"{num_clients} for {samples.size} samples: lower min_samples or num_clients, or use more data"
             )
-        counts = draw_lda_counts([len(pool) for pool in pools], num_clients, self.alpha, min_samples, generator)
-        dealt = [cut(generator.permutation(pool), sizes) for pool, sizes in zip(pools, counts, strict=True)]
-        return [generator.permutation(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
+        counts = draw_lda_counts(
+            class_sizes=[len(pool) for pool in pools],
+            num_clients=num_clients,
+            alpha=self.alpha,
+            min_samples=min_samples,
+            generator=generator,
+        )
+        dealt: list[list[Array]] = [[] for _ in range(num_clients)]
+        for pool, sizes in zip(pools, counts, strict=True):
+            for client_id, part in enumerate(cut(generator.permutation(pool), sizes)):
+                dealt[client_id].append(part)
+        return [generator.permutation(np.concatenate(parts)) for parts in dealt]
 
 
 class ShardPartition(Partition):
-    """Label skew: each class cut into equal shards, the same number of shards to every client.
+    """Skews labels: each class is cut into equal shards, and every client gets the same number of shards.
 
     Args:
-        shards_per_client: s ≥ 1, the greatest number of classes of a client; s · num_clients must be a
-            multiple of the number of classes.
+        shards_per_client: The number of shards s ≥ 1 of a client, the greatest number of its classes. s · num_clients
+            must be a multiple of the number of classes.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, App. B, and its code.
@@ -231,8 +257,14 @@ class ShardPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples, num_clients)
-        classes = shard_classes(num_clients, num_classes, self.shards_per_client, generator)
-        if classes.size > samples.size:  # most of these would be empty
+        classes = shard_classes(
+            num_clients=num_clients,
+            num_classes=num_classes,
+            shards_per_client=self.shards_per_client,
+            generator=generator,
+        )
+        if classes.size > samples.size:
+            # Most shards would be empty.
             raise ValueError(
                 f"shards_per_client · num_clients must be at most the number of samples, got "
                 f"{self.shards_per_client} · {num_clients} shards of {samples.size} samples: lower shards_per_client, "
@@ -241,14 +273,19 @@ class ShardPartition(Partition):
         return deal_shards(labels, classes, generator)
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
-        """Deal the test split by the same classes of shards, each sample once, where no size is asked.
+        """Deal the test split by the same classes of shards, each sample once, if no size is asked.
 
         A client whose training shard of a class is empty is not tested on this class.
         """
         labels = dealt.samples.labels
         if size is not None or test.labels is None or test.num_classes is None or labels is None:
             return super().partition_test(dealt, test, size)
-        classes = shard_classes(len(dealt.parts), test.num_classes, self.shards_per_client, dealt.generator)
+        classes = shard_classes(
+            num_clients=len(dealt.parts),
+            num_classes=test.num_classes,
+            shards_per_client=self.shards_per_client,
+            generator=dealt.generator,
+        )
         shards = deal_shards(test.labels, classes, dealt.generator)
         kept = []
         for trained, tested in zip(dealt.parts, shards, strict=True):
@@ -258,16 +295,19 @@ class ShardPartition(Partition):
 
 
 class ClientDirichletPartition(Partition):
-    """Label skew, equal sizes: each client has its own draw of class proportions from a Dirichlet distribution.
+    """Skews labels at equal sizes: each client has its own draw of class proportions from a Dirichlet distribution.
+
+    A client's test set has the class proportions of its samples.
 
     Args:
-        alpha: concentration > 0 per class: 0.1 = few classes per client, inf (`.inf` in YAML) = equal shares.
-        samples_per_client: samples of every client, and of its test set; unset: n // num_clients, and m // num_clients
-            of its test set, which has the class proportions of the client's samples.
-        overlap: whether clients may hold the same sample; else what does not divide is left out.
+        alpha: The concentration per class, > 0. 0.1 gives each client few classes, inf (`.inf` in YAML) equal shares.
+        samples_per_client: The number of samples of every client, and of its test set. None: n // num_clients, and
+            m // num_clients of its test set.
+        overlap: Whether clients may hold the same sample. Otherwise samples that do not divide are left out.
 
     Source:
-        Hsu et al. 2019, arXiv:1909.06335; equal sizes and classes that run out: as `counts_for_shares`.
+        Hsu et al. 2019, arXiv:1909.06335. `counts_for_shares` says how sizes are equal, and what becomes of classes
+        that run out.
 
     >>> samples = PartitionInput(90, np.arange(90) % 3)
     >>> parts = ClientDirichletPartition(alpha=0.5)(samples, 4, np.random.default_rng(0))
@@ -285,11 +325,17 @@ class ClientDirichletPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples, num_clients)
-        proportions = client_proportions(num_clients, num_classes, self.alpha, generator)
+        proportions = client_proportions(
+            num_clients=num_clients,
+            num_classes=num_classes,
+            alpha=self.alpha,
+            generator=generator,
+        )
         size = self.samples_per_client or samples.size // num_clients
         pools = [generator.permutation(pool) for pool in by_class(labels, num_classes)]
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
-        if (size if self.overlap else size * num_clients) > samples.size:
+        needed = size if self.overlap else size * num_clients
+        if needed > samples.size:
             raise ValueError(
                 f"the samples of the clients must be at most those of the split, got {size} for each of {num_clients} "
                 f"clients and {samples.size} samples: lower samples_per_client or num_clients, or let clients overlap"
@@ -298,30 +344,35 @@ class ClientDirichletPartition(Partition):
         parts = []
         for row in proportions:
             counts = counts_for_shares(row, size, sizes - used, alpha=self.alpha, generator=generator)
-            if self.overlap:
-                drawn = [generator.choice(pool, n, replace=False) for pool, n in zip(pools, counts, strict=True)]
-            else:
-                drawn = [pool[a : a + n] for pool, a, n in zip(pools, used, counts, strict=True)]
+            drawn = []
+            for pool, first, count in zip(pools, used, counts, strict=True):
+                if self.overlap:
+                    drawn.append(generator.choice(pool, count, replace=False))
+                else:
+                    drawn.append(pool[first : first + count])
+            if not self.overlap:
                 used += counts
             parts.append(generator.permutation(np.concatenate(drawn)))
         return parts
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
-        """Draw by the class proportions of the client's samples: the drawn ones, as long as no class runs out."""
+        """Draw each test set by the class proportions of the client's samples."""
         return super().partition_test(dealt, test, size or self.samples_per_client)
 
 
 class QuantityPartition(Partition):
-    """Label and quantity skew: every client has the same number of classes, and a random part of each of them.
+    """Skews labels and sizes: every client has the same number of classes, and a random part of each of them.
 
-    A class is dealt to k = s·N/C clients with classes still to get. All but the last of them get a random number of
-    its n_c samples, uniform in [max(ν/10, 10/C), ν) with ν = n_c/k, and the last what is left.
+    A class is dealt to k = s·N/C clients that still lack classes. All but the last of them get a random number of its
+    n_c samples, uniform in [max(ν/10, 10/C), ν) with ν = n_c/k. The last client gets the rest.
 
     Args:
-        classes_per_client: s ≥ 1; s · num_clients must be a multiple of the number of classes.
-        upper: upper end of the drawn sizes of a client's part of a class: the `mean` part ν or the whole `class` n_c
-            (as printed for CIFAR-10).
-        shuffle_clients: draw the clients that share a class; else they are neighbours with equal classes.
+        classes_per_client: The number of classes s ≥ 1 of a client. s · num_clients must be a multiple of the number of
+            classes.
+        upper: The upper end of the drawn sizes of a client's part of a class: the `mean` part ν, or the whole `class`
+            n_c (as printed for CIFAR-10).
+        shuffle_clients: Whether the clients that share a class are drawn. Otherwise they are neighbours with equal
+            classes.
 
     Source:
         Code of Guo et al. 2025 (FedVLS, the successor of FedED), as described in its text.
@@ -349,12 +400,16 @@ class QuantityPartition(Partition):
         pools = by_class(labels, num_classes)
         if not 1 <= classes_per_client <= num_classes:
             raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
-        blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0
-        if (classes_per_client * num_clients) % num_classes or not (blocks or shuffle):
-            remedy = "change one of them" + ("" if shuffle else " or set shuffle_clients to true")
+        divides = (classes_per_client * num_clients) % num_classes == 0
+        has_blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0
+        if not divides or not (has_blocks or shuffle):
+            rule = ""
+            remedy = "change one of them"
+            if not shuffle:
+                rule = " (and in id order num_clients one of classes / classes_per_client)"
+                remedy = "change one of them or set shuffle_clients to true"
             raise ValueError(
-                f"classes_per_client · num_clients must be a multiple of the number of classes"
-                f"{'' if shuffle else ' (and in id order num_clients one of classes / classes_per_client)'}, got "
+                f"classes_per_client · num_clients must be a multiple of the number of classes{rule}, got "
                 f"{classes_per_client} · {num_clients} for {num_classes} classes: {remedy}"
             )
         count = classes_per_client * num_clients // num_classes
@@ -363,18 +418,28 @@ class QuantityPartition(Partition):
         for c, pool in enumerate(pools):
             chosen = choose_clients(quota, count, generator if shuffle else None)
             quota[chosen] -= 1
-            sizes = draw_sizes(len(pool), c, count, 10 / num_classes, self.upper, generator)
+            sizes = draw_sizes(
+                total=len(pool),
+                c=c,
+                count=count,
+                least=10 / num_classes,
+                upper=self.upper,
+                generator=generator,
+            )
             for client_id, part in zip(chosen, cut(generator.permutation(pool), sizes), strict=True):
                 result[client_id].append(part)
         return [generator.permutation(np.concatenate(parts)) for parts in result]
 
 
 class FixedPartition(Partition):
-    """Explicit index lists, one per client, which may overlap, be empty or leave samples out.
+    """Deals the samples of explicit lists, one per client, which may overlap, be empty or leave samples out.
 
     Args:
-        indices: for each client the indices of its samples, each from 0 to n-1, in the training split as the source
-            gives it. Samples that are held out, such as by `val_fraction`, are left out of the lists.
+        indices: The indices of each client's samples, from 0 to n-1, in the training split as the source gives it.
+            Samples that are held out, such as by `val_fraction`, are left out of the lists.
+
+    Raises:
+        ValueError: A client's indices are no flat list of whole numbers.
     """
 
     needs_labels = False

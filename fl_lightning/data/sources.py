@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from fl_lightning.data.limiting import limited
+from fl_lightning.data.limiting import stratified
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.schema import Schema, read_by, scale_of, targets_of
 from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
@@ -22,31 +22,34 @@ from fl_lightning.utils.signatures import check_overrides
 
 
 class Source(ABC):
-    """A source of samples: a training split and, where there are any, a test and a validation split."""
+    """Reads samples: a training split and, if there are any, a test split and validation splits."""
 
     class_names: tuple[str, ...] | None = None
-    """Known after `load`; None: classes are printed as numbers."""
+    """The names of the classes, known after `load`. None: classes are printed as numbers."""
 
     num_classes: int | None = None
-    """Known after `load`; None: the samples have no classes."""
+    """The number of classes, known after `load`. None: the samples have no classes."""
 
     classes: Callable[[], int | None] | None = None
-    """Counts the classes by a pass over the samples, known after `load`; None: `num_classes` is all that is known."""
+    """Counts the classes by a pass over the samples, known after `load`. None: `num_classes` is all that is known."""
 
     validation: Split | None = None
     """The source's own validation samples, known after `load`."""
 
     further_validation: tuple[Split, ...] = ()
-    """Those of further validation loaders, known after `load`."""
+    """The validation samples of further loaders, known after `load`."""
 
     loader_spec = LoaderSpec()
-    """The settings of its own loader, known after `load`; the defaults where it has none."""
+    """The settings of the source's own loader, known after `load`. They are the defaults if it has none."""
 
     limit: int | None = None
-    """Most samples of the training and of the test split that are read, drawn by class; None: all."""
+    """The most samples of the training and of the test split that are read, drawn by class. None: all."""
+
+    left_out: Mapping[str, int] = MappingProxyType({})
+    """The samples of each split that `limit` left out, known after `read`."""
 
     data_seed: int = 0
-    """Key of what the source draws from the generators of Python, NumPy and torch. The data module gives its seed."""
+    """The key of what the source draws from the generators of Python, NumPy and torch: the data module's seed."""
 
     schema: Schema | None = None
     """What the training samples decide about all samples, known after `read`."""
@@ -62,24 +65,37 @@ class Source(ABC):
         check_overrides(cls)
 
     def keyed(self, hook: str) -> AbstractContextManager[None]:
-        """Key the generators of Python, NumPy and torch for a hook of the source, and put them back afterwards."""
+        """Key the generators of Python, NumPy and torch for a hook of the source, and put them back afterwards.
+
+        Args:
+            hook: The name of the hook.
+        """
         return keyed_globals(self.data_seed, f"data/{hook}")
 
     def attach(self, trainer: Trainer | None) -> None:  # noqa: B027 - most sources need no Trainer
-        """Take the Trainer, or None, before `load` is called."""
+        """Take the Trainer before `load` is called.
+
+        Args:
+            trainer: The Trainer. None: there is none.
+        """
 
     def teardown(self, stage: str) -> None:  # noqa: B027 - most sources hold nothing open
-        """Clean up when the Trainer is done."""
+        """Clean up when the Trainer is done.
+
+        Args:
+            stage: What the Trainer did, as Lightning names it.
+        """
 
     def predicted(self) -> Split | None:
-        """Give the samples to be predicted, or None for the test samples."""
+        """Give the samples to be predicted. None: the test samples are predicted."""
         return None
 
     def tested(self, counted: bool = False) -> Split | None:
-        """Give test samples that `load` has left out, or None without any.
+        """Give test samples that `load` has left out. None: there are none.
 
         Args:
-            counted: whether their classes are counted with the others', as long as `num_classes` was not read.
+            counted: Whether their classes are counted with the classes of the other splits, as long as `num_classes`
+                was not read.
         """
         return None
 
@@ -94,19 +110,55 @@ class Source(ABC):
         """Load the training and the test split."""
 
     def read(self) -> tuple[Split, Split | None]:
-        """Load the training and the test split, each with at most `limit` samples."""
+        """Load the training and the test split, each with at most `limit` samples, by the schema of the training data.
+
+        Raises:
+            ValueError: `limit` is below 1, or the samples do not fit the schema.
+        """
         check_count(1, "leave it out for all samples", limit=self.limit)
+        self.left_out = {}
         with self.keyed("load"):
             train, test = self.load()
-        train = limited(train, self.limit)
-        test = None if test is None else limited(test, self.limit)
-        self.schema = self.described(train)
-        if self.leader is not None:
-            own = self.schema
-            self.schema = self.leader
-            train = read_by(self.leader, own, train, self.place)
-            test = None if test is None else read_by(self.leader, own, test, self.place)
+        train = self._limited(train, "train")
+        if test is not None:
+            test = self._limited(test, "test")
+        own = self.described(train)
+        self.schema = own
+        if self.leader is None:
+            return train, test
+        self.schema = self.leader
+        train = read_by(self.leader, own=own, split=train, name=self.place)
+        if test is not None:
+            test = read_by(self.leader, own=own, split=test, name=self.place)
         return train, test
+
+    def limited_rows(self, split: str, labels: Array | None, size: int) -> Array:
+        """Draw the samples of a split that `limit` leaves, and note how many it leaves out.
+
+        Args:
+            split: The split's name.
+            labels: The class of each sample, (size,). None: the samples have no classes.
+            size: The number of samples.
+
+        Returns:
+            Ascending int64 indices.
+        """
+        rows = np.arange(size)
+        if self.limit is not None:
+            rows = stratified(labels, size, self.limit)
+        before = self.left_out.get(split, 0)
+        self.left_out = {**self.left_out, split: before + size - len(rows)}
+        return rows
+
+    def _limited(self, samples: Split, split: str) -> Split:
+        """Leave at most `limit` samples of a split."""
+        if self.limit is None or len(samples) <= self.limit:
+            return samples
+        labels = None
+        if samples.labels is not None:
+            labels = samples.labels.numpy()
+        rows = self.limited_rows(split, labels=labels, size=len(samples))
+        return samples.subset(torch.from_numpy(rows))
 
     def follow(self, schema: Schema, place: str) -> None:
         """Read the samples by the schema of the training data from now on.
@@ -133,13 +185,11 @@ class Source(ABC):
 
 
 class Splits(dict[str, Split]):
-    """Splits by name.
-
-    For test samples that `load` has left out the source is asked once somebody looks for them.
+    """Holds splits by name, and asks the source for test samples that `load` has left out once somebody looks for them.
 
     Args:
-        splits: those that are known.
-        source: of the test samples that `load` has left out, or None.
+        splits: The splits that are known.
+        source: The source that may have left out test samples. None: no source has.
     """
 
     def __init__(self, splits: Mapping[str, Split] = MappingProxyType({}), source: Source | None = None) -> None:
@@ -147,30 +197,36 @@ class Splits(dict[str, Split]):
         self._source = source
 
     def __contains__(self, name: object) -> bool:
-        if name == "test" and not super().__contains__(name) and self._source is not None:
-            source = self._source
-            self._source = None
-            with source.keyed("tested"):
-                test = source.tested()
-            if test is not None:
-                self["test"] = test
+        if name == "test" and not super().__contains__(name):
+            self._ask_for_test()
         return super().__contains__(name)
+
+    def _ask_for_test(self) -> None:
+        """Ask the source for the test samples, once. A split without samples is none."""
+        source = self._source
+        if source is None:
+            return
+        self._source = None
+        with source.keyed("tested"):
+            test = source.tested()
+        if test is not None and len(test):
+            self["test"] = test
 
 
 def labelled_split(
-    x: Tensor, y: Tensor, num_classes: int | None, transform: Transform | None = None, name: str = "train"
+    x: Tensor, y: Tensor, num_classes: int | None, *, transform: Transform | None = None, name: str = "train"
 ) -> TensorSplit:
     """Make a split whose labels are checked against the number of classes.
 
     Args:
-        x: samples (n, ...).
-        y: labels (n,) of any integer type, kept as int64; float targets and label maps are not checked.
-        num_classes: C; None: there are no classes.
-        transform: of stored samples into the net's input.
-        name: of the split, for the error.
+        x: Samples (n, ...).
+        y: Labels (n,) of any integer type, kept as int64. Float targets and label maps are not checked.
+        num_classes: The number of classes C. None: there are no classes.
+        transform: The transform of stored samples into the net's input.
+        name: The name of the split, for the error.
 
     Raises:
-        ValueError: a label outside [0, C), or not as many labels as samples.
+        ValueError: A label lies outside [0, C), or there are not as many labels as samples.
     """
     if not y.is_floating_point():
         y = y.long()
@@ -180,7 +236,16 @@ def labelled_split(
 
 
 def check_labels(y: Tensor, num_classes: int, name: str = "train") -> None:
-    """Refuse labels outside [0, num_classes), naming the first one."""
+    """Refuse labels that are no classes.
+
+    Args:
+        y: Labels (n,).
+        num_classes: The number of classes C.
+        name: The name of the split, for the error.
+
+    Raises:
+        ValueError: A label lies outside [0, C). The error names the first one.
+    """
     outside = (y < 0) | (y >= num_classes)
     if outside.any():
         index = int(outside.int().argmax())
@@ -191,12 +256,12 @@ def check_labels(y: Tensor, num_classes: int, name: str = "train") -> None:
 
 
 class Digits(Source):
-    """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1], without a download.
+    """Gives scikit-learn's 1,797 handwritten digits of 8×8 pixels, as (1, 8, 8) in [0, 1], without a download.
 
     The first 1,437 in file order are the training split, the last 360 the test split.
 
     Args:
-        limit: most samples of each split, drawn by class; None: all.
+        limit: The most samples of each split, drawn by class. None: all.
     """
 
     num_classes = 10
@@ -208,21 +273,31 @@ class Digits(Source):
         from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import
 
         images, labels = load_digits(return_X_y=True)
-        x = torch.as_tensor(images).to(torch.uint8).view(-1, 1, 8, 8)
+        x = torch.as_tensor(images).to(torch.uint8).view((-1, 1, 8, 8))
         y = torch.as_tensor(labels)
-        return TensorSource((x[:-360], y[:-360]), (x[-360:], y[-360:]), self.num_classes, Scale(16)).load()
+        source = TensorSource(
+            train=(x[:-360], y[:-360]),
+            test=(x[-360:], y[-360:]),
+            num_classes=self.num_classes,
+            transform=Scale(16),
+        )
+        return source.load()
 
 
 class TensorSource(Source):
-    """A source of tensors in memory.
+    """Gives tensors in memory.
 
     Args:
-        train: samples (n, ...) and labels (n,), or float targets (n, ...).
-        test: the same for the test split.
-        num_classes: C; None: the largest label of both splits plus 1 where labels are (n,) integers, else no
-            classes.
-        transform: applied to every batch of both splits; None: the samples as they are, in their own type
+        train: Samples (n, ...) and labels (n,), or float targets (n, ...).
+        test: The samples and labels, or targets, of the test split.
+        num_classes: The number of classes C. None: the largest label of both splits plus 1 if labels are (n,) integers,
+            else there are no classes.
+        transform: The transform of every batch of both splits. None: samples stay as they are, in their own type
             (uint8 images need `Scale` or `Normalize`).
+
+    Raises:
+        TypeError: `train` or `test` is no pair of tensors.
+        ValueError: The samples, or the labels, of the two splits are of different shapes or kinds.
     """
 
     def __init__(
@@ -233,12 +308,14 @@ class TensorSource(Source):
         transform: Transform | None = None,
     ) -> None:
         for name, pair in (("train", train), ("test", test)):
-            if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(x, Tensor) for x in pair)):
+            is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+            if not is_pair or not all(isinstance(part, Tensor) for part in pair):
                 raise TypeError(
                     f"{name} must be a pair (samples, labels) of tensors, got {described(pair)}; datasets are given by "
                     f"FederatedDataModule.from_datasets(train, test)"
                 )
-        (x, y), (x_test, y_test) = train, test
+        x, y = train
+        x_test, y_test = test
         if x.shape[1:] != x_test.shape[1:]:
             raise ValueError(
                 "samples of the train and the test split must have the same shape, "
@@ -257,22 +334,25 @@ class TensorSource(Source):
         self.transform = transform
 
     def load(self) -> tuple[Split, Split]:
-        train = labelled_split(*self.train, self.num_classes, self.transform)
-        return train, labelled_split(*self.test, self.num_classes, self.transform, "test")
+        x, y = self.train
+        train = labelled_split(x, y, self.num_classes, transform=self.transform)
+        x, y = self.test
+        test = labelled_split(x, y, self.num_classes, transform=self.transform, name="test")
+        return train, test
 
 
 class PooledSource(Source):
-    """A source whose training and test samples are pooled and split anew at random.
+    """Pools the training and test samples of a source, and splits them anew at random.
 
     FedED's code does so with MNIST, but divides the pool among the clients first and then splits each client's samples.
-    Training samples are transformed as the source's training samples, with its augmentation, test samples as its test
-    samples.
+    New training samples are transformed as the source's training samples, with its augmentation. New test samples are
+    transformed as its test samples.
 
     Args:
-        source: with samples in memory, such as `MNIST`.
-        test_share: share of all samples in the new test split, in (0, 1).
-        seed: of the draw, which is the same in runs with other seeds.
-        limit: most samples of each new split, drawn by class; None: all.
+        source: A source with samples in memory, such as `MNIST`.
+        test_share: The share of all samples in the new test split, in (0, 1).
+        seed: The seed of the draw, which is the same in runs with other seeds.
+        limit: The most samples of each new split, drawn by class. None: all.
     """
 
     def __init__(self, source: Source, test_share: float = 0.25, seed: int = 0, limit: int | None = None) -> None:
@@ -304,21 +384,29 @@ class PooledSource(Source):
                 f"PooledSource needs a training and a test split in memory, which {type(self.source).__name__} does "
                 f"not give; use a source such as MNIST or TensorSource"
             )
+        self.left_out = {"train": sum(self.source.left_out.values())}
         self.num_classes = self.source.num_classes
         self.class_names = self.source.class_names
         x = torch.cat([train.x, test.x])
         y = torch.cat([train.y, test.y])
+        columns = {}
+        for name, values in train.columns.items():
+            if name in test.columns:
+                columns[name] = joined_columns(values, test.columns[name])
+        is_labelled = train.labels is not None
+        as_train = TensorSplit(x, y, train.transform, labelled=is_labelled, columns=columns)
+        as_test = TensorSplit(x, y, test.transform, labelled=is_labelled, columns=columns)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed))
         new_test, new_train = order.tensor_split([round(self.test_share * len(x))])
-        labelled = train.labels is not None
-        both = [name for name in train.columns if name in test.columns]
-        columns = {name: joined_columns(train.columns[name], test.columns[name]) for name in both}
-        training = TensorSplit(x, y, train.transform, labelled, columns).subset(new_train)
-        return training, TensorSplit(x, y, test.transform, labelled, columns).subset(new_test)
+        return as_train.subset(new_train), as_test.subset(new_test)
 
 
 def joined_columns(first: Array, second: Array) -> Array:
-    """Join the values of a column, as text if the values of one part are of another kind than those of the other.
+    """Join the values of a column. They become text if the two parts are of different kinds.
+
+    Args:
+        first: The values of the first samples.
+        second: The values of the further samples.
 
     >>> joined_columns(np.array([7, 8]), np.array([7, "007"], dtype=object)).tolist()
     ['7', '8', '7', '007']

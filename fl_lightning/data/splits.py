@@ -22,25 +22,30 @@ class Transform(Protocol):
     """Turns a batch of stored samples into the net's input, on the samples' device."""
 
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Transform x (B, ...), without random draws (evaluation) where `generator` is None."""
+        """Transform samples.
+
+        Args:
+            x: Samples (B, ...).
+            generator: The generator of random draws. None draws nothing, as in evaluation.
+        """
 
 
 class Split(ABC):
-    """Samples 0 ... n-1 of a train or test split."""
+    """Holds samples 0 ... n-1 of a training or test split."""
 
     labels: Tensor | None
-    """(n,) int64 on the CPU, or None where samples have no class."""
+    """The class of each sample, (n,) int64 on the CPU. None: samples have no class."""
 
     augments = False
-    """True where training batches are drawn with random augmentation."""
+    """Whether training batches are drawn with random augmentation."""
 
     @property
     def known_labels(self) -> Tensor | None:
-        """The labels where they are known without a pass over the samples."""
+        """The labels if they are known without a pass over the samples. None: they are not."""
         return self.labels
 
     def forget_labels(self) -> None:
-        """Take the labels for values that are no classes."""
+        """Treat the labels as values that are no classes."""
         self.labels = None
 
     @abstractmethod
@@ -48,34 +53,61 @@ class Split(ABC):
 
     @abstractmethod
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
-        """Make one batch for each index tensor (B,) int64, without augmentation where `generator` is None."""
+        """Make one batch for each index tensor.
+
+        Args:
+            indices: Positions of the samples of each batch, (B,) int64.
+            generator: The generator of the augmentation. None: there is none.
+        """
 
     def all(self) -> Batch:
         """Read the whole split as one batch, without augmentation."""
         return next(iter(self.batches([torch.arange(len(self))], None)))
 
     def placed(self, indices: Tensor) -> Tensor:
-        """Put indices of many batches where `batches` wants them, in one copy."""
+        """Copy indices of many batches to the device on which `batches` reads them, in one copy."""
         return indices
 
     @abstractmethod
     def subset(self, indices: Tensor) -> "Split":
-        """Make a split of its own of the samples at `indices` (k,) int64."""
+        """Make a split of some samples.
+
+        Args:
+            indices: The samples' positions, (k,) int64.
+        """
 
     @property
-    def is_transformed(self) -> bool:
-        """Tell whether samples are transformed in a way that `seen_as` may replace."""
+    def may_transform(self) -> bool:
+        """Tell whether samples may be transformed in another way than those of another split."""
         return False
 
-    def seen_as(self, other: "Split") -> "Split":
-        """Make a split of the same samples that are transformed as those of another split, where that is known."""
-        return self
+    def seen_as(self, other: "Split") -> tuple["Split", list[str]]:
+        """Make a split of the same samples that are transformed as those of another split.
+
+        Args:
+            other: The split whose transforms are wanted.
+
+        Returns:
+            The split, and why its samples may be transformed otherwise all the same: clauses about the other samples.
+        """
+        return self, []
+
+    def look_at(self, indices: Tensor) -> Batch:
+        """Read samples as one batch, without augmentation, processes or copies to a device.
+
+        Args:
+            indices: The samples' positions, (k,) int64.
+        """
+        return next(iter(self.batches([indices], None)))
 
     def through(self, seen: Transform) -> "Split":
-        """Make a split of the same samples that `seen` changes last.
+        """Make a split of the same samples, to which a transform is applied last.
+
+        Args:
+            seen: The transform.
 
         Raises:
-            ValueError: the samples are not in memory.
+            ValueError: The samples are not in memory.
         """
         raise ValueError(
             f"data.feature_shift changes samples in memory, and those of a {type(self).__name__} are read by code of "
@@ -85,8 +117,11 @@ class Split(ABC):
     def column(self, name: str) -> Array:
         """Read the value of every sample in a column, (n,).
 
+        Args:
+            name: The name of the column.
+
         Raises:
-            ValueError: the samples have no such column.
+            ValueError: The samples have no such column.
         """
         raise ValueError(
             f"the samples have no column {name!r}; name an attribute of the dataset that has one value per sample, or "
@@ -95,32 +130,36 @@ class Split(ABC):
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        """Shape of one sample as the net reads it, without the batch dimension, or None where it is not known."""
+        """The shape of one sample as the net reads it, without the batch dimension. None: it is not known."""
         return None
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of the samples as they are stored, without labels, or None where that is not known."""
+        """The bytes of the samples as they are stored, without labels. None: they are not known."""
         return None
 
     def to(self, device: torch.device) -> None:  # noqa: B027 - most splits hold nothing in memory
-        """Move the samples in memory to `device`, in place, where they fit."""
+        """Move the samples in memory to a device, in place, if they fit there.
+
+        Args:
+            device: The device.
+        """
 
     def stage(self, device: torch.device, early: bool) -> None:  # noqa: B027 - samples in memory are there already
         """Prepare batches that are read from outside for a device.
 
         Args:
-            device: where they will be used.
-            early: whether they may be copied as they are read; else the user's own hooks see them first.
+            device: The device on which they will be used.
+            early: Whether they may be copied as they are read. Otherwise the user's own hooks see them first.
         """
 
 
 class LoadedSplit(Split):
-    """Samples that are read on demand, for a GPU through pinned memory.
+    """Reads samples on demand, for a GPU through pinned memory.
 
     Attributes:
-        staging: copies batches to the device as they are read; None: that is left to others.
-        pins: whether a DataLoader gives batches in pinned memory.
+        staging: Copies batches to the device as they are read. None: others copy them.
+        pins: Whether a DataLoader gives batches in pinned memory.
     """
 
     staging: Staging | None = None
@@ -132,17 +171,17 @@ class LoadedSplit(Split):
 
 
 class TensorSplit(Split):
-    """Samples in memory: x (n, ...) uint8 or float, y (n,) int64, transformed a batch at a time.
+    """Holds samples in memory, which are transformed a batch at a time.
 
     Args:
-        x: samples.
-        y: targets.
-        transform: of the samples of a batch; or None.
-        labelled: whether whole numbers in y are classes.
-        columns: further values (n,) by name, to divide the samples by.
+        x: Samples (n, ...), uint8 or float.
+        y: Targets (n, ...), such as int64 classes.
+        transform: The transform of the samples of a batch. None: there is none.
+        labelled: Whether whole numbers in y are classes.
+        columns: Further values (n,) by name, to divide the samples by.
 
     Raises:
-        ValueError: not as many targets as samples.
+        ValueError: There are not as many targets as samples.
     """
 
     def __init__(
@@ -150,6 +189,7 @@ class TensorSplit(Split):
         x: Tensor,
         y: Tensor,
         transform: Transform | None = None,
+        *,
         labelled: bool = True,
         columns: Mapping[str, Array] | None = None,
     ) -> None:
@@ -161,8 +201,11 @@ class TensorSplit(Split):
         self.y = y if y.dtype == torch.bool or y.ndim != 1 else class_labels(y)
         self.transform = transform
         self.augments = getattr(transform, "augments", transform is not None)
-        self.labels = class_labels(y).cpu() if labelled and not y.is_floating_point() and y.ndim == 1 else None
-        self._staging: Staging | None = None  # of the batches of samples that do not fit on the device
+        self.labels = None
+        if labelled and y.ndim == 1 and not y.is_floating_point():
+            self.labels = class_labels(y).cpu()
+        self._staging: Staging | None = None
+        """Copies batches of samples that do not fit on the device."""
 
     def __len__(self) -> int:
         return len(self.x)
@@ -176,71 +219,103 @@ class TensorSplit(Split):
         return self.x.numel() * self.x.element_size()
 
     def subset(self, indices: Tensor) -> "TensorSplit":
-        columns = {name: values[indices.cpu().numpy()] for name, values in self.columns.items()}
+        rows = indices.cpu().numpy()
+        columns = {name: values[rows] for name, values in self.columns.items()}
         indices = indices.to(self.x.device)
-        return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None, columns)
+        return TensorSplit(
+            self.x[indices],
+            self.y[indices],
+            self.transform,
+            labelled=self.labels is not None,
+            columns=columns,
+        )
 
     @property
-    def is_transformed(self) -> bool:
+    def may_transform(self) -> bool:
         return self.transform is not None
 
-    def seen_as(self, other: Split) -> "TensorSplit":
+    def seen_as(self, other: Split) -> tuple["Split", list[str]]:
         if not isinstance(other, TensorSplit):
-            return self
+            return self, ["they are no tensors in memory"]
         split = copy(self)
         split.transform = other.transform
         split.augments = other.augments
-        return split
+        return split, []
 
     def column(self, name: str) -> Array:
-        if self.columns and name not in self.columns:
+        if not self.columns:
+            return super().column(name)
+        if name not in self.columns:
             raise ValueError(f"the samples have no column {name!r}; there are {', '.join(self.columns)}")
-        return self.columns[name] if self.columns else super().column(name)
+        return self.columns[name]
 
     def through(self, seen: Transform) -> "TensorSplit":
-        """Make a split of the same samples, without a copy, that `seen` changes last."""
+        """Make a split of the same samples, without a copy of them, to which a transform is applied last."""
         split = copy(self)
-        first = self.transform
-        split.transform = seen if first is None else partial(after, first, seen)
         split.augments = True
+        if self.transform is None:
+            split.transform = seen
+        else:
+            split.transform = partial(after, self.transform, seen)
         return split
 
     def to(self, device: torch.device) -> None:
         if self._staging is not None and self._staging.device == device:
             return
         on_host = self.x.device.type == "cpu"
-        if on_host and not fits(self.num_bytes + self.y.numel() * self.y.element_size(), device):
+        num_bytes = self.num_bytes + self.y.numel() * self.y.element_size()
+        if on_host and not fits(num_bytes, device):
             self._staging = staging_for(device)
-        else:
-            self.x, self.y, self._staging = self.x.to(device), self.y.to(device), None
+            return
+        self.x = self.x.to(device)
+        self.y = self.y.to(device)
+        self._staging = None
 
     def placed(self, indices: Tensor) -> Tensor:
-        return indices if indices.device == self.x.device else copy_to_device(indices, self.x.device)
+        if indices.device == self.x.device:
+            return indices
+        return copy_to_device(indices, self.x.device)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
         x = self.x
         y = self.y
         transform = self.transform
-        gathered = ((x.index_select(0, index), y.index_select(0, index)) for index in map(self.placed, indices))
-        for batch, targets in gathered if self._staging is None else self._staging.one_ahead(gathered):
-            yield (batch if transform is None else transform(batch, generator)), targets
+        gathered: Iterator[Any] = (
+            (x.index_select(0, index), y.index_select(0, index)) for index in map(self.placed, indices)
+        )
+        if self._staging is not None:
+            gathered = self._staging.one_ahead(gathered)
+        for batch, targets in gathered:
+            if transform is None:
+                yield batch, targets
+            else:
+                yield transform(batch, generator), targets
 
     def together(self, indices: Tensor, generators: Sequence[torch.Generator | None]) -> tuple[Tensor, Tensor]:
         """Make the batches of several clients as one, (K, B, ...) and (K, B).
 
         Args:
-            indices: (K, B) int64.
-            generators: of each client's augmentation; None: none.
+            indices: Positions of the samples of each client, (K, B) int64.
+            generators: The generator of each client's augmentation. None: the client has none.
         """
         whole = self.placed(indices.reshape(-1))
-        x, y = (of.index_select(0, whole).view(*indices.shape, *of.shape[1:]) for of in (self.x, self.y))
+        x = self.x.index_select(0, whole).view(indices.shape + self.x.shape[1:])
+        y = self.y.index_select(0, whole).view(indices.shape + self.y.shape[1:])
         if self._staging is not None:
             x, y = self._staging((x, y))
         if self.transform is not None:
-            x = torch.stack([self.transform(samples, draws) for samples, draws in zip(x, generators, strict=True)])
+            seen = [self.transform(samples, draws) for samples, draws in zip(x, generators, strict=True)]
+            x = torch.stack(seen)
         return x, y
 
 
 def after(first: Transform, then: Transform, x: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Transform x by two transforms, one after the other, on the same generator."""
+    """Transform samples by two transforms, one after the other, on the same generator.
+
+    Args:
+        first: The first transform.
+        then: The second transform.
+        x: Samples (B, ...).
+        generator: The generator of random draws. None draws nothing.
+    """
     return then(first(x, generator), generator)

@@ -84,6 +84,8 @@ def test_the_server_says_the_same(settings, bounds, tmp_path):
     data = made(tmp_path, **settings)
     trainer(1).fit(FederatedLoop(FedAvg(net=Perceptron), rule), datamodule=data)
     assert rule.seen == bounds == tuple(data.cohort.bounds)
+    assert data.cohort_size == bounds[1]
+    assert list(data.train_dataloader()) == [bounds[1]]
 
 
 @pytest.mark.parametrize(
@@ -118,12 +120,34 @@ def test_ten_clients_a_round_are_ten():
         ),
         ({"cohort_size": 3, "sampling": "poisson"}, "leave out data.cohort_size"),
         ({"cohort_size": 2, "schedule": [[0, 1]]}, "leave out data.cohort_size"),
+        ({"cohort_size": -1}, "cohort_size must be at least 1, got -1"),
+        ({"cohort_size": 6, "availability": 0.5}, "data.cohort_size must be at most data.num_clients"),
+        ({"cohort_size": 6, "pooled": True}, "data.cohort_size must be at most data.num_clients"),
+        ({"schedule": [[0, 5]]}, "must name different clients"),
     ],
     ids=str,
 )
 def test_a_number_that_cannot_be_is_refused(settings, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
         made(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("settings", [{"cohort_size": 2.5}, {"schedule": [[0.5]]}, {"schedule": [["1", 2]]}], ids=str)
+def test_a_number_that_is_none_is_refused(settings, tmp_path):
+    with pytest.raises(TypeError, match="must be a whole number"):
+        made(tmp_path, **settings)
+
+
+def test_so_it_is_in_a_comparison(tmp_path, without_pictures):
+    (tmp_path / "base.yaml").write_text(
+        "data: {source: {class_path: Digits, init_args: {limit: 60}}, num_clients: 5}\n"
+        "model: {client: {class_path: FedAvg, init_args: {net: Perceptron}}}\n"
+        "trainer: {max_epochs: 1, accelerator: cpu}\n"
+    )
+    words = f"compare -c {tmp_path / 'base.yaml'} --methods fedavg --seeds 0"
+    refused = say(f"{words} --set data.cohort_size=2,6 --output {tmp_path / 'more'}")
+    assert refused.code
+    assert "data.cohort_size must be at most data.num_clients, got 6 of 5" in refused.err + refused.out
 
 
 def test_so_it_is_on_the_command_line():

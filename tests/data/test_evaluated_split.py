@@ -11,6 +11,7 @@ from fl_lightning import FederatedDataModule, FederatedLoop, monitors
 from fl_lightning.methods import FedAvg
 from fl_lightning.monitors import Monitor
 from fl_lightning.nets import Perceptron
+from fl_lightning.runs.best import BestCheckpoint
 from tests.commands import say, working_in
 from tests.toys import samples, trainer
 
@@ -24,19 +25,41 @@ class Base(pl.LightningDataModule):
         return DataLoader(TensorDataset(*samples(40)), 5)
 
 
-class Tested(Base):
+class HasTests(Base):
     def test_dataloader(self):
         return DataLoader(TensorDataset(*samples(12, seed=1)), 5)
 
 
-class GivesNone(Tested):
+class GivesNone(HasTests):
     def val_dataloader(self):
         return None
 
 
-class GivesNothing(Tested):
+class GivesNothing(HasTests):
     def val_dataloader(self):
         return []
+
+
+class GivesNoLoaders(HasTests):
+    def val_dataloader(self):
+        return {}
+
+
+class GivesNoSamples(HasTests):
+    """Loaders of no samples, which Lightning leaves out, too."""
+
+    def val_dataloader(self):
+        return [DataLoader(TensorDataset(*samples(0, seed=2)), 5)] * 2
+
+
+class NothingTested(Base):
+    def test_dataloader(self):
+        return DataLoader(TensorDataset(*samples(0, seed=1)), 5)
+
+
+class NoneTested(Base):
+    def test_dataloader(self):
+        return None
 
 
 class Validated(Base):
@@ -44,11 +67,20 @@ class Validated(Base):
         return DataLoader(TensorDataset(*samples(9, seed=2)), 5)
 
 
-class Both(Tested, Validated):
+class Both(HasTests, Validated):
     pass
 
 
-class Late(Tested):
+class Several(HasTests):
+    def val_dataloader(self):
+        return {name: DataLoader(TensorDataset(*samples(9, seed=2)), 5) for name in "ab"}
+
+
+class ValidatedOnly(Validated, NothingTested):
+    pass
+
+
+class Late(HasTests):
     """Has validation samples once it is set up."""
 
     def setup(self, stage):
@@ -56,9 +88,15 @@ class Late(Tested):
 
 
 KINDS = {
-    Tested: "test",
+    HasTests: "test",
     GivesNone: "test",
     GivesNothing: "test",
+    GivesNoLoaders: "test",
+    GivesNoSamples: "test",
+    NothingTested: None,
+    NoneTested: None,
+    Several: "val",
+    ValidatedOnly: "val",
     Validated: "val",
     Both: "val",
     Late: "val",
@@ -82,6 +120,30 @@ def test_the_split_is_known_after_setup(kind, split):
         _ = data.evaluated
     data.setup("fit")
     assert data.evaluated == split
+    assert data.evaluated_prefix == ("val" if split == "val" else "global")
+    loaders = data.val_dataloader()
+    loaders = loaders if isinstance(loaders, list) else [loaders]
+    assert len(loaders) == (2 if kind is Several else int(split is not None))
+    assert all(len(loader) for loader in loaders)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_in_python_says_the_same(kind, tmp_path):
+    """Keys of the row, names of the best checkpoint, and what `validate` measures, all of one split."""
+    loop = FederatedLoop(FedAvg(net=Perceptron))
+    best = BestCheckpoint(tmp_path, "best")
+    run = trainer(2, tmp_path, callbacks=[best], enable_checkpointing=True)
+    data = federated(kind)
+    run.fit(loop, datamodule=data)
+    scopes = {key.split("/")[0] for key in loop.round_metrics if key.split("/")[1].startswith("acc")}
+    names = {path.name for path in tmp_path.rglob("best*")}
+    if KINDS[kind] is None:
+        assert not scopes | names
+        return
+    assert scopes == {data.evaluated_prefix}
+    assert names == {"best.ckpt" if KINDS[kind] == "val" else "best-on-test.ckpt"}
+    measured = run.validate(loop, datamodule=data, verbose=False)[0]
+    assert {key.split("/")[0] for key in measured} == {data.evaluated_prefix}
 
 
 @pytest.mark.parametrize("kind", [GivesNone, GivesNothing, Late, Validated])

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_split
 
 from fl_lightning import FederatedDataModule, FederatedLoop, methods
 from fl_lightning.client.module import ClientModule
-from fl_lightning.data import Partition, Source, TensorSplit
+from fl_lightning.data import DirichletPartition, Partition, Source, TensorSplit
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
 from tests.commands import say, working_in
@@ -25,7 +25,7 @@ from tests.toys import samples, trainer
 HOOKS = [
     name for name in dir(pl.LightningDataModule) if name in ("prepare_data", "setup") or name.endswith("_dataloader")
 ]
-NOT_HOOKS = ("attach", "teardown", "read", "keyed", "follow", "described")
+NOT_HOOKS = ("attach", "teardown", "read", "keyed", "follow", "described", "limited_rows")
 """Methods in which a source neither reads nor draws."""
 
 SOURCE_HOOKS = [
@@ -273,6 +273,99 @@ def test_labels_that_are_drawn_are_read_as_one_and_the_same():
         data = FederatedDataModule.from_datasets(Noisy(), num_clients=2)
         data.setup("fit")
         counts.append(data.label_counts.tolist())
+    assert counts[0] == counts[1]
+
+
+class Restless(torch.utils.data.Dataset):
+    """Draws whenever anything is asked of it."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        draw()
+        return self.size
+
+    def __getitem__(self, index):
+        drawn = sum(draw())
+        return {"x": torch.tensor([float(index), drawn]), "label": random.randrange(3), "patient": index // 3}
+
+
+class RestlessModule(pl.LightningDataModule):
+    @property
+    def num_classes(self):
+        draw()
+        return 3
+
+    @property
+    def class_names(self):
+        draw()
+        return ("a", "b", "c")
+
+    def train_dataloader(self):
+        return DataLoader(Restless(60), 5, shuffle=True)
+
+    def test_dataloader(self):
+        return DataLoader(Restless(9), 5)
+
+    def teardown(self, stage):
+        draw()
+
+
+ANSWERS = {
+    "stage": "fit",
+    "name": "test",
+    "split": "test",
+    "client_id": 0,
+    "round_idx": 0,
+    "class_idx": 0,
+    "count": 0,
+    "asked": "test",
+    "parts": [torch.arange(3)],
+    "batches": 3,
+    "device": torch.device("cpu"),
+    "early": False,
+    "state_dict": {"class_counts": {}},
+}
+"""Arguments of the data module's methods, by name."""
+GIVEN = {
+    "module": lambda: FederatedDataModule(RestlessModule(), num_clients=3, seed=5),
+    "held back": lambda: FederatedDataModule(
+        RestlessModule(), num_clients=3, seed=5, val_fraction=0.2, val_by="patient", proxy_size=4, by="patient"
+    ),
+    "datasets": lambda: FederatedDataModule.from_datasets(
+        ConcatDataset([Restless(30), Restless(30)]), Restless(9), Restless(9), num_clients=3, seed=5
+    ),
+    "by class": lambda: FederatedDataModule.from_datasets(
+        Restless(60), Restless(9), num_clients=3, seed=5, partition=DirichletPartition(0.5, min_samples=1)
+    ),
+    "further": lambda: FederatedDataModule(
+        RestlessModule(), num_clients=None, by="patient", seed=5, extra_splits={"proxy": RestlessModule()}
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:data.val_fraction holds back")
+@pytest.mark.parametrize("name", GIVEN)
+def test_nothing_that_is_asked_of_the_data_moves_the_generators(name):
+    """Whatever the data module can be asked: none of its methods and properties is left out."""
+    counts = []
+    for state in (1, 2):
+        pl.seed_everything(state, verbose=False)
+        data = GIVEN[name]()
+        for attribute, member in vars(FederatedDataModule).items():
+            if attribute.startswith("_") or isinstance(member, classmethod):
+                continue
+            before = states()
+            if inspect.isfunction(member):
+                names = list(inspect.signature(member).parameters)[1:]
+                getattr(data, attribute)(*map(ANSWERS.get, names))
+            else:
+                getattr(data, attribute)
+            assert states() == before, attribute
+        data.split("shared")
+        assert states() == before
+        counts.append((data.label_counts.tolist(), data.client_indices("test", 1).tolist()))
     assert counts[0] == counts[1]
 
 

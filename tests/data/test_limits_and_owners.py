@@ -15,7 +15,7 @@ from fl_lightning.data import (
     TensorSource,
     TensorSplit,
 )
-from fl_lightning.data.limiting import limited, stratified
+from fl_lightning.data.limiting import stratified
 from fl_lightning.data.partitions import Dealt
 from fl_lightning.data.sources import Source
 
@@ -60,8 +60,10 @@ def test_a_limit_holds_for_both_splits_and_a_pool():
 
 
 def test_samples_without_classes_are_limited_too():
-    split, _ = TensorSource((torch.randn(50, 2), torch.randn(50)), (torch.randn(5, 2), torch.randn(5))).load()
-    assert len(limited(split, 7)) == 7
+    source = TensorSource((torch.randn(50, 2), torch.randn(50)), (torch.randn(5, 2), torch.randn(5)))
+    source.limit = 7
+    assert list(map(len, source.read())) == [7, 5]
+    assert source.left_out["train"] == 43
 
 
 def test_a_limit_below_1_is_refused():

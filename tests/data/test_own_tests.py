@@ -1,18 +1,29 @@
 """A client is tested on what it can have, and what is held back is seen as test samples are."""
 
 import inspect
+import warnings
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import fl_lightning.data
 from fl_lightning import FederatedDataModule
-from fl_lightning.data import ClientDirichletPartition, Partition, PartitionInput, Source, TensorSplit
+from fl_lightning.data import (
+    ClientDirichletPartition,
+    ColumnPartition,
+    DatasetSource,
+    DirichletPartition,
+    Partition,
+    PartitionInput,
+    Source,
+    TableSource,
+    TensorSplit,
+)
 from fl_lightning.data.partitions import Dealt
 from fl_lightning.functional.classes import distance_from_uniform
 from tests.commands import refusal
@@ -30,7 +41,7 @@ GIVEN = {
 """Arguments of the partitions; another argument without a default is to be added."""
 KINDS = [
     kind
-    for kind in vars(fl_lightning.data).values()
+    for kind in (getattr(fl_lightning.data, name) for name in fl_lightning.data.__all__)
     if inspect.isclass(kind) and issubclass(kind, Partition) and not inspect.isabstract(kind)
 ]
 
@@ -86,6 +97,73 @@ def test_no_client_is_tested_on_what_it_lacks(kind, tells_owners, size):
                 assert set(owners["test"][test]) <= set(owners["train"][train])
             elif len(train) and kind.__name__ != "OwnerPartition":  # its test samples are the party's own
                 assert set(labels["test"][test]) <= set(labels["train"][train])
+
+
+ODD = {
+    "alpha": [1e-4, 1.0, 100.0],
+    "min_samples": [0],
+    "samples_per_client": [None, 3],
+    "overlap": [False, True],
+    "shards_per_client": [1, 4],
+    "classes_per_client": [1, 4],
+    "shuffle_clients": [True],
+    "upper": ["mean", "class"],
+    "indices": [[[0], [], [1, 2]]],
+    "column": ["owner"],
+    "client_id": [1],
+}
+"""Values of the partitions' arguments that are far from the usual ones."""
+
+
+class Few(Source):
+    num_classes = 4
+
+    def __init__(self, size, classes, num_tests, tells_owners):
+        self.size = size
+        self.drawn_classes = classes
+        self.num_tests = num_tests
+        self.tells_owners = tells_owners
+
+    def load(self):
+        draw = np.random.default_rng(1)
+        y = torch.from_numpy(draw.choice(self.drawn_classes, size=self.size))
+        test = torch.from_numpy(draw.choice(4, size=self.num_tests))
+        columns = {"owner": draw.integers(4, size=self.num_tests)} if self.tells_owners else {}
+        train = TensorSplit(torch.zeros(self.size, 1), y, columns={"owner": np.arange(self.size) % 4})
+        return train, TensorSplit(torch.zeros(self.num_tests, 1), test, columns=columns)
+
+
+def odd(kind):
+    """Every combination of odd arguments."""
+    names = [name for name in inspect.signature(kind.__init__).parameters if name in ODD]
+    return [kind(**dict(zip(names, values, strict=True))) for values in product(*map(ODD.get, names))]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_so_it_is_with_odd_arguments_and_few_samples(kind):
+    """Each federation is refused by a ValueError, or tests each client on classes, or on the owner, that it has."""
+    made_ones = 0
+    parameters = [p for p in inspect.signature(kind.__init__).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert {p.name for p in parameters if p.default is p.empty} <= {"self", *ODD}
+    for size, classes, num_tests in product((1, 5, 30), ([0], [0, 1, 2, 3]), (1, 20)):
+        for partition, num_clients, asked, tells in product(odd(kind), (1, 3, 8), (None, 1, 1000), (False, True)):
+            source = Few(size, classes, num_tests, tells)
+            data = FederatedDataModule(source, num_clients=num_clients, partition=partition, client_test_size=asked)
+            try:
+                data.setup("fit")
+            except ValueError:
+                continue
+            made_ones += 1
+            labels = {name: data.split(name).labels.numpy() for name in ("train", "test")}
+            if partition.column is not None and tells:
+                labels = {name: data.split(name).column("owner") for name in ("train", "test")}
+            for client_id in range(num_clients):
+                train, test = (data.client_indices(name, client_id).numpy() for name in ("train", "test"))
+                assert asked is None or len(test) <= asked
+                assert len(set(test.tolist())) == len(test)
+                if len(train) and kind.__name__ != "OwnerPartition":
+                    assert set(labels["test"][test]) <= set(labels["train"][train])
+    assert made_ones
 
 
 def test_client_dirichlet_tests_by_what_was_dealt():
@@ -183,10 +261,151 @@ class Module(pl.LightningDataModule):
         return x * 0, y
 
 
+class Base(Dataset):
+    """Pictures in which `seen` says how a sample is seen."""
+
+    def __init__(self, n, seen=None):
+        self.x = torch.arange(1.0, n + 1)
+        self.targets = torch.arange(n) % 3
+        self.keep(seen)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.view(self.x[index][None]), int(self.targets[index])
+
+
+class Otherwise(Base):
+    def keep(self, seen):
+        self._pipeline = seen
+
+    def view(self, x):
+        return self._pipeline(x)
+
+
+class InSteps(Base):
+    def keep(self, seen):
+        self.steps = [seen]
+
+    def view(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class InTable(Base):
+    def keep(self, seen):
+        self.table = {"x": seen}
+
+    def view(self, x):
+        return self.table["x"](x)
+
+
+class Nothing(Base):
+    """Has nothing to be called with where it does not blacken."""
+
+    def keep(self, seen):
+        self.distort = seen if seen is blacken else None
+
+    def view(self, x):
+        return x + 1 if self.distort is None else self.distort(x)
+
+
+class ByMethod(Base):
+    """Chooses one of its methods, which uses what else it keeps."""
+
+    def keep(self, seen):
+        self.change = seen
+        self.view = self.dark if seen is blacken else self.light
+
+    def dark(self, x):
+        return x * 0
+
+    def light(self, x):
+        return self.change(x)
+
+
+class ByModule(Base):
+    def keep(self, seen):
+        self.layer = torch.nn.Threshold(1e9 if seen is blacken else -1, 0)
+
+    def view(self, x):
+        return self.layer(x) + int(self.layer.threshold < 0)
+
+
+class Wrapper(Dataset):
+    def __init__(self, dataset, seen):
+        self.dataset = dataset
+        self.seen = seen
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        x, y = self.dataset[index]
+        return self.seen(x), y
+
+
+class OtherWrapper(Wrapper):
+    """Keeps its dataset under another name, and not one of torch's."""
+
+    def __init__(self, dataset, seen):
+        self.base = dataset
+        self.seen = seen
+
+    def __len__(self):
+        return len(self.base)
+
+    def __getitem__(self, index):
+        x, y = self.base[index]
+        return self.seen(x), y
+
+
+class Joined(Dataset):
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __len__(self):
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, index):
+        for part in self.parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError
+
+
+class Transformed(Subset):
+    """A part that transforms its samples itself."""
+
+    def __init__(self, dataset, indices, transform):
+        super().__init__(dataset, indices)
+        self.transform = transform
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return self.transform(x), y
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def given(train, test, **settings):
+    return FederatedDataModule.from_datasets(train, test, **{"num_clients": 3, "val_fraction": 0.3, **settings})
+
+
 def of_datasets(wrap):
-    return FederatedDataModule.from_datasets(
-        wrap(Pictures(60, blacken)), Pictures(9, bright), num_clients=3, val_fraction=0.3
-    )
+    return given(wrap(Pictures(60, blacken)), Pictures(9, bright))
+
+
+def of_kind(kind):
+    return given(kind(60, blacken), kind(9, bright))
+
+
+def halves(dataset):
+    return Subset(dataset, range(30)), Subset(dataset, range(30, 60))
 
 
 PLACES = {
@@ -197,7 +416,118 @@ PLACES = {
     "several": lambda: of_datasets(
         lambda dataset: ConcatDataset([Subset(dataset, range(30)), Subset(dataset, range(30, 60))])
     ),
+    **{kind.__name__: partial(of_kind, kind) for kind in (Otherwise, InSteps, InTable, Nothing, ByMethod, ByModule)},
+    "wrapper": lambda: given(Wrapper(Pictures(60), blacken), Wrapper(Pictures(9), bright)),
+    "other wrapper": lambda: given(OtherWrapper(Pictures(60), blacken), OtherWrapper(Pictures(9), bright)),
+    "part of a wrapper": lambda: given(
+        Subset(Wrapper(Subset(Pictures(60), range(60)), blacken), range(60)), Wrapper(Pictures(9), bright)
+    ),
+    "wrapper of a wrapper": lambda: given(Wrapper(Pictures(60, bright), blacken), Wrapper(Pictures(9, None), bright)),
+    "joined": lambda: given(Joined(*halves(Pictures(60, blacken))), Joined(Pictures(9, bright))),
+    "joined wrappers": lambda: given(
+        ConcatDataset([Wrapper(part, blacken) for part in halves(Pictures(60))]), Wrapper(Pictures(9), bright)
+    ),
+    "part": lambda: given(
+        Transformed(Pictures(60), range(60), blacken), Transformed(Pictures(60), range(51, 60), bright)
+    ),
 }
+
+
+class Blackening(Pictures):
+    """Blackens in code of its own."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x * 0, y
+
+
+class ByFlag(Pictures):
+    def __init__(self, n, train):
+        super().__init__(n)
+        self.train = train
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x * (1 - int(self.train is True or self.train == "train")), y
+
+
+class Drawing(Pictures):
+    """Draws in code of its own, by a generator that nobody keys."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.generator = np.random.default_rng()
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + float(self.generator.random()), y
+
+
+def jitter(x):
+    return x + torch.rand(1)
+
+
+def jittered(items):
+    x, y = torch.utils.data.default_collate(items)
+    return jitter(x), y
+
+
+class Jittering(Source):
+    num_classes = 3
+
+    def load(self):
+        return TensorSplit(torch.ones(60, 1), torch.arange(60) % 3, lambda x, generator: x + torch.rand(1)), None
+
+
+UNDECIDED = {
+    "code": lambda: given(Blackening(60), Pictures(9)),
+    "code of a part": lambda: given(ConcatDataset(halves(Blackening(60))), Subset(Pictures(9), range(9))),
+    "flag": lambda: given(ByFlag(60, True), ByFlag(9, False)),
+    "phase": lambda: given(Wrapper(ByFlag(60, "train"), bright), Wrapper(ByFlag(9, "test"), bright)),
+    "wrapper of one side": lambda: given(Wrapper(Pictures(60), blacken), Pictures(9)),
+    "lacking": lambda: given(Pictures(60, blacken), TensorDataset(torch.ones(9, 1), torch.arange(9) % 3)),
+    "random code": lambda: given(Drawing(60), Pictures(9)),
+    "random without tests": lambda: given(Drawing(60), None),
+    "transform without tests": lambda: given(Subset(Pictures(60, jitter), range(60)), None),
+    "batches without tests": lambda: given(Pictures(60), None, collate_fn=jittered),
+    "source without tests": lambda: FederatedDataModule(Jittering(), num_clients=3, val_fraction=0.3),
+}
+DECIDED = {
+    "nothing differs": lambda: given(Pictures(60), Pictures(9)),
+    "both are random": lambda: given(Drawing(60), Drawing(9)),
+    "the same transform": lambda: given(Pictures(60, jitter), Pictures(9, jitter)),
+    "tensors": lambda: given(TensorDataset(torch.ones(60, 1), torch.arange(60) % 3), Pictures(9)),
+    "a flag that says nothing": lambda: given(ByFlag(60, 0), ByFlag(9, 1.5)),
+    "without tests": lambda: given(Pictures(60, bright), None),
+    "nothing is held back": lambda: given(Blackening(60), Pictures(9), val_fraction=0.0),
+}
+
+
+@pytest.mark.parametrize("name", [*PLACES, *UNDECIDED, *DECIDED])
+def test_what_cannot_be_decided_is_said_once(name):
+    """And what was decided leaves no doubt."""
+    make = {**PLACES, **UNDECIDED, **DECIDED}[name]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        data = make()
+        data.setup("fit")
+        data.setup("test")
+    found = [str(w.message) for w in said if "may be augmented" in str(w.message)]
+    assert len(found) == int(name in UNDECIDED), found
+    for message in found:
+        assert message.startswith("data.val_fraction holds back 18 training samples (")
+        assert message.endswith("validation samples of their own, by val_dataloader or from_datasets(val=...)")
+        assert "\n" not in message
+
+
+def test_looking_at_samples_leaves_the_generators_alone():
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    for make in UNDECIDED.values():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            make().setup("fit")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -225,6 +555,78 @@ def test_groups_are_held_back_whole():
         assert not held & left
         assert not {(i - 1) // 3 for i in held} & {(i - 1) // 3 for i in left}
         assert 15 <= len(held) < 18
+
+
+class Rows(Dataset):
+    """Items that are dictionaries, as many pipelines of text have them."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        return {"x": torch.tensor([float(index)]), "y": index % 3, "patient": f"p{index // 3}"}
+
+
+class Columns(Source):
+    num_classes = 3
+
+    def load(self):
+        patients = np.arange(60) // 3
+        y = torch.arange(60) % 3
+        return TensorSplit(torch.arange(60.0)[:, None], y, columns={"patient": patients}), None
+
+
+def with_attribute():
+    dataset = TensorDataset(torch.arange(60.0)[:, None], torch.arange(60) % 3)
+    dataset.patient = torch.arange(60) // 3
+    return dataset
+
+
+class OfPatients(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(ConcatDataset(halves(with_attribute())), 5)
+
+
+def table_of_patients(tmp_path):
+    rows = "".join(f"{index},{index % 3},{index // 3:03}\n" for index in range(60))
+    (tmp_path / "train.csv").write_text(f"x,y,patient\n{rows}")
+    (tmp_path / "test.csv").write_text(f"x,y,patient\n{rows}")
+    paths = [str(tmp_path / f"{name}.csv") for name in ("train", "test")]
+    return TableSource(paths[0], label="y", test=paths[1], ignored=["patient"])
+
+
+GROUPED = {
+    "columns": lambda tmp_path: Columns(),
+    "table": table_of_patients,
+    "attribute": lambda tmp_path: DatasetSource(with_attribute()),
+    "part": lambda tmp_path: DatasetSource(Subset(with_attribute(), range(60))),
+    "items": lambda tmp_path: DatasetSource(Rows()),
+    "given": lambda tmp_path: DatasetSource(Pictures(60), columns={"patient": np.arange(60) // 3}),
+    "module": lambda tmp_path: OfPatients(),
+}
+
+
+@pytest.mark.parametrize("partition", [None, "DirichletPartition", "ColumnPartition"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_of_every_source_are_held_back_whole(name, partition, tmp_path):
+    made_ones = {
+        "DirichletPartition": lambda: DirichletPartition(0.5, min_samples=0),
+        "ColumnPartition": lambda: ColumnPartition("patient"),
+    }
+    data = FederatedDataModule(
+        GROUPED[name](tmp_path),
+        num_clients=3,
+        val_fraction=0.2,
+        val_by="patient",
+        partition=made_ones[partition]() if partition else None,
+        transfer_size=5,
+    )
+    data.setup("fit")
+    held = set(data.split("val").column("patient").tolist())
+    train = data.split("train").column("patient")
+    left = {patient for k in range(3) for patient in train[data.client_indices("train", k).numpy()].tolist()}
+    assert len(held) == 4
+    assert not held & left
 
 
 def test_groups_that_cannot_be_held_back_are_refused():

@@ -1,12 +1,19 @@
 """What is kept of a client's samples is kept by sample: it stays right when the client has fewer or more samples."""
 
+import inspect
+import sys
+
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 
+from fl_lightning import ClientModule, FederatedDataModule, methods
+from fl_lightning.data import Partition, TensorSource
+from fl_lightning.data.clients import ClientView
 from fl_lightning.methods import FedFOMO, SelectiveFD
 from fl_lightning.monitors import SampleReduction
-from tests.toys import BatchNormNet, fit, sgd, toy_data
+from tests.toys import BatchNormNet, fit, samples, sgd, toy_data
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 REMOVALS = [{0: 3}, {0: 0}, {0: 2, 1: 1}, {0: 1, 1: 0, 2: 4}]
@@ -114,3 +121,107 @@ def test_positions_among_the_dealt_samples_are_those_of_the_present_ones():
     assert torch.equal(dealt[present], data.client_indices("train", 0))
     some = data.view(0, 3).restricted("train", torch.tensor([4, 1]))
     assert torch.equal(dealt[some.dealt()[1]], data.client_indices("train", 0)[[4, 1]])
+
+
+# --- every method, found by its class
+
+DEALT = 73
+COUNTS = [{2: 20}, {0: 3}, {2: 15}, {0: None, 2: None, 1: 2}, {1: None}]
+"""Changes of client 0 before each round: samples left by class, None gives all of them back."""
+METHODS = sorted(
+    (kind for kind in vars(methods).values() if inspect.isclass(kind) and issubclass(kind, ClientModule)),
+    key=lambda kind: kind.__name__,
+)
+DRAWS_FOR_THE_RUN = {FedFOMO, SelectiveFD}
+"""Methods that draw once for all rounds, whose laws are above."""
+
+
+class Unequal(Partition):
+    stores_positions = False
+
+    def __call__(self, samples, num_clients, generator):
+        return np.split(np.arange(samples.size), [DEALT, DEALT + 9])
+
+
+def sizes_in(tree):
+    """The lengths of all tensors, lists and tables that a record holds."""
+    if isinstance(tree, torch.Tensor | np.ndarray):
+        return set(tree.shape)
+    if isinstance(tree, dict):
+        return {len(tree)}.union(*map(sizes_in, tree.values()))
+    if isinstance(tree, list | tuple | set):
+        return {len(tree)}.union(*map(sizes_in, tree))
+    return set()
+
+
+class Changes(pl.Callback):
+    """Takes samples from client 0 and gives them back, and looks at what it keeps after each round."""
+
+    def __init__(self):
+        self.sizes = []
+        self.kept = []
+        self.trained = {}
+        self.read = {}
+
+    def on_train_epoch_start(self, trainer, loop):
+        for class_idx, count in COUNTS[trainer.current_epoch].items():
+            loop.data.set_class_count(0, class_idx, count)
+        self.sizes.append(loop.data.size(0))
+
+    def watch(self, monkeypatch):
+        """Note which samples client 0 trains on by a phase of its own choice, and which it reads besides."""
+        restricted = ClientView.restricted
+
+        def noted(view, split, positions):
+            if split == "train" and view.client_id == 0:
+                trains = sys._getframe(1).f_globals["__name__"].startswith("fl_lightning.engines")
+                ids = set(view._look_up("train")[positions].tolist())
+                noted_ids = self.trained if trains else self.read
+                noted_ids.setdefault(view.round_idx, set()).update(ids)
+            return restricted(view, split, positions)
+
+        monkeypatch.setattr(ClientView, "restricted", noted)
+
+    def on_train_epoch_end(self, trainer, loop):
+        record = {"memory": loop.store.memory(0), "personal": loop.store.personal(0)}
+        self.kept.append(sizes_in(record))
+
+
+def made(kind):
+    """A client of a class, or the sentence by which it is refused."""
+    try:
+        return kind(net=BatchNormNet, optimizer=sgd())
+    except (TypeError, ValueError) as refused:
+        pytest.skip(f"{kind.__name__} needs further arguments: {refused}")
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_no_method_keeps_an_entry_for_each_sample_that_it_had_before(kind, monkeypatch):
+    """Nothing that a client keeps has as many entries as it had samples earlier; nor is anything judged by samples
+    that were trained on, if its first such round parts them."""
+    watch = Changes()
+    watch.watch(monkeypatch)
+    source = TensorSource(samples(DEALT + 20 + 38), samples(30, seed=1), num_classes=3)
+    settings = {"transfer_size": 20, "proxy_size": 20, "num_clients": 3, "partition": Unequal(), "batch_size": 5}
+    client = made(kind)
+    try:
+        fit(client, len(COUNTS), FederatedDataModule(source, **settings), callbacks=[watch])
+    except (TypeError, ValueError) as refused:
+        if watch.sizes:
+            raise
+        pytest.skip(f"{kind.__name__} refuses these data at the start: {refused}")
+    assert len(watch.sizes) == len(COUNTS)
+    assert len(set(watch.sizes)) >= 4
+    assert min(watch.sizes) > 20  # no dimension of the net
+    for round_idx, kept in enumerate(watch.kept):
+        earlier = set(watch.sizes[:round_idx]) - {watch.sizes[round_idx], DEALT}
+        assert not kept & earlier, (round_idx, kept, watch.sizes)
+    both = sorted(watch.trained.keys() & watch.read.keys())
+    if both and not watch.trained[both[0]] & watch.read[both[0]]:
+        assert not set().union(*watch.trained.values()) & set().union(*watch.read.values())
+
+
+def test_a_method_that_draws_once_for_all_rounds_has_a_law():
+    """`generator(..., per_round=False)` parts a client's samples for the run: its caller parts them by sample."""
+    callers = {kind for kind in METHODS if "per_round=False" in inspect.getsource(inspect.getmodule(kind))}
+    assert callers == DRAWS_FOR_THE_RUN
