@@ -17,15 +17,15 @@ from fl_lightning.utils.files import DIGEST, save_with_digest
 class ClientCheckpoint(Callback):
     """Writes the global model after every round, as it is evaluated, as a checkpoint of the client's own class.
 
-    `MyModule.load_from_checkpoint("client.ckpt")` reads it without this package: the entries have the module's own
-    names and the hyper-parameters are those that it saved itself. For a client with `net=` they are its plain
-    arguments, and the factory is given again: `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. Nothing is
-    written where clients share no weights. Of a fit without a federation it writes the fitted module after every epoch,
-    in the same form.
+    `MyModule.load_from_checkpoint("client.ckpt")` reads the file without this package. The entries have the module's
+    own names, and the hyper-parameters are those that the module saved itself. For a client with `net=` they are its
+    plain arguments, and the factory is given again: `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. The callback
+    writes nothing if the clients share no weights. In a fit without a federation it writes the fitted module after
+    every epoch, in the same form.
 
     Args:
-        dirpath: folder of the file; None: `trainer.default_root_dir`.
-        filename: of the checkpoint.
+        dirpath: Folder of the file. None is `trainer.default_root_dir`.
+        filename: Name of the checkpoint.
     """
 
     def __init__(self, dirpath: str | Path | None = None, filename: str = "client.ckpt") -> None:
@@ -43,8 +43,12 @@ class ClientCheckpoint(Callback):
 
     def _write(self, trainer: Trainer, client: LightningModule) -> None:
         """Write a module as it is."""
-        inner = getattr(client, "module", None) if isinstance(client, ClientModule) else None
-        prefix, inner = ("", client) if inner is None else ("module.", inner)
+        inner = client
+        prefix = ""
+        wrapped = getattr(client, "module", None) if isinstance(client, ClientModule) else None
+        if wrapped is not None:
+            inner = wrapped
+            prefix = "module."
         checkpoint: dict[str, Any] = {
             "state_dict": {name.removeprefix(prefix): value for name, value in client.state_dict().items()},
             inner.CHECKPOINT_HYPER_PARAMS_KEY: hyperparameters(inner),
@@ -57,11 +61,19 @@ class ClientCheckpoint(Callback):
 
 
 def hyperparameters(module: LightningModule) -> dict[str, Any]:
-    """Collect the hyper-parameters that `module` saved itself, else its arguments, of both only plain values."""
-    arguments: Mapping[str, Any] = module.hparams
-    if not arguments:
-        kinds = [kind for kind in reversed(type(module).__mro__) if issubclass(kind, ClientModule)]
-        parameters = [p for kind in kinds for p in inspect.signature(kind.__init__).parameters.values()]
-        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        arguments = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    return {name: value for name, value in arguments.items() if is_plain(value)}
+    """Return the plain hyper-parameters that a module saved itself, else its plain arguments."""
+    values: Mapping[str, Any] = module.hparams or arguments_of(module)
+    return {name: value for name, value in values.items() if is_plain(value)}
+
+
+def arguments_of(module: LightningModule) -> dict[str, Any]:
+    """Return the arguments of a client module that are its attributes, by name. Those of its bases come first."""
+    values: dict[str, Any] = {}
+    for kind in reversed(type(module).__mro__):
+        if not issubclass(kind, ClientModule):
+            continue
+        for parameter in inspect.signature(kind.__init__).parameters.values():
+            has_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if has_name and hasattr(module, parameter.name):
+                values[parameter.name] = getattr(module, parameter.name)
+    return values

@@ -15,11 +15,11 @@ from fl_lightning.utils.files import save_with_digest
 
 
 class SavePredictions(BasePredictionWriter):
-    """Writes `predictions.pt`: the outputs in the order of the samples, one tensor where they are tensors.
+    """Writes `predictions.pt`: the outputs in the order of the samples, as one tensor if they are tensors.
 
     Args:
-        dirpath: folder of the file.
-        filename: of the file, read by `torch.load`.
+        dirpath: Folder of the file.
+        filename: Name of the file, which `torch.load` reads.
     """
 
     def __init__(self, dirpath: str | Path, filename: str = "predictions.pt") -> None:
@@ -33,8 +33,13 @@ class SavePredictions(BasePredictionWriter):
         parts = ranks.gather_to_root([output for output in predictions if output is not None])
         if not trainer.is_global_zero:
             return
-        count = sum(map(len, parts))
-        outputs = [parts[i % ranks.world][i // ranks.world] for i in range(count)]  # batches are dealt in turn
-        tensors = all(isinstance(output, Tensor) and output.ndim for output in outputs)
-        save_with_digest(torch.cat([output.cpu() for output in outputs]) if tensors and outputs else outputs, self.path)
+        # The processes got the batches in turn.
+        outputs: list[Any] = []
+        for batch_idx in range(sum(map(len, parts))):
+            outputs.append(parts[batch_idx % ranks.world][batch_idx // ranks.world])
+        are_tensors = all(isinstance(output, Tensor) and output.ndim for output in outputs)
+        saved: Any = outputs
+        if outputs and are_tensors:
+            saved = torch.cat([output.cpu() for output in outputs])
+        save_with_digest(saved, self.path)
         rank_zero_info(f"Predictions: {self.path}")

@@ -18,14 +18,15 @@ class SkippedClients(Callback):
     The owner is the name of the owner of the client's samples (`data.by`), else the client's number.
 
     Args:
-        dirpath: folder of the file; None: `trainer.default_root_dir`.
-        filename: of the table.
+        dirpath: Folder of the file. None is `trainer.default_root_dir`.
+        filename: Name of the file.
     """
 
     def __init__(self, dirpath: str | Path | None = None, filename: str = "skipped.csv") -> None:
         self.dirpath = dirpath
         self.filename = filename
         self._written = -1
+        """The last round whose clients are written."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, FederatedLoop):
@@ -38,15 +39,21 @@ class SkippedClients(Callback):
         self._write(trainer, pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Name those of the round that ended the run, too."""
+        """Name the clients of the round that ended the run, too."""
         self._write(trainer, pl_module)
 
     def _write(self, trainer: Trainer, loop: Any) -> None:
+        """Write the clients of the round, once."""
         skipped = getattr(loop, "skipped", None)
-        if skipped and trainer.is_global_zero and skipped[0].round_idx > self._written:
-            self._written = skipped[0].round_idx
+        if not skipped or not trainer.is_global_zero:
+            return
+        round_idx = skipped[0].round_idx
+        if round_idx > self._written:
+            self._written = round_idx
             names = loop.data.client_names
-            self._table(trainer).append([(*fault, names[fault.client_id]) for fault in skipped])
+            rows = [(*fault, names[fault.client_id]) for fault in skipped]
+            self._table(trainer).append(rows)
 
     def _table(self, trainer: Trainer) -> RoundTable:
+        """Return the table of a run."""
         return RoundTable(Path(self.dirpath or trainer.default_root_dir, self.filename), COLUMNS)
