@@ -451,7 +451,8 @@ class FederatedLoop(Forwarding):
         `self.log` would cost 0.75 ms a key and round.
         """
         # The tensors of all keys are made at once, because making each by itself would cost as much.
-        values = by_all_names(values)
+        if self.parts.is_private:
+            values = by_all_names(values)
         self.fresh_values.publish(values, round_idx=self.recorder.trained_rounds - 1)
         tensors = torch.tensor(list(values.values())).unbind()
         self.trainer.callback_metrics.update(zip(values, tensors, strict=True))
