@@ -332,6 +332,7 @@ class ClientView:
         split: str = "train",
         epoch: int | None = None,
         batch_size: int | None = None,
+        *,
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:

@@ -19,24 +19,25 @@ from fl_lightning.types import Batch
 
 
 class Stream(NamedTuple):
-    """One client's training samples, and how batches are made of them."""
+    """Holds one client's training samples, and how batches are made of them."""
 
     dataset: IterableDataset[Any]
     loader_spec: LoaderSpec
 
 
 class StreamSplit(LoadedSplit):
-    """Training samples that come as one stream for each client, counted as 0 since none of them has an index.
+    """Holds a stream of training samples for each client. They are counted as 0, because no sample has an index.
 
     Args:
-        streams: by client id.
+        streams: The streams by client id.
 
     Raises:
-        ValueError: the ids are not 0 ... N-1, or the loaders differ in `batch_size` or `drop_last`.
+        ValueError: The ids are not 0 ... N-1, or the loaders differ in `batch_size` or `drop_last`.
     """
 
     labels = None
-    augments = True  # a stream may draw
+    # A stream may draw.
+    augments = True
 
     def __init__(self, streams: Mapping[int, Stream]) -> None:
         if sorted(streams) != list(range(len(streams))) or not streams:
@@ -45,9 +46,10 @@ class StreamSplit(LoadedSplit):
             )
         batching = {(spec.batch_size, spec.drop_last) for _, spec in streams.values()}
         if len(batching) > 1:
+            got = ", ".join(sorted(map(str, batching)))
             raise ValueError(
-                f"the loaders of all streams must have the same batch_size and drop_last, got "
-                f"{', '.join(map(str, sorted(batching, key=str)))}; give every client's loader the same"
+                f"the loaders of all streams must have the same batch_size and drop_last, got {got}; give every "
+                f"client's loader the same"
             )
         self.streams = [streams[client_id] for client_id in range(len(streams))]
 
@@ -62,24 +64,24 @@ class StreamSplit(LoadedSplit):
 
 
 class StreamedData(FederatedData, Protocol):
-    """The part of the data module that streams read."""
+    """Names the part of the data module that streams read."""
 
     partition: Partition
     holdout_sizes: dict[str, float]
 
 
 class ClientStreams:
-    """The clients' training samples where they are streams, with the attributes of `ClientSamples`.
+    """Gives the clients' training samples if these are streams, with the attributes of `ClientSamples`.
 
     Args:
-        split: the streams.
-        data: the data module.
+        split: The streams.
+        data: The data module.
 
     Attributes:
-        dealt: of each client, no index.
+        dealt: No index for each client.
 
     Raises:
-        ValueError: a setting of the data module that needs the number of samples, or their index.
+        ValueError: A setting of the data module needs the number of samples, or their index.
     """
 
     def __init__(self, split: StreamSplit, data: StreamedData) -> None:
@@ -101,26 +103,41 @@ class ClientStreams:
         self.dealt = ClientIndices([np.arange(0)] * given)
 
     def limit(self, batches: int) -> None:
-        """Let a pass over a stream end after so many batches."""
+        """Let a pass over a stream end after a number of batches.
+
+        Args:
+            batches: The number of batches.
+        """
         self._most_batches = batches
 
     def indices(self, client_id: int) -> Tensor:
-        """Get no index."""
+        """Return no index."""
         return self.dealt[client_id]
 
     def size(self, client_id: int) -> int:
         """Count the samples of the longest pass that a client makes.
 
+        Args:
+            client_id: 0 ... N-1, which is the same for all clients.
+
         Raises:
-            ValueError: it is not limited.
+            ValueError: The pass is not limited.
         """
         if self._most_batches is None:
             raise ValueError("the clients' samples are streams, which have no length; set model.max_local_steps")
-        return self._most_batches * int(self._data.batch_size)  # never "full"
+        # The batch size is never "full" here.
+        return self._most_batches * int(self._data.batch_size)
 
     def view(self, client_id: int, round_idx: int) -> "StreamView":
         """Make the view of one client's data in one round."""
-        return StreamView(self._data, self.split, {}, client_id, round_idx, self.size(client_id))
+        return StreamView(
+            data=self._data,
+            train=self.split,
+            indices={},
+            client_id=client_id,
+            round_idx=round_idx,
+            most=self.size(client_id),
+        )
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         """Refuse to hold samples back."""
@@ -134,18 +151,18 @@ class ClientStreams:
 
 
 class StreamView(ClientView):
-    """One client's stream in one round (the `ClientData` protocol).
+    """Gives one client's stream in one round (the `ClientData` protocol).
 
-    Every pass begins the stream anew, after it was told the round (`set_epoch`, where it has that), and ends after
-    `most` samples.
+    Every pass begins the stream anew and ends after `most` samples. Before it, a stream with the method `set_epoch` is
+    told the round.
 
     Args:
-        data: the data module.
-        train: the streams of all clients.
-        indices: the client's samples by split; `train` is none of them.
-        client_id: 0 ... N-1.
-        round_idx: communication round, from 0.
-        most: samples of a pass.
+        data: The data module.
+        train: The streams of all clients.
+        indices: The client's samples by split, without `train`.
+        client_id: The client's id, 0 ... N-1.
+        round_idx: The communication round, from 0.
+        most: The most samples of a pass.
     """
 
     def __init__(
@@ -153,11 +170,12 @@ class StreamView(ClientView):
         data: FederatedData,
         train: StreamSplit,
         indices: Mapping[str, Tensor],
+        *,
         client_id: int,
         round_idx: int,
         most: int,
     ) -> None:
-        super().__init__(data, train, indices, client_id, round_idx)
+        super().__init__(data, train, indices, client_id=client_id, round_idx=round_idx)
         self._streams = train
         self._most = most
         self._seen = 0
@@ -171,7 +189,9 @@ class StreamView(ClientView):
         return self._seen
 
     def size(self, split: str = "train") -> int:
-        return self._most if split == "train" else super().size(split)
+        if split == "train":
+            return self._most
+        return super().size(split)
 
     def all(self, split: str = "train") -> Batch:
         if split != "train":
@@ -185,15 +205,28 @@ class StreamView(ClientView):
         split: str = "train",
         epoch: int | None = None,
         batch_size: int | None = None,
+        *,
         shuffle: bool | None = None,
         with_index: bool = False,
     ) -> Iterator[Batch]:
         if split != "train":
-            return super().batches(split, epoch, batch_size, shuffle, with_index)
-        return self._pass(epoch, self.samples_per_batch("train", batch_size), with_index)
+            return super().batches(
+                split,
+                epoch=epoch,
+                batch_size=batch_size,
+                shuffle=shuffle,
+                with_index=with_index,
+            )
+        return self._pass(epoch, batch_size=self.samples_per_batch("train", batch_size), with_index=with_index)
 
-    def _pass(self, epoch: int | None, batch_size: int, with_index: bool) -> Iterator[Batch]:
-        """Read the stream once, in a pass that does not train where `epoch` is None."""
+    def _pass(self, epoch: int | None, *, batch_size: int, with_index: bool) -> Iterator[Batch]:
+        """Read the stream once.
+
+        Args:
+            epoch: The local epoch. None: the pass does not train.
+            batch_size: The number of samples of a batch.
+            with_index: Whether each batch comes with the numbers of its samples in the pass.
+        """
         dataset, spec = self._streams.streams[self.client_id]
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(self.round_idx)
@@ -207,23 +240,39 @@ class StreamView(ClientView):
         batches: Iterator[Any] = read if staging is None else map(staging.begin, read)
         current = next(batches, None)
         while current is not None:
-            following = next(batches, None)  # as Lightning reads ahead where a length is not known
+            # Lightning, too, reads ahead where a length is not known.
+            following = next(batches, None)
             self.ended = following is None
             size, batch = current if staging is None else current()
-            yield (batch, torch.arange(first, first + size)) if with_index else batch
+            if with_index:
+                yield batch, torch.arange(first, first + size)
+            else:
+                yield batch
             first += size
-            self._seen += 0 if epoch is None else size  # asked for the next: this one was trained on
+            # The next batch was asked for, so this one was trained on.
+            if epoch is not None:
+                self._seen += size
             current = following
 
     def restricted(self, split: str, positions: Tensor) -> ClientView:
         if split == "train":
             raise ValueError("the samples of a stream have no positions, so that a phase cannot choose some of them")
-        indices = super().restricted(split, positions)._indices
-        return StreamView(self._data, self._streams, indices, self.client_id, self.round_idx, self._most)
+        return StreamView(
+            data=self._data,
+            train=self._streams,
+            indices=super().restricted(split, positions)._indices,
+            client_id=self.client_id,
+            round_idx=self.round_idx,
+            most=self._most,
+        )
 
 
 def counted_batch(collate_fn: Callable[[list[Any]], Any], items: list[Any]) -> tuple[int, Any]:
     """Make `(number of items, batch)` of a list of items.
+
+    Args:
+        collate_fn: Makes a batch of a list of items.
+        items: The items.
 
     >>> counted_batch(tuple, ["a", "b"])
     (2, ('a', 'b'))
@@ -232,7 +281,7 @@ def counted_batch(collate_fn: Callable[[list[Any]], Any], items: list[Any]) -> t
 
 
 def are_streams(train: Any) -> TypeGuard[Mapping[int, Any]]:
-    """Tell whether `train` maps clients to streams, as datasets or as DataLoaders of them."""
+    """Return True if `train` maps clients to streams, as datasets or as DataLoaders of datasets."""
     if not isinstance(train, Mapping):
         return False
     datasets = [getattr(value, "dataset", value) for value in train.values()]
@@ -242,8 +291,12 @@ def are_streams(train: Any) -> TypeGuard[Mapping[int, Any]]:
 def read_stream_loader(loader: DataLoader[Any]) -> Stream:
     """Read a DataLoader of a stream.
 
+    Args:
+        loader: The DataLoader.
+
     Raises:
-        ValueError: it makes no batches.
+        ValueError: The DataLoader makes no batches.
+        TypeError: Its dataset is no stream.
     """
     if loader.batch_size is None:
         raise ValueError(
@@ -252,5 +305,12 @@ def read_stream_loader(loader: DataLoader[Any]) -> Stream:
         )
     if not isinstance(loader.dataset, IterableDataset):
         raise TypeError(f"a stream must be an IterableDataset, got {type(loader.dataset).__name__}")
-    settings = (loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size)
-    return Stream(loader.dataset, LoaderSpec(*settings, None, loader.drop_last))
+    spec = LoaderSpec(
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+        batch_size=loader.batch_size,
+        shuffle=None,
+        drop_last=loader.drop_last,
+    )
+    return Stream(loader.dataset, spec)
