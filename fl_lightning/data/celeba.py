@@ -11,6 +11,7 @@ from fl_lightning.data.images import Augmentation, Images, ImageSource, Normaliz
 from fl_lightning.data.leaf import read_leaf
 from fl_lightning.data.limiting import stratified
 from fl_lightning.data.published import file_fault
+from fl_lightning.data.sources import AUTHORS
 from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.settings import check_count
 
@@ -44,6 +45,7 @@ class CelebA(ImageSource):
     """
 
     num_classes = 2
+    classes_by = AUTHORS
 
     def __init__(
         self,

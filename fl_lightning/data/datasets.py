@@ -99,9 +99,32 @@ class DatasetSplit(LoadedSplit):
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        item = self.dataset[0] if len(self) else None
+        item = self._first_item
         x = item[0] if isinstance(item, list | tuple) and item else None
         return tuple(x.shape) if isinstance(x, Tensor) else None
+
+    @property
+    def is_in_memory(self) -> bool:
+        return all(type(part) is TensorDataset for part in parts_of(self.dataset))
+
+    def probe(self) -> Batch | None:
+        item = self._first_item
+        if self.loader_spec.collate_fn is not default_collate or not isinstance(item, list | tuple):
+            return None
+        with suppress(TypeError):  # of items that need a collate_fn
+            return default_collate([item])
+        return None
+
+    @cached_property
+    def _first_item(self) -> Any:
+        """The first item, read once. None: there is none."""
+        if not len(self):
+            return None
+        with keyed_globals(0, "items"):
+            return self.dataset[0]
+
+    def relabelled(self, labels: Tensor) -> "DatasetSplit":
+        return DatasetSplit(RelabelledDataset(self.dataset, labels), self.loader_spec, self.columns)
 
     def subset(self, indices: Tensor) -> "DatasetSplit":
         columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
@@ -137,6 +160,31 @@ class DatasetSplit(LoadedSplit):
         many = getattr(self.dataset, "__getitems__", None)
         made = (spec.collate_fn(many(index) if many else [self.dataset[i] for i in index]) for index in chosen)
         return made if staging is None else map(staging, made)  # in order: the net draws from the same generators
+
+
+class RelabelledDataset(Dataset[Any]):
+    """The items of a dataset with other classes.
+
+    Args:
+        dataset: gives items (x, class, ...), or mappings with a key of `LABELS`.
+        labels: class of each item, (n,) int64.
+    """
+
+    def __init__(self, dataset: Any, labels: Tensor) -> None:
+        self.dataset = dataset
+        self.targets = labels
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.dataset[index]
+        label = self.targets[index]
+        if isinstance(item, Mapping):
+            key = next(name for name in LABELS if name in item)
+            return {**item, key: label}
+        values = [item[0], label, *item[2:]]
+        return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
 
 
 KnownSplit = TensorSplit | DatasetSplit | StreamSplit
@@ -269,7 +317,8 @@ class DatasetSource(Source):
             if dataset is not None:
                 splits[name] = make_split(dataset, self.loader_spec)
         check_class_names(splits)
-        self.num_classes, self.classes = count_known(splits, self.num_classes)
+        self.counts_classes = self.num_classes is None or self.counts_classes
+        self.num_classes, self.classes = count_known(splits, None if self.counts_classes else self.num_classes)
         self.validation = splits.get("val")
         return splits["train"], splits.get("test")
 

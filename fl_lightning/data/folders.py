@@ -22,6 +22,7 @@ from fl_lightning.data.images import (
 )
 from fl_lightning.data.limiting import stratified
 from fl_lightning.data.published import check_published
+from fl_lightning.data.sources import AUTHORS
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import as_list, check_count
 
@@ -156,6 +157,7 @@ class TinyImageNet(_FolderSource):
         limit: most samples of each split, drawn by class; None: all.
     """
 
+    classes_by = AUTHORS
     remedy = AGAIN
     shape = (3, 64, 64)
 

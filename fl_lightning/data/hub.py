@@ -146,6 +146,7 @@ class HuggingFace(Source):
         y = stack_values(plain[self.label][:], self.label)
         y = y.float() if y.is_floating_point() else y.long()
         if self.num_classes is None and which == "train" and not y.is_floating_point() and y.ndim == 1:
+            self.counts_classes = True
             self.num_classes = int(y.max()) + 1
         if self.limit is not None:
             classes = y.numpy() if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 else None

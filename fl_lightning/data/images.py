@@ -70,7 +70,8 @@ class ImageSource(Source):
         self._told = normalize != "standard"
         self._measures = not self._told and self.mean is None
         unknown = (0.5,) * self.channels
-        self.normalize = normalization(normalize, self.mean or unknown, self.std or unknown)
+        self._own = normalization(normalize, self.mean or unknown, self.std or unknown)
+        self.normalize = self._own
 
     def splits(self, train: Images, *others: Images | None) -> list[Any]:
         """Make the splits of images, the training split first, None where there are none.
@@ -99,14 +100,16 @@ class ImageSource(Source):
         """
         scale = None if self.leader is None else self.leader.scale
         if scale is not None and len(scale) == 1 and isinstance(scale[0], Normalize):
-            if self._told and described(scale[0]) != described(self.normalize):
+            if self._told and described(scale[0]) != described(self._own):
                 raise ValueError(
-                    f"normalize of {self.place} must be that of the training data ({scale[0]}), got {self.normalize}; "
+                    f"normalize of {self.place} must be that of the training data ({scale[0]}), got {self._own}; "
                     f"leave it out"
                 )
             self.normalize = scale[0]
         elif self._measures:
             self.normalize = Normalize(*measure(train.x))
+        else:
+            self.normalize = self._own
 
     def _labelled(self, images: Images, transform: Transform, name: str) -> TensorSplit:
         split = labelled_split(images.x, images.y, self.num_classes, transform, name)

@@ -8,6 +8,7 @@ import torch
 
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
 from fl_lightning.data.published import file_fault
+from fl_lightning.data.sources import AUTHORS
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import check_choice
 
@@ -70,6 +71,8 @@ class MedMNIST(ImageSource):
     Source:
         Yang et al. 2023, Scientific Data 10:41, arXiv:2110.14795.
     """
+
+    classes_by = AUTHORS
 
     def __init__(
         self,

@@ -17,6 +17,9 @@ from fl_lightning.utils.staging import Staging, fits, staging_for
 
 Array = np.ndarray[Any, Any]
 
+PROBED = 256
+"""Most samples in memory that are looked at to tell how the net reads them."""
+
 
 class Transform(Protocol):
     """Turns a batch of stored samples into the net's input, on the samples' device."""
@@ -53,6 +56,23 @@ class Split(ABC):
     def all(self) -> Batch:
         """Read the whole split as one batch, without augmentation."""
         return next(iter(self.batches([torch.arange(len(self))], None)))
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Tell whether samples are read without code of the user's."""
+        return False
+
+    def probe(self) -> Batch | None:
+        """Read a few samples as the net reads them, without augmentation. None: that is not known."""
+        return None
+
+    def relabelled(self, labels: Tensor) -> "Split":
+        """Make a split of the same samples with other classes.
+
+        Args:
+            labels: class of each sample, (n,) int64.
+        """
+        raise ValueError(f"samples of a {type(self).__name__} have no classes; give samples with labels")
 
     def placed(self, indices: Tensor) -> Tensor:
         """Put indices of many batches where `batches` wants them, in one copy."""
@@ -179,6 +199,22 @@ class TensorSplit(Split):
         columns = {name: values[indices.cpu().numpy()] for name, values in self.columns.items()}
         indices = indices.to(self.x.device)
         return TensorSplit(self.x[indices], self.y[indices], self.transform, self.labels is not None, columns)
+
+    @property
+    def is_in_memory(self) -> bool:
+        return True
+
+    def probe(self) -> Batch | None:
+        if not len(self):
+            return None
+        positions = torch.linspace(0, len(self) - 1, min(len(self), PROBED)).long()
+        return next(iter(self.batches([positions], None)))
+
+    def relabelled(self, labels: Tensor) -> "TensorSplit":
+        split = copy(self)
+        split.y = labels.to(self.y.device)
+        split.labels = labels.cpu()
+        return split
 
     @property
     def is_transformed(self) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.data.schema import UNKNOWN_CLASS
 from fl_lightning.data.splits import Array
 from fl_lightning.data.table_files import (
     Cells,
@@ -148,13 +149,14 @@ class TableSchema:
             at += feature.width
         return torch.from_numpy(x)
 
-    def targets(self, label: str, cells: Cells, which: str) -> Tensor:
+    def targets(self, label: str, cells: Cells, which: str, *, takes_other_classes: bool = False) -> Tensor:
         """Return the classes (n,) int64, or the numbers (n, 1) float32 that are regressed.
 
         Args:
             label: The column of the target.
             cells: Its values.
             which: The name of the table, for errors.
+            takes_other_classes: Whether a class that no training row has becomes -1, the unknown class.
 
         Raises:
             ValueError: A row has no target, one that the task does not take, or a class that no training row has.
@@ -164,14 +166,14 @@ class TableSchema:
         numbered = {value: number for number, value in enumerate(self.classes)}
         values = class_values(label, kind=self.kind, cells=cells, which=which)
         outside = sorted({value for value in values if value not in numbered}, key=str)
-        if outside:
+        if outside and not takes_other_classes:
             remedy = "" if self.kind == "text" else ", or set task: regression where they are no classes"
             place = cells.place(values.index(outside[0]), which)
             raise ValueError(
                 f"classes in column {label!r} must stand in training rows, got {outside[0]!r} in {which}; leave such "
                 f"rows out, as {place}{remedy}"
             )
-        return torch.tensor([numbered[value] for value in values], dtype=torch.int64)
+        return torch.tensor([numbered.get(value, UNKNOWN_CLASS) for value in values], dtype=torch.int64)
 
     def columns(self, table: TableCells) -> dict[str, Array]:
         """Return the values (n,) by which rows are divided, of the columns that the training rows have."""

@@ -160,7 +160,7 @@ class TableSource(Source):
         """Make a split of rows."""
         return TensorSplit(
             x=table.inputs(rows, which),
-            y=table.targets(self.label, rows[self.label], which),
+            y=table.targets(self.label, rows[self.label], which, takes_other_classes=self.takes_other_classes),
             columns=table.columns(rows),
         )
 

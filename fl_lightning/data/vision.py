@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
 from fl_lightning.data.published import check_grey, check_published, file_fault
+from fl_lightning.data.sources import AUTHORS
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import check_choice
 
@@ -18,6 +19,7 @@ EMNISTSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mn
 class _VisionSource(ImageSource):
     """A data set of torchvision: finds its files and checks them."""
 
+    classes_by = AUTHORS
     dataset: ClassVar[str]
     """Name of the class in `torchvision.datasets`."""
     shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
