@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -193,7 +194,7 @@ KnownSplit = TensorSplit | DatasetSplit | StreamSplit
 
 def plain(value: Any) -> Any:
     """Convert a 0-d tensor or array to a Python number, and leave all else as it is."""
-    return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
+    return value.item() if isinstance(value, Tensor | np.generic | np.ndarray) and value.ndim == 0 else value
 
 
 def items_at(dataset: Any, key: Any) -> Array:
@@ -275,7 +276,11 @@ def labels_of(dataset: Any) -> Tensor | None:
 
 def as_classes(labels: Array | None) -> Tensor | None:
     """Convert labels to (n,) int64, or None where they are neither whole numbers nor truth values."""
-    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iub":
+    if labels is None or labels.ndim != 1:
+        return None
+    if labels.dtype == object and all(isinstance(label, Integral | np.bool_) for label in labels):
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in "iub":
         return None
     return torch.from_numpy(labels.astype(np.int64))
 
