@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.images import eight_bits_as_floats, is_deep
+from fl_lightning.data.images import eight_bits_as_floats, error_line, is_deep, loaded
 from fl_lightning.data.limiting import stratified
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, Split, TensorSplit
@@ -153,13 +153,30 @@ class HuggingFace(Source):
             rows = stratified(classes, len(y), self.limit)
             plain = plain.select(rows)
             y = y[torch.from_numpy(rows)]
-        values = plain[self.input][:]
+        values = self._values(plain)
         x = as_input(stack_values(values, self.input), declared(dataset.features[self.input]))
         is_scaled = x.dtype == torch.uint8 or are_pictures(values)
         split = labelled_split(x, y, self.num_classes, Scale() if is_scaled else None, which)
         kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
         split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split
+
+    def _values(self, dataset: Any) -> Sequence[Any]:
+        """Read the inputs of a split, whose pictures are decoded now.
+
+        Raises:
+            ValueError: A picture cannot be decoded.
+        """
+        try:
+            values: Sequence[Any] = dataset[self.input][:]
+        except Exception as error:  # Pillow raises all kinds
+            raise ValueError(
+                f"column {self.input!r} could not be read ({error_line(error)}); filter out the rows that are no images"
+            ) from error
+        for row, value in enumerate(values):
+            if hasattr(value, "getbands") and hasattr(value, "load"):
+                loaded(value, f"row {row} of column {self.input!r}")
+        return values
 
 
 def kinds_of(split: TensorSplit) -> tuple[str, str]:

@@ -161,6 +161,25 @@ def error_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def loaded(image: Any, place: str) -> Any:
+    """Decode a picture of Pillow's.
+
+    Args:
+        image: The picture, whose file may not be decoded yet.
+        place: The name of the picture, for errors.
+
+    Raises:
+        ValueError: The picture cannot be decoded.
+    """
+    try:
+        image.load()
+    except Exception as error:  # Pillow raises all kinds
+        raise ValueError(
+            f"{place} could not be read as an image ({error_line(error)}): replace or delete it"
+        ) from error
+    return image
+
+
 def is_deep(image: Any) -> bool:
     """Tell whether a picture of Pillow's has more than 8 bits a pixel."""
     mode: str = image.mode
@@ -183,7 +202,8 @@ def eight_bits_as_floats(image: Any, place: str) -> Any:
         return image
     mode = image.mode
     values = np.asarray(image).astype(np.float32)
-    if mode.startswith("I;16") or getattr(image, "format", None) == "PNG":  # some versions of Pillow call these I
+    # Pillow calls some images of 16 bits I, and stretches those of PGM files to 16 bits.
+    if mode.startswith("I;16") or getattr(image, "format", None) in ("PNG", "PPM"):
         return Image.fromarray(values * np.float32(255 / MOST_OF_16_BITS))
     least = float(values.min())
     most = float(values.max())
