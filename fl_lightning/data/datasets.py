@@ -94,8 +94,8 @@ class DatasetSplit(LoadedSplit):
         if values is None:
             values = attribute_of(self.dataset, (name,))
         if values is None and len(self):
-            first = self.dataset[0]
-            values = items_at(self.dataset, name) if isinstance(first, Mapping) and name in first else None
+            key = key_of(self._first_item, name)
+            values = None if key is None else items_at(self.dataset, key)
         return super().column(name) if values is None else values
 
     @property
@@ -195,6 +195,14 @@ KnownSplit = TensorSplit | DatasetSplit | StreamSplit
 def plain(value: Any) -> Any:
     """Convert a 0-d tensor or array to a Python number, and leave all else as it is."""
     return value.item() if isinstance(value, Tensor | np.generic | np.ndarray) and value.ndim == 0 else value
+
+
+def key_of(item: Any, name: str) -> Any:
+    """Return the key or position of a value in an item, a mapping or a named tuple. None: it has no such value."""
+    if isinstance(item, Mapping):
+        return name if name in item else None
+    fields: tuple[str, ...] = getattr(item, "_fields", ())
+    return fields.index(name) if name in fields else None
 
 
 def items_at(dataset: Any, key: Any) -> Array:
@@ -433,7 +441,8 @@ def columns_of(dataset: Dataset[Any]) -> dict[str, Array]:
     """Return the attributes of a dataset that have one value per sample, (n,), by name."""
     columns: dict[str, Array] = {}
     for name, given in vars(dataset).items():
-        if name == "tensors" or not isinstance(given, list | tuple | np.ndarray | Tensor):
+        is_series = hasattr(given, "to_numpy") and hasattr(given, "__len__")  # of pandas
+        if name == "tensors" or not (is_series or isinstance(given, list | tuple | np.ndarray | Tensor)):
             continue
         with suppress(ValueError):  # a list of lists that differ in length
             values = attribute_of(dataset, (name,))

@@ -454,6 +454,60 @@ def test_an_attribute_of_a_tensor_dataset_names_the_owners(form):
         FederatedDataModule.from_datasets(samples, samples, by="site")
 
 
+OWNED = ["007", "7", "07", "7"]
+
+
+def with_devices(values=OWNED):
+    samples = TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+    samples.device = values
+    return samples
+
+
+class Owned(Dataset):
+    """Items that name their owner."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return len(OWNED)
+
+    def __getitem__(self, index):
+        return self.make(torch.zeros(2), index % 2, OWNED[index])
+
+
+OwnedItem = namedtuple("OwnedItem", ["x", "y", "device"])
+HOLDERS = {
+    "attribute": with_devices,
+    "subset": lambda: Subset(with_devices(), [0, 1, 2, 3]),
+    "parts": lambda: ConcatDataset([Subset(with_devices(), [0, 1]), Subset(with_devices(), [2, 3])]),
+    "array": lambda: with_devices(np.array(OWNED, dtype=object)),
+    "mapping": lambda: Owned(lambda x, y, device: {"x": x, "label": y, "device": device}),
+    "named tuple": lambda: Owned(OwnedItem),
+    "subset of named tuples": lambda: Subset(Owned(OwnedItem), [0, 1, 2, 3]),
+    "series": lambda: with_devices(pytest.importorskip("pandas", reason="pip install pandas").Series(OWNED)),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("given", ["datasets", "source", "module"])
+def test_owners_are_found_wherever_samples_hold_them(given, holder):
+    samples = HOLDERS[holder]()
+
+    class Own(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(samples)
+
+    if given == "datasets":
+        data = FederatedDataModule.from_datasets(samples, by="device")
+    else:
+        source = Own() if given == "module" else DatasetSource(samples)
+        data = FederatedDataModule(source, num_clients=None, by="device")
+    data.setup()
+    assert data.client_names == ["007", "07", "7"]
+    assert [data.client_indices("train", client_id).tolist() for client_id in range(3)] == [[0], [2], [1, 3]]
+
+
 def test_a_server_of_several_owners_has_no_scale_of_its_own(tmp_path):
     source = Elsewhere(tmp_path)
     source.read()
