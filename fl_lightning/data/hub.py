@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.data.images import eight_bits_as_floats, error_line, is_deep, loaded
 from fl_lightning.data.limiting import stratified
+from fl_lightning.data.schema import pixel_scale
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, Split, TensorSplit
 from fl_lightning.data.transforms import Scale
@@ -156,7 +157,8 @@ class HuggingFace(Source):
         values = self._values(plain)
         x = as_input(stack_values(values, self.input), declared(dataset.features[self.input]))
         is_scaled = x.dtype == torch.uint8 or are_pictures(values)
-        split = labelled_split(x, y, self.num_classes, Scale() if is_scaled else None, which)
+        scale = pixel_scale(self.leader) or Scale()
+        split = labelled_split(x, y, self.num_classes, scale if is_scaled else None, which)
         kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
         split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split

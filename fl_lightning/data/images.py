@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.schema import described
+from fl_lightning.data.schema import described, pixel_scale
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, TensorSplit, Transform
 from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, ResizedCropFlip
@@ -98,14 +98,14 @@ class ImageSource(Source):
         Raises:
             ValueError: `normalize` says something else than the training data.
         """
-        scale = None if self.leader is None else self.leader.scale
-        if scale is not None and len(scale) == 1 and isinstance(scale[0], Normalize):
-            if self._told and described(scale[0]) != described(self._own):
+        scale = pixel_scale(self.leader)
+        if scale is not None:
+            if self._told and described(scale) != described(self._own):
                 raise ValueError(
-                    f"normalize of {self.place} must be that of the training data ({scale[0]}), got {self._own}; "
-                    f"leave it out"
+                    f"normalize of {self.place} must be that of the training data ({scale}), got {self._own}; leave it "
+                    f"out"
                 )
-            self.normalize = scale[0]
+            self.normalize = scale
         elif self._measures:
             self.normalize = Normalize(*measure(train.x))
         else:

@@ -27,6 +27,9 @@ UNKNOWN_CLASS = -1
 SHOWN = 8
 """Most names in an error."""
 
+WHITE = 255.0
+"""The white of a picture of 8 bits."""
+
 LARGEST_SCALED = 16
 """Largest amount of an input that was scaled or normalized. Stored values of pictures are larger."""
 
@@ -279,18 +282,40 @@ def check_scale(schema: Schema, own: Schema, name: str) -> None:
     """
     if not schema.scale or not own.scale:
         return
-    wanted = [normalized_by(transform) for transform in schema.scale if isinstance(transform, Normalize)]
-    found = [normalized_by(transform) for transform in own.scale if isinstance(transform, Normalize)]
-    if wanted != found:
+    if normalized_by(schema.scale) != normalized_by(own.scale):
         raise ValueError(
             f"{name} must be normalized as the training data ({shown(schema.scale)}), got {shown(own.scale)}; give "
             f"both the same transform"
         )
 
 
-def normalized_by(transform: Normalize) -> tuple[str, ...]:
-    """Return the mean and the deviation of a normalization, whatever the stored value is that counts as 1."""
-    return described(replace(transform, divisor=1.0))
+def normalized_by(scale: Sequence[Transform]) -> list[tuple[str, ...]]:
+    """Return the means and deviations of normalizations, whatever the stored value is that counts as 1.
+
+    >>> normalized_by([Normalize([0.5], [0.5])]), normalized_by([Normalize([0.0], [1.0])]), normalized_by([Scale()])
+    ([('Normalize', 'mean=(0.5,)', 'std=(0.5,)', 'divisor=(1.0,)')], [], [])
+    """
+    found = []
+    for transform in scale:
+        is_identity = isinstance(transform, Normalize) and not any(transform.mean) and set(transform.std) == {1}
+        if isinstance(transform, Normalize) and not is_identity:
+            found.append(described(replace(transform, divisor=1.0)))
+    return found
+
+
+def pixel_scale(leader: Schema | None) -> Normalize | None:
+    """Return how pictures of 8 bits are normalized as the training data. None: these tell nothing of pictures.
+
+    Args:
+        leader: The schema of the training data. None: the pictures themselves decide.
+    """
+    scale = None if leader is None else leader.scale
+    if not scale or len(scale) != 1:
+        return None
+    transform = scale[0]
+    if isinstance(transform, Normalize):
+        return transform if transform.divisor == WHITE else replace(transform, divisor=WHITE)
+    return Normalize((0.0,), (1.0,)) if isinstance(transform, Scale) else None
 
 
 def has_unknown_classes(split: Split) -> bool:

@@ -14,6 +14,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from torchvision import datasets
@@ -30,7 +31,7 @@ from fl_lightning.data.transforms import Normalize, Scale
 from fl_lightning.methods import FedAvg, FedCL, FedDFServer
 from fl_lightning.nets import Perceptron
 from tests.data.test_folders import write as write_image
-from tests.data.test_hub import Rows, value
+from tests.data.test_hub import Rows, rows, value
 from tests.data.test_tables import Column, Frame
 from tests.toys import sgd, trainer
 
@@ -761,3 +762,22 @@ def test_items_of_other_forms_are_relabelled():
         labels = batch["label"] if isinstance(batch, dict) else batch[1]
         assert labels.tolist() == [0, 1, UNKNOWN_CLASS]
         assert isinstance(items[0], type(data.split("proxy").dataset[0]))
+
+
+@pytest.mark.parametrize("further", ["folder", "rows"])
+@pytest.mark.parametrize("training", ["folder", "rows"])
+def test_pictures_elsewhere_are_normalized_as_the_training_pictures(training, further, tmp_path):
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+
+    def make(kind, name):
+        if kind == "rows":
+            return HuggingFace({"train": rows([picture], label=[0])}, input="x")
+        path = tmp_path / name / "train" / "a" / "0.png"
+        path.parent.mkdir(parents=True)
+        picture.save(path)
+        return ImageFolder(str(tmp_path / name))
+
+    data = FederatedDataModule(make(training, "one"), num_clients=1, extra_splits={"proxy": make(further, "other")})
+    data.setup()
+    read = [data.split(name).all()[0] for name in ("train", "proxy")]
+    assert torch.allclose(read[0], read[1])
