@@ -605,17 +605,17 @@ def pair(x=UNIT, y=CLASSES):
 
 
 class Pairs(Dataset):
-    """Samples that are read item by item, and whose classes only a pass tells."""
+    """Samples that are read item by item, and whose classes only a pass tells: no attribute has their name."""
 
     def __init__(self, x, y):
-        self.x = x
-        self.y = y
+        self.inputs = x
+        self.numbers = y
 
     def __len__(self):
-        return len(self.x)
+        return len(self.inputs)
 
     def __getitem__(self, index):
-        return self.x[index], self.y[index]
+        return self.inputs[index], self.numbers[index]
 
 
 def as_tensors(x, y):
@@ -750,7 +750,7 @@ def test_items_of_other_forms_are_relabelled():
             self.make = make
 
         def __getitem__(self, index):
-            return self.make(self.x[index], int(self.y[index]))
+            return self.make(self.inputs[index], int(self.numbers[index]))
 
     for make in (lambda x, y: Item(x, y, "a"), lambda x, y: {"x": x, "label": y}, lambda x, y: [x, y, x]):
         items = Items(UNIT, torch.arange(6) % 3, make)
