@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.data.splits import Split, TensorSplit, Transform
 from fl_lightning.data.transforms import AsLong, Normalize, Scale
+from fl_lightning.utils.keyed import keyed_globals
 
 if TYPE_CHECKING:
     from fl_lightning.data.table_schema import TableSchema
@@ -156,7 +157,8 @@ def inputs_of(split: Split) -> Inputs | None:
 
 def probed(split: Split) -> tuple[Tensor, Tensor | None] | None:
     """Return a few samples and their targets. None: they are no tensors. No target: there is none, or no tensor."""
-    batch = split.probe()
+    with keyed_globals(0, "probe"):  # a transform of the user's may draw
+        batch = split.probe()
     if not isinstance(batch, list | tuple) or not batch or not isinstance(batch[0], Tensor):
         return None
     has_targets = len(batch) > 1 and isinstance(batch[1], Tensor)

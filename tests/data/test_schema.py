@@ -781,3 +781,13 @@ def test_pictures_elsewhere_are_normalized_as_the_training_pictures(training, fu
     data.setup()
     read = [data.split(name).all()[0] for name in ("train", "proxy")]
     assert torch.allclose(read[0], read[1])
+
+
+def test_looking_at_samples_draws_nothing_of_the_users():
+    def noisy(x, generator):
+        return x + torch.randn(x.shape)
+
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    FederatedDataModule(TensorSource(pair(), pair(), transform=noisy), num_clients=1).setup()
+    assert torch.equal(torch.get_rng_state(), before)
