@@ -182,5 +182,5 @@ def label_counts_of(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:
     """Count the samples by client and class, (N, C), and name the classes, None where the samples have none."""
     if loop.client.module is None or loop.data.split("train").known_labels is not None:
         with suppress(ValueError):  # the samples have no classes
-            return loop.data.label_counts, loop.evaluation.inspection.class_names
+            return loop.data.label_counts, loop.evaluation.class_names
     return None

@@ -160,7 +160,7 @@ class ClassTable:
     """
 
     def __init__(self, loop: FederatedLoop, splits: Mapping[str, int]) -> None:
-        self.names = loop.evaluation.inspection.class_names
+        self.names = loop.evaluation.class_names
         preds, labels = predicted(loop, splits)
         counts = class_counts(preds, labels, len(self.names)).cpu()
         self.samples = counts[1].long()

@@ -10,6 +10,7 @@ from fl_lightning.data.folders import read_images
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization
 from fl_lightning.data.leaf import read_leaf
 from fl_lightning.data.published import file_fault
+from fl_lightning.data.sources import AUTHORS
 from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.settings import check_count
 
@@ -43,6 +44,7 @@ class CelebA(ImageSource):
     """
 
     num_classes = 2
+    classes_by = AUTHORS
 
     def __init__(
         self,

@@ -113,7 +113,9 @@ class DataModuleSource(Source):
 
     def _count_classes(self) -> None:
         """Count the classes of the splits, or keep a function that counts them on demand."""
-        self.num_classes, self.classes = count_known(self._splits, getattr(self.datamodule, "num_classes", None))
+        stated = getattr(self.datamodule, "num_classes", None)
+        self.counts_classes = stated is None
+        self.num_classes, self.classes = count_known(self._splits, stated)
 
     def described(self, train: Split) -> Schema:
         return described_by_dataset(super().described(train), train)

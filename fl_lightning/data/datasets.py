@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -89,15 +90,37 @@ class DatasetSplit(LoadedSplit):
         if values is None:
             values = attribute_of(self.dataset, (name,))
         if values is None and len(self):
-            first = first_item(self.dataset)
-            values = items_at(self.dataset, name) if isinstance(first, Mapping) and name in first else None
+            key = key_of(self._first_item, name)
+            values = None if key is None else items_at(self.dataset, key)
         return super().column(name) if values is None else values
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        item = first_item(self.dataset) if len(self) else None
+        item = self._first_item
         x = item[0] if isinstance(item, list | tuple) and item else None
         return tuple(x.shape) if isinstance(x, Tensor) else None
+
+    @property
+    def is_in_memory(self) -> bool:
+        return not may_transform(self.dataset)
+
+    def probe(self) -> Batch | None:
+        item = self._first_item
+        if self.loader_spec.collate_fn is not default_collate or not isinstance(item, list | tuple):
+            return None
+        with suppress(TypeError):  # of items that need a collate_fn
+            return default_collate([item])
+        return None
+
+    @cached_property
+    def _first_item(self) -> Any:
+        """The first item, read once. None: there is none."""
+        if not len(self):
+            return None
+        return first_item(self.dataset)
+
+    def relabelled(self, labels: Tensor) -> "DatasetSplit":
+        return DatasetSplit(RelabelledDataset(self.dataset, labels), self.loader_spec, self.columns)
 
     def subset(self, indices: Tensor) -> "DatasetSplit":
         columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
@@ -133,13 +156,46 @@ class DatasetSplit(LoadedSplit):
         return made if staging is None else map(staging, made)  # in order: the net draws from the same generators
 
 
+class RelabelledDataset(Dataset[Any]):
+    """The items of a dataset with other classes.
+
+    Args:
+        dataset: gives items (x, class, ...), or mappings with a key of `LABELS`.
+        labels: class of each item, (n,) int64.
+    """
+
+    def __init__(self, dataset: Any, labels: Tensor) -> None:
+        self.dataset = dataset
+        self.targets = labels
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.dataset[index]
+        label = self.targets[index]
+        if isinstance(item, Mapping):
+            key = next(name for name in LABELS if name in item)
+            return {**item, key: label}
+        values = [item[0], label, *item[2:]]
+        return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
+
+
 KnownSplit = TensorSplit | DatasetSplit | StreamSplit
 """A split of a user's data."""
 
 
 def plain(value: Any) -> Any:
     """Convert a 0-d tensor or array to a Python number, and leave all else as it is."""
-    return value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
+    return value.item() if isinstance(value, Tensor | np.generic | np.ndarray) and value.ndim == 0 else value
+
+
+def key_of(item: Any, name: str) -> Any:
+    """Return the key or position of a value in an item, a mapping or a named tuple. None: it has no such value."""
+    if isinstance(item, Mapping):
+        return name if name in item else None
+    fields: tuple[str, ...] = getattr(item, "_fields", ())
+    return fields.index(name) if name in fields else None
 
 
 def first_item(dataset: Any) -> Any:
@@ -196,7 +252,11 @@ def labels_of(dataset: Any) -> Tensor | None:
 
 def as_classes(labels: Array | None) -> Tensor | None:
     """Convert labels to (n,) int64, or None where they are neither whole numbers nor truth values."""
-    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iub":
+    if labels is None or labels.ndim != 1:
+        return None
+    if labels.dtype == object and all(isinstance(label, Integral | np.bool_) for label in labels):
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in "iub":
         return None
     return torch.from_numpy(labels.astype(np.int64))
 
@@ -238,7 +298,8 @@ class DatasetSource(Source):
             if dataset is not None:
                 splits[name] = make_split(dataset, self.loader_spec)
         check_class_names(splits)
-        self.num_classes, self.classes = count_known(splits, self.num_classes)
+        self.counts_classes = self.num_classes is None or self.counts_classes
+        self.num_classes, self.classes = count_known(splits, None if self.counts_classes else self.num_classes)
         self.validation = splits.get("val")
         return splits["train"], splits.get("test")
 
@@ -348,7 +409,8 @@ def columns_of(dataset: Dataset[Any]) -> dict[str, Array]:
     """Return the attributes of a dataset that have one value per sample, (n,), by name."""
     columns: dict[str, Array] = {}
     for name, given in vars(dataset).items():
-        if name == "tensors" or not isinstance(given, list | tuple | np.ndarray | Tensor):
+        is_series = hasattr(given, "to_numpy") and hasattr(given, "__len__")  # of pandas
+        if name == "tensors" or not (is_series or isinstance(given, list | tuple | np.ndarray | Tensor)):
             continue
         with suppress(ValueError):  # a list of lists that differ in length
             values = attribute_of(dataset, (name,))

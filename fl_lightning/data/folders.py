@@ -19,8 +19,10 @@ from fl_lightning.data.images import (
     eight_bits_as_floats,
     error_line,
     is_deep,
+    loaded,
 )
 from fl_lightning.data.published import check_published
+from fl_lightning.data.sources import AUTHORS
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import as_list, check_count
 
@@ -153,6 +155,7 @@ class TinyImageNet(_FolderSource):
         limit: most samples of each split, drawn by class; None: all.
     """
 
+    classes_by = AUTHORS
     remedy = AGAIN
     shape = (3, 64, 64)
 
@@ -265,13 +268,14 @@ def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str
     with warnings.catch_warnings(action="ignore"):  # of Pillow, about transparency that is dropped
         for i, path in enumerate(paths):
             try:
-                with Image.open(path) as opened:
-                    opened.load()
-                    read = opened if is_deep(opened) else opened.convert("RGB")
+                opened = Image.open(path)
             except Exception as error:  # Pillow raises all kinds
                 raise ValueError(
                     f"{path} could not be read as an image ({error_line(error)}): replace or delete it"
                 ) from error
+            with opened:
+                picture = loaded(opened, str(path))
+                read = picture if is_deep(picture) else picture.convert("RGB")
             image: Any = eight_bits_as_floats(read, str(path))
             if image_size is not None:
                 image = image.resize((image_size, image_size), Resampling.BILINEAR)

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.data.column_partition import owners_in
+from fl_lightning.data.schema import UNKNOWN_CLASS, has_unknown_classes
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Array, Split
 from fl_lightning.utils.keyed import keyed_numpy
@@ -22,6 +24,9 @@ SETTINGS = {
 
 SERVER_ONLY = ("val", "proxy")
 """Splits that no client sees."""
+
+UNLABELLED = ("proxy",)
+"""Splits whose samples may be of classes that the training data do not have. Methods that read labels refuse these."""
 
 
 def holdout_sizes(
@@ -189,10 +194,20 @@ def load_extra(sources: Mapping[str, Source], train: Split, training: Source) ->
     Raises:
         ValueError: Samples are of another shape, or do not fit the schema.
     """
+    schema = training.schema
+    if sources and schema is not None and training.classes is not None:
+        schema = schema._replace(num_classes=training.classes())
+    splits = {}
     for name, source in sources.items():
-        if source is not training and training.schema is not None:
-            source.follow(training.schema, f"data.extra_splits.{name}")
-    splits = {name: source.read()[0] for name, source in sources.items()}
+        if source is training:
+            splits[name] = train
+            continue
+        source.follow(schema, f"data.extra_splits.{name}", takes_other_classes=name in UNLABELLED)
+        try:
+            splits[name], _ = source.read()
+        finally:
+            source.follow(None, Source.place)  # it may be the source of another split, or of another data module
+        tell_unknown(name, splits[name])
     for name, split in splits.items():
         if (shape := split.input_shape) != train.input_shape:
             raise ValueError(
@@ -200,3 +215,13 @@ def load_extra(sources: Mapping[str, Source], train: Split, training: Source) ->
                 f"{shape}"
             )
     return splits
+
+
+def tell_unknown(name: str, split: Split) -> None:
+    """Tell how many samples of a split are of classes that the training data do not have."""
+    if has_unknown_classes(split) and split.labels is not None:
+        count = int((split.labels == UNKNOWN_CLASS).sum())
+        rank_zero_info(
+            f"data.extra_splits.{name}: {count} of {len(split)} samples are of classes that the training data do not "
+            f"have; their labels are unknown, which is right for methods that do not read them"
+        )

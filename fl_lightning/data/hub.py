@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's `datasets`, as pairs of input and label in memory."""
+"""Data sets of Hugging Face's `datasets`, kept in memory as pairs of input and label."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.images import eight_bits_as_floats, is_deep
+from fl_lightning.data.images import eight_bits_as_floats, error_line, is_deep, loaded
+from fl_lightning.data.schema import pixel_scale
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, Split, TensorSplit
 from fl_lightning.data.transforms import Scale
@@ -18,30 +19,30 @@ LARGEST_EXACT = 2**53
 
 
 class HuggingFace(Source):
-    """Splits of a `datasets.DatasetDict`, kept in memory: images and uint8 scaled to [0, 1], other numbers as they are.
+    """Keeps splits of a `datasets.DatasetDict` in memory: images and uint8 scaled to [0, 1], other numbers as they are.
 
     Pictures of 16 bits, and of floats in [0, 1], are scaled by what their type can hold and kept as floats.
 
-    Every other column may be named by `data.by`. Data that need a tokenizer, or do not fit in memory, are given to
+    `data.by` may name every other column. Data that need a tokenizer, or do not fit in memory, are given to
     `FederatedDataModule.from_datasets`, which reads items one by one. Formats such as `numpy` make no difference.
 
     Args:
-        data: a folder that `save_to_disk` wrote, with `download` the name of a data set on the Hub, a DatasetDict, or a
+        data: A folder that `save_to_disk` wrote, with `download` the name of a data set on the Hub, a DatasetDict, or a
             Dataset, which is the training split.
-        input: column that the net reads: images, numbers, or lists of numbers of one length.
-        label: column of the target.
-        train: name of the training split.
-        test: name of the test split; where there is none, there are no test samples.
-        validation: name of the validation split, which is evaluated every round; where there is none, or None: no.
-        name: of the configuration on the Hub; None: the only one.
-        download: fetch the data set from the Hub, into Hugging Face's own cache.
-        limit: most samples of each split, drawn by class; None: all. No others are decoded.
+        input: The column that the net reads: images, numbers, or lists of numbers of one length.
+        label: The column of the target.
+        train: Name of the training split.
+        test: Name of the test split. There are no test samples if the data set has no such split.
+        validation: Name of the validation split, which is evaluated every round. None: there is none.
+        name: Name of the configuration on the Hub. None: the only one.
+        download: Whether the data set is fetched from the Hub into Hugging Face's own cache.
+        limit: Most samples of each split, drawn by class. None: all. No others are decoded.
 
     Raises:
-        ModuleNotFoundError: without the package `datasets`.
-        FileNotFoundError: without such a folder.
-        TypeError: a stream.
-        ValueError: naming a split or column that is missing, or in which splits differ.
+        ModuleNotFoundError: The package `datasets` is not installed.
+        FileNotFoundError: There is no such folder.
+        TypeError: The data are a stream.
+        ValueError: A split or a column is missing, or splits differ.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class HuggingFace(Source):
         data: Any,
         input: str = "image",
         label: str = "label",
+        *,
         train: str = "train",
         test: str = "test",
         validation: str | None = None,
@@ -72,38 +74,69 @@ class HuggingFace(Source):
 
     def load(self) -> tuple[Split, Split | None]:
         splits = self._splits()
-        wanted = [self.train, *([self.validation_name] if self.validation_name else [])]
+        wanted = [self.train]
+        if self.validation_name:
+            wanted.append(self.validation_name)
         for name in wanted:
             if name not in splits:
                 raise ValueError(f"the data set must have the split {name!r}, it has {', '.join(splits)}")
+        self._take_names(splits, [self.test, *wanted[1:]])
+        train = self._split(splits[self.train], "train")
+        test = self._further(splits, name=self.test, which="test", train=train)
+        self.validation = self._further(splits, name=self.validation_name, which="val", train=train)
+        return train, test
+
+    def _take_names(self, splits: Mapping[str, Any], others: Sequence[str]) -> None:
+        """Take the class names of the training split, which all splits must have.
+
+        Args:
+            splits: The splits of the data set, by name.
+            others: Names of the further splits, which the data set may lack.
+
+        Raises:
+            ValueError: A further split has other class names.
+        """
         named = {name: getattr(split.features.get(self.label), "names", None) for name, split in splits.items()}
-        if names := named[self.train]:
+        names = named[self.train]
+        if names:
             self.num_classes = len(names)
             self.class_names = tuple(names)
-        others = [self.test, *wanted[1:]]
-        if different := [name for name in others if name in splits and named[name] != names]:
+        for name in others:
+            if name in splits and named[name] != names:
+                raise ValueError(
+                    f"the classes of all splits must be numbered alike, got {names} in {self.train} and {named[name]} "
+                    f"in {name}; cast the column {self.label!r} of both to one ClassLabel"
+                )
+
+    def _further(
+        self, splits: Mapping[str, Any], *, name: str | None, which: str, train: TensorSplit
+    ) -> TensorSplit | None:
+        """Read a further split, or return None without one.
+
+        Args:
+            splits: The splits of the data set, by name.
+            name: Name of the split.
+            which: What the split is, for errors.
+            train: The training samples.
+
+        Raises:
+            ValueError: The samples have another shape or type than the training samples.
+        """
+        if name is None or name not in splits:
+            return None
+        split = self._split(splits[name], which)
+        if split.input_shape != train.input_shape:
             raise ValueError(
-                f"the classes of all splits must be numbered alike, got {names} in {self.train} and "
-                f"{named[different[0]]} in {different[0]}; cast the column {self.label!r} of both to one ClassLabel"
+                f"column {self.input!r} must have one shape in all splits, got {train.input_shape} in train and "
+                f"{split.input_shape} in {which}; resize or convert it first"
             )
-        train = self._split(splits[self.train], "train")
-        test, self.validation = (
-            self._split(splits[name], which) if name is not None and name in splits else None
-            for which, name in (("test", self.test), ("val", self.validation_name))
-        )
-        for which, split in (("test", test), ("val", self.validation)):
-            if split is not None and split.input_shape != train.input_shape:
-                raise ValueError(
-                    f"column {self.input!r} must have one shape in all splits, got {train.input_shape} in train and "
-                    f"{split.input_shape} in {which}; resize or convert it first"
-                )
-            if split is not None and kinds_of(split) != kinds_of(train):
-                raise ValueError(
-                    f"columns {self.input!r} and {self.label!r} must have the types of the training rows "
-                    f"({' and '.join(kinds_of(train))}) in all splits, got {' and '.join(kinds_of(split))} in {which}; "
-                    f"cast them to one type"
-                )
-        return train, test
+        if kinds_of(split) != kinds_of(train):
+            raise ValueError(
+                f"columns {self.input!r} and {self.label!r} must have the types of the training rows "
+                f"({' and '.join(kinds_of(train))}) in all splits, got {' and '.join(kinds_of(split))} in {which}; "
+                f"cast them to one type"
+            )
+        return split
 
     def _splits(self) -> Mapping[str, Any]:
         """Open the data set."""
@@ -140,28 +173,53 @@ class HuggingFace(Source):
                 raise ValueError(f"the data set must have the column {column!r}, it has {dataset.column_names}")
         if not len(dataset):
             raise ValueError(f"the {which} split of the data set must have samples, got none; name another")
-        # a format changes how values are given, not what they are; a transform of the user's changes what they are
+        # A format changes how values are given, not what they are. A transform of the user's changes what they are.
         plain = dataset if dataset.format["type"] == "custom" else dataset.with_format(None)
         y = stack_values(plain[self.label][:], self.label)
         y = y.float() if y.is_floating_point() else y.long()
         if self.num_classes is None and which == "train" and not y.is_floating_point() and y.ndim == 1:
+            self.counts_classes = True
             self.num_classes = int(y.max()) + 1
         if self.limit is not None:
             classes = y.numpy() if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 else None
             rows = self.limited_rows(which, classes, len(y))
             plain = plain.select(rows)
             y = y[torch.from_numpy(rows)]
-        values = plain[self.input][:]
+        values = self._values(plain)
         x = as_input(stack_values(values, self.input), declared(dataset.features[self.input]))
         is_scaled = x.dtype == torch.uint8 or are_pictures(values)
-        split = labelled_split(x, y, self.num_classes, transform=Scale() if is_scaled else None, name=which)
+        scale = pixel_scale(self.leader) or Scale()
+        split = labelled_split(
+            x=x,
+            y=y,
+            num_classes=self.num_classes,
+            transform=scale if is_scaled else None,
+            name=which,
+        )
         kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
         split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split
 
+    def _values(self, dataset: Any) -> Sequence[Any]:
+        """Read the inputs of a split, whose pictures are decoded now.
+
+        Raises:
+            ValueError: A picture cannot be decoded.
+        """
+        try:
+            values: Sequence[Any] = dataset[self.input][:]
+        except Exception as error:  # Pillow raises all kinds
+            raise ValueError(
+                f"column {self.input!r} could not be read ({error_line(error)}); filter out the rows that are no images"
+            ) from error
+        for row, value in enumerate(values):
+            if hasattr(value, "getbands") and hasattr(value, "load"):
+                loaded(value, f"row {row} of column {self.input!r}")
+        return values
+
 
 def kinds_of(split: TensorSplit) -> tuple[str, str]:
-    """Tell what the samples and the targets of a split are, alike for pictures of 8 and of more bits."""
+    """Return what the samples and the targets of a split are, alike for pictures of 8 and of more bits."""
     if split.transform is not None:
         samples = "scaled"
     elif split.x.is_floating_point():
@@ -174,39 +232,60 @@ def kinds_of(split: TensorSplit) -> tuple[str, str]:
 def stack_values(values: Sequence[Any], column: str) -> Tensor:
     """Stack the values of a column: images of Pillow's to (n, C, H, W), numbers and lists of them as they are.
 
+    Args:
+        values: The values, n of them.
+        column: Name of the column, for errors.
+
     Raises:
-        ValueError: a value that is missing, values of different shapes, or no numbers.
+        ValueError: A value is missing or is no number, or values differ in shape.
 
     >>> stack_values([[1, 2], [3, 4]], "x").shape
     torch.Size([2, 2])
     """
-    if missing := sum(value is None for value in values):
+    missing = sum(value is None for value in values)
+    if missing:
         raise ValueError(
             f"column {column!r} must have a value in every row, got none in {missing} of {len(values)}: filter them out"
         )
     pictures = are_pictures(values)
     if pictures and any(is_deep(value) for value in values):
         values = [eight_bits_as_floats(value, f"row {row} of column {column!r}") for row, value in enumerate(values)]
-    arrays = [np.asarray(value) for value in (as_pictures(values) if pictures else values)]
-    if len({array.shape for array in arrays}) != 1 or {array.dtype.kind for array in arrays} - {*"iufb"}:
+    if pictures:
+        values = as_pictures(values)
+    arrays = [np.asarray(value) for value in values]
+    shapes = {array.shape for array in arrays}
+    kinds = {array.dtype.kind for array in arrays}
+    if len(shapes) != 1 or not kinds <= set("iufb"):
+        found = sorted({f"{array.shape} {array.dtype}" for array in arrays})
         raise ValueError(
-            f"the values in column {column!r} must be images or numbers of one shape, got "
-            f"{', '.join(sorted({f'{a.shape} {a.dtype}' for a in arrays})[:3])}; resize or encode them first "
-            f"(class_encode_column numbers words)"
+            f"the values in column {column!r} must be images or numbers of one shape, got {', '.join(found[:3])}; "
+            f"resize or encode them first (class_encode_column numbers words)"
         )
     x = torch.from_numpy(np.stack(arrays))
-    if x.is_floating_point() and not (finite := x.isfinite().view(len(x), -1).all(1)).all():
-        raise ValueError(
-            f"column {column!r} must hold finite numbers, got {x[~finite][0].tolist()} as the first of "
-            f"{int((~finite).sum())} in {len(x)} rows: fill in what is missing, or filter them out"
-        )
+    check_finite(x, column)
     if pictures:
-        return x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2)
+        return x[:, None] if x.ndim == 3 else x.movedim(-1, 1)
     return x
 
 
+def check_finite(x: Tensor, column: str) -> None:
+    """Refuse numbers that are not finite.
+
+    Raises:
+        ValueError: Names the first row that has such a number.
+    """
+    if not x.is_floating_point():
+        return
+    is_finite = x.isfinite().view(len(x), -1).all(1)
+    if not is_finite.all():
+        raise ValueError(
+            f"column {column!r} must hold finite numbers, got {x[~is_finite][0].tolist()} as the first of "
+            f"{int((~is_finite).sum())} in {len(x)} rows: fill in what is missing, or filter them out"
+        )
+
+
 def are_pictures(values: Sequence[Any]) -> bool:
-    """Tell whether the values of a column are pictures of Pillow's."""
+    """Return True if the values of a column are pictures of Pillow's."""
     return all(hasattr(value, "getbands") for value in values)
 
 
@@ -233,8 +312,8 @@ def as_input(x: Tensor, kind: str) -> Tensor:
     """Make inputs of a net: float32, whole numbers in lists int64, and those that are declared as uint8 uint8.
 
     Args:
-        x: values (n, ...); single numbers (n,) become (n, 1).
-        kind: type that the data set declares.
+        x: Values (n, ...). Single numbers (n,) become (n, 1).
+        kind: The type that the data set declares.
 
     >>> as_input(torch.tensor([1, 2]), "int64").tolist(), as_input(torch.tensor([[0, 255]]), "uint8").dtype
     ([[1.0], [2.0]], torch.uint8)
@@ -247,19 +326,21 @@ def as_input(x: Tensor, kind: str) -> Tensor:
 
 
 def declared(feature: Any) -> str:
-    """Tell the type that a feature declares for its numbers, such as `uint8`."""
+    """Return the type that a feature declares for its numbers, such as `uint8`."""
     while (inner := getattr(feature, "feature", None)) is not None:
         feature = inner
     return str(getattr(feature, "dtype", ""))
 
 
 def as_column(values: Sequence[Any]) -> Array:
-    """Make a column by which samples may be divided, blank where a word and NaN where a number is missing.
+    """Make a column by which samples may be divided.
 
-    Words are kept as objects: in an array of characters each would take as much as the longest text.
+    Missing words are blank, and missing numbers are NaN. Words are kept as objects: in an array of characters each
+    would take as much as the longest text.
     """
-    words = any(isinstance(value, str) for value in values)
-    filled = [("" if words else np.nan) if value is None else value for value in values]
+    has_words = any(isinstance(value, str) for value in values)
+    missing = "" if has_words else np.nan
+    filled = [missing if value is None else value for value in values]
     # As floats, long whole numbers would no longer be told apart.
-    long = any(isinstance(value, int) and abs(value) >= LARGEST_EXACT for value in values)
-    return np.array(filled, dtype=object if words or long else None)
+    has_long = any(isinstance(value, int) and abs(value) >= LARGEST_EXACT for value in values)
+    return np.array(filled, dtype=object if has_words or has_long else None)

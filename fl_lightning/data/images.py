@@ -1,4 +1,4 @@
-"""The base of the sources of images: their augmentation and normalisation."""
+"""The base of sources of images: augmentation, normalization, and pictures of more than 8 bits."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.schema import described
+from fl_lightning.data.schema import described, pixel_scale
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, TensorSplit, Transform
 from fl_lightning.data.transforms import Compose, CropFlip, Cutout, Normalize, ResizedCropFlip
@@ -31,12 +31,12 @@ MOST_OF_16_BITS = 2**16 - 1
 
 
 class Images(NamedTuple):
-    """The images of a split.
+    """Holds the images of a split.
 
     Args:
-        x: (n, C, H, W) uint8, or floats in [0, 255] where an image has more than 8 bits.
-        y: classes, (n,).
-        columns: further values (n,) by name; or None.
+        x: Images (n, C, H, W) uint8, or floats in [0, 255] if an image has more than 8 bits.
+        y: Class of each image, (n,).
+        columns: Further values (n,) by name. None: there are none.
     """
 
     x: Tensor
@@ -45,20 +45,23 @@ class Images(NamedTuple):
 
 
 class ImageSource(Source):
-    """A source of images in memory, uint8 or floats in [0, 255], augmented and normalised a batch at a time.
+    """Keeps images in memory, uint8 or floats in [0, 255], and augments and normalizes them a batch at a time.
 
     Args:
-        root: folder that holds the files, as the subclass says.
-        augmentation: of training batches, as for `MNIST`.
-        normalize: of all images, as for `MNIST`.
-        limit: most samples of each split, drawn by class; None: all.
+        root: Folder of the files, as the subclass says.
+        augmentation: Augmentation of training batches, as for `MNIST`.
+        normalize: Normalization of all images, as for `MNIST`.
+        limit: Most samples of each split, drawn by class. None: all.
     """
 
     mean: tuple[float, ...] | None = None
+    """Mean of each channel of the data set. None: the source measures it when it reads the images."""
+
     std: tuple[float, ...] | None = None
-    """Of the data set; None: measured when the images are read."""
+    """Standard deviation of each channel. None: the source measures it when it reads the images."""
 
     channels: int = 3
+    """Number of channels of an image."""
 
     def __init__(
         self, root: str, augmentation: Augmentation, normalize: Normalization, limit: int | None = None
@@ -70,14 +73,18 @@ class ImageSource(Source):
         self._told = normalize != "standard"
         self._measures = not self._told and self.mean is None
         unknown = (0.5,) * self.channels
-        self.normalize = normalization(normalize, self.mean or unknown, self.std or unknown)
+        self._own = normalization(normalize, self.mean or unknown, self.std or unknown)
+        self.normalize = self._own
 
     def splits(self, train: Images, *others: Images | None) -> list[Any]:
-        """Make the splits of images, the training split first, None where there are none.
+        """Make the splits of images, the training split first, and None for images that there are not.
 
         Args:
-            train: augmented in training.
-            others: test and validation images.
+            train: Training images, which are augmented in training.
+            others: Test and validation images, each or None.
+
+        Raises:
+            ValueError: The augmentation is not one for images of more than 8 bits.
         """
         self._decide_scale(train)
         if train.x.is_floating_point() and self.augmentation.startswith("autoaugment"):
@@ -85,11 +92,13 @@ class ImageSource(Source):
                 f"augmentation must be one for images of more than 8 bits, got {self.augmentation}; set augmentation: "
                 f"crop_flip"
             )
-        names = ("train", "test", "val")
-        return [
-            images and self._labelled(images, self.normalize if i else self.training_transform(), names[i])
-            for i, images in enumerate((train, *others))
-        ]
+        splits: list[Any] = [self._labelled(train, transform=self.training_transform(), name="train")]
+        for name, images in zip(("test", "val"), others, strict=False):
+            if images is None:
+                splits.append(None)
+            else:
+                splits.append(self._labelled(images, transform=self.normalize, name=name))
+        return splits
 
     def _decide_scale(self, train: Images) -> None:
         """Choose how the images are normalized: as the training data, else as told, else by the training images.
@@ -97,30 +106,35 @@ class ImageSource(Source):
         Raises:
             ValueError: `normalize` says something else than the training data.
         """
-        scale = None if self.leader is None else self.leader.scale
-        if scale is not None and len(scale) == 1 and isinstance(scale[0], Normalize):
-            if self._told and described(scale[0]) != described(self.normalize):
+        scale = pixel_scale(self.leader)
+        if scale is not None:
+            if self._told and described(scale) != described(self._own):
                 raise ValueError(
-                    f"normalize of {self.place} must be that of the training data ({scale[0]}), got {self.normalize}; "
-                    f"leave it out"
+                    f"normalize of {self.place} must be that of the training data ({scale}), got {self._own}; leave it "
+                    f"out"
                 )
-            self.normalize = scale[0]
+            self.normalize = scale
         elif self._measures:
-            self.normalize = Normalize(*measure(train.x))
+            mean, std = measure(train.x)
+            self.normalize = Normalize(mean, std)
+        else:
+            self.normalize = self._own
 
-    def _labelled(self, images: Images, transform: Transform, name: str) -> TensorSplit:
+    def _labelled(self, images: Images, *, transform: Transform, name: str) -> TensorSplit:
+        """Make a split of images, whose labels are checked."""
         split = labelled_split(images.x, images.y, self.num_classes, transform=transform, name=name)
         split.columns = dict(images.columns or {})
         return split
 
     def training_transform(self) -> Transform:
-        """Make the transform of the training images, `normalize` with the augmentation around it."""
+        """Make the transform of training images: `normalize`, and the augmentation before and after it."""
         normalize = self.normalize
         if self.augmentation.startswith("autoaugment"):
             from fl_lightning.data.autoaugment import AutoAugment  # noqa: PLC0415 - torchvision is slow to import
 
-            before = [] if self.augmentation == "autoaugment_only" else [CropFlip(4)]
-            return Compose(*before, AutoAugment(), normalize)
+            if self.augmentation == "autoaugment_only":
+                return Compose(AutoAugment(), normalize)
+            return Compose(CropFlip(4), AutoAugment(), normalize)
         augmented: dict[Augmentation, Transform] = {
             "none": normalize,
             "flip": Compose(CropFlip(0), normalize),
@@ -133,10 +147,15 @@ class ImageSource(Source):
 
 
 def normalization(given: Normalization, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
-    """Choose how images are normalised, where `mean` and `std` are the data set's own.
+    """Choose how images are normalized.
+
+    Args:
+        given: The setting: a name, or the means and the standard deviations.
+        mean: Mean of each channel of the data set, (C,).
+        std: Standard deviation of each channel of the data set, (C,).
 
     Raises:
-        ValueError: if what is given is neither a name nor one mean and one standard deviation per channel.
+        ValueError: The setting is neither a name nor one mean and one standard deviation for each channel.
 
     >>> normalization("half", (0.1307,), (0.3081,))
     Normalize(mean=(0.5,), std=(0.5,), divisor=255.0)
@@ -154,12 +173,31 @@ def normalization(given: Normalization, mean: tuple[float, ...], std: tuple[floa
 
 
 def error_line(error: Exception) -> str:
-    """Put what an exception says in one line."""
+    """Return what an exception says in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def loaded(image: Any, place: str) -> Any:
+    """Decode a picture of Pillow's.
+
+    Args:
+        image: The picture, whose file may not be decoded yet.
+        place: The name of the picture, for errors.
+
+    Raises:
+        ValueError: The picture cannot be decoded.
+    """
+    try:
+        image.load()
+    except Exception as error:  # Pillow raises all kinds
+        raise ValueError(
+            f"{place} could not be read as an image ({error_line(error)}): replace or delete it"
+        ) from error
+    return image
+
+
 def is_deep(image: Any) -> bool:
-    """Tell whether a picture of Pillow's has more than 8 bits a pixel."""
+    """Return True if a picture of Pillow's has more than 8 bits a pixel."""
     mode: str = image.mode
     return mode == "F" or mode.startswith("I")
 
@@ -180,7 +218,8 @@ def eight_bits_as_floats(image: Any, place: str) -> Any:
         return image
     mode = image.mode
     values = np.asarray(image).astype(np.float32)
-    if mode.startswith("I;16") or getattr(image, "format", None) == "PNG":  # some versions of Pillow call these I
+    # Pillow calls some images of 16 bits I, and stretches those of PGM files to 16 bits.
+    if mode.startswith("I;16") or getattr(image, "format", None) in ("PNG", "PPM"):
         return Image.fromarray(values * np.float32(255 / MOST_OF_16_BITS))
     least = float(values.min())
     most = float(values.max())
@@ -194,10 +233,10 @@ def eight_bits_as_floats(image: Any, place: str) -> Any:
 
 
 def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure the mean and standard deviation of x / 255 in each channel of images (n, C, H, W).
+    """Measure the mean and standard deviation of x / 255 in each channel.
 
     Args:
-        x: uint8, or floats in [0, 255].
+        x: Images (n, C, H, W), uint8 or floats in [0, 255].
 
     >>> measure(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
     ((0.5,), (0.5,))
@@ -207,7 +246,8 @@ def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         means = tuple(float(channel.mean()) for channel in shares_of_white)
         deviations = tuple(float(channel.std(correction=0)) for channel in shares_of_white)
         return means, deviations
-    counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in x.unbind(1)]).double()
+    histograms = [channel.flatten().bincount(minlength=256) for channel in x.unbind(1)]
+    counts = torch.stack(histograms).double()
     shares = counts / counts.sum(1, keepdim=True)
     values = torch.arange(256, dtype=torch.float64) / 255
     mean = shares @ values

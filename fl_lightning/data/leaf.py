@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization
-from fl_lightning.data.sources import Source
+from fl_lightning.data.sources import AUTHORS, Source
 from fl_lightning.data.splits import Array, Split, TensorSplit
 from fl_lightning.data.transforms import AsLong
 
@@ -127,6 +127,7 @@ class FEMNIST(ImageSource):
     """
 
     num_classes = 62
+    classes_by = AUTHORS
     channels = 1
     class_names = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 
@@ -191,6 +192,7 @@ class Shakespeare(Source):
     """Characters of a sample."""
 
     num_classes = len(LETTERS)
+    classes_by = AUTHORS
     class_names = tuple("\\n" if letter == "\n" else letter for letter in LETTERS)
 
     def __init__(self, root: str = "data/shakespeare", limit: int | None = None) -> None:

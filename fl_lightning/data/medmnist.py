@@ -1,5 +1,6 @@
-"""MedMNIST's sets of medical images, from their npz files."""
+"""MedMNIST's sets of medical images, which npz files hold."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -8,6 +9,7 @@ import torch
 
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
 from fl_lightning.data.published import file_fault
+from fl_lightning.data.sources import AUTHORS
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import check_choice
 
@@ -49,27 +51,30 @@ MD5 = {
 """Sums of the files of 28×28, as the package medmnist 3.0.2 has them."""
 
 LARGEST_SUMMED = 150_000_000
-"""Bytes of the largest file whose sum is compared at every start, in 0.25 s. Of larger ones (pathmnist) only the sums
-inside the zip file, which numpy compares as it reads, and the numbers of images are."""
+"""Bytes of the largest file whose sum is compared at every start. Of a larger file (pathmnist) only the sums inside the
+zip file, which numpy compares, and the numbers of images are compared."""
 
 SPLITS = ("train", "val", "test")
 
 
 class MedMNIST(ImageSource):
-    """Medical images of 28×28 with the published split, whose validation images are evaluated every round.
+    """Reads medical images of 28×28 with the published split, whose validation images are evaluated every round.
 
-    ChestMNIST is left out: its images have several labels each.
+    ChestMNIST is left out, because each of its images has several labels.
 
     Args:
-        name: of the set, such as `bloodmnist`.
-        root: folder that holds `<name>.npz`.
-        augmentation: of training batches, as for `MNIST`.
-        normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
-        limit: most samples of each split, drawn by class; None: all.
+        name: Name of the set, such as `bloodmnist`.
+        root: Folder that holds `<name>.npz`.
+        augmentation: Augmentation of training batches, as for `MNIST`.
+        normalize: Normalization of all images, as for `MNIST`. `standard` measures the mean and the deviation of the
+            training images.
+        limit: Most samples of each split, drawn by class. None: all.
 
     Source:
         Yang et al. 2023, Scientific Data 10:41, arXiv:2110.14795.
     """
+
+    classes_by = AUTHORS
 
     def __init__(
         self,
@@ -77,12 +82,15 @@ class MedMNIST(ImageSource):
         root: str = "data",
         augmentation: Augmentation = "none",
         normalize: Normalization = "standard",
+        *,
         limit: int | None = None,
     ) -> None:
         check_choice(get_args(MedMNISTName), name=name)
         self.name = name
-        self.num_classes, self.channels, *_ = PUBLISHED[name]
-        super().__init__(root, augmentation, normalize, limit)
+        published = PUBLISHED[name]
+        self.num_classes = published[0]
+        self.channels = published[1]
+        super().__init__(root=root, augmentation=augmentation, normalize=normalize, limit=limit)
 
     def load(self) -> tuple[Split, Split]:
         path = Path(self.root).expanduser() / f"{self.name}.npz"
@@ -96,23 +104,46 @@ class MedMNIST(ImageSource):
                 images = [self._images(held[f"{part}_images"], held[f"{part}_labels"]) for part in SPLITS]
         except Exception as error:  # numpy and zipfile raise all kinds
             raise ValueError(f"{path} could not be read ({error_line(error)}): copy it again") from error
-        _, channels, *published = PUBLISHED[self.name]
-        sizes = [len(split.y) for split in images]
-        kinds = [(tuple(split.x.shape[1:]), split.x.dtype) for split in images]
-        if sizes != published or {*kinds} != {((channels, 28, 28), torch.uint8)}:
-            raise ValueError(
-                f"{path} must hold {', '.join(map(str, published))} images of {channels}×28×28 uint8, as published, "
-                f"got {', '.join(map(str, sizes))} of {', '.join(f'{of} {kind}' for of, kind in kinds)}: copy "
-                f"{path.name} of 28×28 again"
-            )
-        if path.stat().st_size <= LARGEST_SUMMED and (fault := file_fault(path, MD5[self.name])):
-            raise ValueError(f"{path} must have the published md5 ({fault}): copy it again")
+        self._check_published(path, images)
         train, val, test = images
         training, testing, self.validation = self.splits(train, test, val)
         return training, testing
 
+    def _check_published(self, path: Path, images: Sequence[Images]) -> None:
+        """Refuse images that are not those that were published.
+
+        Args:
+            path: The file.
+            images: Training, validation and test images.
+
+        Raises:
+            ValueError: Their number, shape, type or sum differs.
+        """
+        published = list(PUBLISHED[self.name][2:])
+        sizes = [len(split.y) for split in images]
+        kinds = [(tuple(split.x.shape[1:]), split.x.dtype) for split in images]
+        if sizes != published or set(kinds) != {((self.channels, 28, 28), torch.uint8)}:
+            wanted = ", ".join(str(size) for size in published)
+            found = ", ".join(str(size) for size in sizes)
+            found_kinds = ", ".join(f"{shape} {dtype}" for shape, dtype in kinds)
+            raise ValueError(
+                f"{path} must hold {wanted} images of {self.channels}×28×28 uint8, as published, got {found} of "
+                f"{found_kinds}: copy {path.name} of 28×28 again"
+            )
+        if path.stat().st_size > LARGEST_SUMMED:
+            return
+        fault = file_fault(path, MD5[self.name])
+        if fault:
+            raise ValueError(f"{path} must have the published md5 ({fault}): copy it again")
+
     @staticmethod
     def _images(x: np.ndarray, y: np.ndarray) -> Images:
-        """Take images as they stand in the file: (n, 28, 28) or (n, 28, 28, 3), and labels (n, 1)."""
+        """Return images as they stand in the file.
+
+        Args:
+            x: Images (n, 28, 28) or (n, 28, 28, 3).
+            y: Labels (n, 1).
+        """
         stored = torch.from_numpy(x)
-        return Images(stored[:, None] if x.ndim == 3 else stored.permute(0, 3, 1, 2), torch.from_numpy(y)[:, 0])
+        pixels = stored[:, None] if x.ndim == 3 else stored.movedim(-1, 1)
+        return Images(x=pixels, y=torch.from_numpy(y)[:, 0])

@@ -209,6 +209,7 @@ class Elsewhere(Folder):
         sizes: samples of the clients, as their nodes have registered them.
     """
 
+    classes_by = "the owners of the samples"
     sizes: Sizes
 
     def __init__(self, root: str | Path) -> None:

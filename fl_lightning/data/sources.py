@@ -3,8 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,12 +14,15 @@ from torch import Tensor
 
 from fl_lightning.data.limiting import stratified
 from fl_lightning.data.loaders import LoaderSpec
-from fl_lightning.data.schema import Schema, read_by, scale_of, targets_of
+from fl_lightning.data.schema import Schema, check_alike, inputs_of, read_by, scale_of, targets_of
 from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
 from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import check_above, check_below, check_count, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_overrides
+
+AUTHORS = "the authors of the published files"
+"""Who has decided the classes of a published data set."""
 
 
 class Source(ABC):
@@ -32,6 +36,9 @@ class Source(ABC):
 
     classes: Callable[[], int | None] | None = None
     """Counts the classes by a pass over the samples, known after `load`. None: `num_classes` is all that is known."""
+
+    classes_by: ClassVar[str] = ""
+    """Who has decided the classes, where neither the training samples nor the user do."""
 
     validation: Split | None = None
     """The source's own validation samples, known after `load`."""
@@ -59,6 +66,12 @@ class Source(ABC):
 
     place: str = "data.source"
     """The setting that names the source, for errors."""
+
+    takes_other_classes: bool = False
+    """Whether its samples may be of classes that the training data do not have."""
+
+    counts_classes: bool = False
+    """Whether `num_classes` is the largest label + 1 of its own samples, which says nothing of other samples."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -124,12 +137,17 @@ class Source(ABC):
             test = self._limited(test, "test")
         own = self.described(train)
         self.schema = own
+        for name, split in (("test", test), ("val", self.validation)):
+            # Items that code of the user's makes are not read before they are needed.
+            if split is not None and split.is_in_memory:
+                check_alike(own, split, f"the {name} samples of {self.place}")
         if self.leader is None:
             return train, test
         self.schema = self.leader
-        train = read_by(self.leader, own=own, split=train, name=self.place)
+        read = partial(read_by, self.leader, own, name=self.place, takes_other_classes=self.takes_other_classes)
+        train = read(train)
         if test is not None:
-            test = read_by(self.leader, own=own, split=test, name=self.place)
+            test = read(test)
         return train, test
 
     def limited_rows(self, split: str, labels: Array | None, size: int) -> Array:
@@ -160,15 +178,17 @@ class Source(ABC):
         rows = self.limited_rows(split, labels=labels, size=len(samples))
         return samples.subset(torch.from_numpy(rows))
 
-    def follow(self, schema: Schema, place: str) -> None:
+    def follow(self, schema: Schema | None, place: str, *, takes_other_classes: bool = False) -> None:
         """Read the samples by the schema of the training data from now on.
 
         Args:
-            schema: The schema of the training data.
+            schema: The schema of the training data. None: its own samples decide.
             place: The setting that names this source, for errors.
+            takes_other_classes: Whether samples may be of classes that the training data do not have.
         """
         self.leader = schema
         self.place = place
+        self.takes_other_classes = takes_other_classes
 
     def described(self, train: Split) -> Schema:
         """Return what the training samples decide.
@@ -179,8 +199,10 @@ class Source(ABC):
         return Schema(
             class_names=None if self.class_names is None else tuple(str(name) for name in self.class_names),
             num_classes=self.num_classes,
+            counts_classes=self.counts_classes,
             targets=targets_of(train),
             scale=scale_of(train),
+            inputs=inputs_of(train),
         )
 
 
@@ -265,6 +287,7 @@ class Digits(Source):
     """
 
     num_classes = 10
+    classes_by = AUTHORS
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
@@ -327,6 +350,7 @@ class TensorSource(Source):
                 f"got {y.dtype} {tuple(y.shape[1:])} and {y_test.dtype} {tuple(y_test.shape[1:])}"
             )
         if num_classes is None and not y.is_floating_point() and y.ndim == 1 and len(y) + len(y_test):
+            self.counts_classes = True
             num_classes = int(torch.cat([y.long(), y_test.long()]).max()) + 1
         self.num_classes = num_classes
         self.train = train
@@ -369,9 +393,9 @@ class PooledSource(Source):
         self.source.data_seed = self.data_seed
         self.source.prepare()
 
-    def follow(self, schema: Schema, place: str) -> None:
-        super().follow(schema, place)
-        self.source.follow(schema, place)
+    def follow(self, schema: Schema | None, place: str, *, takes_other_classes: bool = False) -> None:
+        super().follow(schema, place, takes_other_classes=takes_other_classes)
+        self.source.follow(schema, place, takes_other_classes=takes_other_classes)
 
     def described(self, train: Split) -> Schema:
         return super().described(train) if self.source.schema is None else self.source.schema

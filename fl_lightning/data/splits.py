@@ -17,6 +17,9 @@ from fl_lightning.utils.staging import Staging, fits, staging_for
 
 Array = np.ndarray[Any, Any]
 
+PROBED = 256
+"""Most samples in memory that are looked at to tell how the net reads them."""
+
 
 class Transform(Protocol):
     """Turns a batch of stored samples into the net's input, on the samples' device."""
@@ -63,6 +66,23 @@ class Split(ABC):
     def all(self) -> Batch:
         """Read the whole split as one batch, without augmentation."""
         return next(iter(self.batches([torch.arange(len(self))], None)))
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Tell whether samples are read without code of the user's."""
+        return False
+
+    def probe(self) -> Batch | None:
+        """Read a few samples as the net reads them, without augmentation. None: that is not known."""
+        return None
+
+    def relabelled(self, labels: Tensor) -> "Split":
+        """Make a split of the same samples with other classes.
+
+        Args:
+            labels: class of each sample, (n,) int64.
+        """
+        raise ValueError(f"samples of a {type(self).__name__} have no classes; give samples with labels")
 
     def placed(self, indices: Tensor) -> Tensor:
         """Copy indices of many batches to the device on which `batches` reads them, in one copy."""
@@ -229,6 +249,22 @@ class TensorSplit(Split):
             labelled=self.labels is not None,
             columns=columns,
         )
+
+    @property
+    def is_in_memory(self) -> bool:
+        return True
+
+    def probe(self) -> Batch | None:
+        if not len(self):
+            return None
+        positions = torch.linspace(0, len(self) - 1, min(len(self), PROBED)).long()
+        return next(iter(self.batches([positions], None)))
+
+    def relabelled(self, labels: Tensor) -> "TensorSplit":
+        split = copy(self)
+        split.y = labels.to(self.y.device)
+        split.labels = labels.cpu()
+        return split
 
     @property
     def may_transform(self) -> bool:

@@ -7,6 +7,7 @@ import io
 import lzma
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,8 +26,19 @@ Compression = Literal["infer", "gzip", "bz2", "xz", "zip"]
 MISSING = ("None", "nan", "NaT", "<NA>")
 """Texts that missing values of a DataFrame are printed as."""
 
-UNKNOWN = ("", "?", "na", "n/a", "nan", "null", "none")
+UNKNOWN = ("", "?", "na", "n/a", "nan", "null", "none", "<na>", "#n/a", "nat")
 """Texts, in small letters, that stand for a missing number in a file."""
+
+BYTE_ORDER_MARK = "\ufeff"
+"""First character of some files, which is no part of the name of the first column."""
+
+WIDE_MARKS: Mapping[bytes, str] = {
+    b"\xff\xfe\x00\x00": "utf-32",
+    b"\x00\x00\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
+"""First bytes of files whose characters have several bytes, the longer mark first, and the names of their encodings."""
 
 ENDINGS: Mapping[str, Compression] = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zip": "zip"}
 """Endings of names that tell how a file is compressed, as pandas reads them."""
@@ -39,7 +51,17 @@ BEGINNINGS: Mapping[bytes, Compression] = {
 }
 """First bytes of compressed files."""
 
-SEPARATORS = {";": "';'", "\t": "'\\t'", "|": "'|'"}
+OTHER_FILES: Mapping[bytes, str] = {
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd; unpack it",
+    b"\xd0\xcf\x11\xe0": "is an Excel workbook; save it as CSV",
+    b"PAR1": "is a Parquet file; name it .parquet",
+}
+"""First bytes of files that are no CSV files, and what to do with them."""
+
+WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
+"""Endings of the names of workbooks."""
+
+SEPARATORS = {";": "';'", "\t": "'\\t'", "|": "'|'", ":": "':'", " ": "' '"}
 """Separators of columns besides the comma, as a user types them."""
 
 
@@ -85,12 +107,14 @@ class Cells(NamedTuple):
     Args:
         values: The values (n,): texts of a file; numbers, texts and other values of a DataFrame.
         decimal: The decimal point of numbers that are written as text. None: text stays text.
-        rows: The number of each row in its table, (n,), for errors.
+        rows: The number of each row in its table, (n,), for errors: the line of a file, or the row of a DataFrame.
+        path: The name of the file, for errors. Empty: the values are of a DataFrame.
     """
 
     values: Sequence[Any] | Array
     decimal: str | None
     rows: Array
+    path: str = ""
 
     def at(self, chosen: Array) -> "Cells":
         """Return the cells of some rows.
@@ -99,8 +123,19 @@ class Cells(NamedTuple):
             chosen: Positions of the cells, (k,) int64.
         """
         if isinstance(self.values, np.ndarray):
-            return Cells(self.values[chosen], self.decimal, self.rows[chosen])
-        return Cells([self.values[position] for position in chosen.tolist()], self.decimal, self.rows[chosen])
+            return self._replace(values=self.values[chosen], rows=self.rows[chosen])
+        values = [self.values[position] for position in chosen.tolist()]
+        return self._replace(values=values, rows=self.rows[chosen])
+
+    def place(self, position: int, which: str) -> str:
+        """Return the place of a cell in a sentence.
+
+        Args:
+            position: The position of the cell.
+            which: The name of the table.
+        """
+        named = f" ({self.path})" if self.path else ""
+        return f"row {self.rows[position]} of the {which} table{named}"
 
 
 TableCells = Mapping[str, Cells]
@@ -142,36 +177,104 @@ def read_csv(path: Path, style: CSVFormat) -> TableCells:
         ValueError: The file is not written as `style` says, or has no rows.
     """
     separator = style.separator
+    check_kind_of_file(path)
     try:
         with open_text(path, style) as file:
-            rows = [row for row in csv.reader(file, delimiter=separator) if row]
+            lines = numbered_rows(csv.reader(file, delimiter=separator))
     except UnicodeError as error:
         raise ValueError(
             f"{path} must be text in {style.encoding.upper()}, which {wrong_byte(error)} is not: save it as UTF-8, or "
-            f"set encoding: latin-1"
+            f"set encoding: {encoding_of(path, error)}"
         ) from error
     except LookupError as error:
         raise ValueError(
             f"encoding must be one that Python knows, got {style.encoding!r}; set encoding: utf-8"
         ) from error
-    except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile, csv.Error) as error:
-        raise ValueError(f"{path} could not be read ({error_line(error)}); {remedy_of_compression(path)}") from error
-    header = rows[0] if rows else []
+    except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile, zlib.error, csv.Error) as error:
+        raise ValueError(f"{path} could not be read ({error_line(error)}); {remedy_of_file(path, style)}") from error
+    first_line, header = lines[0] if lines else (1, [])
+    header = [header[0].removeprefix(BYTE_ORDER_MARK), *header[1:]] if header else []
+    check_zeros(header, path)
     check_separator(header, path, separator)
-    check_names(header, str(path))
-    for number, row in enumerate(rows[1:], 2):
+    rows = [row for _, row in lines[1:]]
+    for (number, _), row in zip(lines[1:], rows, strict=True):
+        while len(row) > len(header) and not row[-1].strip():
+            row.pop()  # what follows a separator at the end of a line
         if len(row) != len(header):
             raise ValueError(
                 f"row {number} of {path} must have {len(header)} values as the header, got {len(row)}; put quotes "
                 f"around a value that holds {separator!r}, or set sep"
             )
-    if len(rows) < 2:
+    if not rows:
         raise ValueError(f"{path} must have a header and rows, got {len(header)} columns and no row")
-    numbers = np.arange(2, len(rows) + 1)
-    return {
-        name: Cells(column, style.decimal, numbers)
-        for name, column in zip(header, zip(*rows[1:], strict=True), strict=True)
-    }
+    numbers = np.array([number for number, _ in lines[1:]])
+    columns = dict(enumerate(zip(*rows, strict=True)))
+    while len(header) > 1 and not header[-1].strip() and all(is_blank(cell) for cell in columns[len(header) - 1]):
+        header.pop()
+    check_header(header, path, first_line)
+    check_names(header, str(path))
+    cells: dict[str, Cells] = {}
+    for position, name in enumerate(header):
+        cells[name] = Cells(values=columns[position], decimal=style.decimal, rows=numbers, path=str(path))
+    return cells
+
+
+def numbered_rows(reader: Any) -> list[tuple[int, list[str]]]:
+    """Read the rows of a CSV file that are not empty, each with the number of its first line.
+
+    Args:
+        reader: A reader of Python's `csv`.
+    """
+    rows = []
+    line = 1
+    for row in reader:
+        is_empty = not row or (len(row) == 1 and not row[0].strip())
+        if not is_empty:
+            rows.append((line, row))
+        line = reader.line_num + 1
+    return rows
+
+
+def check_kind_of_file(path: Path) -> None:
+    """Refuse a file that is no CSV file.
+
+    Raises:
+        ValueError: Says what the file is, and what to do.
+    """
+    if path.suffix.lower() in WORKBOOKS:
+        raise ValueError(f"{path} must be a CSV file, and is a workbook; save it as CSV")
+    with path.open("rb") as file:
+        beginning = file.read(4)
+    for mark, what in OTHER_FILES.items():
+        if beginning == mark:
+            raise ValueError(f"{path} must be a CSV file, and {what}")
+
+
+def check_zeros(header: Sequence[str], path: Path) -> None:
+    """Refuse text in which zero bytes stand between the characters.
+
+    Raises:
+        ValueError: Names the encoding that has such bytes.
+    """
+    if any("\0" in name for name in header):
+        first = header[0]
+        encoding = "utf-16-be" if first.startswith("\0") else "utf-16-le"
+        raise ValueError(f"{path} must be text, and its characters have several bytes; set encoding: {encoding}")
+
+
+def check_header(header: Sequence[str], path: Path, line: int) -> None:
+    """Refuse a first row that holds values in place of names.
+
+    Raises:
+        ValueError: Names the value.
+    """
+    numbers = [number_in_text(name, ".") for name in header]
+    found = [number for number in numbers if number is not None and math.isfinite(number)]
+    if len(found) == len(header) and not all(number.is_integer() for number in found):
+        raise ValueError(
+            f"{path} must begin with the names of its columns, got the number {header[0]!r} in row {line}; "
+            f"write a header"
+        )
 
 
 def open_text(path: Path, style: CSVFormat) -> AbstractContextManager[IO[str]]:
@@ -204,7 +307,8 @@ def open_member(path: Path, encoding: str) -> IO[str]:
         ValueError: The zip file holds no file, or several.
     """
     with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/")]
+        # macOS adds a folder of its own to each archive.
+        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
         if len(names) != 1:
             raise ValueError(f"{path} must hold one CSV file, got {len(names)}; unpack it, and name one")
         content = archive.read(names[0])
@@ -221,10 +325,30 @@ def compression_of(path: Path) -> Compression | None:
     return None
 
 
-def remedy_of_compression(path: Path) -> str:
+def remedy_of_file(path: Path, style: CSVFormat) -> str:
     """Return what to type for a file that could not be decompressed or parsed."""
     found = compression_of(path)
+    used = ENDINGS.get(path.suffix.lower()) if style.compression == "infer" else style.compression
+    if found == used:
+        return "write it again"
     return "set compression: null" if found is None else f"write it again, or set compression: {found}"
+
+
+def encoding_of(path: Path, error: UnicodeError) -> str:
+    """Return the encoding that a text may have that was not read in another one.
+
+    Args:
+        path: The file.
+        error: The error of the first byte that is no text.
+    """
+    with path.open("rb") as file:
+        beginning = file.read(4)
+    for mark, encoding in WIDE_MARKS.items():
+        if beginning.startswith(mark):
+            return encoding
+    # These bytes are letters and signs of Windows, such as the euro, and no letters in Latin-1.
+    bad = error.object if isinstance(error, UnicodeDecodeError) else b""
+    return "cp1252" if any(0x80 <= byte < 0xA0 for byte in bad) else "latin-1"
 
 
 def wrong_byte(error: UnicodeError) -> str:
@@ -291,7 +415,26 @@ def cells_of_frame(frame: Any, table: str) -> TableCells:
     if not len(frame):
         raise ValueError(f"{table} must have rows, got {len(names)} columns and no row")
     rows = np.arange(1, len(frame) + 1)
-    return {str(name): Cells(values_of_series(frame[name]), None, rows) for name in frame.columns}
+    columns = {str(name): values_of_series(frame[name]) for name in frame.columns}
+    for name, values in columns.items():
+        check_single(name, values, table)
+    return {name: Cells(values, None, rows) for name, values in columns.items()}
+
+
+def check_single(name: str, values: Sequence[Any] | Array, table: str) -> None:
+    """Refuse cells that hold several values.
+
+    Raises:
+        ValueError: Names the column, the row and the value.
+    """
+    if isinstance(values, np.ndarray):
+        return
+    for row, value in enumerate(values, 1):
+        if isinstance(value, list | tuple | dict | set | np.ndarray):
+            raise ValueError(
+                f"column {name!r} must hold one value in every row, got {value!r} in row {row} of {table}; make a "
+                f"column of each part, or ignore the column"
+            )
 
 
 def values_of_series(series: Any) -> Sequence[Any] | Array:
@@ -305,6 +448,15 @@ def values_of_series(series: Any) -> Sequence[Any] | Array:
 
 
 # --- single cells
+
+
+def truth_of(text: str) -> str | None:
+    """Return `True` or `False` for a truth value in any spelling, and None for what is none.
+
+    >>> truth_of("TRUE"), truth_of("false"), truth_of("yes")
+    ('True', 'False', None)
+    """
+    return {"true": "True", "false": "False"}.get(text.strip().lower())
 
 
 def is_missing(cell: Any) -> bool:

@@ -13,8 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.data.schema import UNKNOWN_CLASS
 from fl_lightning.data.splits import Array
-from fl_lightning.data.table_files import Cells, TableCells, is_blank, number_in, number_in_text, numbers_in, word_of
+from fl_lightning.data.table_files import (
+    Cells,
+    TableCells,
+    is_blank,
+    number_in,
+    number_in_text,
+    numbers_in,
+    truth_of,
+    word_of,
+)
 from fl_lightning.utils.files import write_file
 
 Kind = Literal["whole", "number", "text"]
@@ -33,17 +43,24 @@ MOST_NUMBERS = 0.9
 
 WHOLE = re.compile(r"[+-]?[0-9]+")
 PADDED = re.compile(r"[+-]?0[0-9]+")
-AROUND_NUMBERS = re.compile(r"[\s%‰°$€£¥,.'’()<>≤≥~±-]")
+AROUND_NUMBERS = re.compile(r"[\s%‰°$€£¥,.'’()<>≤≥~±_−-]")
 FOREIGN_NUMBER = re.compile(
-    r"""[+-]?(?:
-        [0-9]+,[0-9]+                                          # a decimal comma
-        | [0-9]{1,3}(?:[,'’ ][0-9]{3})+(?:\.[0-9]+)?           # groups of thousands
-        | [0-9]+(?:[.,][0-9]+)?\s*[%‰$€£¥]
-        | [$€£¥]\s*[0-9]+(?:[.,][0-9]+)?
+    r"""[+−-]?(?:
+        [0-9]+(?:[.,][0-9]+)?                                    # another decimal point, or a sign of its own
+        | [0-9]{1,3}(?:[,.'’_\s][0-9]{3})+(?:[.,][0-9]+)?        # groups of thousands
+        | [0-9]+(?:[.,][0-9]+)?\s*(?:[%‰$€£¥]|EUR|USD|GBP|CHF|JPY|CNY)
+        | (?:[$€£¥]|EUR|USD|GBP|CHF|JPY|CNY)\s*[0-9]+(?:[.,][0-9]+)?
     )""",
     re.VERBOSE,
 )
 WITH_UNIT = re.compile(r"[+-]?[0-9][0-9.,']*\s*[^\W\d_]+")
+ERROR = re.compile(r"#[A-Z0-9/]+[!?]")
+"""What a workbook writes in place of a number that it could not compute."""
+
+THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:[,.][0-9]{3})+")
+
+NO_CLASSES = ("nan", "<na>", "#n/a", "n/a", "nat")
+"""Texts of files, in small letters, that stand for a missing class."""
 
 
 @dataclass(frozen=True)
@@ -126,19 +143,20 @@ class TableSchema:
             if feature.words is None:
                 x[:, at] = (finite_numbers(feature.name, cells, which) - feature.mean) / feature.std
             else:
-                column = words_in(cells)
+                column = feature_words(cells)
                 for place, word in enumerate(feature.words, at):
                     x[:, place] = column == word
             at += feature.width
         return torch.from_numpy(x)
 
-    def targets(self, label: str, cells: Cells, which: str) -> Tensor:
+    def targets(self, label: str, cells: Cells, which: str, *, takes_other_classes: bool = False) -> Tensor:
         """Return the classes (n,) int64, or the numbers (n, 1) float32 that are regressed.
 
         Args:
             label: The column of the target.
             cells: Its values.
             which: The name of the table, for errors.
+            takes_other_classes: Whether a class that no training row has becomes -1, the unknown class.
 
         Raises:
             ValueError: A row has no target, one that the task does not take, or a class that no training row has.
@@ -148,13 +166,14 @@ class TableSchema:
         numbered = {value: number for number, value in enumerate(self.classes)}
         values = class_values(label, kind=self.kind, cells=cells, which=which)
         outside = sorted({value for value in values if value not in numbered}, key=str)
-        if outside:
+        if outside and not takes_other_classes:
             remedy = "" if self.kind == "text" else ", or set task: regression where they are no classes"
+            place = cells.place(values.index(outside[0]), which)
             raise ValueError(
                 f"classes in column {label!r} must stand in training rows, got {outside[0]!r} in {which}; leave such "
-                f"rows out{remedy}"
+                f"rows out, as {place}{remedy}"
             )
-        return torch.tensor([numbered[value] for value in values], dtype=torch.int64)
+        return torch.tensor([numbered.get(value, UNKNOWN_CLASS) for value in values], dtype=torch.int64)
 
     def columns(self, table: TableCells) -> dict[str, Array]:
         """Return the values (n,) by which rows are divided, of the columns that the training rows have."""
@@ -213,7 +232,7 @@ def decide_feature(name: str, given: Cells, training: Cells) -> Feature:
         finite_numbers(name, given, "train")
         values = finite_numbers(name, training, "train")
         return Feature(name=name, words=None, mean=float(values.mean()), std=float(values.std()) or 1.0)
-    return Feature(name=name, words=tuple(np.unique(words_in(training)).tolist()))
+    return Feature(name=name, words=tuple(np.unique(feature_words(training)).tolist()))
 
 
 def holds_numbers(name: str, cells: Cells, remedy: str = "or ignore the column") -> bool:
@@ -241,10 +260,17 @@ def holds_numbers(name: str, cells: Cells, remedy: str = "or ignore the column")
         return False
     position = others[odd]
     raise ValueError(
-        f"column {name!r} must hold a number in every row, got {cells.values[position]!r} in row "
-        f"{cells.rows[position]} of the train table and {len(known)} numbers; "
-        f"{remedy_of_number(cells.values[position], cells.decimal)}, {remedy}"
+        f"column {name!r} must hold a number in every row, got {cells.values[position]!r} in "
+        f"{cells.place(position, 'train')} and {len(known)} numbers; "
+        f"{remedy_of_number(cells.values[position], cells.decimal)}, {remedy}{remedy_of_words(name, cells)}"
     )
+
+
+def remedy_of_words(name: str, cells: Cells) -> str:
+    """Return how words are made of a column of a file that holds numbers, too."""
+    if not cells.path:
+        return f", or for words write frame[{name!r}].astype(str)"
+    return f", or for words give pandas.read_csv(..., dtype={{{name!r}: str}}) in place of the file"
 
 
 def odd_cell(others: Sequence[Any], known: Sequence[float]) -> int | None:
@@ -263,7 +289,7 @@ def odd_cell(others: Sequence[Any], known: Sequence[float]) -> int | None:
     texts = [str(value).strip() for value in others]
     if any(is_code(text) for text in texts):
         return None
-    vague = [text for text in texts if any(letter.isalpha() for letter in text)]
+    vague = [text for text in texts if any(letter.isalpha() for letter in text) and not ERROR.fullmatch(text)]
     share = len(known) / (len(known) + len(others))
     measured = share >= MOST_NUMBERS or any(not number.is_integer() for number in known)
     return None if vague and not measured else 0
@@ -284,7 +310,7 @@ def is_code(text: str) -> bool:
     >>> is_code("V27"), is_code("2024-01-05"), is_code("45%"), is_code("1,234.5"), is_code("12 kg"), is_code("low")
     (True, True, False, False, False, False)
     """
-    if not any(letter.isdigit() for letter in text) or WITH_UNIT.fullmatch(text):
+    if not any(letter.isdigit() for letter in text) or WITH_UNIT.fullmatch(text) or ERROR.fullmatch(text):
         return False
     if re.search(r"[0-9]\s*[-:/–]\s*[0-9]", text):
         return True
@@ -293,10 +319,15 @@ def is_code(text: str) -> bool:
 
 def remedy_of_number(cell: Any, decimal: str | None) -> str:
     """Return what to do about a value that is no number in a column of numbers."""
-    comma = isinstance(cell, str) and decimal == "." and cell.count(",") == 1
-    if comma and number_in_text(cell, ",") is not None:
-        return "set decimal: ','"
-    return "write the number alone"
+    if not isinstance(cell, str) or decimal is None:
+        return "write the number alone"
+    text = cell.strip()
+    other = "." if decimal == "," else ","
+    if number_in_text(text, other) is None:
+        return "write the number alone"
+    if THOUSANDS.fullmatch(text):
+        return f"write {text.replace(other, '')} for thousands, or set decimal: {other!r} for decimals"
+    return f"set decimal: {other!r}"
 
 
 def finite_numbers(name: str, cells: Cells, which: str) -> Array:
@@ -312,8 +343,8 @@ def finite_numbers(name: str, cells: Cells, which: str) -> Array:
             missing = number is not None
             remedy = "fill in what is missing" if missing else remedy_of_number(cell, cells.decimal)
             raise ValueError(
-                f"column {name!r} must hold a number in every row, got {plain(cell)!r} in row {cells.rows[position]} "
-                f"of the {which} table; {remedy}, or ignore it"
+                f"column {name!r} must hold a number in every row, got {plain(cell)!r} in "
+                f"{cells.place(position, which)}; {remedy}, or ignore it"
             )
     return np.array(numbers, np.float64)
 
@@ -321,6 +352,15 @@ def finite_numbers(name: str, cells: Cells, which: str) -> Array:
 def words_in(cells: Cells) -> Array:
     """Return the words of a column, (n,) text."""
     return np.array([word_of(cell) for cell in cells.values], dtype=np.str_)
+
+
+def feature_words(cells: Cells) -> Array:
+    """Return the words of a column that the net reads, (n,) text, truth values in one spelling."""
+    words = words_in(cells)
+    spellings = {word: truth_of(word) for word in np.unique(words).tolist()}
+    if any(truth is None for truth in spellings.values()):
+        return words
+    return np.array([spellings[word] for word in words.tolist()], dtype=np.str_)
 
 
 # --- identifiers: of owners, of classes
@@ -417,7 +457,27 @@ def decide_target(label: str, *, given: Cells, training: Cells, task: Task) -> t
     kind = "number" if measured else kind_of(given)
     class_values(label, kind=kind, cells=given, which="train")
     values = class_values(label, kind=kind, cells=training, which="train")
-    return kind, tuple(sorted(set(values)))
+    classes = tuple(sorted(set(values)))
+    check_spelling(label, classes)
+    return kind, classes
+
+
+def check_spelling(label: str, classes: Sequence[Any]) -> None:
+    """Refuse a truth value that is written in two ways, which would be two classes.
+
+    Raises:
+        ValueError: Names both spellings.
+    """
+    spellings: dict[str, str] = {}
+    for value in classes:
+        truth = truth_of(value) if isinstance(value, str) else None
+        if truth is not None:
+            other = spellings.setdefault(truth, value)
+            if other != value:
+                raise ValueError(
+                    f"column {label!r} must write a class in one way, got {other!r} and {value!r} in train; write "
+                    f"{truth!r} for both"
+                )
 
 
 def is_measured(cells: Cells) -> bool:
@@ -442,12 +502,13 @@ def regressed(label: str, cells: Cells, which: str) -> Array:
         ValueError: A row has no finite number.
     """
     numbers = numbers_in(cells)
-    for cell, number in zip(cells.values, numbers, strict=True):
+    for position, (cell, number) in enumerate(zip(cells.values, numbers, strict=True)):
         if number is None or not math.isfinite(number):
             words = number is None and not is_blank(cell)
             value = cell if number is None else number
             task = "classification" if words else ""
-            raise ValueError(unfit(label, wanted="a finite number", value=value, which=which, task=task))
+            place = cells.place(position, which)
+            raise ValueError(unfit(label, wanted="a finite number", value=value, which=which, place=place, task=task))
     return np.array(numbers, np.float64)
 
 
@@ -458,17 +519,23 @@ def class_values(label: str, *, kind: Kind, cells: Cells, which: str) -> list[An
         ValueError: A row has no class.
     """
     values: list[Any] = []
-    for value in identifiers(kind, cells).tolist():
-        if is_blank(value):
-            raise ValueError(unfit(label, wanted=A_CLASS, value=value, which=which))
+    for position, value in enumerate(identifiers(kind, cells).tolist()):
+        place = cells.place(position, which)
+        if is_no_class(value):
+            raise ValueError(unfit(label, wanted=A_CLASS, value=value, which=which, place=place))
         if isinstance(value, float) and not value.is_integer():
             task = "regression" if math.isfinite(value) else ""
-            raise ValueError(unfit(label, wanted=A_CLASS, value=value, which=which, task=task))
+            raise ValueError(unfit(label, wanted=A_CLASS, value=value, which=which, place=place, task=task))
         values.append(int(value) if isinstance(value, float) else value)
     return values
 
 
-def unfit(label: str, *, wanted: str, value: Any, which: str, task: str = "") -> str:
+def is_no_class(value: Any) -> bool:
+    """Tell whether a value of the target stands for a missing one. `none` and `NA` may be classes."""
+    return is_blank(value) or (isinstance(value, str) and value.strip().lower() in NO_CLASSES)
+
+
+def unfit(label: str, *, wanted: str, value: Any, which: str, place: str, task: str = "") -> str:
     """Return the sentence for a target that the task does not take.
 
     Args:
@@ -476,9 +543,13 @@ def unfit(label: str, *, wanted: str, value: Any, which: str, task: str = "") ->
         wanted: What it must hold.
         value: What it holds.
         which: The name of the table.
+        place: The row, with the name of its file.
         task: The task that takes the value. Empty: none does.
     """
-    remedy = f"set task: {task}" if task else "fill in what is missing, or leave the row out"
+    if task:
+        remedy = f"set task: {task}, or leave out {place}"
+    else:
+        remedy = f"fill in what is missing, or leave out {place}"
     return f"column {label!r} must hold {wanted} in every row, got {plain(value)!r} in {which}; {remedy}"
 
 

@@ -94,7 +94,10 @@ class TableSource(Source):
         for name in (*names, *self.ignored, self.label):
             for which, rows in (("train", training), ("test", testing)):
                 if name not in rows:
-                    raise ValueError(f"the {which} table must have the column {name!r}, it has {', '.join(rows)}")
+                    raise ValueError(
+                        f"the {which} table must have the column {name!r}, it has {', '.join(rows)}; name one "
+                        f"of these, or write a header"
+                    )
         if leading is None:
             self.table = TableSchema.of(given=given, training=training, label=self.label, names=names, task=self.task)
         else:
@@ -144,6 +147,11 @@ class TableSource(Source):
             names = [name for name in given if name != self.label and name not in self.ignored]
         if self.label in names:
             raise ValueError(f"features must not hold the target, got {self.label!r}; leave it out")
+        if any(not name.strip() for name in names):
+            raise ValueError(
+                "a column that the net reads must have a name, got ''; name it, or set ignored: [''] for a column of "
+                "row numbers"
+            )
         if not names:
             raise ValueError("a table must have a column that the net reads; name it in features")
         return names
@@ -152,7 +160,7 @@ class TableSource(Source):
         """Make a split of rows."""
         return TensorSplit(
             x=table.inputs(rows, which),
-            y=table.targets(self.label, rows[self.label], which),
+            y=table.targets(self.label, rows[self.label], which, takes_other_classes=self.takes_other_classes),
             columns=table.columns(rows),
         )
 

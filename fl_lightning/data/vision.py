@@ -1,4 +1,4 @@
-"""Data sets that torchvision reads (MNIST and its kin, CIFAR, SVHN), kept in memory as uint8."""
+"""Data sets that torchvision reads (MNIST and its kin, CIFAR, SVHN), which stay in memory as uint8."""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_lightning.data.images import Augmentation, Images, ImageSource, Normalization, error_line
 from fl_lightning.data.published import check_grey, check_published, file_fault
+from fl_lightning.data.sources import AUTHORS
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import check_choice
 
@@ -16,12 +17,13 @@ EMNISTSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mn
 
 
 class _VisionSource(ImageSource):
-    """A data set of torchvision: finds its files and checks them."""
+    """Finds and checks the files of a data set of torchvision."""
 
+    classes_by = AUTHORS
     dataset: ClassVar[str]
     """Name of the class in `torchvision.datasets`."""
     shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
-    """Of an image."""
+    """Shape of an image."""
     named: ClassVar[bool] = True
     """True where the names of the classes say more than their numbers."""
 
@@ -31,23 +33,27 @@ class _VisionSource(ImageSource):
         download: bool = False,
         augmentation: Augmentation = "none",
         normalize: Normalization = "standard",
+        *,
         limit: int | None = None,
     ) -> None:
-        super().__init__(root, augmentation, normalize, limit)
+        super().__init__(root=root, augmentation=augmentation, normalize=normalize, limit=limit)
         self.download = download
 
     def prepare(self) -> None:
         if self.download:
-            self._open(train=False, download=True)  # fetches both splits, reads only the smaller one
+            # This fetches both splits and reads only the smaller one.
+            self._open(train=False, download=True)
 
     def load(self) -> tuple[Split, Split]:
         train = self._open(train=True)
         test = self._open(train=False)
         self.class_names = self._names(train) if self.named else None
-        images = [self._checked(train, "train"), self._checked(test, "test")]
-        check_published(self._name, self.root, self.shape, [(y, x.shape[1:]) for x, y, _ in images])
-        check_grey(self._name, self.root, images[0].x)
-        training, testing = self.splits(*images)
+        training_images = self._checked(train, "train")
+        test_images = self._checked(test, "test")
+        found = [(images.y, images.x.shape[1:]) for images in (training_images, test_images)]
+        check_published(name=self._name, place=self.root, shape=self.shape, splits=found)
+        check_grey(self._name, self.root, training_images.x)
+        training, testing = self.splits(training_images, test_images)
         return training, testing
 
     @property
@@ -76,7 +82,11 @@ class _VisionSource(ImageSource):
         return dataset(self.root, train=train, download=download)
 
     def _checked(self, opened: Any, name: str) -> Images:
-        """Get the images and classes of a split, as many of both."""
+        """Return the images and classes of a split.
+
+        Raises:
+            ValueError: There are not as many images as classes.
+        """
         x = self._images(opened)
         y = self._targets(opened)
         if len(x) != len(y):
@@ -87,6 +97,7 @@ class _VisionSource(ImageSource):
         return Images(x, y)
 
     def _open(self, train: bool, download: bool = False) -> Any:
+        """Open a split, with the file in the sentence of what torchvision raises."""
         from torchvision import datasets  # noqa: PLC0415 - slow to import
 
         dataset = getattr(datasets, self.dataset)
@@ -96,12 +107,14 @@ class _VisionSource(ImageSource):
             raise self._explained(error, dataset, download) from error
 
     def _explained(self, error: Exception, dataset: Any, download: bool) -> Exception:
+        """Return an error that names the file and what to do."""
         again = "delete it and set `download: true`, or copy it again"
         files = self._files(dataset)
         missing = next((path for path in files if not path.is_file()), None)
         if missing is None:
             for path, md5 in files.items():
-                if fault := file_fault(path, md5):
+                fault = file_fault(path, md5)
+                if fault:
                     return ValueError(f"{path} is corrupt ({fault}): {again}")
             folder = next(iter(files)).parent
             return ValueError(f"{self.dataset} in {folder} could not be read ({error_line(error)}): {again}")
@@ -118,20 +131,21 @@ class _VisionSource(ImageSource):
 
 
 class MNIST(_VisionSource):
-    """Handwritten digits, 60,000 / 10,000 images of 1×28×28.
+    """Reads handwritten digits, 60,000 / 10,000 images of 1×28×28.
 
     Args:
-        root: folder that holds, or will hold, `MNIST/raw/*-ubyte`.
-        download: fetch what is missing into `root`.
-        augmentation: of training batches. `flip`: mirrored half of the time; `crop_flip`: padded by 4 and
-            cropped at random as well; `reflect_crop_flip`: the same with reflected padding, as in FedNTD's code for
-            CINIC-10; `resized_crop_flip`: a random rectangle, resized, as in FedCL's code; `fedntd`: `crop_flip` and a
-            Cutout of 16 after normalising, as in FedNTD's code (MNIST is mirrored too); `autoaugment`: `crop_flip` and
-            AutoAugment with the policy found on CIFAR-10, as in FedED's code for CIFAR; `autoaugment_only`: without
-            `crop_flip`, as in FedED's code for Tiny-ImageNet.
-        normalize: of the images of every split: `standard`: by the data set's own mean and standard deviation; `half`:
-            by 0.5 and 0.5; or the numbers, [means, standard deviations] with one for each channel or one for all.
-        limit: most samples of each split, drawn by class; None: all.
+        root: Folder that holds, or will hold, `MNIST/raw/*-ubyte`.
+        download: Whether missing files are fetched into `root`.
+        augmentation: Augmentation of training batches. `flip` mirrors half of the images. `crop_flip` also pads by 4
+            and crops at random. `reflect_crop_flip` does so with reflected padding, as FedNTD's code for CINIC-10.
+            `resized_crop_flip` resizes a random rectangle, as FedCL's code. `fedntd` is `crop_flip` and a Cutout of 16
+            after normalizing, as in FedNTD's code, which mirrors MNIST, too. `autoaugment` is `crop_flip` and
+            AutoAugment with the policy found on CIFAR-10, as in FedED's code for CIFAR. `autoaugment_only` leaves out
+            `crop_flip`, as FedED's code for Tiny-ImageNet.
+        normalize: Normalization of the images of every split. `standard` takes the mean and the standard deviation of
+            the data set, and `half` takes 0.5 and 0.5. Numbers are [means, standard deviations], one for each channel
+            or one for all.
+        limit: Most samples of each split, drawn by class. None: all.
     """
 
     num_classes = 10
@@ -152,9 +166,9 @@ class MNIST(_VisionSource):
 
 
 class FashionMNIST(MNIST):
-    """Zalando's article images, 60,000 / 10,000 of 1×28×28.
+    """Reads Zalando's article images, 60,000 / 10,000 of 1×28×28.
 
-    Arguments as of `MNIST`; the folder is `FashionMNIST/raw`.
+    It takes the arguments of `MNIST`, and the folder is `FashionMNIST/raw`.
     """
 
     dataset = "FashionMNIST"
@@ -164,9 +178,9 @@ class FashionMNIST(MNIST):
 
 
 class KMNIST(MNIST):
-    """Cursive Japanese letters, 60,000 / 10,000 images of 1×28×28.
+    """Reads cursive Japanese letters, 60,000 / 10,000 images of 1×28×28.
 
-    Arguments as of `MNIST`, but that `standard` measures the training images; the folder is `KMNIST/raw`.
+    It takes the arguments of `MNIST`, and `standard` measures the training images. The folder is `KMNIST/raw`.
     """
 
     dataset = "KMNIST"
@@ -175,16 +189,16 @@ class KMNIST(MNIST):
 
 
 class EMNIST(MNIST):
-    """Handwritten letters and digits, upright images of 1×28×28.
+    """Reads handwritten letters and digits, upright images of 1×28×28.
 
-    Training and test images and classes: `byclass` 697,932 / 116,323 of 62, `bymerge` the same of 47, `balanced`
-    112,800 / 18,800 of 47, `letters` 124,800 / 20,800 of 26, `digits` 240,000 / 40,000 of 10, `mnist` 60,000 / 10,000
-    of 10.
+    The splits have these training and test images and classes: `byclass` 697,932 / 116,323 of 62, `bymerge` the same of
+    47, `balanced` 112,800 / 18,800 of 47, `letters` 124,800 / 20,800 of 26, `digits` 240,000 / 40,000 of 10, and
+    `mnist` 60,000 / 10,000 of 10.
 
     Args:
-        split: one of these.
-        base: arguments of `MNIST`; `standard` measures the mean and deviation of the training images. `root` holds, or
-            will hold, `EMNIST/raw/emnist-*-ubyte`; `download` fetches all splits, 536 MB.
+        split: Name of the split.
+        base: Arguments of `MNIST`. `standard` measures the mean and the deviation of the training images. `root` holds,
+            or will hold, `EMNIST/raw/emnist-*-ubyte`. `download` fetches all splits, 536 MB.
 
     Source:
         Cohen et al. 2017, arXiv:1702.05373.
@@ -210,28 +224,34 @@ class EMNIST(MNIST):
 
     def _files(self, dataset: Any) -> dict[Path, str | None]:
         folder = Path(self.root).expanduser() / "EMNIST" / "raw"
-        kinds = (f"{part}-{kind}" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1"))
-        return {folder / f"emnist-{self.split}-{kind}-ubyte": None for kind in kinds}
+        files: dict[Path, str | None] = {}
+        for part in ("train", "test"):
+            for kind in ("images-idx3", "labels-idx1"):
+                files[folder / f"emnist-{self.split}-{part}-{kind}-ubyte"] = None
+        return files
 
     def _names(self, opened: Any) -> tuple[str, ...]:
         return tuple(name for name in opened.classes if name != "N/A")
 
     def _images(self, opened: Any) -> Tensor:
-        return super()._images(opened).transpose(2, 3)  # the files hold them lying
+        # The files hold images that lie on their side.
+        return super()._images(opened).transpose(2, 3)
 
     def _targets(self, opened: Any) -> Tensor:
-        return super()._targets(opened) - int(self.split == "letters")  # which the files number from 1
+        targets = super()._targets(opened)
+        # The files number letters from 1.
+        return targets - 1 if self.split == "letters" else targets
 
 
 class CIFAR10(_VisionSource):
-    """Tiny photographs, 50,000 / 10,000 images of 3×32×32.
+    """Reads tiny photographs, 50,000 / 10,000 images of 3×32×32.
 
     Args:
-        root: folder that holds, or will hold, `cifar-10-batches-py/*`.
-        download: fetch what is missing into `root`.
-        augmentation: of training batches, as for `MNIST`.
-        normalize: of all images, as for `MNIST`.
-        limit: most samples of each split, drawn by class; None: all.
+        root: Folder that holds, or will hold, `cifar-10-batches-py/*`.
+        download: Whether missing files are fetched into `root`.
+        augmentation: Augmentation of training batches, as for `MNIST`.
+        normalize: Normalization of all images, as for `MNIST`.
+        limit: Most samples of each split, drawn by class. None: all.
     """
 
     num_classes = 10
@@ -245,11 +265,11 @@ class CIFAR10(_VisionSource):
         return {folder / name: md5 for name, md5 in listed}
 
     def _images(self, opened: Any) -> Tensor:
-        return torch.from_numpy(opened.data).permute(0, 3, 1, 2)  # back to how the files hold them
+        return torch.from_numpy(opened.data).movedim(-1, 1)  # as the files hold them
 
 
 class CIFAR100(CIFAR10):
-    """Tiny photographs of 100 classes in the folder `cifar-100-python`, with the arguments of `CIFAR10`."""
+    """Reads tiny photographs of 100 classes in the folder `cifar-100-python`, with the arguments of `CIFAR10`."""
 
     num_classes = 100
     dataset = "CIFAR100"
@@ -258,14 +278,15 @@ class CIFAR100(CIFAR10):
 
 
 class SVHN(_VisionSource):
-    """House numbers, 73,257 / 26,032 images of 3×32×32, ten digits.
+    """Reads house numbers, 73,257 / 26,032 images of 3×32×32, ten digits.
 
     Args:
-        root: folder that holds, or will hold, `train_32x32.mat` and `test_32x32.mat`.
-        download: fetch what is missing into `root`.
-        augmentation: of training batches, as for `MNIST`.
-        normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
-        limit: most samples of each split, drawn by class; None: all.
+        root: Folder that holds, or will hold, `train_32x32.mat` and `test_32x32.mat`.
+        download: Whether missing files are fetched into `root`.
+        augmentation: Augmentation of training batches, as for `MNIST`.
+        normalize: Normalization of all images, as for `MNIST`. `standard` measures the mean and the deviation of the
+            training images.
+        limit: Most samples of each split, drawn by class. None: all.
 
     Source:
         Netzer et al. 2011, Reading Digits in Natural Images.
@@ -277,7 +298,8 @@ class SVHN(_VisionSource):
 
     def _make(self, dataset: Any, train: bool, download: bool) -> Any:
         if download:
-            dataset(self.root, split="train", download=True)  # each split is a file of its own
+            # Each split is a file of its own.
+            dataset(self.root, split="train", download=True)
         return dataset(self.root, split="train" if train else "test", download=download)
 
     def _files(self, dataset: Any) -> dict[Path, str | None]:

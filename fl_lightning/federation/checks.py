@@ -5,6 +5,7 @@ from collections.abc import Sequence, Sized
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric
@@ -17,6 +18,7 @@ from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.schema import has_unknown_classes
 from fl_lightning.distributed import ClientParallelStrategy
+from fl_lightning.functional.classes import class_labels
 from fl_lightning.types import CONDITIONS
 from fl_lightning.utils.settings import as_list
 
@@ -399,6 +401,64 @@ def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataM
                 f"{name} needs several clients, and data.pooled=true (Centralized) leaves one, with the samples of "
                 f"all; leave {name} out, or data.pooled"
             )
+
+
+def check_targets(client: ClientModule, data: FederatedDataModule) -> None:
+    """Refuse targets of which the cross-entropy of a net, or its accuracy, cannot be computed.
+
+    A module of the user's own, and a method whose loss is the user's own, may read any targets.
+
+    Args:
+        client: The client.
+        data: The data module, which is set up.
+
+    Raises:
+        ValueError: The targets are no numbers of classes, (n,).
+    """
+    losses = (type(client).training_step, type(client).local_loss)
+    if client.module is not None or any(not loss.__module__.startswith("fl_lightning.") for loss in losses):
+        return
+    batch = data.split("train").probe()
+    if not isinstance(batch, list | tuple) or len(batch) < 2:
+        return
+    num_classes = client.num_classes if data.source.num_classes is None else data.source.num_classes
+    found = unfit_targets(batch[1], num_classes)
+    if found:
+        raise ValueError(
+            f"targets must be the number of a class for each sample with net=, got {found}; number the classes from 0, "
+            f"or give module= with a loss of your own"
+        )
+
+
+def unfit_targets(targets: object, num_classes: int | None) -> str:
+    """Return what targets are if they are no numbers of classes, and an empty text if they are.
+
+    Args:
+        targets: Targets of a few samples, as a batch holds them.
+        num_classes: The number of classes C. None: it is not known.
+
+    >>> import torch
+    >>> unfit_targets(torch.tensor([0, 1]), 2), unfit_targets(torch.tensor([0.0, 1.0]), 2)
+    ('', 'float32')
+    >>> unfit_targets(torch.tensor([[0, 1]]), 2), unfit_targets(["cat"], 2)
+    ('one-hot rows', 'str')
+    """
+    if not isinstance(targets, Tensor):
+        is_list = isinstance(targets, list | tuple) and len(targets) > 0
+        return type(targets[0]).__name__ if is_list else type(targets).__name__  # type: ignore[index]
+    if targets.is_floating_point() or targets.is_complex():
+        return str(targets.dtype).removeprefix("torch.")
+    if targets.ndim == 2 and targets.shape[1] == 1:
+        return f"a column of shape {tuple(targets.shape)}"
+    is_one_hot = targets.ndim == 2 and bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
+    if is_one_hot and targets.shape[1] == num_classes:
+        return "one-hot rows"
+    labels = class_labels(targets)
+    if num_classes is not None and labels.ndim == 1 and len(labels):
+        for label in (int(labels.min()), int(labels.max())):
+            if not 0 <= label < num_classes:
+                return f"{label} of {num_classes} classes"
+    return ""
 
 
 def check_splits(name: str, needs: frozenset[str], data: FederatedDataModule) -> None:

@@ -4,10 +4,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
 from pytorch_lightning import Callback
+from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from fl_lightning.client.checks import num_arguments, runs_foreign_code
@@ -286,7 +288,7 @@ class Evaluation:
         if not self._has_global:
             return values
         if self.metrics is not None:
-            values |= values_of(computed(self.metrics), prefix, self.inspection.class_names)
+            values |= values_of(computed(self.metrics), prefix, self.class_names)
             self.parts.recorder.take_directions(metric_directions(self.metrics, prefix))
         if self._accuracy is None:
             return values
@@ -312,9 +314,21 @@ class Evaluation:
         self.parts.recorder.take_class_accuracy(result[:-2], samples)
         *by_class, overall, loss = result.tolist()
         scores = {f"{prefix}/acc": overall, f"{prefix}/loss": loss}
-        for name, value in zip(self.inspection.class_names, by_class, strict=True):
+        for name, value in zip(self.class_names, by_class, strict=True):
             scores[f"{prefix}/acc_class/{name}"] = value
         return scores
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """The names of the C classes, for keys of logged values. A continued run keeps those of its earlier rounds."""
+        names = self.inspection.class_names
+        kept = self.parts.recorder.keep_class_names(names)
+        if kept != names:
+            rank_zero_info(
+                f"keys of logged values keep the class names of earlier rounds ({', '.join(kept)}); start a new "
+                f"run for others"
+            )
+        return kept
 
     # --- the samples of a pass ---
 
@@ -372,7 +386,7 @@ class Evaluation:
             Means over all clients by log key: `local/alma` of the accuracy, `local/NAME` of the user's own metrics.
         """
         scores = self._deployed_scores(round_idx)
-        rows = [values_of_score(score, self.inspection.class_names) for score in scores]
+        rows = [values_of_score(score, self.class_names) for score in scores]
         if self.metrics is not None:
             self.parts.recorder.take_directions(metric_directions(self.metrics, "local"))
         everywhere = self.communicator.gather((accuracy_counts(scores), rows))

@@ -24,6 +24,7 @@ from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks, private
+from fl_lightning.federation.checks import check_targets
 from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
@@ -378,6 +379,7 @@ class FederationParts:
         """Build the client's net for the data, or refuse other data than the net was built for."""
         if self.client.module is None:
             # A module of the user's own needs no number of classes, so its data are not counted.
+            check_targets(self.client, data)
             self.client.build(data.num_classes, data.input_shape)
 
     def make_server(

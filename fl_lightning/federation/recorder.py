@@ -14,7 +14,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
 from fl_lightning.functional.forgetting import forgetting_since
 from fl_lightning.functional.traffic import traffic
-from fl_lightning.metrics.history import History
+from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.metrics.keys import Direction, Directions
 from fl_lightning.types import CONDITIONS, Broadcast, ClientResult, Member, RoundOutcome
 
@@ -68,6 +68,8 @@ class Recorder(Member):
         """Digest of the rows of the first `_chained` rounds."""
         self._chained = 0
         self.history = History()
+        self.class_names: list[str] = []
+        """Names of the classes in the keys of this run."""
         self.directions: dict[str, Direction] = {}
         self.logged = MetricAccumulator(most_rows=None)
         self.traffic = Traffic()
@@ -265,6 +267,7 @@ class Recorder(Member):
             "evaluated_rounds": self.evaluated_rounds,
             "directions": dict(self.directions),
             "rows": [self._chained, self._chain.hex()],
+            "class_names": self.class_names,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -279,6 +282,32 @@ class Recorder(Member):
         self.trained_rounds = state.get("trained_rounds", self._chained + bool(self.round_metrics))
         self._chain = bytes.fromhex(state["rows"][1])
         self.history = History()
+        # Version 0.2.0 wrote the names in the keys of the last round only.
+        self.class_names = state.get("class_names") or names_in(self.round_metrics)
+
+    def keep_class_names(self, names: list[str]) -> list[str]:
+        """Return the names of the classes that keys of earlier rounds have, else these names from now on.
+
+        Args:
+            names: The names that the data have now, C.
+        """
+        if len(self.class_names) != len(names):
+            self.class_names = list(names)
+        return self.class_names
+
+
+def names_in(values: Mapping[str, float]) -> list[str]:
+    """Return the names of the classes in the keys of a round.
+
+    >>> names_in({"global/acc": 0.5, "global/acc_class/a": 0.5, "global/acc_class/b": 0.5})
+    ['a', 'b']
+    """
+    names: dict[str, None] = {}
+    for key in values:
+        _, found, name = key.partition(BY_CLASS)
+        if found:
+            names[name] = None
+    return list(names)
 
 
 def chained(digest: bytes, row: Mapping[str, float]) -> bytes:

@@ -36,7 +36,7 @@ from fl_lightning.federation.checks import check_carried
 from fl_lightning.federation.identity import OF_THE_DATA, shared_settings
 from fl_lightning.flower.engine import RemoteEngine
 from fl_lightning.flower.node import Node
-from fl_lightning.flower.nodes import Nodes
+from fl_lightning.flower.nodes import Nodes, schema_of_party
 
 SHOWN = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 QUIET: dict[str, Any] = dict.fromkeys(SHOWN, False)
@@ -76,7 +76,7 @@ class ServerCLI(FederatedCLI):
 
         def factory(local: SequentialEngine) -> RemoteEngine:
             check_carried(parts.client, parts.transforms, list(parts.batch_hooks), self.trainer)
-            nodes.compare_schema(self.datamodule.source.schema)
+            nodes.compare_schema(schema_of_party(self.datamodule, parts.client))
             return RemoteEngine(local, nodes, parts, settings, run)
 
         self.model.engine_factory = factory

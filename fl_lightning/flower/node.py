@@ -21,6 +21,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.members import members_at_client
 from fl_lightning.federation.server import Server
 from fl_lightning.flower.layouts import message_layout
+from fl_lightning.flower.nodes import schema_of_party
 from fl_lightning.flower.wire import Content, demand, from_records, part_of, parts_of_update, shown, to_records
 from fl_lightning.members.codec import DownCoding
 from fl_lightning.members.faults import ClientError, client_error
@@ -110,12 +111,12 @@ class Node:
         self.data.setup("fit")
         view = self.data.view(self.client_id, 0)
         sizes = {split: view.size(split) for split in ("train", "test")}
-        schema = self.data.source.schema
+        schema = schema_of_party(self.data, self.loop.parts.client)
         head = {
             "client_id": self.client_id,
             "sizes": sizes,
             "settings": self.settings,
-            "schema": {} if schema is None else schema.digests(),
+            "schema": schema.digests(),
         }
         return {"head": part_of(head)}
 

@@ -13,6 +13,8 @@ from flwr.app import Array, Message
 from flwr.serverapp import Grid
 from pytorch_lightning.utilities import rank_zero_info
 
+from fl_lightning.client import ClientModule
+from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.schema import Schema, differing
 from fl_lightning.flower.wire import Content, WireError, demand, from_records, part_of, shown, to_records
 from fl_lightning.members.faults import FaultError
@@ -24,7 +26,10 @@ Answers = dict[str, tuple[Content, str]]
 """Answers by the id of the message: the content, and what went wrong, empty for nothing."""
 
 
-REMEDY = "give all parties the same class names, columns and scale (normalize, schema_file), or what split writes"
+REMEDY = (
+    "give all parties the same classes (data.num_classes, class names), shape, columns and scale (normalize, "
+    "schema_file), or what split writes"
+)
 """What to do if the parties read their samples in different ways."""
 
 
@@ -237,6 +242,22 @@ class Nodes:
             elif waiting:
                 sleep(pause)
                 pause = min(2 * pause, self._poll)
+
+
+def schema_of_party(data: FederatedDataModule, client: ClientModule) -> Schema:
+    """Return what the samples of a party decide, with the number of classes for which its net is built.
+
+    A party may lack samples of the last classes. Its number of classes is compared if somebody has stated it, or if its
+    net has as many outputs.
+
+    Args:
+        data: The data module of the party, which is set up.
+        client: The client of the federation.
+    """
+    schema = data.source.schema or Schema()
+    if client.module is not None:
+        return schema
+    return schema._replace(num_classes=data.num_classes, counts_classes=False)
 
 
 def read_answer(reply: Message) -> tuple[Content, str]:

@@ -45,8 +45,8 @@ def class_labels(labels: Tensor) -> Tensor:
 def unique_names(names: Sequence[Any] | None, num_classes: int | None) -> list[str]:
     """Return one name for each class, for keys of logged values and columns of tables.
 
-    A slash would begin another part of a key and becomes `-`. A name that is not the only one of its kind then gets
-    the number of its class. Classes without a name are numbered.
+    A slash would begin another part of a key and becomes `-`, and line breaks and tabs become spaces. A name that is
+    not the only one of its kind then gets the number of its class. Classes without a name are numbered.
 
     Args:
         names: Names of the classes, in the order of their numbers. None: there are none.
@@ -55,10 +55,13 @@ def unique_names(names: Sequence[Any] | None, num_classes: int | None) -> list[s
     >>> unique_names(["cat", "a/b", "a-b"], 4)
     ['cat', 'a-b (1)', 'a-b (2)', '03']
     """
-    given = [] if names is None else [str(name).replace("/", "-") for name in names]
-    count = len(given) if num_classes is None else num_classes
+    cleaned = [] if names is None else [clean_name(name) for name in names]
+    count = len(cleaned) if num_classes is None else num_classes
     width = max(2, len(str(count - 1)))
-    given = [*given[:count], *(f"{class_idx:0{width}d}" for class_idx in range(len(given), count))]
+    given: list[str] = []
+    for class_idx in range(count):
+        name = cleaned[class_idx] if class_idx < len(cleaned) else ""
+        given.append(name or f"{class_idx:0{width}d}")
     found = Counter(given)
     unique: list[str] = []
     for class_idx, name in enumerate(given):
@@ -67,6 +70,15 @@ def unique_names(names: Sequence[Any] | None, num_classes: int | None) -> list[s
                 name = f"{name} ({class_idx})"  # noqa: PLW2901 - a longer name until it is the only one
         unique.append(name)
     return unique
+
+
+def clean_name(name: Any) -> str:
+    r"""Return the name of a class without characters that keys do not hold, empty where there is none.
+
+    >>> clean_name("a/b"), clean_name(" lung\n left "), clean_name(None), clean_name(0)
+    ('a-b', 'lung left', '', '0')
+    """
+    return "" if name is None else " ".join(str(name).replace("/", "-").split())
 
 
 def label_counts(labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarray], num_classes: int) -> Tensor:

@@ -47,6 +47,10 @@ def header_of(path):
         (("a",), ["a", "01", "02"]),
         (("a", "b", "c", "d"), ["a", "b", "c"]),
         ((), ["00", "01", "02"]),
+        (("", " ", None), ["00", "01", "02"]),
+        ((0, True, None), ["0", "True", "02"]),
+        (("a\nb", "a b", "ä,ö"), ["a b (0)", "a b (1)", "ä,ö"]),
+        (("01", "", "x"), ["01 (0)", "01 (1)", "x"]),
     ],
 )
 def test_every_place_has_the_same_unique_names(names, unique, tmp_path):
@@ -190,3 +194,31 @@ def test_a_client_that_is_left_out_has_the_name_of_its_owner(tmp_path):
     with (tmp_path / "skipped.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["client"], row["owner"]) for row in rows] == [("0", "Aachen"), ("1", "Bonn")]
+
+
+@pytest.mark.parametrize("version", ["now", "0.2.0"])
+def test_names_that_are_given_later_make_no_other_columns(version, tmp_path):
+    """Where the change is allowed, and where the checkpoint of version 0.2.0 knows no names."""
+
+    def run(names, rounds, path=None):
+        loop = FederatedLoop(FedAvg(net=Perceptron, optimizer=sgd()), seed=0)
+        loop.parts.identity.allow(["data.class_names"])
+        report = ClasswiseReport(tmp_path)
+        fitted = trainer(rounds, tmp_path, callbacks=[report])
+        fitted.fit(loop, data_of(names), ckpt_path=path)
+        fitted.save_checkpoint(tmp_path / "last.ckpt")
+        return loop
+
+    def keys_of(loop):
+        return [key for key in loop.round_metrics if "/acc_class/" in key]
+
+    first = keys_of(run(None, 1))
+    if version == "0.2.0":
+        content = torch.load(tmp_path / "last.ckpt", weights_only=False)
+        federated = content["federated"]
+        del federated["settings"]["objects"]["data.class_names"]
+        assert federated["recorder"].pop("class_names") == ["00", "01", "02"]
+        del content["digest"]
+        torch.save(content, tmp_path / "last.ckpt")
+    assert keys_of(run(("a", "b", "c"), 2, tmp_path / "last.ckpt")) == first
+    assert header_of(tmp_path / "classwise.csv") == ["round", "00", "01", "02"]

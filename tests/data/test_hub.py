@@ -86,6 +86,22 @@ def test_pictures_of_more_than_8_bits_are_scaled_by_what_their_type_can_hold(val
         read(rows([more[0] if more else Image.fromarray(DEEP), Image.fromarray(np.array([[-3.0]], np.float32))]))
 
 
+def test_a_picture_that_cannot_be_decoded_is_named(tmp_path):
+    path = tmp_path / "x.png"
+    Image.fromarray(RNG.integers(0, 256, (64, 64, 3), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:-4000])
+    whole = Image.new("RGB", (64, 64))
+    with pytest.raises(ValueError, match=r"row 1 of column 'x' could not be read as an image .*: replace or delete it"):
+        read(rows([whole, Image.open(path)]))
+
+
+def test_a_pgm_file_of_16_bits_has_16_bits(tmp_path):
+    path = tmp_path / "x.pgm"
+    path.write_bytes(b"P5 2 2 65535\n" + DEEP.astype(">u2").tobytes())
+    x, _ = first_batch(read(rows([Image.open(path)])), 1)
+    assert x.flatten().tolist() == pytest.approx([0, 1 / 256, 0.5, 1], abs=1e-4)
+
+
 def test_long_numbers_of_owners_stay_apart_where_some_are_missing():
     assert as_column([2**53 + 1, 2**53, None]).tolist()[:2] == [2**53 + 1, 2**53]
 

@@ -9,12 +9,14 @@ import lzma
 import pkgutil
 import shutil
 import zipfile
+from collections import namedtuple
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pytorch_lightning import LightningDataModule
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from torchvision import datasets
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -25,11 +27,11 @@ from fl_lightning.data.owners import Elsewhere, Folder, write_set
 from fl_lightning.data.schema import UNKNOWN_CLASS
 from fl_lightning.data.splits import TensorSplit
 from fl_lightning.data.table_schema import TableSchema
-from fl_lightning.data.transforms import Scale
+from fl_lightning.data.transforms import Normalize, Scale
 from fl_lightning.methods import FedAvg, FedCL, FedDFServer
 from fl_lightning.nets import Perceptron
 from tests.data.test_folders import write as write_image
-from tests.data.test_hub import Rows, value
+from tests.data.test_hub import Rows, rows, value
 from tests.data.test_tables import Column, Frame
 from tests.toys import sgd, trainer
 
@@ -118,6 +120,23 @@ MAKERS = {
 PLACES = ("transfer", "proxy", "shared", "mine")
 
 
+def maker_of(kind):
+    """Find what makes a source of a class. A class without one must say who has decided its classes."""
+    if kind.classes_by:
+        pytest.skip(f"{kind.__name__} has the classes of {kind.classes_by}")
+    assert kind in MAKERS, f"write a maker of {kind.__name__}, or set its classes_by"
+    return MAKERS[kind]
+
+
+def test_a_source_without_a_maker_is_found():
+    class Another(Source):
+        def load(self):
+            return TensorSplit(torch.zeros(2, 1), torch.tensor([0, 1])), None
+
+    with pytest.raises(AssertionError, match="write a maker of Another, or set its classes_by"):
+        maker_of(Another)
+
+
 @pytest.mark.parametrize("kind", all_sources(), ids=lambda kind: kind.__name__)
 def test_one_function_reads_every_source(kind):
     assert kind.read is Source.read
@@ -127,9 +146,7 @@ def test_one_function_reads_every_source(kind):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", all_sources(), ids=lambda kind: kind.__name__)
 def test_further_samples_have_the_class_numbers_of_the_training_data(kind, place, tmp_path):
-    make = MAKERS.get(kind)
-    if make is None:
-        pytest.skip(f"{kind.__name__} has classes as published, or is the server's of a federation of several owners")
+    make = maker_of(kind)
     training = make(tmp_path, ("left", "right"))
     further = make(tmp_path, ("right", "left"))
     data = FederatedDataModule(training, num_clients=1, extra_splits={place: further})
@@ -147,14 +164,14 @@ def test_further_samples_have_the_class_numbers_of_the_training_data(kind, place
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", all_sources(), ids=lambda kind: kind.__name__)
 def test_further_samples_of_a_class_that_is_not_trained_are_refused(kind, place, tmp_path):
-    make = MAKERS.get(kind)
-    if make in (None, unnamed, dataset):
-        pytest.skip(f"{kind.__name__} has no class names of its own, or has classes as published")
+    make = maker_of(kind)
+    if make in (unnamed, dataset):
+        pytest.skip(f"{kind.__name__} has no class names of its own")
     training = make(tmp_path, ("left", "right"))
     data = FederatedDataModule(
         training, num_clients=1, extra_splits={place: make(tmp_path, ("left", "bright"))}, batch_size=1
     )
-    if place == "proxy" and kind is not TableSource:  # a table's target is a column, which is read by the schema
+    if place == "proxy":
         data.setup()
         assert set(data.split("proxy").labels.tolist()) == {UNKNOWN_CLASS, training.class_names.index("left")}
         return
@@ -438,6 +455,60 @@ def test_an_attribute_of_a_tensor_dataset_names_the_owners(form):
         FederatedDataModule.from_datasets(samples, samples, by="site")
 
 
+OWNED = ["007", "7", "07", "7"]
+
+
+def with_devices(values=OWNED):
+    samples = TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+    samples.device = values
+    return samples
+
+
+class Owned(Dataset):
+    """Items that name their owner."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return len(OWNED)
+
+    def __getitem__(self, index):
+        return self.make(torch.zeros(2), index % 2, OWNED[index])
+
+
+OwnedItem = namedtuple("OwnedItem", ["x", "y", "device"])
+HOLDERS = {
+    "attribute": with_devices,
+    "subset": lambda: Subset(with_devices(), [0, 1, 2, 3]),
+    "parts": lambda: ConcatDataset([Subset(with_devices(), [0, 1]), Subset(with_devices(), [2, 3])]),
+    "array": lambda: with_devices(np.array(OWNED, dtype=object)),
+    "mapping": lambda: Owned(lambda x, y, device: {"x": x, "label": y, "device": device}),
+    "named tuple": lambda: Owned(OwnedItem),
+    "subset of named tuples": lambda: Subset(Owned(OwnedItem), [0, 1, 2, 3]),
+    "series": lambda: with_devices(pytest.importorskip("pandas", reason="pip install pandas").Series(OWNED)),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("given", ["datasets", "source", "module"])
+def test_owners_are_found_wherever_samples_hold_them(given, holder):
+    samples = HOLDERS[holder]()
+
+    class Own(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(samples)
+
+    if given == "datasets":
+        data = FederatedDataModule.from_datasets(samples, by="device")
+    else:
+        source = Own() if given == "module" else DatasetSource(samples)
+        data = FederatedDataModule(source, num_clients=None, by="device")
+    data.setup()
+    assert data.client_names == ["007", "07", "7"]
+    assert [data.client_indices("train", client_id).tolist() for client_id in range(3)] == [[0], [2], [1, 3]]
+
+
 def test_a_server_of_several_owners_has_no_scale_of_its_own(tmp_path):
     source = Elsewhere(tmp_path)
     source.read()
@@ -494,9 +565,11 @@ def test_datasets_that_know_their_classes_number_them_alike(tmp_path, among):
 
     with pytest.raises(ValueError, match=sentence):
         FederatedDataModule(Own(), num_clients=1).setup()
-    further = DatasetSource(other)
-    with pytest.raises(ValueError, match=r"data.extra_splits.proxy must number its classes as the training data"):
-        FederatedDataModule(DatasetSource(train), num_clients=1, extra_splits={"proxy": further}).setup()
+    data = FederatedDataModule(DatasetSource(train), num_clients=1, extra_splits={"transfer": DatasetSource(other)})
+    data.setup()
+    split = data.split("transfer")
+    assert split.labels.tolist() == [train_class + 1 for train_class in DatasetSource(other).read()[0].labels.tolist()]
+    assert next(split.batches([torch.arange(len(split))], None))[1].tolist() == split.labels.tolist()
 
 
 def test_splits_of_a_hub_data_set_have_the_types_of_its_training_rows():
@@ -517,3 +590,204 @@ def test_pooled_owners_stay_apart(tmp_path):
     data = FederatedDataModule(PooledSource(source, test_share=0.1), num_clients=None, by="who")
     data.setup()
     assert data.client_names == ["007", "7", "8"]
+
+
+# --- how samples reach the net
+
+
+SIDE = (2, 4, 4)
+UNIT = torch.linspace(0, 1, 6 * 32).view(6, *SIDE)
+CLASSES = torch.arange(6) % 2
+
+
+def pair(x=UNIT, y=CLASSES):
+    return x, y
+
+
+class Pairs(Dataset):
+    """Samples that are read item by item, and whose classes only a pass tells: no attribute has their name."""
+
+    def __init__(self, x, y):
+        self.inputs = x
+        self.numbers = y
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.numbers[index]
+
+
+def as_tensors(x, y):
+    return TensorSource((x, y), (x, y))
+
+
+def as_dataset(x, y):
+    return DatasetSource(TensorDataset(x, y))
+
+
+def as_items(x, y):
+    return DatasetSource(Pairs(x, y))
+
+
+def as_module(x, y):
+    class Own(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(Pairs(x, y))
+
+    return DataModuleSource(Own())
+
+
+def as_rows(x, y):
+    features = {"x": type("Sequence", (), {"feature": value(str(x.dtype)[6:])})(), "label": value(str(y.dtype)[6:])}
+    return HuggingFace({"train": Rows(features, x=x.numpy(), label=y.tolist())}, input="x")
+
+
+FORMS = (as_tensors, as_dataset, as_items, as_module, as_rows)
+OTHERS = {
+    "stored values": (pair((255 * UNIT).round()), "must have the scale of the training samples"),
+    "stored values of 16 bits": (pair((65_535 * UNIT).round()), "must have the scale of the training samples"),
+    "whole numbers": (pair((255 * UNIT).long()), "must hold float32, as the training data, got whole numbers"),
+    "another size": (pair(UNIT[:, :, :2]), "shape of"),
+    "other channels": (pair(UNIT[:, :1]), "shape of"),
+    "flat": (pair(UNIT.flatten(1)), "shape of"),
+    "numbers as targets": (pair(y=CLASSES.float()), "must have classes as targets, as the training data, got numbers"),
+    "another class": (pair(y=CLASSES + 1), "must have the classes 0 ... 1 of the training data, got 2"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_further_samples_that_do_not_reach_the_net_as_the_training_samples_are_refused(form, other, place):
+    given, sentence = OTHERS[other]
+    data = FederatedDataModule(as_items(UNIT, CLASSES), num_clients=1, extra_splits={place: form(*given)})
+    if place == "proxy" and other == "another class":
+        data.setup()
+        assert data.split("proxy").labels.tolist() == [1, UNKNOWN_CLASS] * 3
+        assert next(data.split("proxy").batches([torch.arange(2)], None))[1].tolist() == [1, UNKNOWN_CLASS]
+        return
+    with pytest.raises(ValueError, match=sentence):
+        data.setup()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("training", FORMS)
+def test_further_samples_that_reach_the_net_as_the_training_samples_are_taken(training, form):
+    data = FederatedDataModule(
+        training(UNIT, CLASSES), num_clients=1, extra_splits={"proxy": form(UNIT.clone(), CLASSES.clone())}
+    )
+    data.setup()
+    assert data.split("proxy").labels.tolist() == CLASSES.tolist()
+
+
+def test_float64_is_not_float32_and_a_target_is_no_column():
+    for given, sentence in ((pair(UNIT.double()), "got float64; convert them"), (pair(y=CLASSES[:, None]), "targets")):
+        data = FederatedDataModule(as_items(UNIT, CLASSES), num_clients=1, extra_splits={"proxy": as_dataset(*given)})
+        with pytest.raises(ValueError, match=sentence):
+            data.setup()
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+@pytest.mark.parametrize("other", [name for name in OTHERS if name != "another class"])
+@pytest.mark.parametrize("form", [TensorDataset, lambda x, y: ConcatDataset([TensorDataset(x, y)]), Pairs])
+def test_the_test_samples_of_a_dataset_reach_the_net_as_its_training_samples(form, other, split):
+    given, sentence = OTHERS[other]
+    samples = form(*given)
+    source = DatasetSource(TensorDataset(UNIT, CLASSES), **{split: samples})
+    may_differ = type(samples) is not TensorDataset and other in ("another size", "other channels")
+    if type(samples) is Pairs or may_differ:
+        source.read()  # samples of a dataset may differ in size, and items of the user's are not read before the fit
+        return
+    with pytest.raises(ValueError, match=f"the {split} samples of data.source .*{sentence}"):
+        source.read()
+
+
+def test_normalization_is_compared_whatever_the_stored_white_is():
+    given = {
+        "same": Normalize([0.5], [0.5], divisor=16),
+        "other": Normalize([0.4], [0.5], divisor=16),
+        "none": Scale(16),
+    }
+    stored = pair((255 * UNIT).round()), pair((255 * UNIT).round())
+    training = TensorSource(*stored, transform=Normalize([0.5], [0.5]))
+    for name, transform in given.items():
+        few = pair((16 * UNIT).round())
+        further = TensorSource(few, few, transform=transform)
+        data = FederatedDataModule(training, num_clients=1, extra_splits={"proxy": further})
+        if name == "same":
+            data.setup()
+            continue
+        with pytest.raises(ValueError, match=r"data.extra_splits.proxy must be normalized as the training data"):
+            data.setup()
+
+
+def test_a_source_is_read_by_the_place_that_it_has():
+    """One object may be two splits, and the source of another data module afterwards."""
+    more = as_tensors(UNIT, torch.arange(6) % 3)
+    for names in (("proxy", "transfer"), ("transfer", "proxy")):
+        data = FederatedDataModule(as_tensors(UNIT, CLASSES), num_clients=1, extra_splits=dict.fromkeys(names, more))
+        with pytest.raises(ValueError, match=r"data.extra_splits.transfer must have the classes 0 ... 1"):
+            data.setup()
+    again = FederatedDataModule(more, num_clients=1)
+    again.setup()
+    assert (again.num_classes, again.split("train").labels.tolist()) == (3, [0, 1, 2] * 2)
+
+
+def test_a_split_of_a_users_name_may_not_have_other_classes():
+    more = as_tensors(UNIT, torch.arange(6) % 3)
+    data = FederatedDataModule(as_tensors(UNIT, CLASSES), num_clients=1, extra_splits={"my_proxy": more})
+    with pytest.raises(ValueError, match=r"data.extra_splits.my_proxy must have the classes"):
+        data.setup()
+
+
+def test_items_of_other_forms_are_relabelled():
+    Item = namedtuple("Item", ["x", "y", "name"])
+
+    class Items(Pairs):
+        def __init__(self, x, y, make):
+            super().__init__(x, y)
+            self.make = make
+
+        def __getitem__(self, index):
+            return self.make(self.inputs[index], int(self.numbers[index]))
+
+    for make in (lambda x, y: Item(x, y, "a"), lambda x, y: {"x": x, "label": y}, lambda x, y: [x, y, x]):
+        items = Items(UNIT, torch.arange(6) % 3, make)
+        training = DatasetSource(Items(UNIT, CLASSES, make))
+        data = FederatedDataModule(training, num_clients=1, extra_splits={"proxy": DatasetSource(items)})
+        data.setup()
+        assert data.split("proxy").labels.tolist() == [0, 1, UNKNOWN_CLASS] * 2
+        batch = next(data.split("proxy").batches([torch.arange(3)], None))
+        labels = batch["label"] if isinstance(batch, dict) else batch[1]
+        assert labels.tolist() == [0, 1, UNKNOWN_CLASS]
+        assert isinstance(items[0], type(data.split("proxy").dataset[0]))
+
+
+@pytest.mark.parametrize("further", ["folder", "rows"])
+@pytest.mark.parametrize("training", ["folder", "rows"])
+def test_pictures_elsewhere_are_normalized_as_the_training_pictures(training, further, tmp_path):
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+
+    def make(kind, name):
+        if kind == "rows":
+            return HuggingFace({"train": rows([picture], label=[0])}, input="x")
+        path = tmp_path / name / "train" / "a" / "0.png"
+        path.parent.mkdir(parents=True)
+        picture.save(path)
+        return ImageFolder(str(tmp_path / name))
+
+    data = FederatedDataModule(make(training, "one"), num_clients=1, extra_splits={"proxy": make(further, "other")})
+    data.setup()
+    read = [data.split(name).all()[0] for name in ("train", "proxy")]
+    assert torch.allclose(read[0], read[1])
+
+
+def test_looking_at_samples_draws_nothing_of_the_users():
+    def noisy(x, generator):
+        return x + torch.randn(x.shape)
+
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    FederatedDataModule(TensorSource(pair(), pair(), transform=noisy), num_clients=1).setup()
+    assert torch.equal(torch.get_rng_state(), before)

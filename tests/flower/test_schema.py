@@ -2,11 +2,22 @@
 
 import pytest
 import torch
+from pytorch_lightning import LightningModule
+from torch.utils.data import TensorDataset
 
 pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
 from fl_lightning import FederatedLoop
-from fl_lightning.data import Elsewhere, FederatedDataModule, Folder, ImageFolder, OwnerPartition, TableSource
+from fl_lightning.data import (
+    DatasetSource,
+    Elsewhere,
+    FederatedDataModule,
+    Folder,
+    ImageFolder,
+    OwnerPartition,
+    TableSource,
+    TensorSource,
+)
 from fl_lightning.data.owners import write_set
 from fl_lightning.data.splits import TensorSplit
 from fl_lightning.data.transforms import Scale
@@ -22,18 +33,36 @@ from tests.flower.grid import GridHere
 from tests.toys import sgd
 
 
-def loop_of(**settings):
-    return FederatedLoop(FedAvg(net=Perceptron, optimizer=sgd()), seed=3, **settings)
+class Own(LightningModule):
+    """A module whose number of outputs does not depend on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(16, 5)
+
+    def training_step(self, batch):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.net(x.flatten(1)), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def loop_of(own=False):
+    client = FedAvg(module=Own()) if own else FedAvg(net=Perceptron, optimizer=sgd())
+    return FederatedLoop(client, seed=3)
 
 
 def data_of(source, client_id):
     return FederatedDataModule(source, num_clients=2, partition=OwnerPartition(client_id), batch_size=2)
 
 
-def register(sources, folder, tolerant=False):
+def register(sources, folder, tolerant=False, own=False):
     """Let a node of each source register, and return the nodes as the server knows them, and the grid."""
-    loop = loop_of()
-    made = [Node(loop_of(), data_of(source, i), i, folder / str(i), max_epochs=1) for i, source in enumerate(sources)]
+    loop = loop_of(own)
+    made = [
+        Node(loop_of(own), data_of(source, i), i, folder / str(i), max_epochs=1) for i, source in enumerate(sources)
+    ]
     grid = GridHere({100 + node.client_id: node.answer for node in made})
     shared = shared_settings(loop.parts, data_of(sources[0], 0), "32-true", 1)
     nodes = Nodes(grid, shared, len(sources), 5.0, 0.0, tolerant)
@@ -68,6 +97,23 @@ def tables(folder, *texts, **settings):
     return made
 
 
+UNIT = torch.linspace(0, 1, 64).view(4, 1, 4, 4)
+SIDES = torch.tensor([0, 1, 0, 1])
+
+
+def tensors(*pairs, **settings):
+    """A source in memory for each pair of samples and targets."""
+    return [TensorSource(pair, pair, **settings) for pair in pairs]
+
+
+def datasets(*pairs):
+    return [DatasetSource(TensorDataset(*pair)) for pair in pairs]
+
+
+def stated(*counts):
+    return [TensorSource((UNIT, SIDES), (UNIT, SIDES), num_classes=count) for count in counts]
+
+
 LEFT = "x,w,y\n1,a,left\n3,b,right\n"
 MAKERS = {
     "names of a folder's classes": lambda folder: sets(folder, ["left", "right"], ["left", "bright"]),
@@ -77,6 +123,16 @@ MAKERS = {
     "classes of a table": lambda folder: tables(folder, LEFT, LEFT.replace("right", "bright")),
     "words of a table": lambda folder: tables(folder, LEFT, LEFT.replace("b,", "c,")),
     "scale of a table": lambda folder: tables(folder, LEFT, LEFT.replace("3", "4")),
+    "order of the columns": lambda folder: tables(folder, LEFT, "w,x,y\na,1,left\nb,3,right\n"),
+    "more classes": lambda folder: tensors((UNIT, SIDES), (UNIT, SIDES + 1)),
+    "more stated classes": lambda folder: stated(2, 3),
+    "size": lambda folder: tensors((UNIT, SIDES), (UNIT[..., :2], SIDES)),
+    "channels": lambda folder: tensors((UNIT, SIDES), (UNIT.expand(4, 3, 4, 4), SIDES)),
+    "scale of pictures": lambda folder: tensors((UNIT, SIDES), ((255 * UNIT).round(), SIDES)),
+    "type": lambda folder: tensors((UNIT, SIDES), (UNIT.double(), SIDES)),
+    "targets": lambda folder: tensors((UNIT, SIDES), (UNIT, SIDES.float())),
+    "classes of datasets": lambda folder: datasets((UNIT, SIDES), (UNIT, SIDES + 1)),
+    "scale of datasets": lambda folder: datasets((UNIT, SIDES), ((255 * UNIT).round(), SIDES)),
     "types of a table": lambda folder: tables(folder, LEFT, LEFT.replace("3", "z9")),
 }
 
@@ -130,3 +186,10 @@ def test_the_server_reads_its_samples_as_its_clients(tmp_path):
             FaultError, match="the samples of the server must be read as those of its clients, and class_n"
         ):
             nodes.compare_schema(source.schema)
+
+
+def test_a_party_may_lack_the_last_class_if_the_net_does_not_depend_on_it(tmp_path):
+    nodes, _ = register(tensors((UNIT, SIDES), (UNIT, SIDES + 1)), tmp_path, own=True)
+    assert len(nodes.sites) == 2
+    with pytest.raises(FaultError, match="num_classes differ"):
+        register(stated(3, 4), tmp_path, own=True)
