@@ -317,7 +317,7 @@ class StateSum:
             self._add_integers(integers, weight)
 
     def _add_flags(self, vector: Tensor, weight: float | Tensor) -> None:
-        """Note which booleans are true and which are false in a state of any weight."""
+        """Mark which booleans are true and which are false in a state of any weight."""
         both = torch.stack([vector, ~vector])
         both = both & (weight != 0)
         if torch.bool in self.both:
@@ -330,9 +330,10 @@ class StateSum:
         by_place: dict[int, int] = {}
         if integer is None:
             number = float(weight)  # A weight on a device is read, as only a rule of a user's own makes it.
-            by_place = digits_of(number)
-            self.exact_weight += Fraction(number)
-            self._places |= by_place.keys()
+            if math.isfinite(number):  # The guard refuses others by the sum of weights.
+                by_place = digits_of(number)
+                self.exact_weight += Fraction(number)
+                self._places |= by_place.keys()
             self._added += 1
         elif isinstance(integer, Tensor):
             self.unread = self.unread + integer
@@ -477,16 +478,11 @@ def parts_of(vector: Tensor) -> list[Tensor]:
 
 
 def digits_of(weight: float) -> dict[int, int]:
-    """Return the digits of a number that are not 0: digit k counts 2^(16·k).
-
-    Raises:
-        ValueError: The number is NaN or infinite.
+    """Return the digits of a finite number that are not 0: digit k counts 2^(16·k).
 
     >>> digits_of(0.5), digits_of(65537.0), digits_of(-2.0**-16)
     ({-1: 32768}, {0: 1, 1: 1}, {-1: -1})
     """
-    if not math.isfinite(weight):
-        raise ValueError(f"the weight of a client must be finite, got {weight}; let the rule return another one")
     numerator, denominator = weight.as_integer_ratio()
     exponent = 1 - denominator.bit_length()  # The denominator is a power of 2.
     place, shift = divmod(exponent, DIGIT_BITS)

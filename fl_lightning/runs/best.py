@@ -113,6 +113,10 @@ class BestCheckpoint(ModelCheckpoint):
         logged = trainer.callback_metrics
         own = "local/alma" if loop.global_weights.own_models else loop.final_key
         key = own if self._asked is None else self._asked
+        # A value that a guarantee does not cover is watched by its marked name, which the checkpoint then tells.
+        (marked,) = loop.parts.marked({key: 0.0})
+        if marked in logged:
+            key = marked
         if key not in logged:
             if self._asked and loop.final_key and not self._asked.startswith("local/"):
                 raise ValueError(
