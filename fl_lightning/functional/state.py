@@ -344,7 +344,8 @@ class StateSum:
             if dtype not in self.whole:
                 self.whole[dtype] = [torch.zeros_like(part) for part in parts]
             if integer is None:
-                self._add_digits(dtype, parts, by_place)
+                if by_place:
+                    self._add_digits(dtype, parts, by_place)
                 continue
             for total, part in zip(self.whole[dtype], parts, strict=True):
                 if isinstance(integer, Tensor):
