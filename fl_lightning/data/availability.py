@@ -76,16 +76,16 @@ class AvailableCohorts(Cohorts):
         availability: as `Availability` takes it.
         over_selection: share of further clients that are drawn, since some may not be available: of those that are,
             the first `size` in drawn order take part.
-        of: arguments of `Cohorts`.
+        of: arguments of `Cohorts`, by name.
 
     Raises:
         ValueError: `over_selection` where it does nothing, such as with availability None.
     """
 
     def __init__(
-        self, availability: float | Sequence[float] | str | Path | None, over_selection: float, *of: Any
+        self, availability: float | Sequence[float] | str | Path | None, over_selection: float, **of: Any
     ) -> None:
-        super().__init__(*of)
+        super().__init__(**of)
         check_at_least(0, "0 draws no more than a cohort", over_selection=over_selection)
         if availability is None or (over_selection and self.schedule is not None):
             raise ValueError(
@@ -130,11 +130,11 @@ class AvailableCohorts(Cohorts):
         return sorted(self._available.of(asked, round_idx)[: self.size])
 
 
-def cohorts(availability: float | Sequence[float] | str | Path | None, over_selection: float, *of: Any) -> Cohorts:
+def cohorts(availability: float | Sequence[float] | str | Path | None, over_selection: float, **of: Any) -> Cohorts:
     """Make the cohorts of all rounds, with the arguments of `AvailableCohorts`."""
     if availability is None and not over_selection:
-        return Cohorts(*of)
-    return AvailableCohorts(availability, over_selection, *of)
+        return Cohorts(**of)
+    return AvailableCohorts(availability, over_selection, **of)
 
 
 def read_trace(path: Path, num_clients: int) -> list[set[int]]:

@@ -16,11 +16,16 @@ from fl_lightning.utils.keyed import keyed_generator, keyed_noise, keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_count, check_kind, check_numbers, check_whole
 
 SamplesPerClass = dict[int, dict[int, int]]
-"""Samples that are left, by client and class; a class that is not named has all."""
+"""The number of samples that are left, by client and class. A class that is not named has all its samples."""
 
 
 class CohortBounds(NamedTuple):
-    """The least and the largest number of clients in a round of the run."""
+    """Holds the least and the largest number of clients in a round of the run.
+
+    Args:
+        least: The least number of clients.
+        most: The largest number of clients.
+    """
 
     least: int
     most: int
@@ -30,24 +35,26 @@ class CohortBounds(NamedTuple):
 
 
 class Cohorts:
-    """The client ids of every round: drawn anew, or taken from a schedule.
+    """Gives the client ids of every round: drawn anew, or taken from a schedule.
 
     Args:
-        num_clients: N.
-        participation: share of the clients in a drawn cohort, in (0, 1].
-        schedule: the cohorts of all rounds, in place of drawn ones; or None.
-        seed: of the draws, which depend on it and the round only.
-        sampling: `uniform`: cohorts of one size; `poisson`: each client takes part by itself with probability
-            `participation`, so that a cohort may have any size, 0 too.
-        cohort_size: clients in a drawn cohort, in place of `participation`; or None.
+        num_clients: Number N of clients.
+        participation: Share of the clients in a drawn cohort, in (0, 1].
+        schedule: Client ids of every round. None: cohorts are drawn.
+        seed: Seed of the draws, which depend only on the seed and the round.
+        sampling: Way of drawing. `uniform`: cohorts have one size. `poisson`: each client takes part by itself with
+            probability `participation`, so that a cohort may have any size, even 0.
+        cohort_size: Number of clients in a drawn cohort, in place of `participation`. None: it is not given.
 
     Attributes:
-        size: clients in a drawn cohort, `cohort_size` or max(1, floor(participation · N)); under `poisson` about so
-            many.
-        share: of the clients in a cohort: size / N, under `poisson` the probability.
+        size: Number of clients in a drawn cohort, `cohort_size` or max(1, floor(participation · N)). Under `poisson`,
+            cohorts have about this size.
+        draws_each: Whether each client takes part by itself (`poisson`).
+        share: Share of the clients in a cohort, size / N. Under `poisson`, the probability.
 
     Raises:
-        ValueError: a share outside (0, 1], a scheduled cohort that is none, or a schedule that is to be drawn.
+        ValueError: `participation` is outside (0, 1], a scheduled cohort names no clients of the run or a client twice,
+            or two settings contradict each other.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class Cohorts:
         participation: float,
         schedule: Sequence[Sequence[int]] | None,
         seed: int,
+        *,
         sampling: Literal["uniform", "poisson"] = "uniform",
         cohort_size: int | None = None,
     ) -> None:
@@ -72,15 +80,7 @@ class Cohorts:
             is_drawn=schedule is None and sampling == "uniform",
         )
         for cohort in schedule or []:
-            check_kind((list, tuple), "a list for each round", "give such as [[0, 1], [2, 3]]", schedule=cohort)
-            for client_id in cohort:
-                check_whole("a cohort of data.schedule lists client ids", client_id=client_id)
-            outside = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
-            if not cohort or outside or len(set(cohort)) < len(cohort):
-                raise ValueError(
-                    f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
-                    f"data.schedule"
-                )
+            check_scheduled(cohort, num_clients)
         self.num_clients = num_clients
         self.schedule = schedule
         self.seed = seed
@@ -90,39 +90,45 @@ class Cohorts:
 
     @property
     def sampling_rate(self) -> float | None:
-        """Probability with which every client takes part by itself, or None where cohorts are drawn otherwise.
+        """The probability with which every client takes part by itself. None: cohorts are not drawn in this way.
 
-        Clients that are not available make it no smaller: who they are may be known.
+        Clients that are not available do not make the probability smaller, because their ids may be known.
         """
-        return self.share if self.schedule is None and (self.draws_each or self.share == 1) else None
+        if self.schedule is not None:
+            return None
+        return self.share if self.draws_each or self.share == 1 else None
 
     @cached_property
     def bounds(self) -> CohortBounds:
         """The least and the largest number of clients in a round: the one answer to this question."""
         if self.schedule is not None:
             sizes = [len(cohort) for cohort in self.schedule]
-            return CohortBounds(min(sizes, default=0), max(sizes, default=0))
+            return CohortBounds(least=min(sizes, default=0), most=max(sizes, default=0))
         if self.draws_each and self.share < 1:
-            return CohortBounds(0, self.num_clients)
-        return CohortBounds(self.size, self.size)
+            return CohortBounds(least=0, most=self.num_clients)
+        return CohortBounds(least=self.size, most=self.size)
 
     def rekey(self, seed: int) -> None:
         """Draw the cohorts by another seed."""
         self.seed = seed
 
     def __call__(self, round_idx: int) -> list[int]:
-        """List the client ids of a round, ascending where they are drawn.
+        """List the client ids of a round, ascending if they are drawn.
+
+        Args:
+            round_idx: Communication round, from 0.
 
         Raises:
-            ValueError: if the schedule has no such round.
+            ValueError: The schedule has no such round.
         """
         if self.schedule is not None:
             return scheduled(self.schedule, round_idx)
         if self.share == 1:
             return list(range(self.num_clients))
-        if self.draws_each:  # who takes part is hidden
-            drawn = keyed_noise(self.seed, "cohort", round_idx).random(self.num_clients) < self.share
-            clients: list[int] = np.flatnonzero(drawn).tolist()
+        # The guarantees of differential privacy hold only if nobody can tell who takes part.
+        if self.draws_each:
+            chances = keyed_noise(self.seed, "cohort", round_idx).random(self.num_clients)
+            clients: list[int] = np.flatnonzero(chances < self.share).tolist()
             return clients
         generator = keyed_numpy(self.seed, "cohort", round_idx)
         return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
@@ -132,13 +138,13 @@ def check_cohort_size(cohort_size: int | None, *, num_clients: int, participatio
     """Refuse a number of clients in a round that cannot be drawn, or that another setting contradicts.
 
     Args:
-        cohort_size: the number; None: it is not given.
-        num_clients: N.
-        participation: share of the clients in a round, 1 where it is not given.
-        is_drawn: whether cohorts of one size are drawn.
+        cohort_size: Number of clients in a round. None: it is not given.
+        num_clients: Number N of clients.
+        participation: Share of the clients in a round, 1 if it is not given.
+        is_drawn: Whether cohorts of one size are drawn.
 
     Raises:
-        ValueError: naming the settings.
+        ValueError: `cohort_size` is below 1 or above N, `participation` is given too, or cohorts are not drawn.
     """
     check_count(1, cohort_size=cohort_size)
     if cohort_size is None:
@@ -160,11 +166,38 @@ def check_cohort_size(cohort_size: int | None, *, num_clients: int, participatio
         )
 
 
+def check_scheduled(cohort: Sequence[int], num_clients: int) -> None:
+    """Refuse a cohort of a schedule that is not a list of different client ids.
+
+    Args:
+        cohort: The cohort of a round.
+        num_clients: Number N of clients.
+
+    Raises:
+        TypeError: The cohort is no list, or an id is no whole number.
+        ValueError: The cohort is empty, or an id is outside [0, N) or named twice.
+    """
+    check_kind((list, tuple), "a list for each round", "give such as [[0, 1], [2, 3]]", schedule=cohort)
+    for client_id in cohort:
+        check_whole("a cohort of data.schedule lists client ids", client_id=client_id)
+    outside = [client_id for client_id in cohort if not 0 <= client_id < num_clients]
+    has_twice = len(set(cohort)) < len(cohort)
+    if not cohort or outside or has_twice:
+        raise ValueError(
+            f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
+            f"data.schedule"
+        )
+
+
 def scheduled(schedule: Sequence[Sequence[int]], round_idx: int) -> list[int]:
     """Look up the cohort of a round.
 
+    Args:
+        schedule: Client ids of every round.
+        round_idx: Communication round, from 0.
+
     Raises:
-        ValueError: if the schedule has no such round.
+        ValueError: The schedule has no such round.
     """
     if round_idx >= len(schedule):
         raise ValueError(
@@ -175,19 +208,19 @@ def scheduled(schedule: Sequence[Sequence[int]], round_idx: int) -> list[int]:
 
 
 class ClientIndices(Sequence[Tensor]):
-    """Index tensors, one for each client, as views of one tensor, since each apart would take 1.2 kB.
+    """Holds an index tensor for each client, as views of one tensor, because a tensor of its own would take 1.2 kB.
 
     Args:
-        arrays: for each client int64 indices (n,).
-        total: samples that there are; None: the indices are not checked.
-        pool: (total,) int64, whose entries are the samples that the indices number; None: the indices are the samples.
+        arrays: Indices of each client, N int64 arrays (n,).
+        total: Number of samples that the indices may number. None: the indices are not checked.
+        pool: Samples that the indices number, (total,) int64. None: the indices are the samples.
 
     Attributes:
-        indices: of all clients, end to end.
-        ends: where each client's indices end, (N,).
+        indices: Indices of all clients, end to end.
+        ends: End of each client's indices in `indices`, (N,).
 
     Raises:
-        ValueError: an index that is not in [0, total).
+        ValueError: An index is not in [0, total).
 
     >>> parts = ClientIndices([np.array([2, 0]), np.array([], dtype=np.int64), np.array([1])])
     >>> parts[0], len(parts[1]), [len(part) for part in parts]
@@ -195,14 +228,20 @@ class ClientIndices(Sequence[Tensor]):
     """
 
     def __init__(self, arrays: Sequence[Array], total: int | None = None, pool: Array | None = None) -> None:
-        everything = np.concatenate(arrays).astype(np.int64, copy=False) if len(arrays) else np.arange(0)
-        if total is not None and len(everything) and not 0 <= everything.min() <= everything.max() < total:
-            wrong = everything.min() if everything.min() < 0 else everything.max()
-            raise ValueError(
-                f"the indices that a partition gives must lie in [0, {total}), got {wrong}; mend data.partition"
-            )
+        everything = np.arange(0)
+        if len(arrays):
+            everything = np.concatenate(arrays).astype(np.int64, copy=False)
+        if total is not None and len(everything):
+            least = everything.min()
+            most = everything.max()
+            if least < 0 or most >= total:
+                wrong = least if least < 0 else most
+                raise ValueError(
+                    f"the indices that a partition gives must lie in [0, {total}), got {wrong}; mend data.partition"
+                )
         self.indices = torch.from_numpy(everything if pool is None else pool[everything])
-        self._ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)  # read one by one, which tensors do slowly
+        # Ends are read one by one, which is slow in a tensor.
+        self._ends = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
         self.ends = torch.from_numpy(self._ends[1:])
         self._size = len(arrays)
 
@@ -212,11 +251,13 @@ class ClientIndices(Sequence[Tensor]):
     def __getitem__(self, client_id: int) -> Tensor:  # type: ignore[override]
         if not 0 <= client_id < self._size:
             raise IndexError(f"client_id must lie in [0, {self._size}), got {client_id}")
-        return self.indices[int(self._ends[client_id]) : int(self._ends[client_id + 1])]
+        start = int(self._ends[client_id])
+        end = int(self._ends[client_id + 1])
+        return self.indices[start:end]
 
 
 class FederatedData(Protocol):
-    """The part of the data module that a client's view reads."""
+    """Describes the part of the data module that a client's view reads."""
 
     num_clients: int
     num_owners: int
@@ -229,17 +270,17 @@ class FederatedData(Protocol):
 
     @property
     def noise_seed(self) -> int:
-        """Seed of the noise of differential privacy."""
+        """The seed of the noise of differential privacy."""
 
     @property
     def num_classes(self) -> int | None:
-        """C, or None where the samples have no classes."""
+        """The number C of classes. None: the samples have no classes."""
 
     def work_of(self, client_id: int, round_idx: int) -> float:
-        """Tell the share of its local steps that a client makes in a round, in (0, 1]."""
+        """Return the share of its local steps that a client makes in a round, in (0, 1]."""
 
     def shift_of(self, client_id: int) -> Transform | None:
-        """Tell how a client sees its samples, None: as they are."""
+        """Return the transform through which a client sees its samples. None: it sees them as they are."""
 
     def split(self, name: str) -> Split:
         """Get the samples of a split."""
@@ -252,22 +293,31 @@ class FederatedData(Protocol):
 
 
 class ClientView:
-    """One client's data in one round: its own samples, in its own keyed order (the `ClientData` protocol).
+    """Gives one client's data in one round: its own samples, in its own keyed order (the `ClientData` protocol).
 
     Args:
-        data: the data module, for its settings and the splits besides `train`.
-        train: the training split of all clients.
-        indices: the client's samples, int64 (n,), of `train` and of splits where they are not those of `data`.
-        client_id: 0 ... N-1.
-        round_idx: communication round, from 0.
+        data: The data module, for its settings and the splits besides `train`.
+        train: The training split of all clients.
+        indices: Indices (n,) int64 of the client's samples by split. `train` must be there. `data` tells the indices of
+            a split that is not there.
+        client_id: Id of the client, 0 ... N-1.
+        round_idx: Communication round, from 0.
     """
 
     ended = False
+    """Whether the last batch that was given is the last batch of its stream. Without a stream it is not."""
+
     given: Tensor | None = None
-    """The training samples that the client was dealt, some of which may be held back; None: it has all of them."""
+    """The training samples that the client was dealt, some of which may be held back. None: it has all of them."""
 
     def __init__(
-        self, data: FederatedData, train: Split, indices: Mapping[str, Tensor], client_id: int, round_idx: int
+        self,
+        data: FederatedData,
+        train: Split,
+        indices: Mapping[str, Tensor],
+        *,
+        client_id: int,
+        round_idx: int,
     ) -> None:
         self.client_id = client_id
         self.round_idx = round_idx
@@ -282,7 +332,9 @@ class ClientView:
 
     @property
     def local_work(self) -> float:
-        return self._data.work_of(self.client_id, self.round_idx) if self._data.works_partly else 1.0
+        if not self._data.works_partly:
+            return 1.0
+        return self._data.work_of(self.client_id, self.round_idx)
 
     @property
     def label_counts(self) -> Tensor:
@@ -300,7 +352,8 @@ class ClientView:
         if self.given is None:
             return len(present), torch.arange(len(present))
         order = self.given.argsort()
-        return len(self.given), order[torch.searchsorted(self.given[order], present)]
+        positions = order[torch.searchsorted(self.given[order], present)]
+        return len(self.given), positions
 
     def _look_up(self, split: str) -> Tensor:
         """Look up a split's indices at its first use."""
@@ -309,12 +362,17 @@ class ClientView:
         return self._indices[split]
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
-        """Choose the samples per batch of a split: those given or the data module's, for `full` the whole split."""
+        """Return the number of samples per batch of a split.
+
+        Args:
+            split: Name of the split.
+            given: Number of samples per batch, or `full` for the whole split. None: the data module's.
+        """
         chosen = self.batch_size if given is None else given
         return max(1, self.size(split)) if chosen == "full" else chosen
 
     def augments(self, split: str = "train") -> bool:
-        """Tell whether a sample differs from one local epoch to the next: only training samples do."""
+        """Tell whether a sample differs from one local epoch to the next, as only training samples do."""
         return split == "train" and self._train.augments
 
     def all(self, split: str = "train") -> Batch:
@@ -346,7 +404,8 @@ class ClientView:
             return iter(())
         source = self.source(split)
         indices = source.placed(indices)
-        batches = source.batches([indices] if n <= size else torch.split(indices, size), self.draws(split, epoch))
+        chosen = [indices] if n <= size else torch.split(indices, size)
+        batches = source.batches(chosen, self.draws(split, epoch))
         if not with_index:
             return batches
         positions = torch.arange(n) if order is None else order[:n]
@@ -357,57 +416,95 @@ class ClientView:
         if split == "train":
             return self._train
         source = self._data.split(split)
-        return source if self._shift is None or split != "test" else source.through(self._shift)
+        if split == "test" and self._shift is not None:
+            return source.through(self._shift)
+        return source
 
     def order(self, split: str, epoch: int | None, shuffle: bool | None = None) -> tuple[Tensor, Tensor | None]:
-        """Order the client's samples for an epoch, and give their positions within the client's split.
+        """Order the client's samples for an epoch.
 
-        Both (n,) int64; positions None: 0, 1, 2, …
+        Args:
+            split: Name of the split.
+            epoch: Local epoch. None: samples are in their stored order.
+            shuffle: Whether samples are shuffled. None: as the data module says.
+
+        Returns:
+            The samples' indices in the split of all clients, (n,) int64, and their positions within the client's split,
+            (n,) int64. Positions None: 0, 1, 2, …
         """
         indices = self._look_up(split)
-        if epoch is None or not indices.shape[0] or not (self._data.shuffle if shuffle is None else shuffle):
+        shuffles = self._data.shuffle if shuffle is None else shuffle
+        if epoch is None or not indices.shape[0] or not shuffles:
             return indices, None
         order = torch.randperm(indices.shape[0], generator=self.generator(f"batches/{split}/{epoch}"))
         return indices[order], order
 
     def draws(self, split: str, epoch: int | None) -> torch.Generator | None:
-        """Make the generator of an epoch's augmentation, where there is one."""
+        """Make the generator of an epoch's augmentation. None: samples are not augmented."""
         augments = split == "train" and epoch is not None and self._train.augments
         return self.generator(f"augment/{split}/{epoch}") if augments else None
 
     def restricted(self, split: str, positions: Tensor) -> "ClientView":
-        """Restrict the client to the samples at `positions` (k,) int64 within a split.
+        """Make a view of some of the client's samples.
+
+        Args:
+            split: Name of the split that is restricted.
+            positions: Positions of the samples within the client's split, (k,) int64.
 
         Raises:
-            ValueError: positions of another type, or outside [0, n).
+            ValueError: The positions are of another type, or outside [0, n).
         """
         held = self._look_up(split)
         positions = positions.cpu()
-        n = held.shape[0]
-        whole = positions.dtype == torch.int64
-        if not whole or (len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < n):
-            got = positions.dtype if not whole else f"{int(positions.min())} ... {int(positions.max())}"
-            raise ValueError(f"positions must be int64 in [0, {n}), the client's {split} samples, got {got}")
-        indices = {**self._indices, split: held[positions]}
-        view = ClientView(self._data, self._given, indices, self.client_id, self.round_idx)
+        check_positions(positions, len(held), split)
+        view = ClientView(
+            data=self._data,
+            train=self._given,
+            indices={**self._indices, split: held[positions]},
+            client_id=self.client_id,
+            round_idx=self.round_idx,
+        )
         view.given = self._indices["train"] if self.given is None else self.given
         return view
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
-        return keyed_generator(self._data.batch_seed, purpose, self.round_idx if per_round else -1, self.client_id)
+        round_idx = self.round_idx if per_round else -1
+        return keyed_generator(self._data.batch_seed, purpose, round_idx=round_idx, client_id=self.client_id)
 
     def noise_generator(self, purpose: str) -> np.random.Generator:
-        return keyed_noise(self._data.noise_seed, purpose, self.round_idx, self.client_id)
+        return keyed_noise(self._data.noise_seed, purpose, round_idx=self.round_idx, client_id=self.client_id)
+
+
+def check_positions(positions: Tensor, size: int, split: str) -> None:
+    """Refuse positions that do not number the samples of a client's split.
+
+    Args:
+        positions: Positions of samples, (k,), on the CPU.
+        size: Number of samples in the client's split.
+        split: Name of the split, for the error.
+
+    Raises:
+        ValueError: The positions are of another type than int64, or outside [0, size).
+    """
+    got: object = positions.dtype
+    is_right = positions.dtype == torch.int64
+    if is_right and len(positions):
+        least = int(positions.min())
+        most = int(positions.max())
+        got = f"{least} ... {most}"
+        is_right = least >= 0 and most < size
+    if not is_right:
+        raise ValueError(f"positions must be int64 in [0, {size}), the client's {split} samples, got {got}")
 
 
 class ClientSamples:
-    """Training samples of every client, some of which may be held back.
+    """Holds the training samples of every client, some of which may be held back.
 
     Args:
-        train: the training split, whose labels are read where samples are held back.
-        dealt: of each client, int64 indices into the split.
-        data: the data module.
-        seed: of the draws.
+        train: The training split, whose labels are read only if samples are held back.
+        dealt: Indices of each client's samples in the split, int64.
+        data: The data module.
+        seed: Seed of the draws.
     """
 
     def __init__(self, train: Split, dealt: ClientIndices, data: FederatedData, seed: int) -> None:
@@ -420,7 +517,13 @@ class ClientSamples:
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
         """Make the view of one client's data in one round."""
-        view = ClientView(self._data, self._train, {"train": self.indices(client_id)}, client_id, round_idx)
+        view = ClientView(
+            data=self._data,
+            train=self._train,
+            indices={"train": self.indices(client_id)},
+            client_id=client_id,
+            round_idx=round_idx,
+        )
         if client_id in self._reduced:
             view.given = self.dealt[client_id]
         return view
@@ -434,18 +537,25 @@ class ClientSamples:
         return len(self.indices(client_id))
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have `count` samples of a class, or with None all.
+        """Let a client have only some of its samples of a class.
+
+        Args:
+            client_id: Id of the client, 0 ... N-1.
+            class_idx: The class, 0 ... C-1.
+            count: Number of samples. None: all.
 
         Raises:
-            ValueError: no such client or class, or a count outside [0, the samples dealt].
+            ValueError: There is no such client or class, the samples have no classes, or `count` is outside [0, the
+                number of samples dealt].
         """
         labels = self._train.labels
         num_classes = self._data.num_classes
         if labels is None or num_classes is None:
             raise ValueError("set_class_count needs samples with integer labels, and these have none")
-        for name, value, most in ("client_id", client_id, len(self.dealt)), ("class_idx", class_idx, num_classes):
-            if not 0 <= value < most:
-                raise ValueError(f"{name} must lie in [0, {most}), got {value}")
+        if not 0 <= client_id < len(self.dealt):
+            raise ValueError(f"client_id must lie in [0, {len(self.dealt)}), got {client_id}")
+        if not 0 <= class_idx < num_classes:
+            raise ValueError(f"class_idx must lie in [0, {num_classes}), got {class_idx}")
         dealt = int(label_counts(labels, [self.dealt[client_id]], num_classes)[0, class_idx])
         if count is not None and not 0 <= count <= dealt:
             raise ValueError(
@@ -459,17 +569,27 @@ class ClientSamples:
         self._hold_back(client_id)
 
     def _hold_back(self, client_id: int) -> None:
+        """Draw the samples that a client has now, by the counts of its classes."""
         part = self.dealt[client_id]
         counts = self._counts.get(client_id)
-        if counts and (labels := self._train.labels) is not None:
-            part = reduce_classes(part, labels, counts, self._seed, client_id)
+        if counts:
+            labels = self._train.labels
+            if labels is not None:
+                part = reduce_classes(
+                    part,
+                    labels=labels,
+                    counts=counts,
+                    seed=self._seed,
+                    client_id=client_id,
+                )
         self._reduced[client_id] = part
 
     def state_dict(self) -> dict[str, Any]:
-        return {"class_counts": {client_id: dict(counts) for client_id, counts in self._counts.items()}}
+        class_counts = {client_id: dict(counts) for client_id, counts in self._counts.items()}
+        return {"class_counts": class_counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         before = self._counts
-        self._counts = {client: dict(counts) for client, counts in state["class_counts"].items()}
+        self._counts = {client_id: dict(counts) for client_id, counts in state["class_counts"].items()}
         for client_id in before.keys() | self._counts.keys():
             self._hold_back(client_id)

@@ -25,18 +25,22 @@ from fl_lightning.utils.packages import lightning_base
 from fl_lightning.utils.settings import described
 
 ABSENT = ("MisconfigurationException", "NotImplementedError")
-"""Names of errors by which a data module says that it has no such loader; Lightning's own is of either package."""
+"""Names of the errors by which a data module says that it has no such loader. Either package of Lightning has its own.
+"""
 
 
 class DataModuleSource(Source):
-    """A source made of a user's LightningDataModule: its datasets, read as its loaders read them.
+    """Reads the datasets of a user's LightningDataModule as its loaders read them.
 
-    `val_dataloader` is the server's validation, `test_dataloader` its test, and what is predicted if there is no
-    `predict_dataloader`. Each hook finds the generators of Python, NumPy and torch keyed by the seed of the data and
-    by the name of the hook, so that `setup` draws the same for every stage.
+    `val_dataloader` gives the server's validation samples, and `test_dataloader` gives its test samples. The test
+    samples are predicted if there is no `predict_dataloader`. Each hook finds the generators of Python, NumPy and torch
+    keyed by the seed of the data and by the name of the hook, so that `setup` draws the same for every stage.
 
     Args:
-        datamodule: the data module; it need not know of federations.
+        datamodule: The data module, which need not know of federations.
+
+    Raises:
+        TypeError: `datamodule` is no LightningDataModule.
     """
 
     def __init__(self, datamodule: DataModule) -> None:
@@ -62,7 +66,12 @@ class DataModuleSource(Source):
         self._call("prepare_data")
 
     def _call(self, hook: str, *arguments: str) -> Any:
-        """Call a hook of the data module, which may draw from the generators of Python, NumPy and torch."""
+        """Call a hook of the data module, which may draw from the generators of Python, NumPy and torch.
+
+        Args:
+            hook: Name of the hook.
+            arguments: Arguments of the hook.
+        """
         with self.keyed(hook):
             return getattr(self.datamodule, hook)(*arguments)
 
@@ -78,18 +87,19 @@ class DataModuleSource(Source):
             raise
         validating = self._loaders("val_dataloader")
         train, self.loader_spec = self._train()
-        loaders = {validation_name(i): loader for i, loader in enumerate(validating)}
-        splits = {name: make_split(loader.dataset, read_loader(loader)) for name, loader in loaders.items()}
-        self._splits = {"train": train, **splits}
+        splits = [make_split(loader.dataset, read_loader(loader)) for loader in validating]
+        self._splits = {"train": train}
+        for index, split in enumerate(splits):
+            self._splits[validation_name(index)] = split
         check_class_names(self._splits)
         self._count_classes()
         self.class_names = getattr(module, "class_names", None)
-        self.validation = splits.get("val")
-        self.further_validation = tuple(splits[validation_name(i)] for i in range(1, len(validating)))
+        self.validation = splits[0] if splits else None
+        self.further_validation = tuple(splits[1:])
         return train, None
 
     def tested(self, counted: bool = False) -> Split | None:
-        """Set up the test and read `test_dataloader`, which a Trainer asks in `test` only."""
+        """Set up the test and read `test_dataloader`, for which a Trainer asks in `test` only."""
         if not self._has("test_dataloader"):
             return None
         self._call("setup", "test")
@@ -124,7 +134,8 @@ class DataModuleSource(Source):
         """Get the training samples, or the clients' streams, and the settings of their loader."""
         returned = self._call("train_dataloader") if self._has("train_dataloader") else None
         if are_streams(returned):
-            split = StreamSplit({client_id: read_stream_loader(loader) for client_id, loader in returned.items()})
+            streams = {client_id: read_stream_loader(loader) for client_id, loader in returned.items()}
+            split = StreamSplit(streams)
             return split, split.streams[0].loader_spec
         loader = self._only("train_dataloader", self._checked("train_dataloader", returned))
         if loader is None:
@@ -145,16 +156,29 @@ class DataModuleSource(Source):
         self.datamodule.teardown(stage)
 
     def _has(self, name: str) -> bool:
-        if name in vars(self.datamodule):  # LightningDataModule.from_datasets puts them there, others put None
-            return vars(self.datamodule)[name] is not None
-        return getattr(type(self.datamodule), name) is not getattr(lightning_base(type(self.datamodule)), name)
+        """Tell whether the data module defines the method of this name."""
+        # LightningDataModule.from_datasets sets such methods on the object, and others set None.
+        own = vars(self.datamodule)
+        if name in own:
+            return own[name] is not None
+        kind = type(self.datamodule)
+        return getattr(kind, name) is not getattr(lightning_base(kind), name)
 
     def _loaders(self, name: str) -> list[DataLoader[Any]]:
         """Get the DataLoaders that the method of this name returns."""
-        return self._checked(name, self._call(name) if self._has(name) else None)
+        returned = self._call(name) if self._has(name) else None
+        return self._checked(name, returned)
 
     def _checked(self, name: str, returned: Any) -> list[DataLoader[Any]]:
-        """List what the method of this name returned, all of it DataLoaders."""
+        """List the DataLoaders that the method of this name returned.
+
+        Args:
+            name: Name of the method.
+            returned: A DataLoader, or a list, tuple or mapping of DataLoaders. None: there are none.
+
+        Raises:
+            TypeError: The method returned anything else.
+        """
         if returned is None:
             return []
         if isinstance(returned, Mapping):
@@ -169,11 +193,19 @@ class DataModuleSource(Source):
         return loaders
 
     def _loader(self, name: str) -> DataLoader[Any] | None:
-        """Get the one DataLoader that the method of this name returns, or None."""
+        """Get the one DataLoader that the method of this name returns. None: it returns none."""
         return self._only(name, self._loaders(name))
 
     def _only(self, name: str, loaders: list[DataLoader[Any]]) -> DataLoader[Any] | None:
-        """Take the only one of the DataLoaders that the method of this name returned, or None without any."""
+        """Return the only DataLoader that the method of this name returned. None: it returned none.
+
+        Args:
+            name: Name of the method.
+            loaders: The DataLoaders that it returned.
+
+        Raises:
+            TypeError: There are several.
+        """
         if len(loaders) > 1:
             raise TypeError(
                 f"{type(self.datamodule).__name__}.{name} must return one torch DataLoader, got {len(loaders)}; its "
@@ -183,7 +215,7 @@ class DataModuleSource(Source):
 
 
 def validation_name(index: int) -> str:
-    """Name the split of a validation loader: `val` for the first."""
+    """Return the name of the split of a validation loader: `val` for the first, at index 0."""
     return f"val/dataloader_idx_{index}" if index else "val"
 
 
@@ -191,7 +223,7 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
     """Read the settings of a DataLoader that are kept when its dataset is divided.
 
     Raises:
-        ValueError: if it makes batches in a way that cannot be kept when its dataset is divided.
+        ValueError: The DataLoader makes batches in a way that cannot be kept when its dataset is divided.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
@@ -215,6 +247,11 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
             f"a DataLoader's order must be sequential or shuffled, got {type(loader.sampler).__name__}; clients draw "
             f"from their own samples only: leave the sampler out and set data.shuffle"
         )
-    shuffle = isinstance(loader.sampler, RandomSampler)
-    settings = (loader.collate_fn, loader.num_workers, loader.worker_init_fn, loader.batch_size)
-    return LoaderSpec(*settings, shuffle, loader.drop_last)
+    return LoaderSpec(
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+        batch_size=loader.batch_size,
+        shuffle=isinstance(loader.sampler, RandomSampler),
+        drop_last=loader.drop_last,
+    )

@@ -34,23 +34,24 @@ from fl_lightning.utils.settings import described
 from fl_lightning.utils.signatures import checks_arguments
 
 LABELS = ("targets", "labels", "target", "label", "y")
-"""Names under which a dataset keeps the class of its samples: an attribute of it, or a key of its items."""
+"""Names under which a dataset keeps the class of its samples: an attribute of the dataset, or a key of its items."""
 
 
 class DatasetSplit(LoadedSplit):
-    """A map-style dataset, read item by item.
+    """Reads a map-style dataset item by item.
 
     Args:
-        dataset: with `__len__` and `__getitem__`.
-        loader_spec: makes batches of its items; None: the defaults.
-        columns: values (n,) by name, besides those that the dataset has itself.
-        whole: the split that this one is a part of, and its samples' indices there, int64 (n,); None: it is no part.
+        dataset: Dataset with `__len__` and `__getitem__`.
+        loader_spec: Settings of the loader that makes batches of the items. None: the defaults.
+        columns: Values (n,) by name, besides the values that the dataset has itself.
+        whole: Split of which this split is a part, and the samples' indices there, int64 (n,). None: it is no part.
 
     Raises:
-        TypeError: the dataset has no length or no index.
+        TypeError: The dataset has no length or no index.
     """
 
-    augments = True  # its transforms may draw
+    # The transforms of a user's dataset may draw.
+    augments = True
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class DatasetSplit(LoadedSplit):
 
     @cached_property
     def labels(self) -> Tensor | None:  # type: ignore[override]
-        """Class of every sample, (n,), read at the first access, perhaps in a pass over the dataset."""
+        """The class of every sample, (n,), read at the first access, perhaps in a pass over the dataset."""
         if self._whole is None:
             return labels_of(self.dataset)
         split, indices = self._whole
@@ -83,7 +84,11 @@ class DatasetSplit(LoadedSplit):
 
     @cached_property
     def known_labels(self) -> Tensor | None:
-        return None if vars(self).get("labels", ...) is None else as_classes(attribute_of(self.dataset, LABELS))
+        # Labels that were read, or forgotten, lie in the dictionary of the split.
+        is_without = "labels" in vars(self) and self.labels is None
+        if is_without:
+            return None
+        return as_classes(attribute_of(self.dataset, LABELS))
 
     def column(self, name: str) -> Array:
         values = self.columns.get(name)
@@ -91,13 +96,18 @@ class DatasetSplit(LoadedSplit):
             values = attribute_of(self.dataset, (name,))
         if values is None and len(self):
             key = key_of(self._first_item, name)
-            values = None if key is None else items_at(self.dataset, key)
-        return super().column(name) if values is None else values
+            if key is not None:
+                values = items_at(self.dataset, key)
+        if values is None:
+            return super().column(name)
+        return values
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
         item = self._first_item
-        x = item[0] if isinstance(item, list | tuple) and item else None
+        if not isinstance(item, list | tuple) or not item:
+            return None
+        x = item[0]
         return tuple(x.shape) if isinstance(x, Tensor) else None
 
     @property
@@ -108,7 +118,8 @@ class DatasetSplit(LoadedSplit):
         item = self._first_item
         if self.loader_spec.collate_fn is not default_collate or not isinstance(item, list | tuple):
             return None
-        with suppress(TypeError):  # of items that need a collate_fn
+        # Items that need a collate_fn raise a TypeError.
+        with suppress(TypeError):
             return default_collate([item])
         return None
 
@@ -120,11 +131,16 @@ class DatasetSplit(LoadedSplit):
         return first_item(self.dataset)
 
     def relabelled(self, labels: Tensor) -> "DatasetSplit":
-        return DatasetSplit(RelabelledDataset(self.dataset, labels), self.loader_spec, self.columns)
+        relabelled = RelabelledDataset(self.dataset, labels)
+        return DatasetSplit(relabelled, loader_spec=self.loader_spec, columns=self.columns)
 
     def subset(self, indices: Tensor) -> "DatasetSplit":
-        columns = {name: values[indices.numpy()] for name, values in self.columns.items()}
-        return DatasetSplit(Subset(self.dataset, indices.tolist()), self.loader_spec, columns, (self, indices))
+        return DatasetSplit(
+            dataset=Subset(self.dataset, indices.tolist()),
+            loader_spec=self.loader_spec,
+            columns={name: values[indices.numpy()] for name, values in self.columns.items()},
+            whole=(self, indices),
+        )
 
     @property
     def may_transform(self) -> bool:
@@ -135,33 +151,47 @@ class DatasetSplit(LoadedSplit):
         if not isinstance(other, DatasetSplit):
             return self, ["they are tensors in memory"]
         seen = seen_as(self.dataset, other.dataset)
-        return DatasetSplit(seen.dataset, other.loader_spec, self.columns, self._whole), seen.doubts
+        split = DatasetSplit(
+            dataset=seen.dataset,
+            loader_spec=other.loader_spec,
+            columns=self.columns,
+            whole=self._whole,
+        )
+        return split, seen.doubts
 
     def look_at(self, indices: Tensor) -> Batch:
-        return self.loader_spec.collate_fn([self.dataset[index] for index in indices.tolist()])
+        items = [self.dataset[index] for index in indices.tolist()]
+        return self.loader_spec.collate_fn(items)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
-        chosen = (index.tolist() for index in indices)
         spec = self.loader_spec
         staging = self.staging
         if spec.num_workers:
-            loader = spec.loader(self.dataset, generator, self.pins, batch_sampler=list(chosen))
+            chosen = [positions.tolist() for positions in indices]
+            loader = spec.loader(self.dataset, generator=generator, pins=self.pins, batch_sampler=chosen)
             return iter(loader) if staging is None else staging.one_ahead(iter(loader))
-        if generator is not None:  # torch's own generator is keyed by the loop, these are used by transforms too
+        # The loop keys torch's own generator. Transforms may draw from the generators of Python and NumPy, too.
+        if generator is not None:
             seed = int(torch.randint(2**31, (), generator=generator))
             random.seed(seed)
             np.random.seed(seed)
-        many = getattr(self.dataset, "__getitems__", None)
-        made = (spec.collate_fn(many(index) if many else [self.dataset[i] for i in index]) for index in chosen)
-        return made if staging is None else map(staging, made)  # in order: the net draws from the same generators
+        made = (self._made(positions.tolist()) for positions in indices)
+        # Batches are made in order, one at a time, because the net draws from the same generators.
+        return made if staging is None else map(staging, made)
+
+    def _made(self, chosen: list[int]) -> Batch:
+        """Make a batch of the samples at these positions."""
+        read_many = getattr(self.dataset, "__getitems__", None)
+        items = read_many(chosen) if read_many else [self.dataset[index] for index in chosen]
+        return self.loader_spec.collate_fn(items)
 
 
 class RelabelledDataset(Dataset[Any]):
-    """The items of a dataset with other classes.
+    """Gives the items of a dataset with other classes.
 
     Args:
-        dataset: gives items (x, class, ...), or mappings with a key of `LABELS`.
-        labels: class of each item, (n,) int64.
+        dataset: Dataset of items (x, class, ...), or of mappings with a key of `LABELS`.
+        labels: Class of each item, (n,) int64.
     """
 
     def __init__(self, dataset: Any, labels: Tensor) -> None:
@@ -178,7 +208,9 @@ class RelabelledDataset(Dataset[Any]):
             key = next(name for name in LABELS if name in item)
             return {**item, key: label}
         values = [item[0], label, *item[2:]]
-        return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
+        kind = type(item)
+        is_named_tuple = hasattr(item, "_fields")
+        return kind(*values) if is_named_tuple else kind(values)
 
 
 KnownSplit = TensorSplit | DatasetSplit | StreamSplit
@@ -187,11 +219,18 @@ KnownSplit = TensorSplit | DatasetSplit | StreamSplit
 
 def plain(value: Any) -> Any:
     """Convert a 0-d tensor or array to a Python number, and leave all else as it is."""
-    return value.item() if isinstance(value, Tensor | np.generic | np.ndarray) and value.ndim == 0 else value
+    if isinstance(value, Tensor | np.generic | np.ndarray) and value.ndim == 0:
+        return value.item()
+    return value
 
 
 def key_of(item: Any, name: str) -> Any:
-    """Return the key or position of a value in an item, a mapping or a named tuple. None: it has no such value."""
+    """Return the key or position of a value in an item, a mapping or a named tuple. None: it has no such value.
+
+    Args:
+        item: The item.
+        name: Name of the value.
+    """
     if isinstance(item, Mapping):
         return name if name in item else None
     fields: tuple[str, ...] = getattr(item, "_fields", ())
@@ -207,24 +246,34 @@ def first_item(dataset: Any) -> Any:
 def items_at(dataset: Any, key: Any) -> Array:
     """Read the value of every item at a key or position, (n, ...), in a pass over the dataset, whose items may draw."""
     with keyed_globals(0, "items"):
-        return np.asarray([plain(dataset[i][key]) for i in range(len(dataset))])
+        values = [plain(dataset[index][key]) for index in range(len(dataset))]
+        return np.asarray(values)
 
 
 def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
-    """Read one value per sample, (n, ...), from the first of these attributes that the dataset has.
+    """Read one value per sample from the first of these attributes that the dataset has.
 
-    Looks through `Subset` and `ConcatDataset`, reads columns of Hugging Face's datasets, and takes the second tensor of
-    a `TensorDataset` for its labels.
+    The function looks through `Subset` and `ConcatDataset`, reads columns of Hugging Face's datasets, and takes the
+    second tensor of a `TensorDataset` for its labels.
+
+    Args:
+        dataset: The dataset.
+        names: Names of the attributes. The second tensor of a `TensorDataset` is read only for `LABELS` itself.
+
+    Returns:
+        The values, (n, ...). None: the dataset has none of the attributes.
     """
     if isinstance(dataset, Subset):
         values = attribute_of(dataset.dataset, names)
         return None if values is None else values[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
         parts = [attribute_of(part, names) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
     if isinstance(dataset, TensorDataset) and names is LABELS and len(dataset.tensors) > 1:
         return np.asarray(dataset.tensors[1].cpu())
-    columns = getattr(dataset, "column_names", None)  # of Hugging Face, where a column is read without the others
+    # A dataset of Hugging Face reads a column without the others.
+    columns = getattr(dataset, "column_names", None)
     for name in names:
         value: Any = getattr(dataset, name, None)
         if isinstance(columns, list) and name in columns:
@@ -235,7 +284,9 @@ def attribute_of(dataset: Any, names: Sequence[str]) -> Array | None:
 
 
 def labels_of(dataset: Any) -> Tensor | None:
-    """Read the class of every sample, (n,) int64, from the dataset's attributes, else its items, else None.
+    """Read the class of every sample, (n,) int64, from the dataset's attributes, else from its items.
+
+    None: the samples have no classes.
 
     >>> labels_of(TensorDataset(torch.zeros(3, 2), torch.tensor([2, 0, 1])))
     tensor([2, 0, 1])
@@ -243,15 +294,25 @@ def labels_of(dataset: Any) -> Tensor | None:
     labels = attribute_of(dataset, LABELS)
     if labels is None and len(dataset):
         item = first_item(dataset)
-        keys: list[Any] = [name for name in LABELS if name in item] if isinstance(item, Mapping) else []
-        keys += [1] if isinstance(item, list | tuple) and len(item) > 1 else []
-        if keys and isinstance(plain(item[keys[0]]), int):
-            labels = items_at(dataset, keys[0])
+        key = label_key(item)
+        if key is not None and isinstance(plain(item[key]), int):
+            labels = items_at(dataset, key)
     return as_classes(labels)
 
 
+def label_key(item: Any) -> Any:
+    """Return the key of `LABELS`, or the position 1, at which an item has its class. None: it has no such value."""
+    if isinstance(item, Mapping):
+        return next((name for name in LABELS if name in item), None)
+    return 1 if isinstance(item, list | tuple) and len(item) > 1 else None
+
+
 def as_classes(labels: Array | None) -> Tensor | None:
-    """Convert labels to (n,) int64, or None where they are neither whole numbers nor truth values."""
+    """Convert labels to (n,) int64. None: they are neither whole numbers nor truth values.
+
+    Args:
+        labels: The labels, (n,). Arrays of other shapes are no classes. None: there are none.
+    """
     if labels is None or labels.ndim != 1:
         return None
     if labels.dtype == object and all(isinstance(label, Integral | np.bool_) for label in labels):
@@ -262,15 +323,19 @@ def as_classes(labels: Array | None) -> Tensor | None:
 
 
 class DatasetSource(Source):
-    """A source of a user's own datasets.
+    """Reads a user's own datasets.
 
     Args:
-        train: the training samples; or by client id a stream for each client.
-        test: the test samples; None: there are none.
-        val: what the server evaluates every round; None: the test samples, or a part of the training samples.
-        num_classes: C; None: the largest label + 1 where there are labels.
-        loader_spec: makes batches of the items; None: the defaults.
-        columns: values (n,) of the training samples by name, to divide them by.
+        train: The training samples, or a stream for each client, by client id.
+        test: The test samples. None: there are none.
+        val: The samples that the server evaluates every round. None: the test samples, or a part of the training
+            samples.
+        num_classes: Number C of classes. None: the largest label + 1, if there are labels.
+        loader_spec: Settings of the loader that makes batches of the items. None: the defaults.
+        columns: Values (n,) of the training samples by name, by which they can be divided. None: there are none.
+
+    Raises:
+        TypeError: `train`, `test` or `val` is no dataset.
     """
 
     @checks_arguments
@@ -280,6 +345,7 @@ class DatasetSource(Source):
         test: Dataset[Any] | None = None,
         val: Dataset[Any] | None = None,
         num_classes: int | None = None,
+        *,
         loader_spec: LoaderSpec | None = None,
         columns: Mapping[str, Array] | None = None,
     ) -> None:
@@ -298,8 +364,10 @@ class DatasetSource(Source):
             if dataset is not None:
                 splits[name] = make_split(dataset, self.loader_spec)
         check_class_names(splits)
+        # A second load counts again if the first did.
         self.counts_classes = self.num_classes is None or self.counts_classes
-        self.num_classes, self.classes = count_known(splits, None if self.counts_classes else self.num_classes)
+        stated = None if self.counts_classes else self.num_classes
+        self.num_classes, self.classes = count_known(splits, stated)
         self.validation = splits.get("val")
         return splits["train"], splits.get("test")
 
@@ -308,8 +376,15 @@ class DatasetSource(Source):
 
 
 def described_by_dataset(schema: Schema, train: Split) -> Schema:
-    """Return a schema with the class names that the dataset of the training samples knows, where nothing else does."""
-    return schema if schema.class_names is not None else schema._replace(class_names=known_names(train))
+    """Return a schema with the class names that the dataset of the training samples knows, if it has no others.
+
+    Args:
+        schema: The schema.
+        train: The training samples.
+    """
+    if schema.class_names is not None:
+        return schema
+    return schema._replace(class_names=known_names(train))
 
 
 def known_names(split: Split) -> tuple[str, ...] | None:
@@ -346,10 +421,14 @@ def check_class_names(splits: Mapping[str, Split]) -> None:
 
 
 def check_datasets(wrong: tuple[type, ...], **datasets: object) -> None:
-    """Refuse anything but datasets.
+    """Refuse objects that are given in place of datasets.
+
+    Args:
+        wrong: Classes that are refused.
+        datasets: Objects by the name of their argument.
 
     Raises:
-        TypeError: a dataset that is one of the `wrong` kinds.
+        TypeError: An object is of one of the `wrong` classes.
     """
     for name, given in datasets.items():
         if isinstance(given, wrong):
@@ -358,15 +437,18 @@ def check_datasets(wrong: tuple[type, ...], **datasets: object) -> None:
 
 
 def users_as_clients(source: DatasetSource, by: str | Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete a data module's settings: each user is a client, or users are dealt to `num_clients` where it is set.
+    """Complete a data module's settings: each user is a client, or users are dealt to `num_clients` if it is set.
 
     Args:
-        source: of the samples.
-        by: the column of the users, or the users, which the source has as the column `by`.
-        settings: given so far.
+        source: Source of the samples.
+        by: Column of the users, or the user of each sample, which the source has as the column `by`.
+        settings: Settings that were given.
+
+    Returns:
+        The settings with `num_clients` and `partition`.
 
     Raises:
-        ValueError: together with streams or a `partition`, or of another length than the samples.
+        ValueError: The source has streams, `settings` have a `partition`, or `by` has another length than the samples.
     """
     if isinstance(source.train, Mapping):
         raise ValueError("from_datasets takes by= or a stream for each client, got both; leave by= out")
@@ -375,8 +457,10 @@ def users_as_clients(source: DatasetSource, by: str | Sequence[Any], settings: M
     split = DatasetSplit(source.train, source.loader_spec, source.columns)
     if not isinstance(by, str) and len(by) != len(split):
         raise ValueError(f"by= needs one value for each training sample, got {len(by)} for {len(split)} samples")
-    partition = ColumnPartition(by if isinstance(by, str) else "by")
-    users = partition.count_owners(PartitionInput(len(split), split.column(partition.column)))
+    column = by if isinstance(by, str) else "by"
+    partition = ColumnPartition(column)
+    samples = PartitionInput(len(split), split.column(partition.column))
+    users = partition.count_owners(samples)
     return {"num_clients": users, **settings, "partition": partition}
 
 
@@ -387,8 +471,13 @@ def make_split(
 ) -> KnownSplit:
     """Make a split of a dataset: two plain tensors are kept on the device, anything else is read item by item.
 
+    Args:
+        dataset: The dataset, or a stream for each client, by client id.
+        loader_spec: Settings of the loader that makes batches of the items.
+        columns: Values (n,) of the samples by name. None: there are none besides the dataset's own.
+
     Raises:
-        TypeError: a mapping of clients to something else than streams.
+        TypeError: A mapping holds anything but streams.
     """
     if isinstance(dataset, Mapping):
         if not are_streams(dataset):
@@ -397,9 +486,10 @@ def make_split(
                 f"a mapping of clients must hold an IterableDataset for each, got {kinds or 'none'}; join map-style "
                 f"datasets by ConcatDataset, and give by= the client of every sample"
             )
-        return StreamSplit({client_id: Stream(stream, loader_spec) for client_id, stream in dataset.items()})
-    pair = type(dataset) is TensorDataset and len(dataset.tensors) == 2
-    if pair and loader_spec.collate_fn is default_collate and not columns:
+        streams = {client_id: Stream(stream, loader_spec) for client_id, stream in dataset.items()}
+        return StreamSplit(streams)
+    is_pair = type(dataset) is TensorDataset and len(dataset.tensors) == 2
+    if is_pair and loader_spec.collate_fn is default_collate and not columns:
         x, y = dataset.tensors  # type: ignore[attr-defined]
         return TensorSplit(x, y, columns=columns_of(dataset))
     return DatasetSplit(dataset, loader_spec, columns)
@@ -409,10 +499,12 @@ def columns_of(dataset: Dataset[Any]) -> dict[str, Array]:
     """Return the attributes of a dataset that have one value per sample, (n,), by name."""
     columns: dict[str, Array] = {}
     for name, given in vars(dataset).items():
-        is_series = hasattr(given, "to_numpy") and hasattr(given, "__len__")  # of pandas
-        if name == "tensors" or not (is_series or isinstance(given, list | tuple | np.ndarray | Tensor)):
+        is_of_pandas = hasattr(given, "to_numpy") and hasattr(given, "__len__")
+        has_values = is_of_pandas or isinstance(given, list | tuple | np.ndarray | Tensor)
+        if name == "tensors" or not has_values:
             continue
-        with suppress(ValueError):  # a list of lists that differ in length
+        # A list of lists of several lengths raises a ValueError.
+        with suppress(ValueError):
             values = attribute_of(dataset, (name,))
             if values is not None and values.ndim == 1:
                 columns[name] = values
@@ -422,31 +514,45 @@ def columns_of(dataset: Dataset[Any]) -> dict[str, Array]:
 def count_known(
     splits: Mapping[str, KnownSplit], num_classes: int | None
 ) -> tuple[int | None, Callable[[], int | None] | None]:
-    """Count the classes at once where that takes no pass over the samples, else give a function that counts them."""
-    known = {name: s for name, s in splits.items() if not isinstance(s, DatasetSplit) or s.known_labels is not None}
+    """Count the classes at once if that takes no pass over the samples.
+
+    Args:
+        splits: Splits by name, `train` among them.
+        num_classes: Number C of classes. None: it is not known.
+
+    Returns:
+        C, or None without classes, and a function that counts the classes, which is None if they are counted.
+    """
+    known: dict[str, KnownSplit] = {}
+    for name, split in splits.items():
+        if not isinstance(split, DatasetSplit) or split.known_labels is not None:
+            known[name] = split
     if num_classes is not None or len(known) == len(splits):
         return count_classes(known, num_classes), None
     return None, partial(count_classes, splits, None)
 
 
 def count_classes(splits: Mapping[str, KnownSplit], num_classes: int | None) -> int | None:
-    """Count the classes of these splits, and drop labels that are no classes, since some are below 0.
+    """Count the classes of these splits, and drop labels that are no classes, because some are below 0.
 
     Args:
-        splits: by name, `train` among them.
-        num_classes: C where it is known, else None.
+        splits: Splits by name, `train` among them.
+        num_classes: Number C of classes. None: it is not known.
 
     Returns:
-        C, the largest label + 1 where it was not known; None: the training samples have no classes.
+        C. If it was not known, the largest label + 1. None: the training samples have no classes.
 
     Raises:
-        ValueError: a label outside [0, C).
+        ValueError: A label is outside [0, C).
 
     >>> count_classes({"train": TensorSplit(torch.zeros(3, 1), torch.tensor([2, 0, 1]))}, None)
     3
     """
-    labels = {name: split.labels for name, split in splits.items()}
-    labelled = {name: y for name, y in labels.items() if y is not None and len(y)}
+    labelled: dict[str, Tensor] = {}
+    for name, split in splits.items():
+        labels = split.labels
+        if labels is not None and len(labels):
+            labelled[name] = labels
     if num_classes is not None:
         for name, y in labelled.items():
             check_labels(y, num_classes, name)
@@ -455,4 +561,6 @@ def count_classes(splits: Mapping[str, KnownSplit], num_classes: int | None) -> 
         for split in splits.values():
             split.forget_labels()
         return None
-    return None if labels["train"] is None or not labelled else max(int(y.max()) for y in labelled.values()) + 1
+    if splits["train"].labels is None or not labelled:
+        return None
+    return max(int(y.max()) for y in labelled.values()) + 1

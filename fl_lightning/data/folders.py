@@ -1,8 +1,8 @@
-"""Images in folders: a folder for each class, and Tiny-ImageNet's own layout."""
+"""Sources of images in folders: a folder for each class, and Tiny-ImageNet's own layout."""
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,61 +29,85 @@ from fl_lightning.utils.settings import as_list, check_count
 Listed = Sequence[tuple[str, int]]
 """The files of a split, each with its class."""
 
-
 AGAIN = "unpack tiny-imagenet-200.zip again"
+"""The remedy for files that are not as published."""
+
 RESIZE = "set image_size, to which all are resized"
+"""The remedy for images of several sizes."""
 
 
 class _FolderSource(ImageSource):
-    """RGB images that are read from a file each."""
+    """Reads RGB images from a file each.
+
+    Args:
+        root: Folder of the files, as the subclass says.
+        augmentation: Augmentation of training batches, as for `MNIST`.
+        normalize: Normalization of all images, as for `MNIST`.
+        limit: Most samples of each split, drawn by class. None: all.
+    """
 
     remedy: ClassVar[str]
-    """For an image of another size."""
+    """The remedy for an image of another size, for the error."""
 
     def __init__(
         self, root: str, augmentation: Augmentation, normalize: Normalization, limit: int | None = None
     ) -> None:
-        super().__init__(root, augmentation, normalize, limit)
+        super().__init__(root=root, augmentation=augmentation, normalize=normalize, limit=limit)
         self.folder = Path(root).expanduser()
 
     def _read(self, train: Listed, test: Listed | None, image_size: int | None = None) -> tuple[Split, Split | None]:
-        """Read the images of both splits."""
+        """Read the images of both splits.
+
+        Args:
+            train: Files of the training split.
+            test: Files of the test split. None: there is none.
+            image_size: Height and width to which all images are resized. None: all have one size.
+        """
         train = self._chosen(train, "train")
-        test = test and self._chosen(test, "test")
-        listed = [*train, *(test or [])]
-        x = read_images([path for path, _ in listed], image_size, self.remedy)
+        listed = list(train)
+        if test:
+            test = self._chosen(test, "test")
+            listed += test
+        paths = [path for path, _ in listed]
+        x = read_images(paths, image_size=image_size, remedy=self.remedy)
         y = torch.tensor([label for _, label in listed])
         n = len(train)
-        training, testing = self.splits(Images(x[:n], y[:n]), None if test is None else Images(x[n:], y[n:]))
+        images = Images(x=x[:n], y=y[:n])
+        test_images = None if test is None else Images(x=x[n:], y=y[n:])
+        training, testing = self.splits(images, test_images)
         return training, testing
 
     def _chosen(self, listed: Listed, split: str) -> Listed:
-        """Leave at most `limit` files of a split, so that no others are read."""
+        """Choose at most `limit` files of a split, so that no other files are read."""
         labels = np.array([label for _, label in listed])
         return [listed[i] for i in self.limited_rows(split, labels, len(listed))]
 
 
 class ImageFolder(_FolderSource):
-    """Images in `root/train/<class>/*` and `root/test/<class>/*`, as torchvision's `ImageFolder` reads them.
+    """Reads images in `root/train/<class>/*` and `root/test/<class>/*`, as torchvision's `ImageFolder` does.
 
-    CINIC-10 has this layout, and your own images may. Grey images, palettes and transparency become RGB. Images of 16
-    bits, and of floats in [0, 1], are scaled by what their type can hold and kept as floats; other images of more than
-    8 bits are refused. Files of other types are counted in one line. The class names are those of the folders, in
-    alphabetical order.
+    CINIC-10 has this layout, and your own images may have it. Grey images, palettes and transparency become RGB. Images
+    of 16 bits, and of floats in [0, 1], are scaled by the largest value of their type and kept as floats. Other images
+    of more than 8 bits are refused. Files of other types are counted in one line. The class names are the names of the
+    folders, in alphabetical order.
 
     Args:
-        root: folder that holds the folders of the splits.
-        train_folders: their names; the images of several are joined, such as `[train, valid]` of CINIC-10.
-        test_folder: its name; None: `test` where there is such a folder, else there are no test samples.
-        image_size: height and width to which all images are resized (stretched, bilinear); None: all have one size.
-        augmentation: of training batches, as for `MNIST`.
-        normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
-        limit: most samples of each split, drawn by class; None: all.
+        root: Folder that holds the folders of the splits.
+        train_folders: Names of the training folders, whose images are joined, such as `[train, valid]` of CINIC-10.
+        test_folder: Name of the test folder. None: `test` if there is such a folder, else there are no test samples.
+        image_size: Height and width to which all images are resized (stretched, bilinear). None: all have one size.
+        augmentation: Augmentation of training batches, as for `MNIST`.
+        normalize: Normalization of all images, as for `MNIST`. `standard` measures the mean and deviation of the
+            training images.
+        limit: Most samples of each split, drawn by class. None: all.
+
+    Raises:
+        ValueError: `train_folders` is empty, or `image_size` is below 1.
     """
 
     remedy = RESIZE
     named_by_root: ClassVar[bool] = True
-    """The name of `root` tells which images these are."""
+    """Whether the name of `root` tells which images these are."""
 
     def __init__(
         self,
@@ -91,11 +115,12 @@ class ImageFolder(_FolderSource):
         train_folders: Sequence[str] = ("train",),
         test_folder: str | None = None,
         image_size: int | None = None,
+        *,
         augmentation: Augmentation = "none",
         normalize: Normalization = "standard",
         limit: int | None = None,
     ) -> None:
-        super().__init__(root, augmentation, normalize, limit)
+        super().__init__(root=root, augmentation=augmentation, normalize=normalize, limit=limit)
         check_count(1, image_size=image_size)
         self.train_folders = as_list(train_folders)
         self.test_folder = test_folder
@@ -105,17 +130,30 @@ class ImageFolder(_FolderSource):
 
     def load(self) -> tuple[Split, Split | None]:
         train = [self._listed(name) for name in self.train_folders]
-        tests = self.test_folder is not None or (self.folder / "test").is_dir()
-        test = self._listed(self.test_folder or "test") if tests else None
+        others = train[1:]
+        test_files = None
+        if self.test_folder is not None or (self.folder / "test").is_dir():
+            test = self._listed(self.test_folder or "test")
+            others.append(test)
+            test_files = test.samples
         self.class_names = tuple(train[0].classes)
         self.num_classes = len(self.class_names)
-        for listed in (*train[1:], *([test] if test else [])):
+        for listed in others:
             self._check_classes(train[0], listed)
-        files = [sample for listed in train for sample in listed.samples]
-        return self._read(files, test and test.samples, self.image_size)
+        files = []
+        for listed in train:
+            files += listed.samples
+        return self._read(files, test=test_files, image_size=self.image_size)
 
     def _listed(self, name: str) -> Any:
-        """List the images of a split."""
+        """List the images of a split as torchvision's `ImageFolder`, and warn of files that are not read.
+
+        Args:
+            name: Name of the split's folder.
+
+        Raises:
+            FileNotFoundError: There is no such folder, or a class has no images.
+        """
         from torchvision import datasets  # noqa: PLC0415 - slow to import
 
         folder = self.folder / name
@@ -126,7 +164,7 @@ class ImageFolder(_FolderSource):
             )
         try:
             listed = datasets.ImageFolder(folder)
-        except FileNotFoundError as error:  # no class, or a class without images
+        except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{folder} must hold a folder of images for each class ({error_line(error)}): add what is missing, or "
                 f"delete folders without images"
@@ -135,24 +173,42 @@ class ImageFolder(_FolderSource):
         return listed
 
     def _check_classes(self, first: Any, other: Any) -> None:
-        if different := sorted({*first.classes} ^ {*other.classes}):
-            has, lacks = (first, other) if different[0] in first.classes else (other, first)
-            raise ValueError(
-                f"all splits must have the same classes, and {lacks.root} has no folder {different[0]} as {has.root} "
-                f"has: add it, or delete the other"
-            )
+        """Refuse a split with other classes than the first.
+
+        Args:
+            first: The first split, as torchvision's `ImageFolder`.
+            other: The other split.
+
+        Raises:
+            ValueError: One of the splits has a class that the other does not have.
+        """
+        different = sorted(set(first.classes) ^ set(other.classes))
+        if not different:
+            return
+        name = different[0]
+        has = other
+        lacks = first
+        if name in first.classes:
+            has = first
+            lacks = other
+        raise ValueError(
+            f"all splits must have the same classes, and {lacks.root} has no folder {name} as {has.root} has: add it, "
+            f"or delete the other"
+        )
 
 
 class TinyImageNet(_FolderSource):
-    """Photographs of 200 classes, 100,000 / 10,000 images of 3×64×64, the published validation images as test split.
+    """Reads photographs of 200 classes, 100,000 training images and 10,000 test images of 3×64×64.
 
-    The published test images have no labels. Grey images become RGB. Classes are in the order of their WordNet ids.
+    The published validation images are the test split, because the published test images have no labels. Grey images
+    become RGB. Classes are in the order of their WordNet ids.
 
     Args:
-        root: folder that holds `tiny-imagenet-200/`, unpacked from tiny-imagenet-200.zip.
-        augmentation: of training batches, as for `MNIST`.
-        normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
-        limit: most samples of each split, drawn by class; None: all.
+        root: Folder that holds `tiny-imagenet-200/`, unpacked from tiny-imagenet-200.zip.
+        augmentation: Augmentation of training batches, as for `MNIST`.
+        normalize: Normalization of all images, as for `MNIST`. `standard` measures the mean and deviation of the
+            training images.
+        limit: Most samples of each split, drawn by class. None: all.
     """
 
     classes_by = AUTHORS
@@ -166,36 +222,66 @@ class TinyImageNet(_FolderSource):
         normalize: Normalization = "standard",
         limit: int | None = None,
     ) -> None:
-        super().__init__(root, augmentation, normalize, limit)
+        super().__init__(root=root, augmentation=augmentation, normalize=normalize, limit=limit)
         self.folder /= "tiny-imagenet-200"
 
     def load(self) -> tuple[Split, Split | None]:
         ids = sorted(line for line, *_ in self._lines("wnids.txt"))
-        words = {key: text for key, text, *_ in self._lines("words.txt", 2)}
+        words = {key: text for key, text, *_ in self._lines("words.txt", columns=2)}
         self.num_classes = len(ids)
         self.class_names = short_names([words.get(key, key) for key in ids])
         classes = {key: label for label, key in enumerate(ids)}
-        train = []
+        train = self._training_files(classes)
+        self._check_balance("train/*/images", train, ids)
+        test = self._test_files(classes)
+        self._check_balance("val/val_annotations.txt", test, ids)
+        held: list[tuple[Tensor, Sequence[int]]] = []
+        for listed in (train, test):
+            labels = torch.tensor([label for _, label in listed])
+            held.append((labels, self.shape))
+        check_published(name="TinyImageNet", place=self.root, shape=self.shape, splits=held)
+        return self._read(train, test)
+
+    def _training_files(self, classes: Mapping[str, int]) -> list[tuple[str, int]]:
+        """List the training images.
+
+        Args:
+            classes: Class of each WordNet id.
+        """
+        train: list[tuple[str, int]] = []
         for key, label in classes.items():
             images = sorted((self.folder / "train" / key / "images").glob("*.JPEG"))
             train += [(str(path), label) for path in images]
-        self._check_balance("train/*/images", train, ids)
-        test = []
-        for name, key, *_ in self._lines("val/val_annotations.txt", 2):
+        return train
+
+    def _test_files(self, classes: Mapping[str, int]) -> list[tuple[str, int]]:
+        """List the published validation images.
+
+        Args:
+            classes: Class of each WordNet id.
+
+        Raises:
+            ValueError: An image is of a class without a number.
+        """
+        annotations = "val/val_annotations.txt"
+        test: list[tuple[str, int]] = []
+        for name, key, *_ in self._lines(annotations, columns=2):
             if key not in classes:
-                raise ValueError(f"{self.folder / 'val/val_annotations.txt'} names {key}, wnids.txt does not: {AGAIN}")
-            test.append((str(self.folder / "val" / "images" / name), classes[key]))
-        self._check_balance("val/val_annotations.txt", test, ids)
-        labels = [(torch.tensor([label for _, label in listed]), self.shape) for listed in (train, test)]
-        check_published("TinyImageNet", self.root, self.shape, labels)
-        return self._read(train, test)
+                raise ValueError(f"{self.folder / annotations} names {key}, wnids.txt does not: {AGAIN}")
+            path = self.folder / "val" / "images" / name
+            test.append((str(path), classes[key]))
+        return test
 
     def _lines(self, name: str, columns: int = 1) -> list[list[str]]:
         """Read a table with tabs between its columns.
 
+        Args:
+            name: Name of the file below the data set's folder.
+            columns: Least number of columns.
+
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: a line with fewer columns.
+            FileNotFoundError: There is no such file.
+            ValueError: The file is empty, or a line has fewer columns.
         """
         path = self.folder / name
         if not path.is_file():
@@ -210,9 +296,19 @@ class TinyImageNet(_FolderSource):
         return rows
 
     def _check_balance(self, place: str, listed: Listed, ids: Sequence[str]) -> None:
-        """Refuse classes with fewer images than others, which all have 500 and 50 as published."""
+        """Refuse classes with fewer images than others. As published, each class has 500 and 50.
+
+        Args:
+            place: Place of the images below the data set's folder, for the error.
+            listed: The images.
+            ids: WordNet id of each class.
+
+        Raises:
+            ValueError: A class has fewer images than another, or there are no images.
+        """
         counts = Counter(label for _, label in listed)
-        fewest, most = (choose(range(len(ids)), key=lambda label: counts[label]) for choose in (min, max))
+        fewest = min(range(len(ids)), key=lambda label: counts[label])
+        most = max(range(len(ids)), key=lambda label: counts[label])
         if counts[fewest] < counts[most] or not listed:
             raise ValueError(
                 f"all classes must have as many images, and {self.folder / place} has {counts[fewest]} of "
@@ -221,11 +317,11 @@ class TinyImageNet(_FolderSource):
 
 
 def tell_unread(folder: Path, extensions: Sequence[str]) -> None:
-    """Count the files of a split that are not read, by the endings of their names, in one line.
+    """Count the files of a split that are not read, by the endings of their names, in one warning.
 
     Args:
-        folder: of the split.
-        extensions: of the names of files that are read.
+        folder: Folder of the split.
+        extensions: Endings of the names of files that are read.
     """
     counts: Counter[str] = Counter()
     for path in folder.glob("*/**/*"):
@@ -240,45 +336,42 @@ def tell_unread(folder: Path, extensions: Sequence[str]) -> None:
 
 
 def short_names(texts: Sequence[str]) -> tuple[str, ...]:
-    """Shorten lists of synonyms to the first, where that is not another's too.
+    """Shorten lists of synonyms to the first synonym, if no other list begins with it.
+
+    Args:
+        texts: Lists of synonyms, separated by commas.
 
     >>> short_names(["goldfish, Carassius auratus", "crane, bird", "crane, machine"])
     ('goldfish', 'crane, bird', 'crane, machine')
     """
     firsts = [text.split(",")[0] for text in texts]
-    return tuple(first if firsts.count(first) == 1 else text for first, text in zip(firsts, texts, strict=True))
+    names = []
+    for first, text in zip(firsts, texts, strict=True):
+        is_alone = firsts.count(first) == 1
+        names.append(first if is_alone else text)
+    return tuple(names)
 
 
 def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str = RESIZE) -> Tensor:
-    """Read images of one size as RGB, (n, 3, H, W): uint8, or floats in [0, 255] if one has more than 8 bits.
+    """Read images of one size as RGB.
 
     Args:
-        paths: of the files.
-        image_size: height and width to which all are resized; None: they are left as they are.
-        remedy: for an image of another size.
+        paths: Paths of the files, n of them.
+        image_size: Height and width to which all images are resized. None: they keep their size.
+        remedy: The remedy for an image of another size, for the error.
+
+    Returns:
+        The images, (n, 3, H, W): uint8, or floats in [0, 255] if an image has more than 8 bits.
 
     Raises:
-        ValueError: a file that is no image, an image of another size, or one of which nothing tells what is white.
+        ValueError: A file is no image, an image has another size, or nothing tells which value of an image is white.
     """
-    from PIL import Image  # noqa: PLC0415 - slow to import
-    from PIL.Image import Resampling  # noqa: PLC0415
-
     images = np.empty((0, 3, 0, 0), np.uint8)
     size = None
-    with warnings.catch_warnings(action="ignore"):  # of Pillow, about transparency that is dropped
+    # Pillow warns of transparency that is dropped.
+    with warnings.catch_warnings(action="ignore"):
         for i, path in enumerate(paths):
-            try:
-                opened = Image.open(path)
-            except Exception as error:  # Pillow raises all kinds
-                raise ValueError(
-                    f"{path} could not be read as an image ({error_line(error)}): replace or delete it"
-                ) from error
-            with opened:
-                picture = loaded(opened, str(path))
-                read = picture if is_deep(picture) else picture.convert("RGB")
-            image: Any = eight_bits_as_floats(read, str(path))
-            if image_size is not None:
-                image = image.resize((image_size, image_size), Resampling.BILINEAR)
+            image = _read_image(path, image_size)
             if size is None:
                 size = image.size
                 images = np.empty((len(paths), 3, image.height, image.width), np.uint8)
@@ -288,7 +381,8 @@ def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str
                     f"{path}: {remedy}"
                 )
             pixels = np.asarray(image)
-            if pixels.ndim == 2:  # of more than 8 bits
+            has_more_than_8_bits = pixels.ndim == 2
+            if has_more_than_8_bits:
                 images = images.astype(np.float32, copy=False)
                 images[i] = pixels
                 continue
@@ -296,5 +390,33 @@ def read_images(paths: Sequence[str], image_size: int | None = None, remedy: str
     return torch.from_numpy(images)
 
 
+def _read_image(path: str, image_size: int | None) -> Any:
+    """Read an image with Pillow: RGB, or grey floats in [0, 255] if it has more than 8 bits.
+
+    Args:
+        path: Path of the file.
+        image_size: Height and width to which the image is resized. None: it keeps its size.
+
+    Raises:
+        ValueError: The file is no image, or nothing tells which value of the image is white.
+    """
+    from PIL import Image  # noqa: PLC0415 - slow to import
+    from PIL.Image import Resampling  # noqa: PLC0415
+
+    try:
+        opened = Image.open(path)
+    # Pillow raises errors of all kinds.
+    except Exception as error:
+        raise ValueError(f"{path} could not be read as an image ({error_line(error)}): replace or delete it") from error
+    with opened:
+        picture = loaded(opened, str(path))
+        read = picture if is_deep(picture) else picture.convert("RGB")
+    image: Any = eight_bits_as_floats(read, str(path))
+    if image_size is not None:
+        image = image.resize((image_size, image_size), Resampling.BILINEAR)
+    return image
+
+
 def _pixels(size: tuple[int, int]) -> str:
+    """Return the height and width of an image, for errors, of its width and height."""
     return f"{size[1]}×{size[0]}"

@@ -1,4 +1,4 @@
-"""Holdout: samples that belong to no single client (server validation, proxy data, transfer set, one-per-class set)."""
+"""Draw samples that belong to no single client: server validation, proxy data, transfer set, one-per-class set."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,33 +20,34 @@ SETTINGS = {
     "transfer": "data.transfer_size (200: that many training samples) or data.extra_splits.transfer",
     "shared": "data.shared_per_class (1: one training sample of each class) or data.extra_splits.shared",
 }
-"""The setting that gives a split, for errors."""
+"""The setting that gives each split, for errors."""
 
 SERVER_ONLY = ("val", "proxy")
 """Splits that no client sees."""
 
 UNLABELLED = ("proxy",)
-"""Splits whose samples may be of classes that the training data do not have. Methods that read labels refuse these."""
+"""Splits whose samples may be of classes that the training data do not have. Methods that read labels refuse them."""
 
 
 def holdout_sizes(
     val_fraction: float, transfer_size: float, proxy_size: float, extra_splits: Iterable[str] = ()
 ) -> dict[str, float]:
-    """Compute the sizes of the sets that are taken from the training samples, by split.
+    """Return the sizes of the sets that are taken from the training samples, by split.
 
     Args:
-        val_fraction: share of the training samples in [0, 1).
-        transfer_size: number of samples (whole), or below 1 their share; 0: none.
-        proxy_size: the same for the proxy set.
-        extra_splits: names of the splits that come from sources of their own.
+        val_fraction: Share of the training samples in [0, 1).
+        transfer_size: Whole number of samples of the transfer set, or below 1 their share of the training samples.
+            0: there is no such set.
+        proxy_size: Whole number of samples of the proxy set, or below 1 their share. 0: there is no such set.
+        extra_splits: Names of the splits that come from sources of their own.
 
     Returns:
-        Sizes of `val`, `transfer` and `proxy`.
+        The sizes of `val`, `transfer` and `proxy`.
 
     Raises:
-        ValueError: a size out of its range, or a split that is given twice.
+        ValueError: A size is out of its range, or two settings give the same split.
 
-    >>> holdout_sizes(0.1, 20, 0)
+    >>> holdout_sizes(val_fraction=0.1, transfer_size=20, proxy_size=0)
     {'val': 0.1, 'transfer': 20, 'proxy': 0}
     """
     check_numbers(val_fraction=val_fraction, transfer_size=transfer_size, proxy_size=proxy_size)
@@ -54,10 +55,12 @@ def holdout_sizes(
         raise ValueError(f"val_fraction must lie in [0, 1), got {val_fraction}; 0 holds nothing back")
     sizes = {"val": val_fraction, "transfer": transfer_size, "proxy": proxy_size}
     for name in ("proxy", "transfer"):
-        if not 0 <= sizes[name] < float("inf") or (sizes[name] > 1 and sizes[name] % 1):
+        size = sizes[name]
+        is_finite = 0 <= size < float("inf")
+        if not is_finite or (size > 1 and size % 1):
             raise ValueError(
                 f"{name}_size must be a whole number of samples, or below 1 a share of the training samples, got "
-                f"{sizes[name]}; 0 has none"
+                f"{size}; 0 has none"
             )
     for name in extra_splits:
         if name in ("train", "test", "val"):
@@ -77,28 +80,29 @@ def draw_holdout(
 ) -> dict[str, Array]:
     """Draw the sets that are taken from the training samples, uniformly without replacement.
 
-    Each set has a generator of its own; they are drawn in the order val, transfer, proxy, so a set does not change
-    with the size of a later one.
+    Each set has a generator of its own. The sets are drawn in the order val, transfer, proxy, so a set does not change
+    with the size of a later set.
 
     Args:
-        num_samples: n of the training split.
-        sizes: of `val`, `transfer` and `proxy`: samples (≥ 1), or below 1 a share of n, at least one sample.
-        overlapping: whether the proxy's samples stay with the clients as well.
-        seed: of the data.
-        groups: name of a column and its value for every sample, (num_samples,): all samples of a value are in the
+        num_samples: Number n of training samples.
+        sizes: Sizes of `val`, `transfer` and `proxy`: numbers of samples (≥ 1), or below 1 shares of n. A share is at
+            least one sample.
+        overlapping: Whether the proxy's samples stay with the clients, too.
+        seed: Seed of the data.
+        groups: Name of a column and its value for every sample, (num_samples,). All samples of a value are in the
             validation split, or none is. None: samples are drawn one by one.
 
     Returns:
-        Sorted indices of each set that has a size, and of `clients`, who get what is left.
+        The sorted indices of each set that has a size, and of `clients`, who get the remaining samples.
 
     Raises:
-        ValueError: if nothing would be left to the clients.
+        ValueError: A set leaves no samples to the clients.
 
     >>> held = draw_holdout(100, {"proxy": 0.01, "transfer": 20}, overlapping=False, seed=0)
     >>> {name: len(indices) for name, indices in held.items()}
     {'transfer': 20, 'proxy': 1, 'clients': 79}
     """
-    left = np.arange(num_samples)
+    remaining = np.arange(num_samples)
     held = {}
     for name, purpose in (("val", "validation split"), ("transfer", "transfer set"), ("proxy", "proxy set")):
         size = sizes.get(name, 0)
@@ -106,38 +110,39 @@ def draw_holdout(
             continue
         count = int(size) if size >= 1 else max(1, round(size * num_samples))
         stays = overlapping and name == "proxy"
-        if count > len(left) or (count == len(left) and not stays):
+        if count > len(remaining) or (count == len(remaining) and not stays):
             raise ValueError(
-                f"the {name} set must leave training samples to the clients, got {count} of the {len(left)} that were "
-                f"left; lower {SETTINGS[name].split()[0]}"
+                f"the {name} set must leave training samples to the clients, got {count} of the {len(remaining)} that "
+                f"were left; lower {SETTINGS[name].split()[0]}"
             )
         generator = keyed_numpy(seed, purpose)
         if groups is not None and name == "val":
             column, values = groups
             order = np.sort(whole_groups(column, values, count=count, generator=generator))
             held[name] = order
-            left = np.setdiff1d(left, order)
+            remaining = np.setdiff1d(remaining, order)
             continue
-        order = generator.permutation(left)
+        order = generator.permutation(remaining)
         held[name] = np.sort(order[:count])
-        left = left if stays else np.sort(order[count:])
-    return {**held, "clients": left}
+        if not stays:
+            remaining = np.sort(order[count:])
+    return {**held, "clients": remaining}
 
 
 def whole_groups(column: str, groups: Array, *, count: int, generator: np.random.Generator) -> Array:
     """Draw whole groups of samples, one after the other, until there are at least `count` samples.
 
     Args:
-        column: name of the column of the groups, for the error.
-        groups: group of each sample, (n,).
-        count: least number of samples.
-        generator: draws the order of the groups.
+        column: Name of the column of the groups, for the error.
+        groups: Group of each sample, (n,).
+        count: Least number of samples.
+        generator: Generator of the order of the groups.
 
     Returns:
-        Indices of the samples of the groups that were drawn, int64.
+        The indices of the samples of the groups that were drawn, int64.
 
     Raises:
-        ValueError: a sample is in no group, or no group would be left.
+        ValueError: A sample is in no group, or no group would be left.
 
     >>> sites = np.array(["b", "a", "b"])
     >>> sites[whole_groups("site", sites, count=1, generator=np.random.default_rng(0))].tolist() in (["a"], ["b", "b"])
@@ -160,18 +165,18 @@ def whole_groups(column: str, groups: Array, *, count: int, generator: np.random
     return np.array(drawn, dtype=np.int64)
 
 
-def one_per_class(labels: Array, pool: Array, per_class: int, num_classes: int, seed: int) -> Array:
+def one_per_class(labels: Array, pool: Array, *, per_class: int, num_classes: int, seed: int) -> Array:
     """Draw the same number of samples of every class, without taking them from their owners.
 
     Args:
-        labels: class of each training sample, (n,).
-        pool: indices of the clients' samples.
-        per_class: samples of each class; of a class with fewer all are taken.
-        num_classes: C.
-        seed: of the data.
+        labels: Class of each training sample, (n,).
+        pool: Indices of the clients' samples, (m,).
+        per_class: Number of samples of each class. A class with fewer samples gives all of them.
+        num_classes: Number C of classes.
+        seed: Seed of the data.
 
     Returns:
-        Indices in order of the classes, at most per_class · C.
+        The indices in order of the classes, at most per_class · C, int64.
 
     >>> labels = np.array([1, 0, 1, 0])
     >>> labels[one_per_class(labels, np.arange(4), per_class=1, num_classes=3, seed=0)]
@@ -180,7 +185,8 @@ def one_per_class(labels: Array, pool: Array, per_class: int, num_classes: int, 
     generator = keyed_numpy(seed, "shared set")
     shuffled = generator.permutation(pool)
     classes = labels[shuffled]
-    return np.concatenate([shuffled[classes == c][:per_class] for c in range(num_classes)]).astype(np.int64)
+    drawn = [shuffled[classes == c][:per_class] for c in range(num_classes)]
+    return np.concatenate(drawn).astype(np.int64)
 
 
 def load_extra(sources: Mapping[str, Source], train: Split, training: Source) -> dict[str, Split]:
@@ -209,7 +215,8 @@ def load_extra(sources: Mapping[str, Source], train: Split, training: Source) ->
             source.follow(None, Source.place)  # it may be the source of another split, or of another data module
         tell_unknown(name, splits[name])
     for name, split in splits.items():
-        if (shape := split.input_shape) != train.input_shape:
+        shape = split.input_shape
+        if shape != train.input_shape:
             raise ValueError(
                 f"samples of data.extra_splits.{name} must have the shape of data.source's ({train.input_shape}), got "
                 f"{shape}"
@@ -218,7 +225,12 @@ def load_extra(sources: Mapping[str, Source], train: Split, training: Source) ->
 
 
 def tell_unknown(name: str, split: Split) -> None:
-    """Tell how many samples of a split are of classes that the training data do not have."""
+    """Log how many samples of a split are of classes that the training data do not have.
+
+    Args:
+        name: Name of the split.
+        split: The samples.
+    """
     if has_unknown_classes(split) and split.labels is not None:
         count = int((split.labels == UNKNOWN_CLASS).sum())
         rank_zero_info(

@@ -43,59 +43,65 @@ from fl_lightning.utils.signatures import checks_arguments
 
 
 class FederatedDataModule(Participation):
-    """A source of samples divided among `num_clients` clients.
+    """Divides a source of samples among `num_clients` clients.
 
     Args:
-        source: of the samples: one of `fl_lightning.data`, or a user's LightningDataModule.
-        num_clients: N; None: as many clients as the samples have owners, with `by`.
-        partition: divides the training samples among the clients; None: IID.
-        by: column of the samples that names their owners, in place of a partition: samples of one owner stay together,
+        source: Source of the samples: one of `fl_lightning.data`, or a user's LightningDataModule.
+        num_clients: Number N of clients. None, with `by`: as many clients as the samples have owners.
+        partition: Partition of the training samples among the clients. None: IID.
+        by: Column of the samples that names their owners, in place of a partition. Samples of one owner stay together,
             and owners are dealt to the clients in turn.
-        participation: share of the clients in a round's cohort, in (0, 1]; the cohort has
+        participation: Share of the clients in a round's cohort, in (0, 1]. The cohort has
             max(1, floor(participation · N)) clients.
-        cohort_size: clients in a round's cohort, in place of `participation`, which then stays 1.
-        batch_size: samples per local step, or `full` for all of a client's; None: as the source's own loader, else 32.
-        shuffle: whether a client's samples are shuffled before every local epoch; None: as in the source's own loader,
+        cohort_size: Number of clients in a round's cohort, in place of `participation`, which then stays 1.
+        batch_size: Number of samples per local step, or `full` for all samples of a client. None: the batch size of the
+            source's own loader, else 32.
+        shuffle: Whether a client's samples are shuffled before every local epoch. None: as in the source's own loader,
             else they are.
-        schedule: the client ids of every round, in place of a drawn cohort.
-        availability: a client's share of the rounds in which it can take part, in [0, 1]; a list gives each client
-            its own; or a text file with a line for each round, the ids of the clients that can, begun again after its
-            last line. Chosen clients that cannot are left out; None: all can.
-        over_selection: share of further clients that are chosen, since some cannot take part; the cohort is never
+        schedule: Client ids of every round, in place of a drawn cohort.
+        availability: Share of the rounds in which a client can take part, in [0, 1]. A list gives each client its own
+            share. A text file has a line for each round, the ids of the clients that can take part, and begins again
+            after its last line. Chosen clients that cannot take part are left out. None: all clients can.
+        over_selection: Share of further clients that are chosen because some cannot take part. The cohort is never
             larger than `participation` says.
-        seed: of the partition and the splits.
-        sampling_seed: of the cohorts and `availability`; None: `seed`.
-        sampling: `uniform`: cohorts of one size; `poisson`: each client takes part by itself with probability
-            `participation`, as the guarantees of differential privacy need it; a cohort may then be empty.
-        secret_seed: whether cohorts and the noise of differential privacy are keyed by a seed of the operating system,
-            which checkpoints hold and nothing else; a run can then not be repeated without one.
-        val_fraction: share of the training samples held back by the server in [0, 1). Above 0 they are evaluated every
-            round (`val/*`) and the test split is left to `test`; 0 evaluates the test split every round (`global/*`).
-            They are transformed as test samples are, and a warning says where a user's dataset does not tell how.
-        proxy_size: training samples that the server holds for methods that estimate something on data of its own
-            (FedCL): their number, or below 1 their share.
-        proxy_overlap: whether the clients keep the proxy's samples too.
-        transfer_size: training samples that everyone holds, labelled (KnFu, FedMD): their number, or below 1 their
-            share. No client has them among its own.
-        shared_per_class: training samples of each class that everyone holds (FedKA); drawn only where a method needs
-            the `shared` set, and their owners keep them.
-        extra_splits: sources whose training split is the split of that name (`proxy`, `transfer`, `shared`, or any
-            other) in place of samples taken from the training split.
-        client_test_size: samples of a client's own test set, drawn from the test split by its class proportions, the
-            same sample for several clients too; None: as the partition says, n_test // N where it says nothing.
-        eval_batch_size: samples per batch in evaluation; None: 1,000, but on a CPU 125 of samples as large as images.
-        num_classes: classes C, where the source does not know them.
-        input_shape: shape of one sample, where the source does not know it.
-        local_work: share of its local steps that a client makes in a round, in (0, 1]: stragglers. [low, high] is drawn
-            anew for every client and round; batches are rounded up.
-        val_by: column of the samples, such as `patient`: `val_fraction` holds back all samples of a value, or none.
+        seed: Seed of the partition and the splits.
+        sampling_seed: Seed of the cohorts and of `availability`. None: `seed`.
+        sampling: Way of drawing cohorts. `uniform`: cohorts have one size. `poisson`: each client takes part by itself
+            with probability `participation`, as the guarantees of differential privacy need it. A cohort may then be
+            empty.
+        secret_seed: Whether cohorts and the noise of differential privacy are keyed by a seed of the operating system.
+            Only checkpoints hold the seed, so a run cannot be repeated without a checkpoint.
+        val_fraction: Share of the training samples that the server holds back, in [0, 1). Above 0 these samples are
+            evaluated every round (`val/*`), and the test split is left to `test`. 0 evaluates the test split every
+            round (`global/*`). The samples are transformed as test samples are. A warning says if a user's dataset does
+            not tell how.
+        proxy_size: Number of training samples, or below 1 their share, that the server holds for methods that estimate
+            something on data of its own (FedCL).
+        proxy_overlap: Whether the clients keep the proxy's samples, too.
+        transfer_size: Number of labelled training samples, or below 1 their share, that everyone holds (KnFu, FedMD).
+            No client has them among its own samples.
+        shared_per_class: Number of training samples of each class that everyone holds (FedKA). They are drawn only if a
+            method needs the `shared` set, and their owners keep them.
+        extra_splits: Sources by the name of a split (`proxy`, `transfer`, `shared`, or any other). The training split
+            of the source is the split of that name, in place of samples taken from the training split.
+        client_test_size: Number of samples of a client's own test set, drawn from the test split by the client's class
+            proportions. Several clients may have the same sample. None: as the partition says, else n_test // N.
+        eval_batch_size: Number of samples per batch in evaluation. None: 1,000, or on a CPU 125 for samples as large as
+            images.
+        num_classes: Number C of classes, if the source does not know it.
+        input_shape: Shape of one sample, if the source does not know it.
+        local_work: Share of its local steps that a client makes in a round, in (0, 1], for stragglers. [low, high] is
+            drawn anew for every client and round. Batches are rounded up.
+        val_by: Column of the samples, such as `patient`. `val_fraction` holds back all samples of a value, or none.
             None: samples are drawn one by one.
-        pooled: whether one client has the samples of all, and makes as many steps as there are in the share of the
-            samples that the round's cohort would have had: training at one place, beside which a federation is shown.
-        feature_shift: how the clients' samples differ by noise, rotation or colour; None: not at all.
+        pooled: Whether one client has the samples of all clients: training at one place, with which a federation is
+            compared. The client makes as many steps as the share of the samples has that the round's cohort would have
+            had.
+        feature_shift: Noise, rotation or color by which the clients' samples differ. None: they do not differ.
 
     Raises:
-        ValueError: naming the argument, its range and the value.
+        TypeError: An argument is of another kind.
+        ValueError: An argument is out of its range, or two arguments contradict each other.
     """
 
     _division: Division
@@ -108,6 +114,7 @@ class FederatedDataModule(Participation):
         num_clients: int | None = 10,
         partition: Partition | None = None,
         participation: float = 1.0,
+        *,
         batch_size: int | Literal["full"] | None = None,
         shuffle: bool | None = None,
         schedule: list[list[int]] | None = None,
@@ -134,8 +141,15 @@ class FederatedDataModule(Participation):
         val_by: str | None = None,
         cohort_size: int | None = None,
     ) -> None:
-        read = as_source(source)  # first: datasets in its place are the commonest mistake
-        check_given(num_clients, batch_size, partition, seed, sampling_seed)
+        # Datasets in place of a source are the commonest mistake, so the source is checked first.
+        read = as_source(source)
+        check_given(
+            num_clients=num_clients,
+            batch_size=batch_size,
+            partition=partition,
+            seed=seed,
+            sampling_seed=sampling_seed,
+        )
         super().__init__(
             num_clients=num_clients,
             participation=participation,
@@ -151,7 +165,7 @@ class FederatedDataModule(Participation):
         )
         self.source = read
         self.seed = seed
-        self.partition = partition_of(partition, by, num_clients is None)
+        self.partition = partition_of(partition, by=by, counts_owners=num_clients is None)
         self.by = by
         check_count(1, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
         check_kind(FeatureShift, "a FeatureShift", "give FeatureShift(noise=0.1)", feature_shift=feature_shift)
@@ -159,7 +173,12 @@ class FederatedDataModule(Participation):
         self._batch_size = batch_size
         self._shuffle = shuffle
         self.extra_splits = as_sources(extra_splits)
-        self.holdout_sizes = holdout_sizes(val_fraction, transfer_size, proxy_size, self.extra_splits)
+        self.holdout_sizes = holdout_sizes(
+            val_fraction=val_fraction,
+            transfer_size=transfer_size,
+            proxy_size=proxy_size,
+            extra_splits=self.extra_splits,
+        )
         if val_by is not None and not val_fraction:
             raise ValueError(
                 f"data.val_by needs data.val_fraction, the share that is held back, got val_by={val_by} and "
@@ -172,7 +191,7 @@ class FederatedDataModule(Participation):
         self._eval_batch_size = eval_batch_size
         self.feature_shift = feature_shift
         self.num_classes = num_classes
-        self.input_shape = input_shape and tuple(input_shape)
+        self.input_shape = None if input_shape is None else tuple(input_shape)
         self.batch_size: int | Literal["full"] = batch_size or 32
         self.shuffle = shuffle is not False
         self.drop_last = False
@@ -186,9 +205,9 @@ class FederatedDataModule(Participation):
         """Federate a data module that knows nothing of federations.
 
         Args:
-            datamodule: its `train_dataloader` is divided among the clients, its `val_dataloader` is evaluated every
-                round, its `test_dataloader` by `test`.
-            settings: of this class, all but `source`.
+            datamodule: The data module. Its `train_dataloader` is divided among the clients. Its `val_dataloader` is
+                evaluated every round, and its `test_dataloader` by `test`.
+            settings: Arguments of this class except `source`.
         """
         return cls(DataModuleSource(datamodule), **settings)
 
@@ -199,6 +218,7 @@ class FederatedDataModule(Participation):
         test: Dataset[Any] | None = None,
         val: Dataset[Any] | None = None,
         by: str | Sequence[Any] | None = None,
+        *,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
         num_workers: int = 0,
         **settings: Any,
@@ -206,23 +226,30 @@ class FederatedDataModule(Participation):
         """Federate map-style datasets.
 
         Args:
-            train: divided among the clients; or a stream for each client, by client id.
-            test: evaluated by `test`, and every round where there is no `val`.
-            val: evaluated every round.
-            by: natural users: the user of every training sample, (n,), or the name of the column that tells (an
-                attribute of the dataset or a key of its items). Each user is a client, unless `num_clients` is given:
-                then users are dealt to that many clients. Clients are tested on their own users' test samples where
-                the test samples have that column.
-            collate_fn: makes a batch of a list of items.
-            num_workers: processes that read ahead.
-            settings: of this class, all but `source`.
+            train: Training samples, which are divided among the clients, or a stream for each client, by client id.
+            test: Samples that `test` evaluates, and that are evaluated every round if there is no `val`. None: there
+                are none.
+            val: Samples that are evaluated every round. None: there are none.
+            by: User of every training sample, (n,), or the name of the column of the users (an attribute of the dataset
+                or a key of its items). Each user is a client, or users are dealt to `num_clients` clients if that is
+                given. Clients are tested on the test samples of their own users if the test samples have that column.
+                None: the samples have no users.
+            collate_fn: Function that makes a batch of a list of items.
+            num_workers: Number of processes that read ahead.
+            settings: Arguments of this class except `source`.
 
         Raises:
-            ValueError: `by` together with a `partition` or streams, or a column that the samples do not have.
+            ValueError: `by` is given together with a `partition` or streams, or the samples do not have the column.
         """
         columns = None if by is None or isinstance(by, str) else {"by": np.asarray(by)}
-        spec = LoaderSpec(collate_fn, num_workers)
-        source = DatasetSource(train, test, val, settings.get("num_classes"), spec, columns)
+        source = DatasetSource(
+            train=train,
+            test=test,
+            val=val,
+            num_classes=settings.get("num_classes"),
+            loader_spec=LoaderSpec(collate_fn=collate_fn, num_workers=num_workers),
+            columns=columns,
+        )
         if isinstance(train, Mapping):
             settings = {"num_clients": len(train), **settings}
         if by is not None:
@@ -232,7 +259,11 @@ class FederatedDataModule(Participation):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Look up an attribute in the user's own data module (`self.trainer.datamodule.vocabulary`)."""
+            """Look up an attribute in the user's own data module (`self.trainer.datamodule.vocabulary`).
+
+            Raises:
+                AttributeError: There is no such data module, or `name` begins with an underscore.
+            """
             datamodule = getattr(vars(self).get("source"), "datamodule", None)
             if datamodule is None or name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -253,8 +284,11 @@ class FederatedDataModule(Participation):
     def setup(self, stage: str | None = None) -> None:
         """Load the source and divide it (idempotent).
 
+        Args:
+            stage: Stage of the Trainer. The clients' samples are dealt for `fit`. None: for all stages.
+
         Raises:
-            ValueError: if the source's classes or shape are not those given here, or the partition is impossible.
+            ValueError: The source's classes or shape are not those given here, or the partition is impossible.
         """
         if not self._splits:
             with self._keyed():
@@ -265,36 +299,40 @@ class FederatedDataModule(Participation):
     def _keyed(self) -> AbstractContextManager[None]:
         """Key the generators of Python, NumPy and torch for code of users, and put them back afterwards.
 
-        Hooks of a source are keyed by their names within. This holds for all that they leave, such as the items of a
-        dataset that draws.
+        Hooks of a source are keyed by their names within this context. The context keys all other code of users, such
+        as the items of a dataset that draws.
         """
         return keyed_globals(self.seed, "data/module")
 
     def _set_up(self) -> None:
         """Load the source, check it, and make what divides it."""
         self._splits = self._load()
-        self._division = Division(self._splits, self, self.partition, self.seed)
+        self._division = Division(
+            splits=self._splits,
+            data=self,
+            partition=self.partition,
+            seed=self.seed,
+        )
         check_limited(self.source, self._splits["train"], self._division)
         check_pooled(self, self._splits["train"])
         check_feature_shift(self.feature_shift, self._splits["train"])
         if not self.num_clients:
-            self._hold_out()  # an owner may have no samples left
+            # Owners are counted after the holdout, because an owner may have no samples left.
+            self._hold_out()
             self.set_clients(self._division.count_owners())
 
     def _load(self) -> Splits:
         """Load all sources: the splits by name, before anything is taken from the training samples.
 
         A validation or test split without samples is none.
+
+        Raises:
+            ValueError: The source has validation samples of its own, and `val_fraction` is above 0.
         """
         source, *_ = self._keyed_sources()
         source.attach(self.trainer)
         train, test = source.read()
-        validation = {}
-        for index, split in enumerate([source.validation, *source.further_validation]):
-            if split is not None:
-                validation[validation_name(index)] = split
-        if not any(map(len, validation.values())):
-            validation = {}
+        validation = validation_splits(source)
         if validation and self.holdout_sizes["val"]:
             raise ValueError(
                 f"data.val_fraction must be 0 where the source has validation samples of its own, got "
@@ -307,7 +345,8 @@ class FederatedDataModule(Participation):
         if source.classes is None:
             self.num_classes = agreed("num_classes", self.num_classes, source.num_classes)
         else:
-            vars(self).pop("num_classes")  # counted on demand
+            # The cached property counts the classes on demand.
+            vars(self).pop("num_classes")
         self.input_shape = agreed("input_shape", self.input_shape, train.input_shape)
         self._follow_loader(source.loader_spec)
         splits = {"train": train, **validation}
@@ -325,9 +364,9 @@ class FederatedDataModule(Participation):
 
     @cached_property
     def num_classes(self) -> int | None:
-        """C, or None where the samples have no classes.
+        """The number C of classes. None: the samples have no classes.
 
-        Counting them may take a pass over the samples.
+        Counting the classes may take a pass over the samples.
         """
         if self.source.classes is None:
             return None
@@ -336,14 +375,19 @@ class FederatedDataModule(Participation):
 
     @property
     def eval_batch_size(self) -> int:
-        """Samples per batch in evaluation."""
+        """The number of samples per batch in evaluation."""
         if self._eval_batch_size is not None:
             return self._eval_batch_size
         device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
         return evaluation_batch_size(device, self.input_shape)
 
     def to(self, device: torch.device, early: bool = True) -> None:
-        """Move the samples in memory to `device`, and copy batches of others there when they are read, if `early`."""
+        """Move the samples in memory to a device, and copy batches of other samples there.
+
+        Args:
+            device: The device.
+            early: Whether batches of other samples are copied when they are read.
+        """
         for split in self._splits.values():
             split.to(device)
             split.stage(device, early)
@@ -354,9 +398,9 @@ class FederatedDataModule(Participation):
 
     @property
     def evaluated(self) -> str | None:
-        """Name of the split evaluated every round: the server's `val`, else `test`, or None without either.
+        """The name of the split evaluated every round: the server's `val`, else `test`. None: there is neither.
 
-        It is known once the data are set up, because a `val_dataloader` may give nothing.
+        The name is known once the data are set up, because a `val_dataloader` may give nothing.
         """
         self._check_loaded()
         if self.holdout_sizes["val"] or "val" in self._splits:
@@ -365,17 +409,23 @@ class FederatedDataModule(Participation):
 
     @property
     def evaluated_prefix(self) -> str:
-        """Beginning of the log keys of the evaluation of every round: `val` for validation samples, else `global`."""
+        """The beginning of the log keys of every round's evaluation: `val` for validation samples, else `global`."""
         return "val" if self.evaluated == "val" else "global"
 
     def measured_split(self, asked: str | None = None) -> str:
-        """Name the split that monitors measure a model on: the one asked for, else `test`, else `val`.
+        """Return the name of the split on which monitors measure a model.
+
+        Args:
+            asked: Name of the split that is asked for. None: `test`, or the split evaluated every round if there are no
+                test samples.
 
         Raises:
-            ValueError: naming the setting that would give the split.
+            ValueError: There is no such split. The sentence names the setting that would give it.
         """
         evaluated = self.evaluated
-        name = asked or ("test" if "test" in self._splits else evaluated or "test")
+        name = asked or "test"
+        if not asked and evaluated and "test" not in self._splits:
+            name = evaluated
         self.split(name)
         return name
 
@@ -384,31 +434,35 @@ class FederatedDataModule(Participation):
     def split(self, name: str) -> Split:
         """Get a split by name.
 
-        `train`, `test`; held by the server: `val`, `proxy`; by everyone: `transfer`, `shared`; and those of
-        `extra_splits`.
+        Args:
+            name: Name of the split: `train` or `test`; `val` or `proxy`, which the server holds; `transfer` or
+                `shared`, which everyone holds; or a name of `extra_splits`.
 
         Raises:
-            ValueError: naming the setting that would give the split.
+            ValueError: There is no such split. The sentence names the setting that would give it.
         """
         if name not in self._splits:
-            self.client_samples()  # takes out the holdout
+            # Dealing the samples takes out the holdout, whose splits are then known.
+            self.client_samples()
             if name == "shared" and self.shared_per_class:
                 with self._keyed():
                     self._splits["shared"] = self._division.draw_shared(self.shared_per_class)
         if name not in self._splits:
-            raise ValueError(
-                f"the data have no split {name!r}, only {', '.join(sorted(self._splits))}; set "
-                f"{SETTINGS.get(name, f'data.extra_splits.{name} (a source)')}"
-            )
+            setting = SETTINGS.get(name, f"data.extra_splits.{name} (a source)")
+            raise ValueError(f"the data have no split {name!r}, only {', '.join(sorted(self._splits))}; set {setting}")
         return self._splits[name]
 
     def client_indices(self, split: str, client_id: int) -> Tensor:
-        """Get the client's samples, as int64 indices into the split.
+        """Get a client's samples, as int64 indices (n,) into the split.
 
-        Of a set that everyone holds, these are all.
+        A client has all samples of a split that everyone holds.
+
+        Args:
+            split: Name of the split.
+            client_id: Id of the client, 0 ... N-1.
 
         Raises:
-            ValueError: for a split that no client sees.
+            ValueError: No client sees the split.
         """
         if split == "train":
             return self.client_samples().indices(client_id)
@@ -420,7 +474,7 @@ class FederatedDataModule(Participation):
         return self._clients[split][client_id]
 
     def _deal_further(self, split: str) -> Sequence[Tensor]:
-        """Deal the samples of a split besides `train`: the test samples by the partition, other ones to everybody."""
+        """Deal the samples of a split besides `train`: test samples by the partition, other samples to everybody."""
         is_pooled = self.pooled and "test" in self._splits
         if split == "test" and not is_pooled:
             return self._division.deal_test(self.client_samples().dealt, self.client_test_size)
@@ -436,7 +490,7 @@ class FederatedDataModule(Participation):
         return self._samples
 
     def _deal(self) -> ClientSamples | ClientStreams | ClientsElsewhere:
-        """Deal the training samples to the clients, unless these have streams or samples of their own."""
+        """Deal the training samples to the clients, unless the clients have streams or samples of their own."""
         train = self._splits["train"]
         if isinstance(train, StreamSplit):
             return ClientStreams(train, self)
@@ -446,43 +500,56 @@ class FederatedDataModule(Participation):
         dealt = self._division.deal_train()
         if isinstance(self.cohort, PooledCohorts):
             dealt = self.cohort.pool(dealt)
-        return ClientSamples(train, dealt, self, self.seed)
+        return ClientSamples(train=train, dealt=dealt, data=self, seed=self.seed)
 
     def _check_loaded(self) -> None:
-        """Refuse a question about samples that are not loaded."""
+        """Refuse a question about samples that are not loaded.
+
+        Raises:
+            ValueError: The samples are not loaded.
+        """
         if not self._splits:
             raise ValueError("the samples must be loaded first; call setup('fit') of the data, as a Trainer does")
 
     def _hold_out(self) -> None:
-        """Take the server's samples, and those that everyone has, out of the training samples (idempotent)."""
-        if not self._held_out:
-            self._splits |= self._division.hold_out(
-                self.holdout_sizes, proxy_overlap=self.proxy_overlap, val_by=self.val_by
-            )
-            self._held_out = True
+        """Take the server's samples, and the samples that everyone has, out of the training samples (idempotent)."""
+        if self._held_out:
+            return
+        self._splits |= self._division.hold_out(
+            self.holdout_sizes, proxy_overlap=self.proxy_overlap, val_by=self.val_by
+        )
+        self._held_out = True
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """Training samples of each client and class, (N, C) int64, with the errors of `count_labels`."""
+        """The number of training samples of each client and class, (N, C) int64.
+
+        Raises:
+            ValueError: The samples have no classes.
+        """
         samples = self.client_samples()
         with self._keyed():
-            return self.count_labels([samples.indices(client_id) for client_id in range(len(samples.dealt))])
+            parts = [samples.indices(client_id) for client_id in range(len(samples.dealt))]
+            return self.count_labels(parts)
 
     @property
     def client_names(self) -> list[str]:
-        """Names of the clients: of their samples' owners where each has one (`by`), else 0 ... N-1."""
-        self.client_samples()  # deals them
+        """The names of the clients: the owners' if each client has one owner (`by`), else 0 ... N-1."""
+        # The owners are known once the samples are dealt.
+        self.client_samples()
         names = self._division.owner_names
-        return names if len(names) == self.num_clients else list(map(str, range(self.num_clients)))
+        if len(names) == self.num_clients:
+            return names
+        return [str(client_id) for client_id in range(self.num_clients)]
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
         """Count the training samples of each part and class, (len(parts), C) int64.
 
         Args:
-            parts: int64 indices (n,) into the training split.
+            parts: Indices into the training split, int64 (n,) for each part.
 
         Raises:
-            ValueError: if the samples have no classes.
+            ValueError: The samples have no classes.
         """
         num_classes = self.num_classes
         labels = self._splits["train"].labels
@@ -491,20 +558,27 @@ class FederatedDataModule(Participation):
         return label_counts(labels, parts, num_classes)
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
-        """Make the view of one client's data in one round."""
+        """Make the view of one client's data in one round.
+
+        Args:
+            client_id: Id of the client, 0 ... N-1.
+            round_idx: Communication round, from 0.
+        """
         return self.views()(client_id, round_idx)
 
     def views(self) -> Callable[[int, int], ClientView]:
-        """Give the function `(client_id, round_idx) -> ClientView` for every client's data."""
+        """Return the function `(client_id, round_idx) -> ClientView` for every client's data."""
         return self.client_samples().view
 
     def shift_of(self, client_id: int) -> Transform | None:
-        """Draw how a client sees its samples, None: as they are."""
+        """Draw the transform through which a client sees its samples. None: it sees them as they are."""
         shift = self.feature_shift
-        return None if shift is None else shift.of(client_id, self.num_clients, self.seed)
+        if shift is None:
+            return None
+        return shift.of(client_id, num_clients=self.num_clients, seed=self.seed)
 
     def size(self, client_id: int) -> int:
-        """Count the training samples of a client, for a stream those of its longest pass."""
+        """Count the training samples of a client. The samples of a stream are those of its longest pass."""
         return self.client_samples().size(client_id)
 
     @property
@@ -513,37 +587,52 @@ class FederatedDataModule(Participation):
         return isinstance(self._splits.get("train"), StreamSplit)
 
     def limit_streams(self, batches: int) -> None:
-        """Let a pass over a client's stream, where it has one, end after so many batches."""
-        samples = self.client_samples() if self.has_streams else None
+        """Let a pass over a client's stream end after so many batches. Without streams nothing changes."""
+        if not self.has_streams:
+            return
+        samples = self.client_samples()
         if isinstance(samples, ClientStreams):
             samples.limit(batches)
 
     def set_class_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Let a client have only `count` of its training samples of a class from now on, or with None all.
+        """Let a client have only some of its training samples of a class from now on.
 
-        To be called between rounds, on every process. Which samples stay depends on the seed, client, class and count
-        only; the client's test samples stay. The counts are part of every checkpoint.
+        Call this method between rounds, on every process. The samples that stay depend only on the seed, client, class
+        and count. The client's test samples do not change. The counts are part of every checkpoint.
+
+        Args:
+            client_id: Id of the client, 0 ... N-1.
+            class_idx: The class, 0 ... C-1.
+            count: Number of samples. None: all.
 
         Raises:
-            ValueError: no such client or class, or a count that is not in [0, the samples dealt].
+            ValueError: There is no such client or class, or `count` is not in [0, the number of samples dealt].
         """
-        self.client_samples().set_count(client_id, class_idx, count)
-        self.__dict__.pop("label_counts", None)
+        self.client_samples().set_count(client_id, class_idx=class_idx, count=count)
+        self._forget_counts()
+
+    def _forget_counts(self) -> None:
+        """Forget the counts of classes, which are counted again at the next access."""
+        vars(self).pop("label_counts", None)
 
     # --- Lightning -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         state = {"class_counts": {}} if self._samples is None else self._samples.state_dict()
-        return state | ({"secret": self.secret} if self.secret else {})
+        if self.secret:
+            state = {**state, "secret": self.secret}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if secret := state_dict.get("secret", ""):
+        secret = state_dict.get("secret", "")
+        if secret:
             self.take_secret(secret)
         self.client_samples().load_state_dict(state_dict)
-        self.__dict__.pop("label_counts", None)
+        self._forget_counts()
 
     def train_dataloader(self) -> Any:
-        check_fitted(None if self.trainer is None else self.trainer.lightning_module)
+        fitted = None if self.trainer is None else self.trainer.lightning_module
+        check_fitted(fitted)
         return RoundLoader(self.cohort.bounds.most)
 
     def val_dataloader(self) -> Any:
@@ -554,8 +643,8 @@ class FederatedDataModule(Participation):
 
     @property
     def further_validation(self) -> list[str]:
-        """Names of the splits of the source's second validation loader and those after it."""
-        names = [validation_name(i) for i in range(1, len(self.source.further_validation) + 1)]
+        """The names of the splits of the source's validation loaders, from the second loader on."""
+        names = [validation_name(index) for index, _ in enumerate(self.source.further_validation, start=1)]
         return [name for name in names if name in self._splits]
 
     def test_dataloader(self) -> Any:
@@ -564,12 +653,28 @@ class FederatedDataModule(Participation):
     def predict_dataloader(self) -> Any:
         with self.source.keyed("predicted"):
             samples = self.source.predicted()
-        self._splits |= {} if samples is None else {"predict": samples}
-        return self._batches_of("test" if samples is None else "predict")
+        if samples is None:
+            return self._batches_of("test")
+        self._splits["predict"] = samples
+        return self._batches_of("predict")
 
     def _batches_of(self, split: str) -> EvaluationBatches:
         """Make this process's evaluation batches of a split."""
-        rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        rank = 0
+        world = 1
+        if self.trainer is not None:
+            rank = self.trainer.global_rank
+            world = self.trainer.world_size
         samples = self.split(split)
         with self._keyed():
-            return EvaluationBatches(samples, self.eval_batch_size, rank, world)
+            return EvaluationBatches(samples, batch_size=self.eval_batch_size, rank=rank, world=world)
+
+
+def validation_splits(source: Source) -> dict[str, Split]:
+    """Return the validation splits that a source has read, by name. If all are empty, there are none."""
+    splits = {}
+    for index, split in enumerate([source.validation, *source.further_validation]):
+        if split is not None:
+            splits[validation_name(index)] = split
+    has_samples = any(len(split) for split in splits.values())
+    return splits if has_samples else {}

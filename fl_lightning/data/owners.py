@@ -1,4 +1,4 @@
-"""Data of a federation of several owners: the folder of one party, and at the server samples that are elsewhere."""
+"""Data of a federation of several owners: the folder of one party, and at the server the samples that are elsewhere."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,30 +26,34 @@ from fl_lightning.utils.settings import check_count
 SAMPLES = "x.npy"
 TARGETS = "y.npy"
 META = "meta.json"
-"""Files of a set of samples."""
+"""The files of a set of samples."""
 
 KINDS: dict[str, Any] = {
     kind.__name__: kind for kind in (Scale, AsLong, Normalize, CropFlip, ResizedCropFlip, Cutout, AutoAugment)
 }
-"""Transforms that a folder may name."""
+"""Transforms that a folder may name, by name."""
 
 Sizes = Mapping[int, Mapping[str, int]]
-"""Samples by client and split."""
+"""The number of samples by client and split."""
 
 
 class Folder(Source):
-    """The samples of one party, as `fl-lightning split` writes them.
+    """Reads the samples of one party, as `fl-lightning split` writes them.
 
-    A set is a folder with `x.npy` (n, ...), `y.npy` (n,) or float targets (n, ...), and `meta.json`, an object with
-    `num_classes` and `class_names`, each or null, and `transforms`, a list of `fl_lightning.data.transforms` with their
-    fields, such as `{"name": "Scale", "divisor": 255.0}`, that make a net's input of stored samples.
+    A set is a folder with three files:
+
+    - `x.npy`: the samples (n, ...).
+    - `y.npy`: the classes (n,), or float targets (n, ...).
+    - `meta.json`: an object with `num_classes`, `class_names` and `transforms`. The first two may be null. `transforms`
+      lists the `fl_lightning.data.transforms` that make a net's input of stored samples, with their fields, such as
+      `{"name": "Scale", "divisor": 255.0}`.
 
     Args:
-        root: folder of the training set; `test` and `val` below it, where they are, hold the other sets.
+        root: Folder of the training set. Its folders `test` and `val`, if there are any, hold the other sets.
 
     Raises:
-        FileNotFoundError: naming the file.
-        ValueError: a label that is no class, or not one target for each sample.
+        FileNotFoundError: A set lacks a file.
+        ValueError: A label is no class, or a set does not have one target for each sample.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -65,7 +69,7 @@ class Folder(Source):
         return super().described(train)._replace(scale=self._scale)
 
     def _decide_classes(self) -> None:
-        """Let the training set decide the classes of all sets, or without one the first other set."""
+        """Let the training set decide the classes of all sets. Without a training set, the first other set decides."""
         self._scale: tuple[Transform, ...] | None = None
         for folder in (self.root, self.root / "test", self.root / "val"):
             if (folder / META).is_file():
@@ -80,20 +84,25 @@ class Folder(Source):
         return self._read(self.root)
 
     def _set(self, name: str) -> TensorSplit | None:
-        """Load a set below the root, or None where there is none."""
+        """Load a set below the root. None: there is none."""
         folder = self.root / name
         return self._read(folder) if folder.is_dir() else None
 
     def _read(self, folder: Path) -> TensorSplit:
         """Read a set, with the numbers that its classes have in the training set.
 
+        Args:
+            folder: Folder of the set.
+
         Raises:
+            FileNotFoundError: The set lacks a file.
             ValueError: The set has a class that the training set does not have, or another scale.
         """
         meta = self._meta(folder)
-        x, y = (torch.from_numpy(np.load(folder / name, allow_pickle=False)) for name in (SAMPLES, TARGETS))
+        x = torch.from_numpy(np.load(folder / SAMPLES, allow_pickle=False))
+        y = torch.from_numpy(np.load(folder / TARGETS, allow_pickle=False))
         transform = transform_of(meta.get("transforms") or [])
-        split = labelled_split(x, y, meta["num_classes"], transform=transform, name=folder.name)
+        split = labelled_split(x=x, y=y, num_classes=meta["num_classes"], transform=transform, name=folder.name)
         training = Schema(self.class_names, self.num_classes, scale=self._scale)
         own = Schema(names_of(meta), meta["num_classes"], scale=scaling(transform))
         if "scale" in differing(training.digests(), own.digests()):
@@ -101,11 +110,18 @@ class Folder(Source):
                 f"{folder} must have the scale of the training set ({training.scale}), got {own.scale}; write both "
                 f"sets with the same transforms"
             )
-        read = read_by(training, own, split, str(folder))
+        read = read_by(training, own=own, split=split, name=str(folder))
         return read if isinstance(read, TensorSplit) else split
 
     def _meta(self, folder: Path) -> dict[str, Any]:
-        """Read what a set tells of the classes."""
+        """Read the description of a set.
+
+        Args:
+            folder: Folder of the set.
+
+        Raises:
+            FileNotFoundError: The set has no description.
+        """
         if not (folder / META).is_file():
             raise FileNotFoundError(
                 f"a set of samples must have a {META}, and {folder} has none; write it, or mend root"
@@ -115,22 +131,23 @@ class Folder(Source):
 
 
 def names_of(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the names of the classes that the description of a set tells. None: it tells none."""
-    return tuple(meta["class_names"]) if meta.get("class_names") else None
+    """Return the class names in the description of a set. None: it has none."""
+    names = meta.get("class_names")
+    return tuple(names) if names else None
 
 
 def write_set(folder: Path, split: Split, indices: Tensor, classes: int | None, names: Iterable[str] | None) -> None:
-    """Write samples as a set that `Folder` reads, with their transforms where these are of `KINDS`.
+    """Write samples as a set that `Folder` reads, with their transforms.
 
     Args:
-        folder: of the set, which is made.
-        split: that the samples are of.
-        indices: of the samples, (n,) int64.
-        classes: C; None: there are none.
-        names: of the classes; None: numbers.
+        folder: Folder of the set, which this function makes.
+        split: Split of the samples.
+        indices: Indices of the samples in the split, (n,) int64.
+        classes: Number C of classes. None: there are none.
+        names: Names of the classes. None: classes are numbers.
 
     Raises:
-        ValueError: samples that somebody else's code reads or transforms.
+        ValueError: A transform is not of `KINDS`, or a user's code reads the samples.
     """
     transforms = described_transform(split.transform) if isinstance(split, TensorSplit) else None
     if transforms is None or not isinstance(split, TensorSplit):
@@ -140,13 +157,24 @@ def write_set(folder: Path, split: Split, indices: Tensor, classes: int | None, 
         )
     folder.mkdir(parents=True)
     for name, values in ((SAMPLES, split.x), (TARGETS, split.y)):
-        write_atomically(folder / name, partial(save_array, values[indices.to(values.device)].cpu().numpy()))
-    meta = {"num_classes": classes, "class_names": None if names is None else list(names), "transforms": transforms}
+        chosen = values[indices.to(values.device)].cpu().numpy()
+        write_atomically(folder / name, partial(save_array, chosen))
+    meta = {
+        "num_classes": classes,
+        "class_names": None if names is None else list(names),
+        "transforms": transforms,
+    }
     write_file(folder / META, json.dumps(meta) + "\n")
 
 
 def described_transform(transform: Transform | None) -> list[dict[str, Any]] | None:
-    """Describe a transform by names and fields, or give None where it is not made of `KINDS`.
+    """Describe a transform by names and fields.
+
+    Args:
+        transform: The transform. None: there is none.
+
+    Returns:
+        The name and the fields of each part. None: a part is not of `KINDS`.
 
     >>> described_transform(Scale(16))
     [{'name': 'Scale', 'divisor': 16}]
@@ -160,24 +188,38 @@ def described_transform(transform: Transform | None) -> list[dict[str, Any]] | N
 def transform_of(parts: Iterable[Mapping[str, Any]]) -> Transform | None:
     """Make the transform that `described_transform` described.
 
+    Args:
+        parts: The name and the fields of each part.
+
+    Returns:
+        The transform. None: it has no parts.
+
     >>> transform_of([{"name": "Scale", "divisor": 16}])
     Scale(divisor=16)
     """
-    made: list[Any] = [KINDS[part["name"]](**{n: v for n, v in part.items() if n != "name"}) for part in parts]
-    return Compose(*made) if len(made) > 1 else next(iter(made), None)
+    made: list[Any] = []
+    for part in parts:
+        fields = {field: value for field, value in part.items() if field != "name"}
+        made.append(KINDS[part["name"]](**fields))
+    if len(made) > 1:
+        return Compose(*made)
+    return made[0] if made else None
 
 
 def save_array(content: Array, path: Path) -> None:
-    """Write an array, whatever the file's name."""
+    """Write an array to a file of any name."""
     with path.open("wb") as file:
         np.save(file, content, allow_pickle=False)
 
 
 class OwnerPartition(Partition):
-    """All samples belong to one client: those of the other clients are with their owners.
+    """Gives all samples to one client. The samples of the other clients are with their owners.
 
     Args:
-        client_id: 0 ... N-1.
+        client_id: Id of the client, 0 ... N-1.
+
+    Raises:
+        ValueError: `client_id` is below 0.
     """
 
     needs_labels = False
@@ -189,24 +231,27 @@ class OwnerPartition(Partition):
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         if self.client_id >= num_clients:
             raise ValueError(f"client_id must lie in [0, {num_clients}), got {self.client_id}; mend data.partition")
-        return [np.arange(samples.size if client_id == self.client_id else 0) for client_id in range(num_clients)]
+        parts: list[Array] = [np.arange(0) for _ in range(num_clients)]
+        parts[self.client_id] = np.arange(samples.size)
+        return parts
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
-        return at_most(self(test, len(dealt.parts), dealt.generator), size, dealt.generator)
+        parts = self(test, num_clients=len(dealt.parts), generator=dealt.generator)
+        return at_most(parts, size=size, generator=dealt.generator)
 
 
 # --- at the server of a federation
 
 
 class Elsewhere(Folder):
-    """The server's data where the clients' samples are with their owners, who tell how many there are.
+    """Reads the server's data of a federation whose owners keep their samples and tell how many they have.
 
     Args:
-        root: folder with the server's own sets `test` and `val`, where it has any; without one
-            `data.num_classes` and `data.input_shape` tell what the net is built for.
+        root: Folder with the server's own sets `test` and `val`, if it has any. Without a set, `data.num_classes` and
+            `data.input_shape` tell the classes and the input shape of the net.
 
     Attributes:
-        sizes: samples of the clients, as their nodes have registered them.
+        sizes: Number of samples of each client and split, as the clients' nodes have registered them.
     """
 
     classes_by = "the owners of the samples"
@@ -222,11 +267,11 @@ class Elsewhere(Folder):
 
 
 class SplitElsewhere(Split):
-    """Training samples that are with their owners.
+    """Stands for training samples that are with their owners.
 
     Args:
-        source: knows how many each client has.
-        input_shape: of a sample; or None.
+        source: Source that knows how many samples each client has.
+        input_shape: Shape of a sample. None: it is not known.
     """
 
     labels = None
@@ -250,14 +295,14 @@ class SplitElsewhere(Split):
 
 
 class ClientsElsewhere:
-    """The clients' training samples where they are with their owners, with the attributes of `ClientSamples`.
+    """Stands for the clients' training samples that are with their owners, with the attributes of `ClientSamples`.
 
     Args:
-        split: knows how many each client has.
-        data: the data module.
+        split: Split that knows how many samples each client has.
+        data: The data module.
 
     Attributes:
-        dealt: of each client, no index.
+        dealt: Indices of each client, which are none.
     """
 
     def __init__(self, split: SplitElsewhere, data: FederatedData) -> None:
@@ -267,18 +312,28 @@ class ClientsElsewhere:
 
     def view(self, client_id: int, round_idx: int) -> "ViewElsewhere":
         """Make the view of one client's data in one round."""
-        return ViewElsewhere(self._data, self._split, {}, client_id, round_idx)
+        return ViewElsewhere(
+            data=self._data,
+            train=self._split,
+            indices={},
+            client_id=client_id,
+            round_idx=round_idx,
+        )
 
     def indices(self, client_id: int) -> Tensor:
-        """Get no index."""
+        """Get the indices of a client's samples, which are none."""
         return self.dealt[client_id]
 
     def size(self, client_id: int) -> int:
-        """Count the samples of a client, 0 where its node is not known yet."""
+        """Count the samples of a client, 0 as long as its node is not known."""
         return self._split.source.sizes.get(client_id, {}).get("train", 0)
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
-        """Refuse to hold samples back."""
+        """Refuse to hold samples back.
+
+        Raises:
+            ValueError: In any case, because the samples are with their owners.
+        """
         raise ValueError(elsewhere("samples"))
 
     def state_dict(self) -> dict[str, Any]:
@@ -289,15 +344,18 @@ class ClientsElsewhere:
 
 
 class ViewElsewhere(ClientView):
-    """One client's data where they are with their owner: their number is known (the `ClientData` protocol)."""
+    """Gives the number of a client's samples that are with their owner (the `ClientData` protocol)."""
 
     @property
     def label_counts(self) -> Tensor:
         raise ValueError(elsewhere(f"samples of client {self.client_id}"))
 
     def size(self, split: str = "train") -> int:
+        if split not in ("train", "test"):
+            return super().size(split)
         sizes = self._train.source.sizes  # type: ignore[attr-defined]
-        return int(sizes.get(self.client_id, {}).get(split, 0)) if split in ("train", "test") else super().size(split)
+        of_client = sizes.get(self.client_id, {})
+        return int(of_client.get(split, 0))
 
     def _look_up(self, split: str) -> Tensor:
         if split in ("train", "test"):
@@ -306,5 +364,9 @@ class ViewElsewhere(ClientView):
 
 
 def elsewhere(what: str) -> str:
-    """Sentence for what the server asks of the clients' samples."""
+    """Return the error sentence for a question about the clients' samples at the server.
+
+    Args:
+        what: What was asked for, a noun phrase in the plural.
+    """
     return f"the {what} are with their owners, and the server knows their number only; leave out what reads them"

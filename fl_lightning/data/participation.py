@@ -76,7 +76,13 @@ class Participation(LightningDataModule):
         self.batch_seed = 0
         self.num_clients = 0
         self.num_owners = 0
-        self._drawn = (participation, schedule, sampling_seed, sampling, cohort_size)
+        self._drawn = {
+            "participation": participation,
+            "schedule": schedule,
+            "seed": sampling_seed,
+            "sampling": sampling,
+            "cohort_size": cohort_size,
+        }
         if num_clients is not None:
             self.set_clients(num_clients)
 
@@ -88,7 +94,7 @@ class Participation(LightningDataModule):
         """
         check_count(1, num_clients=num_clients)
         self.num_owners = num_clients
-        drawn = cohorts(self.availability, self.over_selection, num_clients, *self._drawn)
+        drawn = cohorts(self.availability, self.over_selection, num_clients=num_clients, **self._drawn)
         self.cohort = PooledCohorts(drawn) if self.pooled else drawn
         self.num_clients = self.cohort.num_clients
         self._key_cohorts()

@@ -11,23 +11,26 @@ Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]
 
 MAX_DRAWS = 1000
-"""Attempts to draw sizes that fit."""
+"""The most attempts to draw sizes that fit."""
 
 MAX_SHARES = 5 * 10**8
-"""Shares of a class that are drawn in all attempts together: some 30 s, counted so that machines do not differ.
-`FIRST_DRAWS` are made all the same."""
+"""The most shares of a class that are drawn in all attempts together, some 30 s. They are counted instead of timed so
+that machines do not differ. `FIRST_DRAWS` attempts are made in any case."""
+
+MAX_ALPHA = 1e100
+"""The largest concentration with which shares are drawn. The draw overflows beyond it, where shares are long equal."""
 
 FIRST_DRAWS = 10
 HOPELESS = 25
-"""Attempts after which drawing ends if on average more than so many clients got too little: a draw that fits has a
-probability of about e^-25."""
+"""Drawing ends after `FIRST_DRAWS` attempts if on average more than `HOPELESS` clients got too little: a draw that fits
+has a probability of about e^-25."""
 
 
 def check_clients(num_samples: int, num_clients: int) -> None:
     """Refuse fewer than one client, or more clients than samples.
 
     Raises:
-        ValueError: naming both numbers.
+        ValueError: `num_clients` is below 1, or above `num_samples`.
 
     >>> check_clients(num_samples=10, num_clients=10)
     """
@@ -42,8 +45,8 @@ def check_alpha(alpha: float | None) -> None:
     """Refuse an alpha that no Dirichlet distribution can be drawn with.
 
     Raises:
-        ValueError: alpha is not positive.
-        TypeError: alpha is no number.
+        ValueError: `alpha` is not positive.
+        TypeError: `alpha` is no number.
     """
     check_numbers(alpha=alpha)
     if alpha is None or not alpha > 0:
@@ -55,8 +58,12 @@ def check_alpha(alpha: float | None) -> None:
 def by_class(labels: ArrayLike, num_classes: int) -> list[Indices]:
     """List the indices of each class in file order.
 
+    Args:
+        labels: Class of each sample, (n,) integers in 0 ... C-1.
+        num_classes: Number C of classes.
+
     Raises:
-        ValueError: labels that are no integers in 0 ... C-1.
+        ValueError: The labels are no integers in 0 ... C-1.
 
     >>> [pool.tolist() for pool in by_class([1, 0, 1], num_classes=2)]
     [[1], [0, 2]]
@@ -72,11 +79,18 @@ def by_class(labels: ArrayLike, num_classes: int) -> list[Indices]:
             f"labels must lie in 0 ... {num_classes - 1}, got {array.min()} ... {array.max()}: "
             "set num_classes to the number of classes of the data"
         )
-    return cut(np.argsort(array, kind="stable").astype(np.int64), np.bincount(array, minlength=num_classes))
+    order = np.argsort(array, kind="stable").astype(np.int64)
+    return cut(order, np.bincount(array, minlength=num_classes))
 
 
 def cut(array: Indices, sizes: ArrayLike) -> list[Indices]:
-    """Cut indices into parts of the given sizes, as views: `np.split` takes five times as long for 100,000.
+    """Cut indices into parts of the given sizes, as views.
+
+    `np.split` would take five times as long for 100,000 parts.
+
+    Args:
+        array: Indices, (n,).
+        sizes: Size of each part, integers ≥ 0.
 
     >>> [part.tolist() for part in cut(np.arange(4), [1, 0, 3])]
     [[0], [], [1, 2, 3]]
@@ -86,39 +100,44 @@ def cut(array: Indices, sizes: ArrayLike) -> list[Indices]:
 
 
 def equal_sizes(num_samples: int, num_parts: int) -> Indices:
-    """Compute the sizes (num_parts,) of equal parts, of which the first take one more each of the remainder.
+    """Return the sizes of equal parts, (num_parts,), of which the first take one more each of the remainder.
 
-    >>> equal_sizes(7, 3).tolist()
+    >>> equal_sizes(num_samples=7, num_parts=3).tolist()
     [3, 2, 2]
     """
-    return num_samples // num_parts + (np.arange(num_parts) < num_samples % num_parts).astype(np.int64)
+    takes_one_more = np.arange(num_parts) < num_samples % num_parts
+    return num_samples // num_parts + takes_one_more.astype(np.int64)
 
 
 def lda_counts(
-    class_sizes: ArrayLike, proportions: ArrayLike, alpha: float = 1.0, generator: np.random.Generator | None = None
+    class_sizes: ArrayLike,
+    proportions: ArrayLike,
+    alpha: float = 1.0,
+    generator: np.random.Generator | None = None,
 ) -> Indices:
     """Count the samples of each class for each client, from drawn proportions.
 
-    Classes are dealt in order. A client that already holds n/N samples takes no share of the next class;
-    the others' shares are scaled up to 1 and the class is cut at the floor of their running sum.
+    Classes are dealt in order. A client that already holds n/N samples takes no share of the next class. The shares
+    of the other clients are scaled up to 1, and the class is cut at the floor of their running sum.
 
     Args:
-        class_sizes: n_c, (C,), integers ≥ 0.
-        proportions: π, (C, N), ≥ 0, each row summing to 1.
-        alpha: concentration of the draw.
-        generator: draws anew where the shares of a class are all 0 on the clients that still take samples.
+        class_sizes: Number n_c of samples of each class, (C,), integers ≥ 0.
+        proportions: Proportions π of the clients in each class, (C, N), ≥ 0. Each row sums to 1.
+        alpha: Concentration of the draw, > 0.
+        generator: Generator that draws the shares of a class anew if they are all 0 for the clients that still take
+            samples. None: they are not drawn anew.
 
     Returns:
-        (C, N) int64, rows summing to n_c.
+        The counts, (C, N) int64. Row c sums to n_c.
 
     Raises:
-        ValueError: such a class without a generator.
+        ValueError: The shares of a class would have to be drawn anew, and there is no generator.
 
     Source:
         Yurochkin et al. 2019, arXiv:1905.12022; the cap: code of Li et al. 2021, arXiv:2102.02079.
 
     Note:
-        As in that code the last client takes what rounding leaves, at most one sample when it takes no share.
+        As in that code the last client takes the rest of the rounding, at most one sample if it takes no share.
 
     >>> lda_counts([10, 10], [[0.25, 0.75, 0.0], [0.5, 0.4, 0.1]])
     array([[2, 8, 0],
@@ -133,47 +152,57 @@ def lda_counts(
     for c, size in enumerate(sizes.tolist()):
         if not size:
             continue
-        below = held * num_clients < total  # True somewhere as long as samples are left
+        # Some client is below its share as long as samples are left.
+        below = held * num_clients < total
         shares = drawn[c] * below
         if not shares.any():
             if generator is None:
                 raise ValueError(f"the shares of class {c} are 0 for every client that still takes samples")
-            # Dir(α) given the others' zeros is Dir(α) over those that are left: one draw is enough
+            # Dir(α) given the others' zeros is Dir(α) over the clients that are left: one draw is enough.
             shares[below] = generator.dirichlet(np.full(below.sum(), alpha))
         cuts = (np.cumsum(shares / shares.sum()) * size).astype(np.int64)[:-1]
-        counts[c] = np.diff(cuts, prepend=0, append=size)  # the last client takes the rest
+        # The last client takes the rest.
+        counts[c] = np.diff(cuts, prepend=0, append=size)
         held += counts[c]
     return counts
 
 
 def draw_lda_counts(
-    class_sizes: Sequence[int], num_clients: int, alpha: float, min_samples: int, generator: np.random.Generator
+    class_sizes: Sequence[int],
+    num_clients: int,
+    *,
+    alpha: float,
+    min_samples: int,
+    generator: np.random.Generator,
 ) -> Indices:
     """Draw proportions, and count the samples by `lda_counts`, until every client gets `min_samples`.
 
     Args:
-        class_sizes: n_c of each class.
-        num_clients: N.
-        alpha: concentration > 0, perhaps inf.
-        min_samples: least number of samples of a client.
-        generator: every random draw.
+        class_sizes: Number n_c of samples of each class, (C,).
+        num_clients: Number N of clients.
+        alpha: Concentration > 0, perhaps inf.
+        min_samples: Least number of samples of a client.
+        generator: Generator of every random draw.
 
     Returns:
-        (C, N) int64, rows summing to n_c.
+        The counts, (C, N) int64. Row c sums to n_c.
 
     Raises:
-        ValueError: no draw fits, of at most `MAX_DRAWS`, or none can be expected to fit.
+        ValueError: None of at most `MAX_DRAWS` draws fits, or no draw can be expected to fit.
     """
-    alpha, best, short = min(alpha, 1e100), -1, 0  # beyond, the draw overflows; the shares are long equal
-    draws = max(FIRST_DRAWS, min(MAX_DRAWS, MAX_SHARES // (num_clients * len(class_sizes))))
+    alpha = min(alpha, MAX_ALPHA)
+    best = -1
+    short = 0
+    affordable = MAX_SHARES // (num_clients * len(class_sizes))
+    draws = max(FIRST_DRAWS, min(MAX_DRAWS, affordable))
     for draw in range(1, draws + 1):
         proportions = generator.dirichlet(np.full(num_clients, alpha), size=len(class_sizes))
-        counts = lda_counts(class_sizes, proportions, alpha, generator)
+        counts = lda_counts(class_sizes=class_sizes, proportions=proportions, alpha=alpha, generator=generator)
         sizes = counts.sum(0)
         if sizes.min() >= min_samples:
             return counts
         best = max(best, int(sizes.min()))
-        short = short + int((sizes < min_samples).sum())
+        short += int((sizes < min_samples).sum())
         if draw == FIRST_DRAWS and short > HOPELESS * draw:
             break
     raise ValueError(
@@ -186,16 +215,18 @@ def draw_lda_counts(
 def shard_classes(
     num_clients: int, num_classes: int, shards_per_client: int, generator: np.random.Generator
 ) -> Indices:
-    """Deal the class of each shard: all classes equally often, s shards a client (one class twice may occur).
+    """Deal the class of each shard: all classes equally often, s shards a client.
+
+    A client may get two shards of one class.
 
     Args:
-        num_clients: N ≥ 1.
-        num_classes: C ≥ 1.
-        shards_per_client: s ≥ 1; s·N must be a multiple of C.
-        generator: shuffles.
+        num_clients: Number N of clients, ≥ 1.
+        num_classes: Number C of classes, ≥ 1.
+        shards_per_client: Number s of shards of a client, ≥ 1. s·N must be a multiple of C.
+        generator: Generator of the order.
 
     Returns:
-        (N, s) int64, each class s·N/C times.
+        The class of each shard, (N, s) int64. Each class occurs s·N/C times.
 
     Raises:
         ValueError: s·N is not a multiple of C.
@@ -221,20 +252,20 @@ def shard_classes(
 def deal_shards(labels: ArrayLike, classes: ArrayLike, generator: np.random.Generator) -> list[Indices]:
     """Give each client one of the remaining shards of each class it was dealt, at random.
 
-    Each class is cut in file order into as many equal shards as it was dealt; what does not divide goes one
-    each to the first shards. A class with fewer samples than shards leaves some shards empty. With the
-    `classes` of the train split, a client gets the same classes of the test split.
+    Each class is cut in file order into as many equal shards as it was dealt. The remainder goes one each to the first
+    shards. A class with fewer samples than shards leaves some shards empty. With the `classes` of the train split, a
+    client gets the same classes of the test split.
 
     Args:
-        labels: (n,) integers in 0 ... C-1.
-        classes: class of each shard, (N, s), as from `shard_classes`; every label must occur.
-        generator: picks the shards.
+        labels: Class of each sample, (n,) integers in 0 ... C-1.
+        classes: Class of each shard, (N, s), as from `shard_classes`. Every label must occur.
+        generator: Generator that picks the shards.
 
     Returns:
-        N index arrays, each shard after shard in file order.
+        The indices of each client, N arrays: shard after shard, each in file order.
 
     Raises:
-        ValueError: a label that no shard has.
+        ValueError: No shard has the class of a sample.
 
     >>> parts = deal_shards([0, 1, 0, 1, 1], [[0, 1], [1, 0]], np.random.default_rng(0))
     >>> sorted(np.concatenate(parts).tolist()), sorted(map(len, parts))
@@ -259,11 +290,11 @@ def largest_remainder(shares: ArrayLike, size: int) -> Indices:
     """Round shares · size to whole numbers that sum to size: floors, the rest one each to the largest fractions.
 
     Args:
-        shares: (C,) ≥ 0 with a positive sum; scaled to sum to 1.
-        size: ≥ 0.
+        shares: Share of each class, (C,), ≥ 0 with a positive sum. They are scaled to sum to 1.
+        size: Sum of the whole numbers, ≥ 0.
 
     Returns:
-        (C,) int64; equal fractions go to the lowest index.
+        The whole numbers, (C,) int64. Of equal fractions, the one with the lowest index comes first.
 
     >>> largest_remainder([0.5, 0.3, 0.2], 4)
     array([2, 1, 1])
@@ -286,38 +317,51 @@ def counts_for_shares(
 ) -> Indices:
     """Count the samples of each class that make up `size` with these shares, when some classes run out.
 
-    A class that cannot give its part gives all it has and is dropped; the shares of the others are scaled up for what
-    is missing. Where no class that is left has a share, their shares are drawn anew, as `lda_counts` does.
+    A class that cannot give its part gives all its samples and is dropped. The shares of the other classes are scaled
+    up for the missing samples. If no class with samples has a share, the shares are drawn anew, as in `lda_counts`.
 
     Args:
-        shares: q, (C,) ≥ 0 with a positive sum.
-        size: at most Σ available.
-        available: samples left of each class, (C,) int64.
-        alpha: concentration of the draw.
-        generator: draws anew; None: classes without a share are taken by what they have.
+        shares: Share q of each class, (C,), ≥ 0 with a positive sum.
+        size: Number of samples, at most Σ available.
+        available: Number of samples left of each class, (C,) int64.
+        alpha: Concentration of the draw, > 0.
+        generator: Generator that draws shares anew. None: classes without a share give samples by their numbers of
+            samples.
 
     Returns:
-        (C,) int64, summing to size, none above `available`.
+        The counts, (C,) int64. They sum to `size`, and none is above `available`.
 
     >>> counts_for_shares([0.8, 0.2, 0.0], size=10, available=[5, 3, 9])
     array([5, 3, 2])
     """
     q = np.array(shares, dtype=np.float64)
-    left = np.array(available, dtype=np.int64)
-    counts = np.zeros_like(left)
-    while missing := size - int(counts.sum()):  # every pass ends it or uses up a class
-        q[left == 0] = 0
+    remaining = np.array(available, dtype=np.int64)
+    counts = np.zeros_like(remaining)
+    # Every pass ends the loop or uses up a class.
+    while missing := size - int(counts.sum()):
+        q[remaining == 0] = 0
         if not q.any() and generator is not None:
             # Dir(α) given the others' zeros is Dir(α) over the classes that are left.
-            q[left > 0] = generator.dirichlet(np.full(int((left > 0).sum()), min(alpha, 1e100)))
-        take = np.minimum(largest_remainder(q if q.any() else left, missing), left)
+            num_left = int((remaining > 0).sum())
+            q[remaining > 0] = generator.dirichlet(np.full(num_left, min(alpha, MAX_ALPHA)))
+        wanted = largest_remainder(q if q.any() else remaining, missing)
+        take = np.minimum(wanted, remaining)
         counts += take
-        left -= take
+        remaining -= take
     return counts
 
 
 def client_proportions(num_clients: int, num_classes: int, alpha: float, generator: np.random.Generator) -> Shares:
-    """Draw each client's class proportions q_i ~ Dir(α · 1_C), (N, C), 1/C each at alpha inf.
+    """Draw each client's class proportions q_i ~ Dir(α · 1_C).
+
+    Args:
+        num_clients: Number N of clients.
+        num_classes: Number C of classes.
+        alpha: Concentration α, > 0. At inf all proportions are 1/C.
+        generator: Generator of the draw.
+
+    Returns:
+        The proportions, (N, C). Each row sums to 1.
 
     >>> client_proportions(2, 4, float("inf"), np.random.default_rng(0))
     array([[0.25, 0.25, 0.25, 0.25],
@@ -325,25 +369,25 @@ def client_proportions(num_clients: int, num_classes: int, alpha: float, generat
     """
     if alpha == float("inf"):
         return np.full((num_clients, num_classes), 1 / num_classes)
-    return generator.dirichlet(np.full(num_classes, min(alpha, 1e100)), size=num_clients)
+    return generator.dirichlet(np.full(num_classes, min(alpha, MAX_ALPHA)), size=num_clients)
 
 
 def draw_by_proportions(
     labels: ArrayLike, proportions: ArrayLike, size: int, generator: np.random.Generator
 ) -> list[Indices]:
-    """Draw for every client at most `size` samples with its class proportions: test sets.
+    """Draw for every client at most `size` samples with its class proportions, as a test set.
 
-    Clients may hold the same sample. Of a class with too few samples all are taken and nothing makes up for the rest,
-    so no client is tested on a class that it does not have.
+    Clients may hold the same sample. A class with too few samples gives all of them, and nothing makes up for the
+    rest, so no client is tested on a class that it does not have.
 
     Args:
-        labels: (n,) integers in 0 ... C-1.
-        proportions: q, (N, C), ≥ 0, each row with a positive sum.
-        size: of each client.
-        generator: draws the samples.
+        labels: Class of each sample, (n,) integers in 0 ... C-1.
+        proportions: Class proportions q of each client, (N, C), ≥ 0. Each row has a positive sum.
+        size: Number of samples of each client.
+        generator: Generator that draws the samples.
 
     Returns:
-        N index arrays, in order of the classes.
+        The indices of each client, N arrays, in order of the classes.
 
     >>> parts = draw_by_proportions([0, 0, 0, 1], [[1, 0], [1, 1]], size=4, generator=np.random.default_rng(0))
     >>> [sorted(part.tolist()) for part in parts][0], 3 in parts[1], len(parts[1])
@@ -351,45 +395,85 @@ def draw_by_proportions(
     """
     q = np.asarray(proportions, dtype=np.float64)
     pools = by_class(labels, q.shape[1])
-    wanted = [largest_remainder(row, size) for row in q]
-    return [
-        np.concatenate(
-            [generator.choice(pool, min(n, len(pool)), replace=False) for pool, n in zip(pools, row, strict=True)]
-        )
-        for row in wanted
-    ]
+    parts: list[Indices] = []
+    for wanted in [largest_remainder(row, size) for row in q]:
+        drawn: list[Indices] = []
+        for pool, count in zip(pools, wanted, strict=True):
+            drawn.append(generator.choice(pool, min(count, len(pool)), replace=False))
+        parts.append(np.concatenate(drawn))
+    return parts
 
 
 def at_most(parts: Sequence[Indices], size: int | None, generator: np.random.Generator) -> list[Indices]:
-    """Draw at most `size` of each client's samples, in their order, all with None.
+    """Draw at most `size` of each client's samples, in their order.
+
+    Args:
+        parts: Indices of each client's samples.
+        size: Most samples of a client. None: every client keeps all of its samples.
+        generator: Generator of the draws.
 
     >>> [len(part) for part in at_most([np.arange(5), np.arange(2)], 3, np.random.default_rng(0))]
     [3, 2]
     """
-    drawn = []
+    drawn: list[Indices] = []
     for part in parts:
-        is_larger = size is not None and len(part) > size
-        drawn.append(np.sort(generator.choice(part, size, replace=False)) if is_larger else part)
+        if size is None or len(part) <= size:
+            drawn.append(part)
+            continue
+        chosen = generator.choice(part, size, replace=False)
+        drawn.append(np.sort(chosen))
     return drawn
 
 
 def choose_clients(quota: Indices, count: int, generator: np.random.Generator | None) -> Indices:
-    """Choose the clients that get a class: the first with quota left, or (shuffled) those with the most of it left."""
+    """Choose the clients that get a class.
+
+    Args:
+        quota: Number of classes that each client has still to get, (N,).
+        count: Number of clients that get the class.
+        generator: Generator that shuffles the clients, of which those with the largest quota get the class. None: the
+            first clients with a quota get the class.
+
+    Returns:
+        The ids of the clients, (count,).
+    """
     if generator is None:
         return np.flatnonzero(quota)[:count]
     order = generator.permutation(len(quota))
-    return order[np.argsort(-quota[order], kind="stable")[:count]]  # the most left: then no class is ever short
+    # The clients with the largest quota come first, so no class is ever short of clients.
+    by_quota = np.argsort(-quota[order], kind="stable")
+    return order[by_quota[:count]]
 
 
-def draw_sizes(total: int, c: int, count: int, least: float, upper: str, generator: np.random.Generator) -> Indices:
-    """Draw random sizes that sum to the `total` of class c, all but the last in [max(ν/10, least), upper).
+def draw_sizes(
+    total: int,
+    c: int,
+    count: int,
+    *,
+    least: float,
+    upper: str,
+    generator: np.random.Generator,
+) -> Indices:
+    """Draw random sizes of the parts of a class, all but the last in [max(ν/10, least), upper).
+
+    Args:
+        total: Number of samples of the class.
+        c: The class, for the error.
+        count: Number of parts. ν is total / count.
+        least: Least size of a part.
+        upper: Upper bound of a part: `mean` for ν, else `total`.
+        generator: Generator of the draws.
+
+    Returns:
+        The sizes, (count,) int64, which sum to `total`.
 
     Raises:
-        ValueError: no draw within `MAX_DRAWS` fits.
+        ValueError: None of `MAX_DRAWS` draws fits.
     """
     mean = total / count
+    bound = mean if upper == "mean" else total
     low = min(int(np.ceil(max(mean / 10, least))), int(mean))
-    high = max(int(np.ceil(mean if upper == "mean" else total)), low + 1)
+    high = max(int(np.ceil(bound)), low + 1)
     for _ in range(MAX_DRAWS):
         drawn = generator.integers(low, high, size=count - 1)
         rest = total - int(drawn.sum())
