@@ -40,19 +40,22 @@ LARGEST_SHARE = 0.02
 class RunPlots(Callback):
     """Writes `partition`, also as csv, when fit starts, `accuracy` and `classwise` during it and at its end.
 
-    A picture without content (no accuracy, no classes) is not written. Of a LightningModule's further values there is
-    `values.png`; where the samples have no classes `partition.png` has the clients' sizes. Under differential privacy
-    there is no partition: it tells what the clients have.
+    The callback writes no picture without content (no accuracy, no classes). These runs have other pictures:
 
-    Of the fit of a module without a federation there are the pictures of the values that it logs, by epoch.
+    - A LightningModule's further values are in `values.png`.
+    - If the samples have no classes, `partition.png` shows the sizes of the clients.
+    - Under differential privacy there is no partition, because it tells what the clients have.
+    - The fit of a module without a federation has the pictures of the values that it logs, by epoch.
 
-    At the end of fit every logger that takes pictures gets the class-wise ones, as `local/partition` and
-    `global/classwise` (`val/classwise`, if the classes' accuracies are those of the validation split).
+    At the end of fit every logger that takes pictures gets the class-wise pictures, as `local/partition` and
+    `global/classwise` (`val/classwise`, if the accuracies of the classes are those of the validation split).
 
     Args:
-        dirpath: folder of the pictures; None: that of the Trainer's first logger (no logger: none).
-        every: least seconds between two drawings during fit; more where drawing would take over 2 % of them.
-        format: of the files: png, pdf or svg; none: no pictures, `partition.csv` only.
+        dirpath: Folder of the pictures. None is the folder of the Trainer's first logger, and no folder without a
+            logger.
+        every: Least number of seconds between two drawings during fit, ≥ 0. It is more if drawing would take over 2 %
+            of the time.
+        format: Format of the files: png, pdf or svg. `none` writes no pictures, only `partition.csv`.
     """
 
     def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format = "png") -> None:
@@ -64,7 +67,10 @@ class RunPlots(Callback):
         self._history = History()
         self._folder: Path | None = None
         self._due = 0.0
-        self._active = self._stale = self._any_module = self._by_epoch = False
+        self._active = False
+        self._stale = False
+        self._any_module = False
+        self._by_epoch = False
         self._logged: dict[str, Figure] = {}
 
     # --- during fit -------------------------------------------------------------------------------
@@ -79,28 +85,19 @@ class RunPlots(Callback):
             return
         self._by_epoch = not isinstance(pl_module, FederatedLoop)
         if not isinstance(pl_module, FederatedLoop):
-            self._active = self._any_module = folder is not None and self.format != "none"
+            self._active = folder is not None and self.format != "none"
+            self._any_module = self._active
             self._history = History()
             return
         if folder is None and not any(map(figure_writer, trainer.loggers)):
             return
-        private = pl_module.parts.is_private  # then nobody is told who has what
-        counts = None if private else label_counts_of(pl_module)
-        if folder is not None and counts is not None:
-            write_partition(folder / PARTITION, counts[0].tolist(), counts[1], pl_module.data.client_names)
+        # A private run tells nobody what the clients have.
+        if not pl_module.parts.is_private:
+            self._keep_partition(pl_module)
         if self.format != "none":
             self._active = True
             self._history = pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
-            if not private:
-                clients = pl_module.data.client_names
-                if counts is None:
-                    sizes = list(map(pl_module.data.size, range(pl_module.data.num_clients)))
-                    figure = plot_sizes(sizes, client_names=clients)
-                else:
-                    table, names = counts
-                    figure = plot_partition(table, names, client_names=clients)
-                self._keep(figure, "partition", "local/partition")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stale = True
@@ -122,8 +119,26 @@ class RunPlots(Callback):
         self._logged.clear()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        with suppress(Exception):  # the error under way must not be hidden by one of the plots
+        # An error of the plots must not hide the error under way.
+        with suppress(Exception):
             self._draw()
+
+    def _keep_partition(self, loop: FederatedLoop) -> None:
+        """Write the partition as csv and as a picture, or the sizes of the clients as a picture without classes."""
+        clients = loop.data.client_names
+        counts = label_counts_of(loop)
+        if self._folder is not None and counts is not None:
+            table, class_names = counts
+            write_partition(self._folder / PARTITION, table.tolist(), names=class_names, clients=clients)
+        if self.format == "none":
+            return
+        if counts is None:
+            sizes = [loop.data.size(client_id) for client_id in range(loop.data.num_clients)]
+            figure = plot_sizes(sizes, client_names=clients)
+        else:
+            table, class_names = counts
+            figure = plot_partition(table, class_names, client_names=clients)
+        self._keep(figure, name="partition", logged="local/partition")
 
     def _draw(self) -> None:
         """Draw the pictures, if anything has happened since they were drawn."""
@@ -131,22 +146,31 @@ class RunPlots(Callback):
             return
         self._stale = False
         history = self._history
+        rounds = list(history.rounds)
         curves = {name: values_by_round(history, name) for name in history.names}
         accuracies = {name: as_shares(name, values) for name, values in curves.items() if is_accuracy(name)}
         losses = {name: values for name, values in curves.items() if is_loss(name)}
         if accuracies or losses:
-            self._keep(plot_accuracy(list(history.rounds), accuracies, losses), "accuracy")
+            self._keep(plot_accuracy(rounds, accuracies, losses), name="accuracy")
         drawn = accuracies.keys() | losses.keys()
         others = {name: values for name, values in curves.items() if name not in drawn and is_value(name)}
         if self._any_module and others:
-            self._keep(plot_values(list(history.rounds), others), "values")
-        evaluated, names, table = history.columns(BY_CLASS)
+            self._keep(plot_values(rounds, others), name="values")
+        evaluated, class_names, table = history.columns(BY_CLASS)
         if evaluated:
-            scope = next(name for name in curves if BY_CLASS in name).split(BY_CLASS)[0]
-            self._keep(plot_classwise(table.numpy(), names, evaluated), "classwise", f"{scope}/classwise")
+            figure = plot_classwise(table.numpy(), class_names, evaluated)
+            first_key = next(name for name in curves if BY_CLASS in name)
+            scope, _, _ = first_key.partition(BY_CLASS)
+            self._keep(figure, name="classwise", logged=f"{scope}/classwise")
 
     def _keep(self, figure: Figure, name: str, logged: str | None = None) -> None:
-        """Write a figure to the folder, and hold it for the loggers where it has a name there."""
+        """Write a figure to the folder, and hold it for the loggers.
+
+        Args:
+            figure: The figure.
+            name: Name of the file, without suffix.
+            logged: Name of the figure at the loggers. None is not for them.
+        """
         if self._by_epoch:
             name_epochs(figure)
         if self._folder is not None:
@@ -170,17 +194,20 @@ def as_shares(key: str, values: list[float]) -> list[float]:
 
 
 def name_epochs(figure: Figure) -> None:
-    """Write epoch where a figure's axes and legends say round."""
-    from matplotlib.text import Text  # noqa: PLC0415 - slow
+    """Write "epoch" in place of "round" in a figure's axes and legends."""
+    from matplotlib.text import Text  # noqa: PLC0415 - slow to import
 
+    renamed = {"round": "epoch", "last round": "last epoch"}
     for text in figure.findobj(Text):
         words = text.get_text()
-        text.set_text({"round": "epoch", "last round": "last epoch"}.get(words, words))
+        text.set_text(renamed.get(words, words))
 
 
 def label_counts_of(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:
-    """Count the samples by client and class, (N, C), and name the classes, None where the samples have none."""
-    if loop.client.module is None or loop.data.split("train").known_labels is not None:
-        with suppress(ValueError):  # the samples have no classes
-            return loop.data.label_counts, loop.evaluation.class_names
+    """Return the samples by client and class, (N, C), and the names of the classes, or None without classes."""
+    if loop.client.module is not None and loop.data.split("train").known_labels is None:
+        return None
+    # Samples without classes raise an error.
+    with suppress(ValueError):
+        return loop.data.label_counts, loop.evaluation.class_names
     return None

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,20 @@ from fl_lightning.utils.text import write_cells
 class ClasswiseReport(Callback):
     """Prints a class-wise table after fit, validate and test, and writes `classwise.csv` during fit.
 
-    The csv has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples. At the end of
-    fit `classification.csv` gets precision, recall and F1 of each class, and their macro and weighted means, of the
-    last global model, with the round of this model. Where the client is a user's module, or the samples have no
-    classes, the values that it logs are printed by round in place of all. After the fit of a module without a
-    federation its last values are.
+    `classwise.csv` has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples. At the
+    end of fit `classification.csv` gets precision, recall and F1 of each class, and their macro and weighted means. The
+    scores belong to the last global model, and the file has the round of this model.
+
+    Two kinds of runs have no classes, and the callback prints other values:
+
+    - If the client is a user's module, or the samples have no classes, the logged values of each round.
+    - After the fit of a module without a federation, its last values.
 
     Args:
-        dirpath: folder of the csv; None: that of the Trainer's first logger (no logger: none).
-        max_rows: a table of more classes shows so many, the worst; one of more rounds the last ones.
+        dirpath: Folder of the csv files. None is the folder of the Trainer's first logger, and no folder without a
+            logger.
+        max_rows: Largest number of rows of a printed table, ≥ 1. Of more classes the table shows the worst, and of more
+            rounds the last.
     """
 
     def __init__(self, dirpath: str | Path | None = None, max_rows: int = 40) -> None:
@@ -50,18 +54,24 @@ class ClasswiseReport(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer, self.dirpath)
-        self._file = folder / "classwise.csv" if folder is not None and trainer.is_global_zero else None
-        self._begun = False  # the rows of an earlier run stay until there is one to take their place
+        self._file = None
+        if folder is not None and trainer.is_global_zero:
+            self._file = folder / "classwise.csv"
+        # The rows of an earlier run stay until there is a row to take their place.
+        self._begun = False
         if isinstance(pl_module, FederatedLoop):
             self._prefix = pl_module.data.evaluated_prefix
 
     def rows_on_disk(self) -> dict[int, dict[str, float]]:
-        """Rows of the csv file by round, by log key."""
+        """Return the rows of `classwise.csv` by round, each by log key."""
         if self._file is None:
             return {}
-        rows = RoundCSVLogger(self._file.parent, self._file.name).rows_on_disk()
+        table = RoundCSVLogger(self._file.parent, self._file.name)
         prefix = f"{self._prefix}{BY_CLASS}"
-        return {round_idx: {f"{prefix}{name}": a for name, a in row.items()} for round_idx, row in rows.items()}
+        rows = {}
+        for round_idx, row in table.rows_on_disk().items():
+            rows[round_idx] = {f"{prefix}{name}": accuracy for name, accuracy in row.items()}
+        return rows
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._begun and isinstance(pl_module, FederatedLoop):
@@ -82,10 +92,12 @@ class ClasswiseReport(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, FederatedLoop):
-            if not self._begun:  # nothing was left to do
+            # No round was left to train.
+            if not self._begun:
                 self._rewrite(pl_module.recorder.history)
             _, _, table = pl_module.recorder.history.columns(BY_CLASS)
-            self._print(trainer, pl_module, table[-1] if len(table) else None)
+            accuracy = table[-1] if len(table) else None
+            self._print(trainer, pl_module, accuracy)
         elif trainer.is_global_zero:
             print_metrics(epoch_values(trainer))
 
@@ -94,46 +106,68 @@ class ClasswiseReport(Callback):
             self._print(trainer, pl_module, pl_module.recorder.class_accuracy)
 
     def _rewrite(self, history: History) -> None:
-        """Write all rows anew: a reader finds the old file or the new one."""
+        """Write all rows anew. A reader finds the old file or the new one."""
         rounds, names, table = history.columns(BY_CLASS)
         if self._file is not None and rounds:
-            write_table(self._file, [["round", *names], *map(csv_row, rounds, table)])
+            header = ["round", *names]
+            rows = map(csv_row, rounds, table)
+            write_table(self._file, [header, *rows])
             self._begun = True
 
     # --- printing ---------------------------------------------------------------------------------
 
     def _print(self, trainer: Trainer, loop: FederatedLoop, accuracy: Tensor | None) -> None:
-        """Print the table of the evaluated model, or all values where the samples have no classes.
+        """Print the table of the evaluated model, or all values if the samples have no classes.
 
         Args:
-            trainer: of the run.
-            loop: with the model.
-            accuracy: class accuracies of the last evaluation; None: there are none.
+            trainer: The Trainer of the run.
+            loop: The federation with the model.
+            accuracy: Class accuracies of the last evaluation, (C,). None means that there are none.
         """
         if not trainer.is_global_zero:
             return
-        fits = trainer.state.fn == "fit"
         splits = {} if accuracy is None else loop.evaluation.samples()
         has_labels = all(loop.data.split(name).labels is not None for name in splits)
-        if not splits or not has_labels:
-            if fits:
-                directions = loop.recorder.directions
-                print_rounds(loop.recorder.history, loop.final_key, self.max_rows, directions)
-            metrics = loop.round_metrics if fits else trainer.callback_metrics
-            print_metrics({name: float(value) for name, value in metrics.items()})
-            return
+        if splits and has_labels:
+            self._print_classes(trainer, loop, splits)
+        else:
+            self._print_values(trainer, loop)
+
+    def _print_values(self, trainer: Trainer, loop: FederatedLoop) -> None:
+        """Print the last values, and after fit the values by round."""
+        metrics: Mapping[str, Any] = trainer.callback_metrics
+        if trainer.state.fn == "fit":
+            metrics = loop.round_metrics
+            print_rounds(
+                loop.recorder.history,
+                best=loop.final_key,
+                max_rows=self.max_rows,
+                directions=loop.recorder.directions,
+            )
+        print_metrics({name: float(value) for name, value in metrics.items()})
+
+    def _print_classes(self, trainer: Trainer, loop: FederatedLoop, splits: Mapping[str, int]) -> None:
+        """Print the class-wise table of the evaluated model, and after fit write `classification.csv`.
+
+        Args:
+            trainer: The Trainer of the run.
+            loop: The federation with the model.
+            splits: Number of samples of each split that a pass evaluates.
+        """
+        fits = trainer.state.fn == "fit"
         table = ClassTable(loop, splits)
         peak = loop.recorder.known_peak
         if fits:
             # The last round need not have been evaluated.
             best = loop.recorder.peak
             peak = table.accuracy if best is None else torch.fmax(best, table.accuracy)
-        rounds = loop.recorder.trained_rounds
+        num_rounds = loop.recorder.trained_rounds
         if fits and self._file is not None:
-            write_table(self._file.with_name(CLASSIFICATION), table.rows(rounds - 1))
+            write_table(self._file.with_name(CLASSIFICATION), table.rows(num_rounds - 1))
         title = "Class-wise accuracy of the global model"
-        if rounds:
-            title += f" after {rounds} round{'' if rounds == 1 else 's'}"
+        if num_rounds:
+            plural = "" if num_rounds == 1 else "s"
+            title += f" after {num_rounds} round{plural}"
         print_classes(
             title=f"{title} ({split_text(list(splits))})",
             names=table.names,
@@ -146,16 +180,16 @@ class ClasswiseReport(Callback):
 
 
 class ClassTable:
-    """Evaluates the global model class by class, on the samples of a pass, all values of one model and its samples.
+    """Evaluates the global model class by class, on the samples of a pass. All values belong to one model.
 
     Args:
-        loop: with the model.
-        splits: by split how many of its first samples a pass evaluates.
+        loop: The federation with the model.
+        splits: Number of first samples that a pass evaluates, by split.
 
     Attributes:
-        names: of the C classes.
-        samples: of each class, (C,).
-        accuracy: of each class, (C,) float64, NaN without samples.
+        names: Names of the C classes.
+        samples: Number of samples of each class, (C,) int64.
+        accuracy: Accuracy of each class, (C,) float64, NaN without samples.
         scores: torchmetrics' precision, recall and F1 by name, for each class and as macro and weighted mean, (C + 2,).
     """
 
@@ -165,30 +199,29 @@ class ClassTable:
         counts = class_counts(preds, labels, len(self.names)).cpu()
         self.samples = counts[1].long()
         self.accuracy = class_accuracy(counts)
-        score = partial(with_averages, preds=preds, labels=labels, num_classes=len(self.names))
-        self.scores = {
-            "precision": score(multiclass_precision),
-            "recall": score(multiclass_recall),
-            "F1": score(multiclass_f1_score),
-        }
+        known_scores = {"precision": multiclass_precision, "recall": multiclass_recall, "F1": multiclass_f1_score}
+        self.scores: dict[str, Tensor] = {}
+        for name, compute in known_scores.items():
+            self.scores[name] = with_averages(compute, preds=preds, labels=labels, num_classes=len(self.names))
 
     def rows(self, round_idx: int) -> list[list[Any]]:
-        """Give the lines of `classification.csv`.
+        """Return the lines of `classification.csv`.
 
         Args:
-            round_idx: round after which the model is evaluated, from 0.
+            round_idx: Number of the round after which the model is evaluated, from 0.
         """
         total = int(self.samples.sum())
         names = [*self.names, *AVERAGES]
-        samples = [*self.samples.tolist(), *(total for _ in AVERAGES)]
+        samples = self.samples.tolist() + [total] * len(AVERAGES)
         lines: list[list[Any]] = [["class", "samples", *self.scores, "round"]]
         for row, (name, count) in enumerate(zip(names, samples, strict=True)):
-            lines.append([name, count, *(float(values[row]) for values in self.scores.values()), round_idx])
+            scores = [float(values[row]) for values in self.scores.values()]
+            lines.append([name, count, *scores, round_idx])
         return lines
 
 
 def split_text(splits: Sequence[str]) -> str:
-    """Name the splits whose samples a table is about.
+    """Name the splits whose samples a table is about, at least one.
 
     >>> split_text(["test"]), split_text(["val", "val/dataloader_idx_1", "val/dataloader_idx_2"])
     ('test split', 'val, val/dataloader_idx_1 and val/dataloader_idx_2 splits')
@@ -203,11 +236,11 @@ def predicted(loop: FederatedLoop, splits: Mapping[str, int]) -> tuple[Tensor, T
     """Predict the classes of the first samples of some splits by the evaluated model.
 
     Args:
-        loop: with the model.
-        splits: by split the number of samples.
+        loop: The federation with the model.
+        splits: Number of first samples, by split.
 
     Returns:
-        The predictions and the labels, (n,) on the CPU.
+        The predictions and the labels, both (n,) int64 on the CPU.
     """
     inspection = loop.evaluation.inspection
     preds: list[Tensor] = []
@@ -216,7 +249,7 @@ def predicted(loop: FederatedLoop, splits: Mapping[str, int]) -> tuple[Tensor, T
         for name, size in splits.items():
             split = loop.data.split(name)
             positions = torch.split(torch.arange(size), loop.data.eval_batch_size)
-            batches = split.batches(positions, None)
+            batches = split.batches(positions, generator=None)
             preds += inspection.over(batches, lambda batch: loop.client(batch[0]).argmax(1).cpu())
             known: Any = split.labels
             labels.append(known[:size].cpu())
@@ -224,11 +257,27 @@ def predicted(loop: FederatedLoop, splits: Mapping[str, int]) -> tuple[Tensor, T
 
 
 def with_averages(compute: Callable[..., Tensor], preds: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Compute a score of each class, then its averages over the classes, (C + 2,)."""
-    averages = ("none", *AVERAGES)
-    return torch.cat([compute(preds, labels, num_classes, average=average).reshape(-1) for average in averages])
+    """Compute a score of each class, then its averages over the classes, (C + 2,).
+
+    Args:
+        compute: Function of torchmetrics that computes the score.
+        preds: Predicted classes, (n,).
+        labels: Labels, (n,).
+        num_classes: Number C of classes.
+    """
+    parts = []
+    for average in ("none", *AVERAGES):
+        score = compute(preds, labels, num_classes=num_classes, average=average)
+        parts.append(score.reshape(-1))
+    return torch.cat(parts)
 
 
 def csv_row(round_idx: int, accuracy: Tensor) -> list[Any]:
-    """Give the cells of a line of `classwise.csv`, where NaN is left empty."""
-    return [round_idx, *("" if math.isnan(value) else value for value in accuracy.tolist())]
+    """Return the cells of a line of `classwise.csv`. The cell of NaN is empty.
+
+    Args:
+        round_idx: Number of the round, from 0.
+        accuracy: Accuracy of each class, (C,).
+    """
+    cells = ["" if math.isnan(value) else value for value in accuracy.tolist()]
+    return [round_idx, *cells]

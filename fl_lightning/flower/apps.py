@@ -15,7 +15,7 @@ An app takes its settings from the run's configuration (`[tool.flwr.app.config]`
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -39,6 +39,8 @@ from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes, schema_of_party
 
 SHOWN = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+"""Names of the settings of a Trainer that show or write something."""
+
 QUIET: dict[str, Any] = dict.fromkeys(SHOWN, False)
 """Settings of a Trainer that shows and writes nothing."""
 
@@ -47,9 +49,9 @@ class ServerCLI(FederatedCLI):
     """The command line of a federation whose clients are at nodes.
 
     Args:
-        args: of `fl-lightning`.
-        grid: Flower's.
-        options: of the app.
+        args: Arguments of `fl-lightning`.
+        grid: Flower's connection to the nodes.
+        options: Settings of the app, by name.
     """
 
     def __init__(self, args: list[str], grid: Grid, options: Mapping[str, Any]) -> None:
@@ -61,41 +63,80 @@ class ServerCLI(FederatedCLI):
         """Find the nodes, and let their clients be trained where they are."""
         super().before_fit()
         parts = self.model.parts
-        settings = shared_settings(parts, self.datamodule, str(self.trainer.precision), self.trainer.max_epochs)
-        options = self._options
-        num_clients = self.datamodule.num_clients
-        faults = parts.faults
-        times = float(options.get("timeout", 600.0)), float(options.get("poll", 1.0))
-        tolerant = faults.on_error == "skip"
-        keys = options.get("keys") or None
-        nodes = Nodes(self._grid, settings, num_clients, *times, tolerant, keys)
-        nodes.wait(num_clients, float(options.get("wait", 60.0)), faults.min_clients)
+        settings = shared_settings(
+            parts,
+            self.datamodule,
+            precision=str(self.trainer.precision),
+            max_epochs=self.trainer.max_epochs,
+        )
+        nodes = self._find_nodes(settings)
         if isinstance(self.datamodule.source, Elsewhere):
             self.datamodule.source.sizes = nodes.sizes
-        run = uuid4().hex if self.folder is None else sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
+        run = name_of_run(self.folder)
 
         def factory(local: SequentialEngine) -> RemoteEngine:
-            check_carried(parts.client, parts.transforms, list(parts.batch_hooks), self.trainer)
+            check_carried(
+                client=parts.client,
+                transforms=parts.transforms,
+                batch_hooks=list(parts.batch_hooks),
+                trainer=self.trainer,
+            )
             nodes.compare_schema(schema_of_party(self.datamodule, parts.client))
-            return RemoteEngine(local, nodes, parts, settings, run)
+            return RemoteEngine(local=local, nodes=nodes, parts=parts, settings=settings, run=run)
 
         self.model.engine_factory = factory
+
+    def _find_nodes(self, settings: Mapping[str, str]) -> Nodes:
+        """Wait for the nodes of the clients.
+
+        Args:
+            settings: Digests of the settings that all parties must have alike, by name.
+        """
+        options = self._options
+        num_clients = self.datamodule.num_clients
+        faults = self.model.parts.faults
+        nodes = Nodes(
+            grid=self._grid,
+            settings=settings,
+            num_clients=num_clients,
+            timeout=float(options.get("timeout", 600.0)),
+            poll=float(options.get("poll", 1.0)),
+            tolerant=faults.on_error == "skip",
+            keys=options.get("keys") or None,
+        )
+        nodes.wait(num_clients, seconds=float(options.get("wait", 60.0)), least=faults.min_clients)
+        return nodes
+
+
+def name_of_run(folder: Path | None) -> str:
+    """Name a run for the files of its nodes, so that a run that continues in its folder has the same name.
+
+    Args:
+        folder: Folder of the run. None is a run without a folder, which gets a name of its own.
+    """
+    if folder is None:
+        return uuid4().hex
+    path = str(folder.resolve())
+    return sha256(path.encode()).hexdigest()[:16]
 
 
 def client_app(*configs: str | Path) -> ClientApp:
     """Make the app of the nodes.
 
     Args:
-        configs: the federation's YAML files, a later one on top of an earlier.
+        configs: The federation's YAML files. A later file overrides an earlier file.
     """
     app = ClientApp()
     files = tuple(map(str, configs))
 
     def answer(message: Message, context: Context) -> Message:
+        arguments, data_file, client_id = settings_of_node(context)
         try:
             with quiet_lightning():
-                return node_of(files, *settings_of_node(context)).answer(message)
-        except SystemExit as stop:  # of the parser, which has printed why
+                node = node_of(files, arguments=arguments, data_file=data_file, client_id=client_id)
+                return node.answer(message)
+        except SystemExit as stop:
+            # The parser has printed the reason.
             raise ValueError("the node's YAML or arguments are refused, as its own log says; mend them") from stop
 
     for register in (app.train, app.evaluate, app.query):
@@ -107,15 +148,19 @@ def server_app(*configs: str | Path) -> ServerApp:
     """Make the app of the server: a fit with the same command line, checkpoints and run folder as a simulation's.
 
     Args:
-        configs: the federation's YAML files, a later one on top of an earlier.
+        configs: The federation's YAML files. A later file overrides an earlier file.
     """
+    files = tuple(map(str, configs))
 
     def main(grid: Grid, context: Context) -> None:
         options = context.run_config
-        files = tuple(map(str, configs))
         with quiet_lightning():
-            words = str(options.get("arguments", "")), str(options.get("server-data") or "")
-            ServerCLI(command_line(files, *words), grid, options)
+            args = command_line(
+                files,
+                arguments=str(options.get("arguments", "")),
+                data_file=str(options.get("server-data") or ""),
+            )
+            ServerCLI(args, grid=grid, options=options)
 
     app = ServerApp()
     app.main()(main)
@@ -123,29 +168,31 @@ def server_app(*configs: str | Path) -> ServerApp:
 
 
 def settings_of_node(context: Context) -> tuple[str, str, int | None]:
-    """Look up the run's arguments, the node's own file, and the number of its client, where it is told."""
+    """Look up the run's arguments, the node's own file, and the id of its client, or None if nothing tells the id."""
     run = context.run_config
     node = context.node_config
     number = node.get("partition-id")
     client_id = None if number is None else int(number)
-    data = str(node.get("data") or str(run.get("data") or "").format(client=client_id))
-    return str(run.get("arguments", "")), data, client_id
+    arguments = str(run.get("arguments", ""))
+    data_of_run = str(run.get("data") or "").format(client=client_id)
+    data_file = str(node.get("data") or data_of_run)
+    return arguments, data_file, client_id
 
 
 @lru_cache(maxsize=8)
 def node_of(configs: tuple[str, ...], arguments: str, data_file: str, client_id: int | None = None) -> Node:
-    """Make the node of a client of its files, once in a process.
+    """Make the node of a client from its files, once in a process.
 
     Args:
-        configs: the federation's YAML files.
-        arguments: more of the command line.
-        data_file: the node's own; empty: it has all data, of which it reads its client's.
-        client_id: of the client, where the data do not tell.
+        configs: The federation's YAML files.
+        arguments: Further words of the command line.
+        data_file: The node's own file. An empty name means that the node has all data and reads its client's.
+        client_id: Id of the client, if the data do not tell it.
 
     Raises:
-        ValueError: nothing tells which client it is.
+        ValueError: Neither the data nor `client_id` tell the client.
     """
-    made = parts_of(command_line(configs, arguments, data_file))
+    made = parts_of(command_line(configs, arguments=arguments, data_file=data_file))
     trainer = made.config.fit.trainer
     data = made.datamodule
     client_id = getattr(data.partition, "client_id", client_id)
@@ -153,23 +200,57 @@ def node_of(configs: tuple[str, ...], arguments: str, data_file: str, client_id:
         raise ValueError("a node must know its client, and has neither data nor partition-id; set --node-config data=…")
     where = Trainer(accelerator=trainer.accelerator, devices=trainer.devices, precision=trainer.precision, **QUIET)
     folder = Path(data_file).resolve().parent if data_file else Path("nodes", str(client_id))
-    device = where.strategy.root_device
-    plugin = where.precision_plugin
-    return Node(made.model, data, client_id, folder / "memory", device, plugin, trainer.max_epochs)
+    return Node(
+        loop=made.model,
+        data=data,
+        client_id=client_id,
+        folder=folder / "memory",
+        device=where.strategy.root_device,
+        precision=where.precision_plugin,
+        max_epochs=trainer.max_epochs,
+    )
 
 
 def command_line(configs: tuple[str, ...], arguments: str, data_file: str) -> list[str]:
-    """Join files and arguments as the command line of a fit, a party's own file last: it has the last word.
+    """Join files and arguments to the command line of a fit. A party's own file is last and overrides the others.
+
+    Args:
+        configs: The federation's YAML files.
+        arguments: Further words of the command line.
+        data_file: The party's own file, empty without one.
 
     Raises:
-        ValueError: the arguments say something of the data that is the party's own.
+        ValueError: The arguments have a setting of the data that is the party's own.
     """
     words = shlex.split(arguments)
-    names = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--data")]
-    if data_file and (others := [name for name in names if name.removeprefix("data.") not in OF_THE_DATA]):
-        raise ValueError(
-            f"arguments of a run must leave to each party what its data are, but for {', '.join(OF_THE_DATA)}, got "
-            f"{others[0]}; set it in its {Path(data_file).name}"
-        )
-    files = [word for name in configs for word in ("-c", name)]
-    return ["fit", *files, *words, *(["-c", data_file] if data_file else [])]
+    if data_file:
+        check_leaves_data(words, data_file)
+    args = ["fit"]
+    for name in configs:
+        args += ["-c", name]
+    args += words
+    if data_file:
+        args += ["-c", data_file]
+    return args
+
+
+def check_leaves_data(words: Iterable[str], data_file: str) -> None:
+    """Refuse settings of the data that each party has in a file of its own.
+
+    Args:
+        words: Words of the command line.
+        data_file: The party's own file.
+
+    Raises:
+        ValueError: A word has such a setting.
+    """
+    for word in words:
+        if not word.startswith("--data"):
+            continue
+        option, _, _ = word.partition("=")
+        name = option.removeprefix("--")
+        if name.removeprefix("data.") not in OF_THE_DATA:
+            raise ValueError(
+                f"arguments of a run must leave to each party what its data are, but for {', '.join(OF_THE_DATA)}, got "
+                f"{name}; set it in its {Path(data_file).name}"
+            )

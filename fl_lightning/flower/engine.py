@@ -1,4 +1,4 @@
-"""The engine at the server: jobs become messages to the clients' nodes, answers become results."""
+"""The engine at the server: jobs become messages to the clients' nodes, and answers become results."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -24,27 +24,32 @@ from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
 Reader = Callable[[ClientJob, Content], Answer]
 
 FILE = "file"
-"""Key in a client's record at the server of the name of its node's file."""
+"""Key of the name of the node's file, in a client's record at the server."""
 
 
 class RemoteEngine:
     """Trains and tests clients at their nodes (the `Engine` protocol).
 
     Args:
-        local: the engine of this process, which knows the model's entries and what is trained.
-        nodes: of the clients.
-        parts: of the federation, whose store has records with the names of the nodes' files.
-        settings: digests of the settings that all parties must have alike, by name.
-        run: name of the run, under which nodes keep their files.
+        local: The engine of this process, which knows the model's entries and what is trained.
+        nodes: The nodes of the clients.
+        parts: The parts of the federation. Its store has records with the names of the nodes' files.
+        settings: Digests of the settings that all parties must have alike, by name.
+        run: Name of the run, under which nodes keep their files.
 
     Attributes:
-        is_remote: True: personal entries stay where the clients are.
+        is_remote: True, because personal entries stay at the clients' nodes.
     """
 
     is_remote = True
 
-    def __init__(
-        self, local: SequentialEngine, nodes: Nodes, parts: FederationParts, settings: Mapping[str, str], run: str
+    def __init__(  # noqa: PLR0917 - called by position
+        self,
+        local: SequentialEngine,
+        nodes: Nodes,
+        parts: FederationParts,
+        settings: Mapping[str, str],
+        run: str,
     ) -> None:
         self._local = local
         self._nodes = nodes
@@ -54,12 +59,13 @@ class RemoteEngine:
         self._settings = hash_of_value(dict(settings))
         self._round_idx = -1
         self._asked: dict[str, str] = {}
-        """Ids of messages of the round by the digest of what was asked: what is asked again is not sent again."""
+        """Ids of messages of the round by their digest. The same message is not sent again."""
         self._answers: Answers = {}
-        """Answers of the round, where the run goes on without clients that fail: the others are asked for again."""
+        """Answers of the round, if the run goes on without clients that fail: it asks for the other answers again."""
         self._parts: dict[int, tuple[Any, Array]] = {}
+        """Encoded parts of messages with their content, by the id of the content."""
         self._has: dict[int, Any] = {}
-        """Digest of the frozen entries that a client's node has."""
+        """Digests of the frozen entries that the clients' nodes have, by client id."""
         self._layouts = Layouts()
         self._named: dict[str, str] = {}
         """Names of the nodes' files by the file of the store that holds them."""
@@ -67,17 +73,23 @@ class RemoteEngine:
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
         """Send all jobs to their nodes, and yield the results as they come.
 
+        Args:
+            exchange: Name of the exchange.
+            jobs: Jobs of the cohort.
+
         Raises:
-            ClientError: of a client without a node, of an answer that says so, or of one that must not be.
+            ClientError: A client has no node, or its node's answer reports an error or breaks a rule.
         """
 
         def read(job: ClientJob, content: Content) -> Answer:
-            most = self._nodes.sites[job.client_id].sizes["train"]
-            update, logged, file = read_update(content, job, most, self._rated)
-            result = ClientResult(job._replace(memory={FILE: file} if file else {}), update, None, logged)
+            most_samples = self._nodes.sites[job.client_id].sizes["train"]
+            update, logged, file = read_update(content, job=job, most_samples=most_samples, rated=self._rated)
+            memory = {FILE: file} if file else {}
+            result = ClientResult(job=job._replace(memory=memory), update=update, personal=None, logged=logged)
             return Answer(job, result, message_layout(update.extras, self._shared))
 
-        for job, result, _, error in self._layouts.compare(exchange, self._answers_to("train", jobs, read)):
+        answers = self._answers_to("train", jobs, read)
+        for job, result, _, error in self._layouts.compare(exchange, answers):
             if error is not None:
                 raise self._error(job, error) from error
             yield result
@@ -89,19 +101,26 @@ class RemoteEngine:
         metrics: MetricCollection | None = None,
         channels_last: bool = False,
     ) -> Generator[ClientScore, None, None]:
-        """Ask the nodes what their clients would deploy, and yield its scores as they come.
+        """Ask the nodes for the scores of what their clients would deploy, and yield the scores as they come.
+
+        Args:
+            jobs: Jobs of the clients.
+            batch_size: Number of samples in a batch.
+            metrics: Further metrics of the federation. A node has its own copy of them.
+            channels_last: Whether images lie in memory channel by channel last.
 
         Raises:
-            ClientError: of a client without a score, unless the run goes on without clients that fail.
+            ClientError: A client has no score, unless the run goes on without clients that fail.
         """
 
         def read(job: ClientJob, content: Content) -> Answer:
-            most = self._nodes.sites[job.client_id].sizes["test"]
-            score = read_score(content["head"], job.client_id, most)
+            most_samples = self._nodes.sites[job.client_id].sizes["test"]
+            score = read_score(content["head"], client_id=job.client_id, most_samples=most_samples)
             return Answer(job, score, message_layout(score.metrics, {}, exact=True))
 
         more = {"batch_size": batch_size, "channels_last": channels_last}
-        for job, score, _, error in self._layouts.compare("deployed", self._answers_to("evaluate", jobs, read, more)):
+        answers = self._answers_to("evaluate", jobs, read, more=more)
+        for job, score, _, error in self._layouts.compare("deployed", answers):
             if error is None:
                 yield score
             elif self._local.tolerant:
@@ -113,27 +132,51 @@ class RemoteEngine:
 
     @property
     def _shared(self) -> State:
-        """The shared entries as they lie in the module, for their names, shapes and types."""
-        return self._local.global_weights.live(self._local.global_weights.shared)
+        """Return the shared entries as they lie in the module, for their names, shapes and types."""
+        global_weights = self._local.global_weights
+        return global_weights.live(global_weights.shared)
 
     def _answers_to(
-        self, kind: str, jobs: Iterable[ClientJob], read: Reader, more: Content | None = None
+        self,
+        kind: str,
+        jobs: Iterable[ClientJob],
+        read: Reader,
+        *,
+        more: Content | None = None,
     ) -> Iterator[Answer]:
-        """Ask nodes, and yield what was read of their answers, or what is wrong with them."""
+        """Ask nodes, and yield the contents of their answers, or what is wrong with them.
+
+        Args:
+            kind: Kind of the question, `train` or `evaluate`.
+            jobs: Jobs of the clients.
+            read: Reads the content of an answer.
+            more: Further entries of the head of every message. None is no entry.
+        """
         asked = {job.client_id: (job, self._message(kind, job, more or {})) for job in jobs}
         for job, content, problem in self._exchange(kind, asked):
+            # What a node sends may raise any error.
             try:
                 demand(not problem, problem)
                 answer = read(job, content)
-            except Exception as error:  # whatever a node sends
+            except Exception as error:
                 answer = Answer(job, error=error)
             yield answer
 
     def _message(self, ask: str, job: ClientJob, more: Content) -> dict[str, Array]:
-        """Encode what a node is asked about a client."""
+        """Encode the question to a node about its client.
+
+        Args:
+            ask: Kind of the question, `train` or `evaluate`.
+            job: Job of the client.
+            more: Further entries of the head.
+        """
         broadcast = job.broadcast
         global_weights = self._local.global_weights
+        already_sent = global_weights.frozen.already_sent
         file = job.memory.get(FILE)
+        needed_files = self._names(job.client_id)
+        if file:
+            needed_files.add(file)
         head = {
             "ask": ask,
             "client_id": job.client_id,
@@ -142,62 +185,88 @@ class RemoteEngine:
             "uploads": broadcast.uploads,
             "settings": self._settings,
             "trained": hash_of_value(global_weights.trainable),
-            "frozen": list(global_weights.frozen.already_sent),
+            "frozen": list(already_sent),
             "lr_factors": [list(row) for row in self._local.local.lr_factors],
             "run": self._run,
             "file": file,
-            "named": sorted({*self._names(job.client_id), *([file] if file else [])}),
+            "named": sorted(needed_files),
         }
-        # what a client starts from besides what it was sent
         sent = broadcast.weights or {}
-        start = job.start or {}
-        frozen = global_weights.frozen.already_sent
-        if start and (sent or frozen):
-            start = {n: v for n, v in start.items() if sent.get(n) is not v and n not in frozen}
-        states = {"weights": message_of(broadcast.weights), "start": start, "personal": None if file else job.personal}
-        parts = {name: self._part(state) for name, state in states.items()}
-        parts["frozen"] = self._frozen_part(job.client_id, {} if frozen.keys() <= sent.keys() else frozen)
-        return {"head": part_of(head | more), "extras": part_of(dict(broadcast.extras)), **parts}
+        frozen = {} if already_sent.keys() <= sent.keys() else already_sent
+        return {
+            "head": part_of(head | more),
+            "extras": part_of(dict(broadcast.extras)),
+            "weights": self._part(message_of(broadcast.weights)),
+            "start": self._part(further_start(job, already_sent)),
+            "personal": self._part(None if file else job.personal),
+            "frozen": self._frozen_part(job.client_id, frozen),
+        }
 
     def _frozen_part(self, client_id: int, frozen: State) -> Array:
-        """Encode entries that nobody trains, or only their digest where the client's node has them."""
+        """Encode entries that nobody trains, or only their digest if the client's node has them.
+
+        Args:
+            client_id: Id of the client, from 0.
+            frozen: These entries, by name.
+        """
         if not frozen:
             return part_of({"digest": "", "entries": {}})
         if id(frozen) not in self._parts:
             digest = hash_of(encode(dict(frozen)))
-            self._parts[id(frozen)] = (frozen, digest), part_of({"digest": digest, "entries": dict(frozen)})
+            encoded = part_of({"digest": digest, "entries": dict(frozen)})
+            self._parts[id(frozen)] = ((frozen, digest), encoded)
         (_, digest), whole = self._parts[id(frozen)]
-        return part_of({"digest": digest, "entries": None}) if self._has.get(client_id) == digest else whole
+        if self._has.get(client_id) == digest:
+            return part_of({"digest": digest, "entries": None})
+        return whole
 
     def _part(self, state: StateLike | None) -> Array:
-        """Encode a state, once for all clients that are sent the same object."""
+        """Encode a state, once for all clients whose messages have the same object."""
         if id(state) not in self._parts:
-            self._parts[id(state)] = state, part_of(state and dict(state))
-        return self._parts[id(state)][1]
+            self._parts[id(state)] = (state, part_of(state and dict(state)))
+        _, part = self._parts[id(state)]
+        return part
 
     def _exchange(
         self, kind: str, asked: Mapping[int, tuple[ClientJob, dict[str, Array]]]
     ) -> Generator[tuple[ClientJob, Content, str], None, None]:
-        """Send messages that were not sent in this round, and yield jobs with answers and problems as they come."""
+        """Send messages that were not sent in this round, and yield jobs with answers and problems as they come.
+
+        Args:
+            kind: Flower's type of the messages.
+            asked: Jobs with the parts of their messages, by client id.
+        """
         round_idx = next((job.broadcast.round_idx for job, _ in asked.values()), self._round_idx)
-        if any(client_id not in self._nodes.sites for client_id in asked):
-            self._nodes.look(f"in round {round_idx}")  # it may have come meanwhile
+        sites = self._nodes.sites
+        # A node may have come meanwhile.
+        if any(client_id not in sites for client_id in asked):
+            self._nodes.look(f"in round {round_idx}")
         if round_idx != self._round_idx:
             self._round_idx = round_idx
             self._asked = {}
             self._answers = {}
         digests = {client_id: digest_of_parts(parts) for client_id, (_, parts) in asked.items()}
-        new = [c for c in asked if digests[c] not in self._asked and c in self._nodes.sites]
-        messages = [(self._nodes.sites[client_id].node_id, asked[client_id][1]) for client_id in new]
-        ids = self._nodes.send(kind, messages, str(round_idx))
-        self._asked |= {digests[client_id]: message_id for client_id, message_id in zip(new, ids, strict=True)}
+        new = []
+        messages = []
+        for client_id, (_, parts) in asked.items():
+            if client_id in sites and digests[client_id] not in self._asked:
+                new.append(client_id)
+                messages.append((sites[client_id].node_id, parts))
+        ids = self._nodes.send(kind, messages, group=str(round_idx))
+        for client_id, message_id in zip(new, ids, strict=True):
+            self._asked[digests[client_id]] = message_id
         self._parts.clear()
-        waiting = {self._asked[digests[c]]: job for c, (job, _) in asked.items() if c in self._nodes.sites}
-        for client_id in asked.keys() - self._nodes.sites.keys():
-            yield asked[client_id][0], {}, "no node has registered it"
+        waiting: dict[str, ClientJob] = {}
+        for client_id, (job, _) in asked.items():
+            if client_id in sites:
+                waiting[self._asked[digests[client_id]]] = job
+        for client_id in asked.keys() - sites.keys():
+            job, _ = asked[client_id]
+            yield job, {}, "no node has registered it"
         unanswered = [message_id for message_id in waiting if message_id not in self._answers]
         for message_id in waiting.keys() - set(unanswered):
-            yield waiting[message_id], *self._answers[message_id]
+            content, problem = self._answers[message_id]
+            yield waiting[message_id], content, problem
         for answers in self._nodes.replies(unanswered):
             if self._local.tolerant:
                 self._answers |= answers
@@ -206,27 +275,52 @@ class RemoteEngine:
                 yield waiting[message_id], content, problem
 
     def _error(self, job: ClientJob, error: Exception) -> ClientError:
-        """Name client, node and round."""
-        known = isinstance(error, ValueError)
-        reason = shown(str(error)) if known else f"what it sent is no answer ({type(error).__name__})"
+        """Return an error that names client, node and round.
+
+        Args:
+            job: Job of the client.
+            error: What is wrong with the answer.
+        """
+        if isinstance(error, ValueError):
+            reason = shown(str(error))
+        else:
+            reason = f"what it sent is no answer ({type(error).__name__})"
         site = self._nodes.sites.get(job.client_id)
-        round_idx = job.broadcast.round_idx
         where = f" at {site}" if site else ""
-        sentence = f"client {job.client_id}{where} failed in round {round_idx}: {reason}"
+        sentence = f"client {job.client_id}{where} failed in round {job.broadcast.round_idx}: {reason}"
         return ClientError(f"{sentence}; mend that, or set model.faults.on_error to skip", job.client_id, reason)
 
     # --- files of the nodes ------------------------------------------------------------------------------------
 
     def _names(self, client_id: int) -> set[str]:
-        """Names of the node's files that a checkpoint needs: those in records of the client that lie in files."""
-        prefix = f"client_{client_id}_"
+        """Return the names of the node's files that a checkpoint needs: the names in the client's records in files."""
         folder = self._store.folder
-        there = {path.name for path in folder.glob(f"{prefix}*") if FileRecord.is_name(path.name)}
-        for name in there - self._named.keys():
-            self._named[name] = decode((folder / name).read_bytes()).get("memory", {}).get(FILE, "")
-        return {self._named[name] for name in there} - {""}
+        records = {path.name for path in folder.glob(f"client_{client_id}_*") if FileRecord.is_name(path.name)}
+        for name in records - self._named.keys():
+            record = decode((folder / name).read_bytes())
+            self._named[name] = record.get("memory", {}).get(FILE, "")
+        return {self._named[name] for name in records} - {""}
+
+
+def further_start(job: ClientJob, frozen: State) -> State:
+    """Return the entries that a client starts from besides the weights of the broadcast and frozen entries.
+
+    Args:
+        job: Job of the client.
+        frozen: Entries that nobody trains and everybody has, by name.
+    """
+    sent = job.broadcast.weights or {}
+    start = job.start or {}
+    if not start or not (sent or frozen):
+        return start
+    further: State = {}
+    for name, value in start.items():
+        if sent.get(name) is not value and name not in frozen:
+            further[name] = value
+    return further
 
 
 def digest_of_parts(parts: Mapping[str, Array]) -> str:
-    """Hash the parts of a message, of which Flower hashes each once."""
-    return sha256(repr([(name, part.object_id) for name, part in sorted(parts.items())]).encode()).hexdigest()
+    """Hash the parts of a message by Flower's hashes of the parts, which Flower makes once."""
+    ids = [(name, part.object_id) for name, part in sorted(parts.items())]
+    return sha256(repr(ids).encode()).hexdigest()

@@ -1,13 +1,15 @@
 """The client side: one client of a federation at its own node, where its data, its memory and its personal entries are.
 
-What a client keeps lies in files of the node that never change. The server knows their names only, so that a round that
-is undone or a run that is continued goes back to the file of that time. Files that it names no more are deleted.
+The node keeps memory and personal entries in files that never change. The server knows only the names of the files.
+A round that is undone, or a run that is continued, goes back to the file of that time. The node deletes files that the
+server no longer names.
 """
 
 from collections.abc import Iterable
 from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Array, Message
@@ -35,13 +37,13 @@ class Node:
     """Answers what the server asks of one client.
 
     Args:
-        loop: of the federation, as the server has it; no Trainer has set it up.
-        data: with the client's samples.
-        client_id: 0 ... N-1.
-        folder: of its files.
-        device: that it trains on; None: the CPU.
-        precision: a plugin of Lightning's; None: 32-true.
-        max_epochs: rounds of the run; None: not known.
+        loop: The federation, as the server has it. No Trainer has set it up.
+        data: The data with the client's samples.
+        client_id: Id of the client, 0 … N−1.
+        folder: Folder of the node's files.
+        device: Device of the training. None is the CPU.
+        precision: Precision plugin of Lightning. None is 32-true.
+        max_epochs: Number of rounds of the run. None is not known.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Node:
         data: FederatedDataModule,
         client_id: int,
         folder: str | Path,
+        *,
         device: torch.device | None = None,
         precision: Precision | None = None,
         max_epochs: int | None = None,
@@ -60,12 +63,17 @@ class Node:
         self.folder = Path(folder)
         self.device = device or torch.device("cpu")
         self.precision = precision or Precision()
-        self.settings = shared_settings(loop.parts, data, str(self.precision.precision), max_epochs)
+        self.settings = shared_settings(
+            loop.parts,
+            data,
+            precision=str(self.precision.precision),
+            max_epochs=max_epochs,
+        )
         self._max_epochs = max_epochs
 
     @cached_property
     def engine(self) -> SequentialEngine:
-        """Engine that trains the client."""
+        """Return the engine that trains the client."""
         parts = self.loop.parts
         parts.execution.limit_threads()
         engine = local_engine(
@@ -98,7 +106,8 @@ class Node:
             parts = answers[head["ask"]](content)
             parts["has"] = part_of(content.get("frozen", {}).get("digest"))
         except Exception as error:
-            self.__dict__.pop("engine", None)  # which may have been left in the middle
+            # The error may have left the engine in the middle of an exchange.
+            self.__dict__.pop("engine", None)
             known = error if isinstance(error, ClientError) else client_error(self.client_id, round_idx, error)
             parts = {"head": part_of({"error": shown(known.reason)})}
         return Message(to_records(parts), reply_to=message)
@@ -121,65 +130,118 @@ class Node:
         return {"head": part_of(head)}
 
     def _train(self, content: Content) -> dict[str, Array]:
-        """Run an exchange."""
+        """Run an exchange, and keep the client's memory and personal entries in a file."""
         job = self._job(content)
+        files = self._files_of(content["head"]["run"])
         with closing(self.engine.run(job.broadcast.exchange, [job])) as results:
             result = next(results)
-            file = self._files_of(content["head"]["run"]).keep(job.broadcast.round_idx, job.memory, result.personal)
-            return parts_of_update(result.update, result.logged, file)
+            file = files.keep(job.broadcast.round_idx, job.memory, result.personal)
+            return parts_of_update(result.update, logged=result.logged, file=file)
 
     def _evaluate(self, content: Content) -> dict[str, Array]:
         """Test what the client would deploy."""
         head = content["head"]
         job = self._job(content)
         metrics = self.loop.metrics
-        settings = head["batch_size"], None if metrics is None else alone(metrics), head["channels_last"]
-        with closing(self.engine.evaluate([job], *settings)) as scores:
+        scores_of_job = self.engine.evaluate(
+            [job],
+            batch_size=head["batch_size"],
+            metrics=None if metrics is None else alone(metrics),
+            channels_last=head["channels_last"],
+        )
+        with closing(scores_of_job) as scores:
             score = next(scores)
-        numbers = {"num_samples": float(score.num_samples), "correct": float(score.correct)}
-        told = {"metrics": dict(score.metrics), "is_finite": bool(score.is_finite)}
-        return {"head": part_of({"client_id": self.client_id, **numbers, **told})}
+        answer = {
+            "client_id": self.client_id,
+            "num_samples": float(score.num_samples),
+            "correct": float(score.correct),
+            "metrics": dict(score.metrics),
+            "is_finite": bool(score.is_finite),
+        }
+        return {"head": part_of(answer)}
 
     def _job(self, content: Content) -> ClientJob:
         """Make the job that a message is about.
 
         Raises:
-            WireError: another client, other settings, or another model.
+            WireError: The message is of another client, of other settings or of another model.
         """
         head = content["head"]
+        round_idx = head["round_idx"]
         engine = self.engine
         for name, here in (("client_id", self.client_id), ("settings", hash_of_value(self.settings))):
             demand(head[name] == here, f"{name} of a message must be {here}, as this node has it, got {{}}", head[name])
         shared = engine.global_weights.live(engine.global_weights.shared)
-        weights = content["weights"]
-        codec = self.loop.parts.codec
-        if codec and weights:
-            draws = partial(keyed_generator, self.data.batch_seed, DownCoding.PURPOSE, head["round_idx"])
-            weights = DownCoding(codec, engine.global_weights).decode(weights, shared, draws)
+        weights = self._decoded(content["weights"], shared, round_idx)
         files = self._files_of(head["run"])
         start = {**files.shared(**content["frozen"]), **content["start"], **(weights or {})}
-        alike = message_layout(start, {}, exact=True) == message_layout(shared, {}, exact=True)
-        demand(alike, "the model's shared entries at the server must be those of this node; give both one YAML")
-        finite = all(bool(value.isfinite().all()) for value in start.values())
-        demand(finite, "the model of the server must be finite, and has NaN or infinite values; end the run there")
-        self._freeze({name: start[name] for name in head["frozen"]}, head["round_idx"])
-        trained = head["trained"] == hash_of_value(engine.global_weights.trainable)
-        demand(trained, "the same entries must be trained here and at the server; freeze them in the module itself")
+        is_alike = message_layout(start, {}, exact=True) == message_layout(shared, {}, exact=True)
+        demand(is_alike, "the model's shared entries at the server must be those of this node; give both one YAML")
+        is_finite = all(bool(value.isfinite().all()) for value in start.values())
+        demand(is_finite, "the model of the server must be finite, and has NaN or infinite values; end the run there")
+        self._freeze({name: start[name] for name in head["frozen"]}, round_idx)
+        trains_alike = head["trained"] == hash_of_value(engine.global_weights.trainable)
+        demand(
+            trains_alike, "the same entries must be trained here and at the server; freeze them in the module itself"
+        )
         engine.local.scale_lr(head["lr_factors"])
         files.collect(head["named"])
-        memory, personal = files.read(head["file"]) if head["file"] else ({}, content["personal"])
-        broadcast = Broadcast(head["round_idx"], head["exchange"], weights, content["extras"], head["uploads"])
-        data = self.data.view(self.client_id, head["round_idx"])
-        return ClientJob(self.client_id, broadcast, data, memory, personal, start)
+        memory: dict[str, Any] = {}
+        personal = content["personal"]
+        if head["file"]:
+            memory, personal = files.read(head["file"])
+        broadcast = Broadcast(
+            round_idx=round_idx,
+            exchange=head["exchange"],
+            weights=weights,
+            extras=content["extras"],
+            uploads=head["uploads"],
+        )
+        return ClientJob(
+            client_id=self.client_id,
+            broadcast=broadcast,
+            data=self.data.view(self.client_id, round_idx),
+            memory=memory,
+            personal=personal,
+            start=start,
+        )
+
+    def _decoded(self, weights: State | None, shared: State, round_idx: int) -> State | None:
+        """Return the weights of a broadcast as they were before the codec of the federation, if it has one.
+
+        Args:
+            weights: Weights of the broadcast, by name. None is a broadcast without weights.
+            shared: The shared entries as they lie in the module.
+            round_idx: Number of the round, from 0.
+        """
+        codec = self.loop.parts.codec
+        if not codec or not weights:
+            return weights
+        draws = partial(
+            keyed_generator,
+            seed=self.data.batch_seed,
+            purpose=DownCoding.PURPOSE,
+            round_idx=round_idx,
+        )
+        return DownCoding(codec, self.engine.global_weights).decode(weights, shared, draws)
 
     def _freeze(self, already_sent: State, round_idx: int) -> None:
-        """Learn which entries nobody trains and everybody has."""
+        """Learn which entries nobody trains and everybody has.
+
+        Args:
+            already_sent: These entries, by name.
+            round_idx: Number of the round, from 0.
+        """
         global_weights = self.engine.global_weights
         global_weights.load(already_sent)
         global_weights.frozen.load_state_dict({"since": dict.fromkeys(already_sent, round_idx)})
         global_weights.prepare()
 
     def _files_of(self, run: str) -> ClientFiles:
-        """Files of the client in a run."""
+        """Return the files of the client in a run.
+
+        Raises:
+            WireError: The name of the run is no name of a folder.
+        """
         demand(run.isalnum(), "run must be a name of letters and digits, got {}", run)
         return ClientFiles(self.folder / run, self.client_id)

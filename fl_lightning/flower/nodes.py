@@ -1,9 +1,8 @@
-"""The nodes of a federation, as the server knows them: which of them has which client, and how many samples."""
+"""The nodes of a federation, as the server knows them: the client of each node, and its number of samples."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -23,8 +22,7 @@ from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above
 
 Answers = dict[str, tuple[Content, str]]
-"""Answers by the id of the message: the content, and what went wrong, empty for nothing."""
-
+"""Answers by the id of the message: the content, and what went wrong. An empty text means that nothing did."""
 
 REMEDY = (
     "give all parties the same classes (data.num_classes, class names), shape, columns and scale (normalize, "
@@ -36,10 +34,10 @@ REMEDY = (
 class Site(NamedTuple):
     """A node that has a client.
 
-    Args:
-        node_id: Flower's.
-        key: digest of its public key; empty where Flower knows none.
-        sizes: samples of the client by split, as the node has registered.
+    Attributes:
+        node_id: Flower's id of the node.
+        key: Digest of the node's public key. It is empty if Flower knows no key.
+        sizes: Number of samples of the client by split, as the node has registered.
     """
 
     node_id: int
@@ -47,31 +45,33 @@ class Site(NamedTuple):
     sizes: dict[str, int]
 
     def __str__(self) -> str:
-        return f"node {self.node_id}" + (f" (key {self.key})" if self.key else "")
+        if not self.key:
+            return f"node {self.node_id}"
+        return f"node {self.node_id} (key {self.key})"
 
 
 class Nodes:
     """Finds the nodes, holds them to what they said first, and sends them messages.
 
-    A client id belongs to the public key of the node that registered it first, so that nobody else can answer for it.
+    A client id belongs to the public key of the node that registered it first. Nobody else can answer for the client.
 
     Args:
-        grid: Flower's.
-        settings: digests of the settings that all parties must have alike, by name.
-        num_clients: N.
-        timeout: seconds that a node has for an answer.
-        poll: most seconds between two looks for answers.
-        tolerant: whether the run goes on without nodes that may not take part.
-        keys: a JSON file of the key of every client, `{"0": "ab12…"}`, which are added as they are learnt; None: they
-            hold for this run only.
+        grid: Flower's connection to the nodes.
+        settings: Digests of the settings that all parties must have alike, by name.
+        num_clients: Number N of clients.
+        timeout: Number of seconds that a node has for an answer, > 0.
+        poll: Largest number of seconds between two looks for answers.
+        tolerant: Whether the run goes on without nodes that may not take part.
+        keys: JSON file of the key of every client, `{"0": "ab12…"}`. New keys are added to it. None keeps the keys for
+            this run only.
 
     Attributes:
-        sites: the nodes by client id.
-        sizes: samples by client and split.
-        refused: why other nodes do not take part, by node id.
+        sites: The nodes by client id.
+        sizes: Number of samples by client and split.
+        refused: Reasons why other nodes do not take part, by node id.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         grid: Grid,
         settings: Mapping[str, str],
@@ -89,7 +89,9 @@ class Nodes:
         self._poll = poll
         self._tolerant = tolerant
         self._file = None if keys is None else Path(keys)
-        self._keys: dict[str, str] = json.loads(self._file.read_text()) if self._file and self._file.is_file() else {}
+        self._keys: dict[str, str] = {}
+        if self._file is not None and self._file.is_file():
+            self._keys = json.loads(self._file.read_text())
         self.sites: dict[int, Site] = {}
         self.sizes: dict[int, dict[str, int]] = {}
         self.refused: dict[int, str] = {}
@@ -102,46 +104,54 @@ class Nodes:
         """Wait for clients.
 
         Args:
-            wanted: clients that end the waiting.
-            seconds: that it lasts at most.
-            least: clients that are needed then.
+            wanted: Number of clients that ends the waiting.
+            seconds: Largest number of seconds to wait.
+            least: Number of clients that the run needs after that time.
 
         Raises:
-            RuntimeError: there are fewer, with the reasons of nodes that were refused.
+            FaultError: A node may not take part, unless the run goes on without it.
+            RuntimeError: There are fewer clients. The error has the reasons of nodes that were refused.
         """
         end = monotonic() + seconds
         while self.look() < wanted:
-            if monotonic() >= end:
-                if len(self.sites) >= least:
-                    return
-                reasons = "".join(f"; node {node_id}: {reason}" for node_id, reason in self.refused.items())
-                raise RuntimeError(
-                    f"{least} clients must be there, and after {seconds:g} seconds there are {len(self.sites)}"
-                    f"{reasons}; start their SuperNodes, or raise wait"
-                )
-            sleep(min(self._poll, 1.0))
+            if monotonic() < end:
+                sleep(min(self._poll, 1.0))
+                continue
+            if len(self.sites) >= least:
+                return
+            reasons = "".join(f"; node {node_id}: {reason}" for node_id, reason in self.refused.items())
+            raise RuntimeError(
+                f"{least} clients must be there, and after {seconds:g} seconds there are {len(self.sites)}"
+                f"{reasons}; start their SuperNodes, or raise wait"
+            )
 
     def look(self, when: str = "before the first round") -> int:
-        """Greet the nodes that are new, and return how many clients are known.
+        """Greet the nodes that are new, and return the number of known clients.
 
-        A node that does not answer is greeted again the next time.
+        The next call greets a node again that has not answered.
+
+        Args:
+            when: Time of the look, for messages.
 
         Raises:
-            FaultError: of a node that may not take part, unless the run goes on without it.
+            FaultError: A node may not take part, unless the run goes on without it.
         """
         keys = {int(node.node_id): key_of(node) for node in self._grid.get_nodes()}
         known = {site.node_id for site in self.sites.values()} | self.refused.keys()
         asked = {node_id: {"head": part_of({"ask": "hello"})} for node_id in sorted(keys.keys() - known)}
         sent = dict(zip(self.send("query", asked.items()), asked, strict=True))
-        for message_id, (content, problem) in chain.from_iterable(part.items() for part in self.replies(sent)):
-            node_id = sent[message_id]
-            try:
-                if not problem:
-                    self._register(node_id, keys[node_id], content["head"])
-            except Exception as error:  # whatever a node says
-                self.refused[node_id] = shown(str(error))
-            if reason := self.refused.get(node_id, problem):
-                rank_zero_info(f"node {node_id} takes no part {when}: {reason}")
+        for answers in self.replies(sent):
+            for message_id, (content, problem) in answers.items():
+                node_id = sent[message_id]
+                # What a node says may raise any error.
+                try:
+                    if not problem:
+                        self._register(node_id, key=keys[node_id], head=content["head"])
+                except Exception as error:
+                    self.refused[node_id] = shown(str(error))
+                reason = self.refused.get(node_id, problem)
+                if reason:
+                    rank_zero_info(f"node {node_id} takes no part {when}: {reason}")
         if self.refused and not self._tolerant:
             node_id, reason = next(iter(self.refused.items()))
             raise FaultError(
@@ -150,47 +160,68 @@ class Nodes:
         return len(self.sites)
 
     def _register(self, node_id: int, key: str, head: Mapping[str, Any]) -> None:
-        """Take a node for that of a client.
+        """Register a node as the node of a client.
+
+        Args:
+            node_id: Flower's id of the node.
+            key: Digest of the node's public key, empty if Flower knows no key.
+            head: Head of the node's answer.
 
         Raises:
-            WireError: naming what it may not be.
+            WireError: A part of the answer breaks its rule, or the client belongs to another node.
         """
         client_id: Any = head.get("client_id")
-        known = type(client_id) is int and 0 <= client_id < self._num_clients
-        demand(known, f"client_id must lie in [0, {self._num_clients}), got {{}}; mend its data.yaml", client_id)
+        is_client = type(client_id) is int and 0 <= client_id < self._num_clients
+        demand(is_client, f"client_id must lie in [0, {self._num_clients}), got {{}}; mend its data.yaml", client_id)
         names = self._differing(head.get("settings"))
         demand(not names, "its settings must be the server's, and these differ: {}; give it that YAML", names)
         schema = head.get("schema", {})
-        described = isinstance(schema, dict) and all(isinstance(value, str) for value in schema.values())
-        demand(described, "its schema must be digests by name, got {}; give it this version", schema)
+        are_digests = isinstance(schema, dict) and all(isinstance(value, str) for value in schema.values())
+        demand(are_digests, "its schema must be digests by name, got {}; give it this version", schema)
         parts = ", ".join(differing(self._schema, schema))
         demand(not parts, f"its samples must be read as those of the other parties, and {{}} differ; {REMEDY}", parts)
         sizes: Any = head.get("sizes")
         counts: Any = {split: isinstance(sizes, dict) and sizes.get(split) for split in ("train", "test")}
-        counted = all(type(size) is int and 0 <= size <= 2**40 for size in counts.values())
-        demand(counted, "its numbers of samples must lie in [0, 2^40], got {}; mend its data", sizes)
-        other = self.sites.get(client_id)
-        belongs = self._keys.get(str(client_id), key)
-        demand(
-            belongs == key and (other is None or (other.key == key and bool(key))),
-            f"client {client_id} belongs to {other or f'the key {belongs}'}, and only its node may answer for it; "
-            f"give this node another client, or take the key out of the file of keys",
-        )
-        self.sites[client_id], self.sizes[client_id] = (site := Site(node_id, key, counts)), counts
+        are_counts = all(type(size) is int and 0 <= size <= 2**40 for size in counts.values())
+        demand(are_counts, "its numbers of samples must lie in [0, 2^40], got {}; mend its data", sizes)
+        self._check_owner(client_id, key)
+        site = Site(node_id=node_id, key=key, sizes=counts)
+        self.sites[client_id] = site
+        self.sizes[client_id] = counts
         self._schema = {**schema, **self._schema}
         if key and self._file is not None and str(client_id) not in self._keys:
             self._keys[str(client_id)] = key
             write_file(self._file, json.dumps(self._keys, indent=1) + "\n")
         rank_zero_info(f"client {client_id} is at {site}, with {counts['train']} training samples")
 
-    def compare_schema(self, schema: Schema | None) -> None:
-        """Compare the samples of the server with what its clients' nodes have told of theirs.
+    def _check_owner(self, client_id: int, key: str) -> None:
+        """Refuse a node whose client belongs to another one.
 
         Args:
-            schema: The schema of the server's own samples. None: it has none.
+            client_id: Id of the client, 0 … N−1.
+            key: Digest of the node's public key, empty if Flower knows no key.
 
         Raises:
-            FaultError: They are read in different ways.
+            WireError: The client belongs to another node or key.
+        """
+        other = self.sites.get(client_id)
+        key_of_client = self._keys.get(str(client_id), key)
+        is_same_node = other is None or (other.key == key and bool(key))
+        owner = other or f"the key {key_of_client}"
+        demand(
+            key_of_client == key and is_same_node,
+            f"client {client_id} belongs to {owner}, and only its node may answer for it; "
+            f"give this node another client, or take the key out of the file of keys",
+        )
+
+    def compare_schema(self, schema: Schema | None) -> None:
+        """Compare the samples of the server with the digests that its clients' nodes have sent.
+
+        Args:
+            schema: The schema of the server's own samples. None is a server without samples.
+
+        Raises:
+            FaultError: The server and a client read their samples in different ways.
         """
         known = {} if schema is None else schema.digests()
         parts = differing(known, self._schema)
@@ -202,25 +233,39 @@ class Nodes:
         self._schema = {**self._schema, **known}
 
     def _differing(self, theirs: Any) -> str:
-        """Name the first settings of a node that are not the server's."""
-        theirs = theirs if isinstance(theirs, dict) else {}
-        names = {*self._settings, *map(str, theirs)}
-        return ", ".join(sorted(name for name in names if theirs.get(name) != self._settings.get(name))[:8])
+        """Name the first settings of a node that are not the server's, at most 8."""
+        known = theirs if isinstance(theirs, dict) else {}
+        names = sorted({*self._settings, *map(str, known)})
+        unequal = [name for name in names if known.get(name) != self._settings.get(name)]
+        return ", ".join(unequal[:8])
 
     # --- messages ----------------------------------------------------------------------------------------------
 
     def send(self, kind: str, asked: Iterable[tuple[int, Mapping[str, Array]]], group: str = "") -> list[str]:
-        """Send parts of messages to nodes, and return the ids of the messages, empty where one was not taken."""
-        messages = [
-            Message(to_records(parts), node_id, kind, ttl=self.timeout, group_id=group) for node_id, parts in asked
-        ]
-        ids = list(self._grid.push_messages(messages)) if messages else []
-        return [message_id or "" for message_id in ids] + [""] * (len(messages) - len(ids))
+        """Send messages to nodes, and return their ids. The id of a message that Flower did not take is empty.
+
+        Args:
+            kind: Flower's type of the messages.
+            asked: Ids of the nodes with the parts of their messages.
+            group: Flower's id of the group of the messages.
+        """
+        messages = []
+        for node_id, parts in asked:
+            content = to_records(parts)
+            messages.append(Message(content, node_id, kind, ttl=self.timeout, group_id=group))
+        if not messages:
+            return []
+        ids = [message_id or "" for message_id in self._grid.push_messages(messages)]
+        missing = len(messages) - len(ids)
+        return ids + [""] * missing
 
     def replies(self, sent: Iterable[str]) -> Iterator[Answers]:
-        """Yield the answers as they come, those that come together at once: Flower gives out each of them once.
+        """Yield the answers as they come. Answers that come together are one item.
 
-        Who comes late has none.
+        Flower gives out each answer once. A node that is late has a problem in place of an answer.
+
+        Args:
+            sent: Ids of the messages.
         """
         waiting = set(sent)
         end = monotonic() + self.timeout
@@ -230,13 +275,14 @@ class Nodes:
             yield {"": ({}, "Flower did not take the message")}
         while waiting:
             heartbeat()
-            # an error of Flower's has the SuperLink's own node id: the message that it answers tells whose it is
-            pulled = {
-                reply.metadata.reply_to_message_id: read_answer(reply) for reply in self._grid.pull_messages(waiting)
-            }
+            # An error of Flower has the SuperLink's own node id. The message that it answers tells the node.
+            pulled: Answers = {}
+            for reply in self._grid.pull_messages(waiting):
+                pulled[reply.metadata.reply_to_message_id] = read_answer(reply)
             if not pulled and monotonic() >= end:
                 pulled = {message_id: ({}, f"no answer within {self.timeout:g} seconds") for message_id in waiting}
-            if answers := {message_id: pulled[message_id] for message_id in sorted(waiting & pulled.keys())}:
+            answers = {message_id: pulled[message_id] for message_id in sorted(waiting & pulled.keys())}
+            if answers:
                 waiting -= answers.keys()
                 yield answers
             elif waiting:
@@ -245,10 +291,10 @@ class Nodes:
 
 
 def schema_of_party(data: FederatedDataModule, client: ClientModule) -> Schema:
-    """Return what the samples of a party decide, with the number of classes for which its net is built.
+    """Return the schema of a party's samples, with the number of classes for which its net is built.
 
-    A party may lack samples of the last classes. Its number of classes is compared if somebody has stated it, or if its
-    net has as many outputs.
+    A party may lack samples of the last classes. The parties compare its number of classes if somebody has stated the
+    number, or if its net has as many outputs.
 
     Args:
         data: The data module of the party, which is set up.
@@ -261,19 +307,20 @@ def schema_of_party(data: FederatedDataModule, client: ClientModule) -> Schema:
 
 
 def read_answer(reply: Message) -> tuple[Content, str]:
-    """Read an answer: its content, and what went wrong."""
+    """Read an answer: its content, and what went wrong. An empty text means that nothing did."""
     if reply.has_error():
         return {}, f"Flower's error {reply.error.code}: {shown(reply.error.reason or 'without a reason')}"
     try:
         content = from_records(reply.content, torch.device("cpu"))
     except WireError as error:
         return {}, str(error)
-    return content, shown(content["head"]["error"]) if "error" in content["head"] else ""
+    head = content["head"]
+    problem = shown(head["error"]) if "error" in head else ""
+    return content, problem
 
 
 def key_of(node: Any) -> str:
-    """Digest the public key of a node, as Flower knows it.
-
-    Empty: none.
-    """
-    return sha256(node.public_key).hexdigest()[:16] if node.public_key else ""
+    """Digest the public key of a node, as Flower knows it. The digest is empty if Flower knows no key."""
+    if not node.public_key:
+        return ""
+    return sha256(node.public_key).hexdigest()[:16]

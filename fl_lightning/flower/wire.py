@@ -6,7 +6,8 @@ encoded and hashed once.
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
@@ -23,7 +24,7 @@ RECORD = "fl_lightning"
 """Name of the record that holds a message."""
 
 FORMAT = "safetensors"
-"""Name of the serialisation of its parts."""
+"""Name of the serialization of the parts of a message."""
 
 Content = dict[str, Any]
 """Parts of a message by name: pytrees of tensors and plain values."""
@@ -36,45 +37,53 @@ COLUMNS = ("epoch", "step", "round")
 
 COUNTS = ("client_id", "num_samples", "num_steps", "idle_steps", "uncounted_steps")
 RATES = ("accumulated_lr", "lr")
-"""Numbers in a result."""
+"""Names of the numbers in a result."""
 
 LONGEST = 500
-"""Characters of a text from elsewhere that are kept."""
+"""Largest number of characters that are kept of a text from elsewhere."""
 
 
 class WireError(ValueError):
-    """Error for what arrived and is not what it must be.
+    """Reports a message that breaks a rule.
 
-    What is read may raise any other error, too: nothing is known of it.
+    Reading a message may raise any other error, too, because it holds any bytes.
     """
 
 
 def part_of(value: Any) -> Array:
     """Encode a pytree as a part of a message."""
     data = encode(value)
-    return Array(FORMAT, (len(data),), FORMAT, data)
+    return Array(dtype=FORMAT, shape=(len(data),), stype=FORMAT, data=data)
 
 
 def to_records(parts: Mapping[str, Array]) -> RecordDict:
-    """Make the content of a message of its parts."""
+    """Make the content of a message from its parts, by name."""
     return RecordDict({RECORD: ArrayRecord(dict(parts))})
 
 
 def from_records(records: RecordDict, device: torch.device) -> Content:
     """Read the parts of a message.
 
+    Args:
+        records: Content of the message.
+        device: Device of the tensors that are read.
+
     Raises:
-        WireError: if it cannot be read.
+        WireError: The message cannot be read.
     """
+    # Bytes from elsewhere may raise any error.
     try:
         parts = {name: decode(part.data) for name, part in records.array_records[RECORD].items()}
         if not isinstance(parts["head"], dict):
             raise TypeError("a head of another kind")
-    except Exception as error:  # whatever bytes from elsewhere bring about
+    except Exception as error:
         raise WireError(
             f"a message must be one of fl_lightning, and this one cannot be read ({type(error).__name__})"
         ) from error
-    return {name: apply_to_collection(part, Tensor, copy_to_device, device) for name, part in parts.items()}
+    content: Content = {}
+    for name, part in parts.items():
+        content[name] = apply_to_collection(part, dtype=Tensor, function=partial(copy_to_device, device=device))
+    return content
 
 
 # --- what a node sends
@@ -84,12 +93,13 @@ def parts_of_update(update: ClientUpdate, logged: MetricAccumulator, file: str |
     """Encode the result of a client.
 
     Args:
-        update: what is sent to the server.
-        logged: values that the client logged.
-        file: name of the node's file with its memory and personal entries; None: it keeps nothing.
+        update: Update of the client.
+        logged: Values that the client logged.
+        file: Name of the node's file with the client's memory and personal entries. None means that the client keeps
+            nothing.
 
     Raises:
-        TypeError: metric objects, which do not travel.
+        TypeError: The client has logged a metric object, which cannot be sent.
     """
     if logged.metrics:
         raise TypeError(
@@ -98,9 +108,13 @@ def parts_of_update(update: ClientUpdate, logged: MetricAccumulator, file: str |
         )
     head: Content = {name: int(getattr(update, name)) for name in COUNTS}
     head |= {name: float(getattr(update, name)) for name in RATES}
-    head |= {"logged": logged.drain()[1], "file": file}
-    whole = {"head": head, "extras": dict(update.extras), "weights": update.weights and dict(update.weights)}
-    return {name: part_of(value) for name, value in whole.items()}
+    _, head["logged"] = logged.drain()
+    head["file"] = file
+    return {
+        "head": part_of(head),
+        "extras": part_of(dict(update.extras)),
+        "weights": part_of(update.weights and dict(update.weights)),
+    }
 
 
 def read_update(
@@ -108,58 +122,99 @@ def read_update(
 ) -> tuple[ClientUpdate, MetricAccumulator, str | None]:
     """Read the result of a client: its update, the values that it logged, and the name of its file.
 
-    Names, shapes and types of weights, and NaN, are checked where every update is: in the round.
+    The round checks the names, shapes, types and values of weights, as it does for every update.
 
     Args:
-        content: of the message.
-        job: that was asked for.
-        most_samples: that its node has registered.
-        rated: whether the accumulated learning rate must be a number.
+        content: Content of the message.
+        job: Job that the node was asked to do.
+        most_samples: Number of samples that the client's node has registered.
+        rated: Whether the accumulated learning rate must be a number.
 
     Raises:
-        WireError: naming what is wrong.
+        WireError: A part of the result breaks its rule.
     """
-    head, extras, weights = (content[name] for name in ("head", "extras", "weights"))
-    entries = isinstance(extras, dict) and (weights is None or isinstance(weights, dict))
-    demand(entries, "extras and weights of a result must be entries by name, and these are not; send such")
-    whole: Any = {name: head.get(name) for name in COUNTS}
-    rates: Any = {name: head.get(name) for name in RATES}
-    for name, value in whole.items():
-        most = {"num_samples": most_samples, "idle_steps": whole["num_steps"]}.get(name, math.inf)
-        counted = type(value) is int and 0 <= value <= most
-        demand(counted, f"{name} of a result must be a whole number in [0, {most}], got {{}}; send its number", value)
-    client_id = whole["client_id"]
+    head = content["head"]
+    extras = content["extras"]
+    weights = content["weights"]
+    are_entries = isinstance(extras, dict) and (weights is None or isinstance(weights, dict))
+    demand(are_entries, "extras and weights of a result must be entries by name, and these are not; send such")
+    counts = read_counts(head, job, most_samples)
+    rates = read_rates(head, rated=rated)
+    file = head.get("file")
+    prefix = f"client_{job.client_id}_round_{job.broadcast.round_idx}_"
+    is_own_file = file is None or (isinstance(file, str) and FileRecord.is_name(file) and file.startswith(prefix))
+    demand(is_own_file, f"a node's file must be named {prefix}…, as it names its files, got {{}}; send its name", file)
+    update = ClientUpdate(weights=weights, extras=extras, **counts, **rates)
+    return update, read_logged(head["logged"]), file
+
+
+def read_counts(head: Mapping[str, Any], job: ClientJob, most_samples: int) -> Any:
+    """Read the whole numbers of a result, by the name of the field of `ClientUpdate`.
+
+    Args:
+        head: Head of the message.
+        job: Job that the node was asked to do.
+        most_samples: Number of samples that the client's node has registered.
+
+    Raises:
+        WireError: A number is no count, or is of another client.
+    """
+    counts: Any = {name: head.get(name) for name in COUNTS}
+    limits = {"num_samples": most_samples, "idle_steps": counts["num_steps"]}
+    for name, value in counts.items():
+        most = limits.get(name, math.inf)
+        is_count = type(value) is int and 0 <= value <= most
+        demand(is_count, f"{name} of a result must be a whole number in [0, {most}], got {{}}; send its number", value)
+    client_id = counts["client_id"]
     rule = f"client_id of a result must be {job.client_id}, got {{}}; answer for that client"
     demand(client_id == job.client_id, rule, client_id)
+    return counts
+
+
+def read_rates(head: Mapping[str, Any], *, rated: bool) -> Any:
+    """Read the learning rates of a result, by the name of the field of `ClientUpdate`.
+
+    Args:
+        head: Head of the message.
+        rated: Whether the accumulated learning rate must be a number.
+
+    Raises:
+        WireError: A rate is none, or the client has moved at a rate of 0.
+    """
+    rates: Any = {name: head.get(name) for name in RATES}
     for name, value in rates.items():
-        undefined = name == "accumulated_lr" and not rated and value is not None and math.isnan(value)
-        known = type(value) is float and (0 <= value < math.inf or undefined)
-        demand(known, f"{name} of a result must be finite and ≥ 0, got {{}}; send the client's own", value)
-    moved = rates["lr"] > 0 or not rates["accumulated_lr"] > 0
-    demand(moved, "lr of a result must be > 0 where its accumulated_lr is; send the client's own")
-    file = head.get("file")
-    owned = f"client_{job.client_id}_round_{job.broadcast.round_idx}_"
-    named = file is None or (isinstance(file, str) and FileRecord.is_name(file) and file.startswith(owned))
-    demand(named, f"a node's file must be named {owned}…, as it names its files, got {{}}; send its name", file)
-    update = ClientUpdate(weights=weights, extras=extras, **whole, **rates)
-    return update, read_logged(head["logged"]), file
+        may_be_undefined = name == "accumulated_lr" and not rated
+        is_undefined = may_be_undefined and value is not None and math.isnan(value)
+        is_rate = type(value) is float and (0 <= value < math.inf or is_undefined)
+        demand(is_rate, f"{name} of a result must be finite and ≥ 0, got {{}}; send the client's own", value)
+    has_rate = rates["lr"] > 0 or not rates["accumulated_lr"] > 0
+    demand(has_rate, "lr of a result must be > 0 where its accumulated_lr is; send the client's own")
+    return rates
 
 
 def read_score(head: Mapping[str, Any], client_id: int, most_samples: int) -> ClientScore:
     """Read the score of a client.
 
+    Args:
+        head: Head of the message.
+        client_id: Id of the client.
+        most_samples: Number of test samples that the client's node has registered.
+
     Raises:
-        WireError: it counts more samples than the client has, parts of answers, or something else.
+        WireError: The score counts more samples than the client has, or its numbers or metrics are of another kind.
     """
-    correct, tested, values = (cast(Any, head.get(name)) for name in ("correct", "num_samples", "metrics"))
+    correct: Any = head.get("correct")
+    tested: Any = head.get("num_samples")
+    values: Any = head.get("metrics")
     for number, most in ((tested, most_samples), (correct, tested)):
-        counted = isinstance(number, float) and 0 <= number <= most and number.is_integer()
-        demand(counted, f"a score must count answers in [0, {most}], got {{}}; send its counts", number)
-    tensors = isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values())
-    demand(tensors, "the metrics of a score must be tensors by name, got {}; send such", values)
+        is_count = isinstance(number, float) and 0 <= number <= most and number.is_integer()
+        demand(is_count, f"a score must count answers in [0, {most}], got {{}}; send its counts", number)
+    are_tensors = isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values())
+    demand(are_tensors, "the metrics of a score must be tensors by name, got {}; send such", values)
     for name, value in values.items():
         rule = "metric {} of a score must be finite, or NaN where it is not defined; send its value"
-        demand(not bool(value.isinf().any()), rule, name)
+        has_infinite = bool(value.isinf().any())
+        demand(not has_infinite, rule, name)
     is_finite = head.get("is_finite", True)
     demand(isinstance(is_finite, bool), "is_finite of a score must be true or false, got {}; send it", is_finite)
     return ClientScore(
@@ -174,37 +229,47 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int) -> Cl
 def read_logged(rows: Any) -> MetricAccumulator:
     """Read the values that a client logged.
 
+    Args:
+        rows: Kind and pairs (value, weight) of each value, by log key.
+
     Raises:
-        WireError: they are none, or the server's own.
+        WireError: A log key is the server's own, or a value is no number.
     """
     logged = MetricAccumulator(most_rows=None)
     for name, (kind, pairs) in rows.items():
-        owned = isinstance(name, str) and name == shown(name) and name not in COLUMNS
-        owned = owned and not name.startswith(OF_THE_SERVER)
-        demand(owned, "a client must log under names of its own, got {}; rename it", name)
+        demand(is_own_key(name), "a client must log under names of its own, got {}; rename it", name)
         for value, weight in pairs:
-            number = isinstance(value, float) and isinstance(weight, float) and 0 <= weight < math.inf
-            demand(number, f"{name!r} must be logged as numbers of finite weight, got {{}}; send numbers", value)
-            logged.log(name, value, weight, kind)
+            is_number = isinstance(value, float) and isinstance(weight, float) and 0 <= weight < math.inf
+            demand(is_number, f"{name!r} must be logged as numbers of finite weight, got {{}}; send numbers", value)
+            logged.log(name, value, weight, reduce_fx=kind)
     return logged
 
 
+def is_own_key(name: Any) -> bool:
+    """Return True for a log key that a client may use."""
+    if not isinstance(name, str):
+        return False
+    return name == shown(name) and name not in COLUMNS and not name.startswith(OF_THE_SERVER)
+
+
 def demand(holds: bool, rule: str, value: Any = None) -> None:
-    """Refuse what arrived, unless a rule holds.
+    """Refuse a message, unless a rule holds.
 
     Args:
-        holds: whether it does.
-        rule: a sentence, with `{}` in the place of the value.
-        value: that was got.
+        holds: Whether the rule holds.
+        rule: Sentence of the rule, with `{}` in the place of the value.
+        value: Value that has arrived.
 
     Raises:
-        WireError: it does not.
+        WireError: The rule does not hold.
     """
     if not holds:
         raise WireError(rule.replace("{}", shown(value)))
 
 
 def shown(value: Any) -> str:
-    """Show a value from elsewhere, whatever it is, in a sentence."""
-    text = printable(repr(value) if not isinstance(value, str) else value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    """Write any value from elsewhere for a sentence."""
+    text = printable(value if isinstance(value, str) else repr(value))
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}…"

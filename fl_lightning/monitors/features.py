@@ -17,24 +17,28 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class FeatureProbe(Monitor):
-    """Features of the same test samples in the received, the clients' trained and the new global model.
+    """Keeps the features of the same test samples in the received, the clients' trained and the new global model.
 
-    The trained one is the client's weights as they were trained, whatever it would deploy.
+    A client's trained model is the weights as they were trained, even if the client would deploy others.
 
-    `features-ROUND.npz` has the `features` (M, n, d), the `models` (M,) by name and the `targets` (n,). The picture is
-    `tsne-ROUND.png`, all models embedded together by t-SNE, coloured by class and by model; or, where features have two
-    dimensions (`FedNTDHypersphere`), `circle-ROUND.png`: their density in the plane and that of their angle, by class.
+    `features-ROUND.npz` has the `features` (M, n, d), the `models` (M,) by name and the `targets` (n,). One of two
+    pictures shows them:
+
+    - `tsne-ROUND.png` embeds the features of all models together by t-SNE, colored by class and by model.
+    - `circle-ROUND.png` replaces it for features of two dimensions (`FedNTDHypersphere`). It shows their density in the
+      plane and the density of their angle, by class.
 
     Source: Lee et al. 2022, arXiv:2106.03097, Apps. N and O, Figs. 18-21.
 
     Args:
-        layer: name of a module within the client; None: the features that the net's head reads.
-        split: whose samples are passed through the nets; None: `test`, else `val`.
-        samples: so many of them, drawn once for the run; None: all.
-        every: measure every so many rounds.
-        clients: measure these only; None: the whole cohort.
-        dirpath: folder of the files; None: that of the Trainer's first logger (no logger: none).
-        plot: draw the pictures; t-SNE takes seconds.
+        layer: Name of a module within the client whose outputs are the features. None is the features that the net's
+            head reads.
+        split: Name of the split whose samples the nets get. None is `test`, or `val` without test samples.
+        samples: Number of samples of the split, drawn once for the run. None is all.
+        every: Number of rounds from one measured round to the next.
+        clients: Ids of the clients that are measured. None is the whole cohort.
+        dirpath: Folder of the files. None is the folder of the Trainer's first logger, and no folder without a logger.
+        plot: Whether the pictures are drawn. t-SNE takes seconds.
     """
 
     def __init__(
@@ -42,12 +46,13 @@ class FeatureProbe(Monitor):
         layer: str | None = None,
         split: str | None = None,
         samples: int | None = 200,
+        *,
         every: int = 10,
         clients: Sequence[int] | None = None,
         dirpath: str | Path | None = None,
         plot: bool = True,
     ) -> None:
-        super().__init__(every, clients, dirpath)
+        super().__init__(every=every, clients=clients, dirpath=dirpath)
         check_at_least(1, "None takes all", samples=samples)
         self.layer = layer
         self.split = split
@@ -60,8 +65,9 @@ class FeatureProbe(Monitor):
         self._split = loop.data.measured_split(self.split)
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
+        # One client of each process tells what was received.
         if self.under_way:
-            return {}  # one client of each process tells what was received
+            return {}
         return {"received": self._features(loop, loop.evaluation.inspection.received)}
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
@@ -71,28 +77,57 @@ class FeatureProbe(Monitor):
         """Add the new global model, and write the round's files."""
         if not measured or self.folder is None:
             return
-        models: dict[str, Tensor] = {}
-        received = [values["received"] for values in measured.values() if "received" in values]
-        if received and loop.global_weights.shared:
-            models["received"] = received[0]
-        models |= {f"client {client_id}": values["trained"] for client_id, values in measured.items()}
-        if loop.global_weights.shared:
-            with loop.evaluation.evaluated_entries():
-                models["aggregate"] = self._features(loop, ("aggregate", trainer.current_epoch))
+        round_idx = trainer.current_epoch
+        by_model = self._features_by_model(loop, round_idx, measured)
         inspection = loop.evaluation.inspection
-        at = f"{trainer.current_epoch:05d}"
         labels = inspection.data.split(self._split).labels
-        if labels is None or len({features.shape for features in models.values()}) != 1:
-            return  # models with different features have no common picture
+        shapes = {features.shape for features in by_model.values()}
+        # Models with features of different shapes have no common picture.
+        if labels is None or len(shapes) != 1:
+            return
         target = labels[inspection.subset(self._split, self.samples)]
-        features = torch.stack(list(models.values()))
-        arrays = {"features": features, "models": list(models), "targets": target}
-        write_arrays(self.folder / f"features-{at}.npz", arrays)
-        if self.plot and features.shape[2] == 2:
-            save(plot_circles(features, target, list(models), inspection.class_names), self.folder / f"circle-{at}.png")
-        elif self.plot:
-            points = joint_embedding(features, keyed_seed(loop.parts.seed, "t-SNE") % 2**32)
-            save(plot_embedding(points, target, list(models), inspection.class_names), self.folder / f"tsne-{at}.png")
+        features = torch.stack(list(by_model.values()))
+        models = list(by_model)
+        arrays = {"features": features, "models": models, "targets": target}
+        write_arrays(self.folder / f"features-{round_idx:05d}.npz", arrays)
+        if not self.plot:
+            return
+        class_names = inspection.class_names
+        if features.shape[2] == 2:
+            figure = plot_circles(features=features, target=target, models=models, class_names=class_names)
+            path = self.folder / f"circle-{round_idx:05d}.png"
+        else:
+            seed = keyed_seed(loop.parts.seed, "t-SNE") % 2**32
+            points = joint_embedding(features, seed)
+            figure = plot_embedding(points=points, target=target, models=models, class_names=class_names)
+            path = self.folder / f"tsne-{round_idx:05d}.png"
+        save(figure, path)
+
+    def _features_by_model(
+        self,
+        loop: FederatedLoop,
+        round_idx: int,
+        measured: Mapping[int, Measurements],
+    ) -> dict[str, Tensor]:
+        """Return the features (n, d) by the name of the model: the received, the clients' and the new global model."""
+        models: dict[str, Tensor] = {}
+        has_global_model = bool(loop.global_weights.shared)
+        received = [values["received"] for values in measured.values() if "received" in values]
+        if received and has_global_model:
+            models["received"] = received[0]
+        for client_id, values in measured.items():
+            models[f"client {client_id}"] = values["trained"]
+        if has_global_model:
+            with loop.evaluation.evaluated_entries():
+                models["aggregate"] = self._features(loop, ("aggregate", round_idx))
+        return models
 
     def _features(self, loop: FederatedLoop, moment: tuple[object, ...]) -> Tensor:
-        return loop.evaluation.inspection.outputs(moment, self.layer, self._split, self.samples)[0]
+        """Return the features of the model that the module holds, (n, d) on the CPU."""
+        outputs, _ = loop.evaluation.inspection.outputs(
+            moment,
+            layer=self.layer,
+            split=self._split,
+            samples=self.samples,
+        )
+        return outputs

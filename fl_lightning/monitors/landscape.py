@@ -1,7 +1,6 @@
 """Monitor of the loss around the weights of the global and the clients' models."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +23,37 @@ from fl_lightning.utils.settings import check_above, check_at_least
 
 
 class LossLandscape(Monitor):
-    r"""Loss around the weights: under Gaussian noise, and on the plane of the Hessian's leading eigenvectors.
+    r"""Measures the loss under Gaussian noise on the weights, and on the plane of the Hessian's leading eigenvectors.
 
-    Of the new global model, and of the weights of the `clients` that are named, as they were trained.
-    `landscape-ROUND-MODEL.npz` has `sigmas` (S,), `noise_loss` and `noise_accuracy` (S, R) at w + σε, ε ~ N(0, I);
-    `line` (G,), `plane` (G, G), the loss at w + a·v₁ + b·v₂, and the `eigenvalues` (2,); the picture of the same name
-    shows them. Logged: `global/hessian/1` and `/2`, the eigenvalues. The loss is the mean cross-entropy in eval mode.
+    The monitor measures the new global model, and the weights of the named `clients` as they were trained. The loss is
+    the mean cross-entropy in eval mode. `landscape-ROUND-MODEL.npz` has these arrays, and the picture of the same name
+    shows them:
+
+    - `sigmas` (S,), `noise_loss` and `noise_accuracy` (S, R): loss and accuracy at w + σε, ε ~ N(0, I).
+    - `line` (G,) and `plane` (G, G): the loss at w + a·v₁ + b·v₂.
+    - `eigenvalues` (2,): the eigenvalues of v₁ and v₂. Those of the global model are logged as `global/hessian/1` and
+      `/2`.
 
     Source: Lee et al. 2022, arXiv:2106.03097, App. J and Fig. 14.
 
     Args:
-        split: whose samples the loss is taken of; None: `test`, else `val`.
-        samples: so many of them, drawn once for the run; None: all.
-        sigmas: σ of the noise, ≥ 0.
-        repeats: draws of noise for each σ.
-        reach: largest step along an eigenvector.
-        grid: points along each, odd, so that w is one of them.
-        iterations: restarts of the search for the eigenvectors at most, each of up to 20 Hessian products.
-        every: measure every so many rounds.
-        clients: whose models are measured besides the global one.
-        dirpath: folder of the files; None: that of the Trainer's first logger (no logger: none).
+        split: Name of the split of the loss. None is `test`, or `val` without test samples.
+        samples: Number of samples of the split, drawn once for the run. None is all.
+        sigmas: Standard deviations σ of the noise, ≥ 0.
+        repeats: Number of draws of noise for each σ.
+        reach: Largest step along an eigenvector, > 0.
+        grid: Number of points along each eigenvector. An odd number makes w one of them.
+        iterations: Largest number of restarts of the search for the eigenvectors, each of up to 20 Hessian products.
+        every: Number of rounds from one measured round to the next.
+        clients: Ids of the clients whose models are measured besides the global model.
+        dirpath: Folder of the files. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
 
     def __init__(
         self,
         split: str | None = None,
         samples: int | None = 500,
+        *,
         sigmas: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1),
         repeats: int = 5,
         reach: float = 1.0,
@@ -59,7 +63,7 @@ class LossLandscape(Monitor):
         clients: Sequence[int] = (),
         dirpath: str | Path | None = None,
     ) -> None:
-        super().__init__(every, clients, dirpath)
+        super().__init__(every=every, clients=clients, dirpath=dirpath)
         check_at_least(1, samples=samples, repeats=repeats, grid=grid, iterations=iterations)
         check_at_least(0, sigmas=min(sigmas, default=0.0))
         check_above(0, reach=reach)
@@ -81,18 +85,20 @@ class LossLandscape(Monitor):
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         for client_id, values in measured.items():
-            self._write(trainer, values["landscape"], f"client{client_id}")
+            self._write(trainer, arrays=values["landscape"], model=f"client{client_id}")
 
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Measure the new global model."""
-        if loop.global_weights.shared:
-            with loop.evaluation.evaluated_entries():
-                landscape = self._measure(loop, -1)
-            first, second = landscape["eigenvalues"].tolist()
-            add_to_row(loop, {"global/hessian/1": first, "global/hessian/2": second})
-            self._write(trainer, landscape, "global")
+        if not loop.global_weights.shared:
+            return
+        with loop.evaluation.evaluated_entries():
+            landscape = self._measure(loop, client_id=-1)
+        first, second = landscape["eigenvalues"].tolist()
+        add_to_row(loop, {"global/hessian/1": first, "global/hessian/2": second})
+        self._write(trainer, arrays=landscape, model="global")
 
     def _write(self, trainer: Trainer, arrays: Mapping[str, Tensor], model: str) -> None:
+        """Write the arrays of a model and their picture."""
         if self.folder is not None:
             path = self.folder / f"landscape-{trainer.current_epoch:05d}-{model}"
             write_arrays(path.with_suffix(".npz"), arrays)
@@ -101,29 +107,62 @@ class LossLandscape(Monitor):
     # --- of one model --------------------------------------------------------------------------------------------
 
     def _measure(self, loop: FederatedLoop, client_id: int) -> dict[str, Tensor]:
+        """Measure the model that the module holds, and return the arrays of its file.
+
+        Args:
+            loop: The federation.
+            client_id: Id of the client whose model it is. −1 is the global model.
+        """
         inspection = loop.evaluation.inspection
         batches = inspection.over(inspection.batches(self._split, self.samples), lambda batch: batch)
         params = {name: value.detach() for name, value in inspection.client.trained().items()}
+        generator = keyed_generator(
+            seed=loop.parts.seed,
+            purpose="landscape",
+            round_idx=loop.trainer.current_epoch,
+            client_id=client_id,
+        )
         with inspection.look():
             around = Surroundings(inspection, params, batches)
-            generator = keyed_generator(loop.parts.seed, "landscape", loop.trainer.current_epoch, client_id)
-            draw = partial(torch.randn, around.size, generator=generator, dtype=torch.float64)  # of ε ~ N(0, I)
-            noise = [[around.at(draw(), sigma) for _ in range(self.repeats)] for sigma in self.sigmas]
-            values, vectors = leading_eigenvectors(around.hessian, around.size, 2, self.iterations, generator=generator)
+            losses, accuracies = self._under_noise(around, generator)
+            eigenvalues, vectors = leading_eigenvectors(
+                around.hessian,
+                around.size,
+                count=2,
+                iterations=self.iterations,
+                generator=generator,
+            )
             line = torch.linspace(-self.reach, self.reach, self.grid, dtype=torch.float64)
-            plane = [[around.at(a * vectors[0] + b * vectors[1])[0] for b in line] for a in line]
-        sigmas, draws, losses = (torch.tensor(table, dtype=torch.float64) for table in (self.sigmas, noise, plane))
-        measured = {"sigmas": sigmas, "noise_loss": draws[..., 0], "noise_accuracy": draws[..., 1]}
-        return measured | {"line": line, "plane": losses, "eigenvalues": values}
+            plane = loss_on_plane(around, vectors, line)
+        return {
+            "sigmas": torch.tensor(self.sigmas, dtype=torch.float64),
+            "noise_loss": losses,
+            "noise_accuracy": accuracies,
+            "line": line,
+            "plane": plane,
+            "eigenvalues": eigenvalues,
+        }
+
+    def _under_noise(self, around: "Surroundings", generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return loss and accuracy at w + σε for several draws of ε ~ N(0, I), both (S, R) float64."""
+        table = []
+        for sigma in self.sigmas:
+            row = []
+            for _ in range(self.repeats):
+                noise = torch.randn(around.size, generator=generator, dtype=torch.float64)
+                row.append(around.at(noise, sigma))
+            table.append(row)
+        draws = torch.tensor(table, dtype=torch.float64)
+        return draws[..., 0], draws[..., 1]
 
 
 class Surroundings:
     """Computes the loss of a model at and around its weights, and writes nothing into the module.
 
     Args:
-        inspection: has the module.
-        params: the trainable parameters w.
-        batches: pairs (x, y), where the module has them.
+        inspection: The inspection of the module.
+        params: The trainable parameters w, with D numbers in all.
+        batches: Pairs (x, y) on the device of the module.
     """
 
     def __init__(self, inspection: Inspection, params: State, batches: Sequence[Any]) -> None:
@@ -133,11 +172,12 @@ class Surroundings:
         self.size = sum(value.numel() for value in params.values())
 
     def loss(self, params: StateLike, batch: Any) -> Tensor:
-        """Mean cross-entropy of a batch."""
-        return F.cross_entropy(to_float32(self._predict(params, batch[0])), batch[1])
+        """Return the mean cross-entropy of a batch."""
+        logits = to_float32(self._predict(params, batch[0]))
+        return F.cross_entropy(logits, batch[1])
 
     def at(self, direction: Tensor, scale: float = 1.0) -> tuple[float, float]:
-        """Mean loss and accuracy at w + scale · direction, (D,)."""
+        """Return the mean loss and the accuracy at w + scale · direction, where the direction is (D,)."""
         params = add(self._params, self._named(scale * direction))
         total = 0.0
         hits = 0.0
@@ -150,12 +190,37 @@ class Surroundings:
         return total / count, hits / count
 
     def hessian(self, vector: Tensor) -> Tensor:
-        """Product of the loss's Hessian at w with a vector, both (D,) float64 on the CPU."""
-        batches = ((batch, len(batch[1])) for batch in self._batches)
-        product = hessian_product(self.loss, self._params, batches, self._named(vector))
+        """Return the product of the loss's Hessian at w with a vector, both (D,) float64 on the CPU."""
+        product = hessian_product(
+            self.loss,
+            self._params,
+            batches=((batch, len(batch[1])) for batch in self._batches),
+            vector=self._named(vector),
+        )
         return torch.cat([value.flatten().double().cpu() for value in product.values()])
 
     def _named(self, vector: Tensor) -> State:
-        """A vector (D,) by the parameters' names, in their shapes and types."""
+        """Return a vector (D,) by the parameters' names, in their shapes and types."""
         parts = torch.split(vector, [value.numel() for value in self._params.values()])
-        return {n: part.view_as(value).to(value) for (n, value), part in zip(self._params.items(), parts, strict=True)}
+        named = {}
+        for (name, value), part in zip(self._params.items(), parts, strict=True):
+            named[name] = part.view_as(value).to(value)
+        return named
+
+
+def loss_on_plane(around: Surroundings, vectors: Tensor, line: Tensor) -> Tensor:
+    """Return the loss at w + a·v₁ + b·v₂ for all steps a and b, (G, G) float64. A row is a step a.
+
+    Args:
+        around: The surroundings of the weights w.
+        vectors: The directions v₁ and v₂, (2, D).
+        line: Steps along either direction, (G,).
+    """
+    table = []
+    for a in line:
+        row = []
+        for b in line:
+            loss, _ = around.at(a * vectors[0] + b * vectors[1])
+            row.append(loss)
+        table.append(row)
+    return torch.tensor(table, dtype=torch.float64)

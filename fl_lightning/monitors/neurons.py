@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
@@ -16,27 +17,31 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class NeuronActivations(Monitor):
-    r"""Class preference argmax_c h_c of a layer's neurons in the received, the trained and the new global model.
+    r"""Measures which class each neuron of a layer prefers in the received, the trained and the new global model.
 
-    h_c is the mean output over the samples of class c; the trained model is the client's weights as they were trained,
-    whatever it would deploy. Logged: `local/weight_alignment`, the share of neurons that
-    prefer the same class in the received and a client's trained model (mean over clients, and `/std`);
-    `global/weight_alignment`, the same for the received and the new global model; `local/dead_neurons`, the share of
-    neurons of the trained models that no sample activates: they agree in any two models. `neurons-ROUND.npz` has the
-    preferences: `received` (n,), `trained` (K, n) of `clients` (K,), and `aggregate` (n,).
+    A neuron prefers the class argmax_c h_c, where h_c is its mean output over the samples of class c. A client's
+    trained model is the weights as they were trained, even if the client would deploy others. The monitor logs:
+
+    - `local/weight_alignment`: the share of neurons that prefer the same class in the received and in a client's
+      trained model (mean over clients, and `/std`).
+    - `global/weight_alignment`: the same share for the received and the new global model.
+    - `local/dead_neurons`: the share of neurons of the trained models that no sample activates. Dead neurons agree in
+      any two models.
+
+    `neurons-ROUND.npz` has the preferences: `received` (n,), `trained` (K, n) of `clients` (K,), and `aggregate` (n,).
 
     Source: Lee et al. 2022, arXiv:2106.03097, Eq. 19, Table 2 and Fig. 17.
 
     Args:
-        layer: name of a module within the client whose outputs are taken after their ReLU, such as `net.body.1`; None:
-            the features that the net's head reads.
-        split: whose samples are passed through the net; None: `test`, else `val`.
-        samples: so many of them, drawn once for the run; None: all.
-        every: measure every so many rounds.
-        clients: measure these only; None: the whole cohort.
-        dirpath: folder of the files; None: that of the Trainer's first logger (no logger: none).
-        name: ends the log keys (`local/weight_alignment/NAME`) and stands in the files' names, so that several layers
-            can be measured in one run; empty: left out.
+        layer: Name of a module within the client whose outputs are taken after their ReLU, such as `net.body.1`. None
+            is the features that the net's head reads.
+        split: Name of the split whose samples the nets get. None is `test`, or `val` without test samples.
+        samples: Number of samples of the split, drawn once for the run. None is all.
+        every: Number of rounds from one measured round to the next.
+        clients: Ids of the clients that are measured. None is the whole cohort.
+        dirpath: Folder of the files. None is the folder of the Trainer's first logger, and no folder without a logger.
+        name: Name at the end of the log keys (`local/weight_alignment/NAME`) and in the names of the files, for several
+            such monitors in one run. An empty name is left out.
     """
 
     def __init__(
@@ -44,18 +49,20 @@ class NeuronActivations(Monitor):
         layer: str | None = None,
         split: str | None = None,
         samples: int | None = None,
+        *,
         every: int = 1,
         clients: Sequence[int] | None = None,
         dirpath: str | Path | None = None,
         name: str = "",
     ) -> None:
-        super().__init__(every, clients, dirpath)
+        super().__init__(every=every, clients=clients, dirpath=dirpath)
         check_at_least(1, "None measures on all", samples=samples)
         self.layer = layer
         self.split = split
         self._split = ""
         self.samples = samples
-        self.ending, self.stem = (f"/{name}", f"neurons-{name}") if name else ("", "neurons")
+        self.ending = f"/{name}" if name else ""
+        self.stem = f"neurons-{name}" if name else "neurons"
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         self.check_classes(loop).check_layer(self.layer, type(self).__name__)
@@ -63,15 +70,18 @@ class NeuronActivations(Monitor):
 
     def start(self, loop: FederatedLoop, client_id: int) -> Measurements:
         inspection = loop.evaluation.inspection
-        return {"received": self._preferences(inspection, inspection.received)[0]}
+        received, _ = self._preferences(inspection, inspection.received)
+        return {"received": received}
 
     def end(self, loop: FederatedLoop, update: ClientUpdate, measured: Measurements) -> None:
-        measured["trained"], dead = self._preferences(loop.evaluation.inspection, ended(loop, update.client_id))
+        trained, dead = self._preferences(loop.evaluation.inspection, ended(loop, update.client_id))
+        measured["trained"] = trained
         measured["dead"] = float(dead.double().mean())
-        measured["alignment"] = float(weight_alignment(measured["received"], measured["trained"]))
+        measured["alignment"] = float(weight_alignment(measured["received"], trained))
 
     def summarise(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
-        log_means(loop, {f"local/weight_alignment{self.ending}": [values["alignment"] for values in measured.values()]})
+        alignments = [values["alignment"] for values in measured.values()]
+        log_means(loop, {f"local/weight_alignment{self.ending}": alignments})
         dead = [values["dead"] for values in measured.values()]
         log_means(loop, {f"local/dead_neurons{self.ending}": dead}, deviations=False)
 
@@ -79,29 +89,34 @@ class NeuronActivations(Monitor):
         """Compare with the new global model, and write the round's file."""
         if not measured:
             return
-        arrays = {"clients": torch.tensor(list(measured)), "received": next(iter(measured.values()))["received"]}
+        first = next(iter(measured.values()))
+        arrays = {"clients": torch.tensor(list(measured)), "received": first["received"]}
         trained = [values["trained"] for values in measured.values()]
-        if len({preferences.shape for preferences in trained}) == 1:
+        shapes = {preferences.shape for preferences in trained}
+        if len(shapes) == 1:
             arrays["trained"] = torch.stack(trained)
         if loop.global_weights.shared:
             moment = ("aggregate", trainer.current_epoch)
             with loop.evaluation.evaluated_entries():
-                arrays["aggregate"] = self._preferences(loop.evaluation.inspection, moment)[0]
+                arrays["aggregate"], _ = self._preferences(loop.evaluation.inspection, moment)
             alignment = float(weight_alignment(arrays["received"], arrays["aggregate"]))
             add_to_row(loop, {f"global/weight_alignment{self.ending}": alignment})
         if self.folder is not None:
             write_arrays(self.folder / f"{self.stem}-{trainer.current_epoch:05d}.npz", arrays)
 
     def _preferences(self, inspection: Inspection, moment: Moment) -> tuple[Tensor, Tensor]:
-        """Preferred class of each neuron, (n,) int64, and whether it is dead, (n,) bool, on the CPU."""
+        """Return the preferred class of each neuron, (n,) int64, and whether it is dead, (n,) bool, on the CPU."""
         classes = inspection.data.num_classes or 0
 
+        def sums_of(batch: Any) -> tuple[Tensor, Tensor]:
+            activations = inspection.layer(batch[0], self.layer)
+            return activation_sums(activations, target=batch[1], num_classes=classes)
+
         def compute() -> tuple[Tensor, Tensor]:
-            parts = inspection.over(
-                inspection.batches(self._split, self.samples),
-                lambda batch: activation_sums(inspection.layer(batch[0], self.layer), batch[1], classes),
-            )
-            sums, samples = (torch.stack(column).sum(0) for column in zip(*parts, strict=True))
+            parts = inspection.over(inspection.batches(self._split, self.samples), sums_of)
+            sums = torch.stack([sums_of_batch for sums_of_batch, _ in parts]).sum(0)
+            samples = torch.stack([samples_of_batch for _, samples_of_batch in parts]).sum(0)
             return preferred_by_sums(sums, samples).cpu(), dead_neurons(sums).cpu()
 
-        return inspection.once(moment, ("neurons", self.layer, self._split, self.samples), compute)
+        what = ("neurons", self.layer, self._split, self.samples)
+        return inspection.once(moment, what, compute)

@@ -12,18 +12,22 @@ from fl_lightning.utils.settings import check_above, check_at_least
 class SampleReduction(Callback):
     """Takes training samples of one class from one client, from a round on, step by step.
 
-    Source: FedKA, Fig. 3: a dominant class loses 1 % of the client's samples every 10 rounds, until its share is about
-    1 %; a non-dominant one is cut to 10, 5 and 0 samples (`counts`). The number left is logged as `data/class_count`;
-    `ForgettingMonitor` shows what the client forgets. What was taken is part of every checkpoint.
+    The callback logs the number of remaining samples of the class as `data/class_count`. `ForgettingMonitor` shows
+    what the client forgets. Every checkpoint has the number of remaining samples.
+
+    Source: FedKA, Fig. 3. A dominant class loses 1 % of the client's samples every 10 rounds, until its share is about
+    1 %. A non-dominant class is cut to 10, 5 and 0 samples (`counts`).
 
     Args:
-        class_idx: class c.
-        client: client i.
-        start: 0-based round before which the first samples are taken.
-        every: rounds between two steps.
-        step: samples taken in each step, as a share of all that the client was dealt.
-        until: share of these that stays of the class at least.
-        counts: samples of the class that stay after each step, in place of `step` and `until`.
+        class_idx: Index of the class, from 0.
+        client: Id of the client, 0 … N−1.
+        start: Round, from 0, before which the first samples are taken.
+        every: Number of rounds between two steps, ≥ 1.
+        step: Number of samples that a step takes, as a share (> 0) of all samples that the client was dealt.
+        until: Least number of samples of the class that stay, as a share (≥ 0) of all samples that the client was
+            dealt.
+        counts: Number of samples of the class that stay after each step. It replaces `step` and `until`. None uses
+            them.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class SampleReduction(Callback):
         class_idx: int,
         client: int = 0,
         start: int = 50,
+        *,
         every: int = 10,
         step: float = 0.01,
         until: float = 0.01,
@@ -48,21 +53,26 @@ class SampleReduction(Callback):
         self.counts = counts
 
     def count_at(self, round_idx: int, dealt: int, of_class: int) -> int:
-        """Samples of the class that the client has in a round.
+        """Return the number of samples of the class that the client has in a round.
 
         Args:
-            round_idx: from 0.
-            dealt: samples that the client was dealt.
-            of_class: of them, those of the class.
+            round_idx: Number of the round, from 0.
+            dealt: Number of samples that the client was dealt.
+            of_class: Number of samples of the class among them.
 
         >>> study = SampleReduction(class_idx=3)
         >>> [study.count_at(round_idx, 5000, 1000) for round_idx in (49, 50, 60, 230, 500)]
         [1000, 950, 900, 50, 50]
         """
         steps = max(0, (round_idx - self.start) // self.every + 1)
-        if self.counts is not None:
-            return min(of_class, self.counts[min(steps, len(self.counts)) - 1]) if steps and self.counts else of_class
-        return min(of_class, max(of_class - round(steps * self.step * dealt), round(self.until * dealt)))
+        if self.counts is None:
+            remaining = of_class - round(steps * self.step * dealt)
+            least = round(self.until * dealt)
+            return min(of_class, max(remaining, least))
+        if steps == 0 or not self.counts:
+            return of_class
+        last_step = min(steps, len(self.counts))
+        return min(of_class, self.counts[last_step - 1])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse a client or class that does not exist, and begin from all samples."""
@@ -77,7 +87,8 @@ class SampleReduction(Callback):
         data = pl_module.data
         dealt = data.client_samples().dealt[self.client]
         of_class = int(data.count_labels([dealt])[0, self.class_idx])
-        data.set_class_count(self.client, self.class_idx, self.count_at(trainer.current_epoch, len(dealt), of_class))
+        count = self.count_at(round_idx=trainer.current_epoch, dealt=len(dealt), of_class=of_class)
+        data.set_class_count(self.client, self.class_idx, count)
 
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
         """Log how many samples of the class the client has in this round."""

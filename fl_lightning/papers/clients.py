@@ -96,7 +96,8 @@ class LocalProgress(Drawing):
             tables = [torch.from_numpy(accuracies.at(moment, None, last)[1]) for moment in steps]
             for place, (side, shares) in zip(axes[0], sides.items(), strict=True):
                 curve = 100 * torch.stack([class_weighted_accuracy(table, shares) for table in tables]).numpy()
-                draw_line(place, i, range(len(steps)), curve.mean(1), curve.std(1, ddof=1), runs.name)
+                std = curve.std(1, ddof=1)
+                draw_line(place, i, range(len(steps)), curve.mean(1), std=std, label=runs.name)
                 change[f"{runs.name} {side}"] = float(curve[-1].mean() - curve[0].mean())
         finish(figure, axes, "local epochs done")
         text = by_name(change, "{:+.1f}")

@@ -74,7 +74,7 @@ class Curves(Drawing):
         figure, axes = panels(left, columns, self.width, self.height)
         for (row, column, name), (rounds, mean, std) in lines.items():
             place = axes[rows.index(row), columns.index(column)]
-            draw_line(place, names.index(name), rounds, mean, std, name)
+            draw_line(place, names.index(name), rounds, mean, std=std, label=name)
         name_rounds(axes, max((rounds for rounds, _, _ in lines.values()), key=len))
         finish(figure, axes)
         return Drawn(figure, self.caption(lines, last))

@@ -38,7 +38,7 @@ class Landscapes(Drawing):
         noise, *planes = figure.subplots(1, len(landscapes) + 1)
         for i, (name, arrays) in enumerate(landscapes):
             losses = arrays["noise_loss"]
-            draw_line(noise, i, arrays["sigmas"], losses.mean(1), losses.std(1), name)
+            draw_line(noise, i, arrays["sigmas"], losses.mean(1), std=losses.std(1), label=name)
         noise.set(xlabel="σ of the parameters' noise", ylabel="loss (nats)", yscale="log")
         noise.yaxis.set_major_formatter(LogFormatter())  # powers of ten without formulas, which no text has
         noise.yaxis.set_minor_formatter(LogFormatter())
@@ -162,7 +162,7 @@ class Embedding(Drawing):
             features.append(table[first:-1])
             names += [name if name == "received" else f"{before}{name}" for name in models[first:-1]]
         points = joint_embedding(torch.cat(features), self.seed)
-        figure = plot_embedding(points, target, names, shown[0].group.columns(BY_CLASS)[1], self.by)
+        figure = plot_embedding(points, target, names, shown[0].group.columns(BY_CLASS)[1], by=self.by)
         flat = points.flatten(0, 1)
         near = torch.cdist(flat, flat).fill_diagonal_(torch.inf).argmin(1)
         by_class = target.tile(len(names))

@@ -41,7 +41,8 @@ def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round") ->
             x = figures.finite(band.x)
             values = figures.finite(band.values)
             std = values.std(0, ddof=1) if len(values) > 1 else None
-            figures.draw_line(axes, i, x, values.mean(0), std, label, max(1, len(x) // 8), 1.5)
+            every = max(1, len(x) // 8)
+            figures.draw_line(axes, i, x, values.mean(0), std=std, label=label, every=every, width=1.5)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if xlabel == "round":
         figures.label_rounds(axes, [int(r) for r in next(band.x for band in bands.values() if band.x)])

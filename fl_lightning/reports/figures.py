@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#d9d9d9"
 MOST_LABELS = 40
 LARGEST = 1e100
-"""Of values that are drawn."""
+"""Largest magnitude of values that are drawn."""
 
 
 def plot_partition(
@@ -38,10 +39,10 @@ def plot_partition(
     """Draw client × class sample counts as a heat map, with each client's total above and each class's beside it.
 
     Args:
-        counts: training samples of each client and class, (N, C).
-        class_names: C names.
-        title: None: one that says N, C and the number of samples.
-        client_names: N names. None: the numbers of the clients.
+        counts: Number of training samples of each client and class, (N, C).
+        class_names: Names of the C classes.
+        title: Title of the figure. None says N, C and the number of samples.
+        client_names: Names of the N clients. None is their ids.
     """
     from matplotlib import colormaps  # noqa: PLC0415 - slow to import
     from matplotlib.colors import ListedColormap, PowerNorm  # noqa: PLC0415
@@ -56,16 +57,17 @@ def plot_partition(
     axes = figure.add_subplot(grid[1, 0])
     norm = PowerNorm(0.5, vmin=0, vmax=max(1.0, table.max(initial=0)))
     shown = np.ma.masked_equal(table.T, 0)
-    visible = ListedColormap(colormaps["YlGnBu"](np.linspace(0.15, 1, 256)))  # a cell with one sample must not be white
+    # A cell with one sample must not be white.
+    visible = ListedColormap(colormaps["YlGnBu"](np.linspace(0.15, 1, 256)))
     image = axes.imshow(shown, aspect="auto", cmap=visible, norm=norm, interpolation="nearest")
     axes.set(xlabel="client", ylabel="class")
     label_clients(axes.xaxis, client_names, num_clients)
     label_places(axes.yaxis, class_names, MOST_LABELS)
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
-        write_counts(axes, table.T, 0.3 * float(table.max(initial=1)))
-    draw_totals(figure.add_subplot(grid[0, 0], sharex=axes), table.sum(1), "x")
-    draw_totals(figure.add_subplot(grid[1, 1], sharey=axes), table.sum(0), "y")
+        write_counts(axes, table.T, dark=0.3 * float(table.max(initial=1)))
+    draw_totals(figure.add_subplot(grid[0, 0], sharex=axes), totals=table.sum(1), along="x")
+    draw_totals(figure.add_subplot(grid[1, 1], sharey=axes), totals=table.sum(0), along="y")
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 2]), label="samples of the class at the client")
     return figure
 
@@ -73,14 +75,27 @@ def plot_partition(
 def read_counts(counts: ArrayLike, class_names: Sequence[str]) -> tuple[np.ndarray, str]:
     """Read client × class sample counts: the table (N, C), and a title that says N, C and the number of samples.
 
+    Args:
+        counts: Number of training samples of each client and class, (N, C).
+        class_names: Names of the C classes.
+
     Raises:
-        ValueError: another number of names.
+        ValueError: The number of names is not C.
     """
     table = np.asarray(counts, dtype=np.float64)
     num_clients, num_classes = table.shape
     check_class_names(class_names, num_classes)
-    sizes = f"{num_clients} client{'s' * (num_clients != 1)}, {num_classes} classes"
-    return table, f"{int(table.sum()):,} training samples, {sizes}"
+    title = f"{int(table.sum()):,} training samples, {clients_text(num_clients)}, {num_classes} classes"
+    return table, title
+
+
+def clients_text(num_clients: int) -> str:
+    """Write a number of clients.
+
+    >>> clients_text(1), clients_text(10)
+    ('1 client', '10 clients')
+    """
+    return "1 client" if num_clients == 1 else f"{num_clients} clients"
 
 
 def plot_bubbles(
@@ -93,10 +108,10 @@ def plot_bubbles(
     """Draw client × class sample counts as bubbles, whose areas are the counts.
 
     Args:
-        counts: training samples of each client and class, (N, C).
-        class_names: C names.
-        title: None: one that says N, C and the number of samples.
-        client_names: N names. None: the numbers of the clients.
+        counts: Number of training samples of each client and class, (N, C).
+        class_names: Names of the C classes.
+        title: Title of the figure. None says N, C and the number of samples.
+        client_names: Names of the N clients. None is their ids.
     """
     table, name = read_counts(counts, class_names)
     num_clients, num_classes = table.shape
@@ -105,8 +120,10 @@ def plot_bubbles(
     figure = new_figure(width + 1.6, height + 1.2, title or name)
     axes = figure.add_subplot()
     clients, classes = np.nonzero(table)
-    cell = 72 * min(width / num_clients, height / num_classes)  # points
-    areas = table[clients, classes] / max(1.0, table.max(initial=1.0)) * cell**2
+    # The largest bubble fills its cell, whose width is in points.
+    cell = 72 * min(width / num_clients, height / num_classes)
+    largest = max(1.0, table.max(initial=1.0))
+    areas = table[clients, classes] / largest * cell**2
     axes.scatter(clients, classes, s=areas, alpha=0.6, linewidths=0)
     axes.set(xlabel="client", ylabel="class", xlim=(-0.7, num_clients - 0.3), ylim=(-0.7, num_classes - 0.3))
     label_clients(axes.xaxis, client_names, num_clients)
@@ -120,39 +137,46 @@ def plot_accuracy(
     losses: Mapping[str, Sequence[float]] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw accuracies over rounds, one curve per run or split, and where given the losses on a second panel.
+    """Draw accuracies over rounds, one curve per run or split, and losses on a second panel.
 
     Args:
-        rounds: the 0-based round of each value.
-        curves: accuracies in [0, 1] by name, up to the last round that has one; NaN where there is none before.
-        losses: losses by name, likewise.
-        title: None: none.
+        rounds: Number of the round of each value, from 0, (T,).
+        curves: Accuracies in [0, 1] by name, up to the last round with a value. NaN is an earlier round without one.
+        losses: Losses by name, in the same form. None draws no second panel.
+        title: Title of the figure. None draws no title.
     """
     panels = [part for part in (curves, losses) if part]
     count = max(1, len(panels))
     figure = new_figure(5.6 * count, 3.8, title)
-    for axes, part in zip(figure.subplots(1, count, squeeze=False)[0], panels, strict=False):
-        draw_curves(axes, rounds, part, 100.0 if part is curves else 1.0)
-        axes.set_ylabel("accuracy (%)" if part is curves else "loss")
-        if axes.get_legend_handles_labels()[0]:  # none without a value
+    places = figure.subplots(1, count, squeeze=False)[0]
+    for axes, part in zip(places, panels, strict=False):
+        if part is curves:
+            draw_curves(axes, rounds=rounds, curves=part, scale=100.0)
+            axes.set_ylabel("accuracy (%)")
+        else:
+            draw_curves(axes, rounds=rounds, curves=part, scale=1.0)
+            axes.set_ylabel("loss")
+        # A panel without a value has no legend.
+        handles, _ = axes.get_legend_handles_labels()
+        if handles:
             axes.legend(title="last round", alignment="left", framealpha=0.8, edgecolor="none")
     return figure
 
 
 def plot_sizes(sizes: ArrayLike, title: str | None = None, *, client_names: Sequence[str] | None = None) -> Figure:
-    """Draw the number of training samples of each client, where the samples have no classes.
+    """Draw the number of training samples of each client, for samples without classes.
 
     Args:
-        sizes: (N,).
-        title: None: one that says N and the number of samples.
-        client_names: N names. None: the numbers of the clients.
+        sizes: Number of training samples of each client, (N,).
+        title: Title of the figure. None says N and the number of samples.
+        client_names: Names of the N clients. None is their ids.
     """
     counts = np.asarray(sizes, dtype=np.float64)
-    clients = f"{len(counts)} client{'s' * (len(counts) != 1)}"
     width = float(np.clip(0.42 * len(counts), 3.2, 11)) + 1.0
-    figure = new_figure(width, 3.4, title or f"{int(counts.sum()):,} training samples, {clients}")
+    default_title = f"{int(counts.sum()):,} training samples, {clients_text(len(counts))}"
+    figure = new_figure(width, 3.4, title or default_title)
     axes = figure.add_subplot()
-    draw_totals(axes, counts, "x")
+    draw_totals(axes, totals=counts, along="x")
     axes.set_xlabel("client")
     label_clients(axes.xaxis, client_names, len(counts))
     axes.tick_params("x", labelbottom=True)
@@ -160,19 +184,20 @@ def plot_sizes(sizes: ArrayLike, title: str | None = None, *, client_names: Sequ
 
 
 def plot_values(rounds: Sequence[int], curves: Mapping[str, Sequence[float]], title: str | None = None) -> Figure:
-    """Draw any logged values over rounds, one panel each, since their units differ.
+    """Draw any logged values over rounds, one panel each, because their units differ.
 
     Args:
-        rounds: the 0-based round of each value.
-        curves: values by name, up to the last round that has one; NaN where there is none before. At least one.
-        title: None: none.
+        rounds: Number of the round of each value, from 0, (T,).
+        curves: Values by name, up to the last round with a value, at least one curve. NaN is an earlier round without
+            a value.
+        title: Title of the figure. None draws no title.
     """
     columns = min(3, len(curves))
-    rows = -(-len(curves) // columns)
+    rows = math.ceil(len(curves) / columns)
     figure = new_figure(3.8 * columns, 2.6 * rows, title)
     places = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, values) in zip(places, curves.items(), strict=False):
-        draw_curves(axes, rounds, {name: values}, 1.0)
+        draw_curves(axes, rounds=rounds, curves={name: values}, scale=1.0)
         axes.set_title(name, fontsize="medium")
     for axes in places[len(curves) :]:
         axes.set_axis_off()
@@ -188,10 +213,13 @@ def plot_classwise(
     """Draw a class × round heat map of accuracies, with each class's best and last accuracy beside it.
 
     Args:
-        history: A, (T, C), fractions in [0, 1], one row a round; NaN where a class has no samples.
-        class_names: C names.
-        rounds: the 0-based round of each row, ascending; None: 0 ... T-1.
-        title: above the picture.
+        history: Accuracy of each class in [0, 1], one row a round, (T, C). NaN is a class without samples.
+        class_names: Names of the C classes.
+        rounds: Number of the round of each row, from 0 and ascending, (T,). None is 0 … T−1.
+        title: Title above the picture.
+
+    Raises:
+        ValueError: The history has no round, or the number of names is not C.
     """
     table = 100 * np.asarray(history, dtype=np.float64)
     num_rounds, num_classes = table.shape
@@ -211,7 +239,8 @@ def plot_classwise(
     label_rounds(axes, x)
     label_places(axes.yaxis, class_names, MOST_LABELS)
     figure.colorbar(image, cax=figure.add_subplot(grid[0, 1]), label="accuracy (%)")
-    draw_best_and_last(figure.add_subplot(grid[0, 2], sharey=axes), np.fmax.reduce(table), table[-1])
+    beside = figure.add_subplot(grid[0, 2], sharey=axes)
+    draw_best_and_last(beside, best=np.fmax.reduce(table), last=table[-1])
     return figure
 
 
@@ -219,7 +248,13 @@ def plot_classwise(
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """Create a figure of so many inches, with a title or none, that is drawn by Agg and unknown to pyplot."""
+    """Create a figure that is drawn by Agg and unknown to pyplot.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+        title: Title of the figure. None or an empty title draws none.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
 
     from fl_lightning.reports.plain_figure import PlainFigure  # noqa: PLC0415
@@ -232,38 +267,50 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's suffix: a viewer finds the old picture or the new one."""
+    """Write a figure in the format of the path's suffix. A viewer finds the old picture or the new one."""
     write_atomically(path, lambda part: figure.savefig(part, format=path.suffix[1:]))
 
 
 def finite(values: ArrayLike) -> Numbers:
-    """Replace what no axis can show, infinite and endlessly large values, by NaN, which is not drawn."""
+    """Replace values that no axis can show, infinite and endlessly large ones, by NaN. NaN is not drawn."""
     table = np.asarray(values, dtype=np.float64)
     return np.where(np.abs(table) <= LARGEST, table, np.nan)
 
 
 def in_legend(name: str) -> str:
-    """Write a name as a label, with a blank before a `_`, since matplotlib leaves such names out of legends."""
+    """Write a name as a label, with a blank before a `_`, because matplotlib leaves such names out of legends."""
     return f" {name}" if name.startswith("_") else name
 
 
 def check_class_names(class_names: Sequence[str], num_classes: int) -> None:
-    """Refuse names that are not one per class."""
+    """Refuse a number of names other than one per class.
+
+    Raises:
+        ValueError: The number of names is another one.
+    """
     if len(class_names) != num_classes:
         raise ValueError(f"class_names needs one name per class ({num_classes}), got {len(class_names)}")
 
 
 def label_places(axis: Axis, names: Sequence[str], most: int) -> None:
-    """Name the places 0, 1, … of an axis, every k-th where they are too many."""
-    step = next(k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if len(names) <= k * most)
+    """Name the places 0, 1, … of an axis, every k-th of them if there are too many.
+
+    Args:
+        axis: The axis.
+        names: Names of the places.
+        most: Largest number of names on the axis.
+    """
+    steps = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9)
+    step = next(step for step in steps if len(names) <= step * most)
     places = range(0, len(names), step)
     axis.set_ticks(list(places), [drawable(names[i]) for i in places])
     axis.set_tick_params(length=0 if step == 1 else 3)
 
 
 def label_clients(axis: Axis, names: Sequence[str] | None, num_clients: int) -> None:
-    """Name the places of the clients on an axis, by their numbers if they have no names."""
-    label_places(axis, names or [str(client_id) for client_id in range(num_clients)], 25)
+    """Name the places of the clients on an axis, by their ids if they have no names."""
+    ids = [str(client_id) for client_id in range(num_clients)]
+    label_places(axis, names=names or ids, most=25)
 
 
 def label_rounds(axes: Axes, rounds: Sequence[int] | NDArray[Any]) -> None:
@@ -279,22 +326,35 @@ def label_rounds(axes: Axes, rounds: Sequence[int] | NDArray[Any]) -> None:
 
 def tidy(axes: Axes) -> None:
     """Draw a grid below the curves, and no frame above and to the right."""
-    axes.grid(True, color=GREY, linewidth=0.6)
+    axes.grid(visible=True, color=GREY, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def separate(axes: Axes, columns: int, rows: int) -> None:
-    """Draw hair lines between cells that are large enough for them."""
+    """Draw thin lines between the cells of a table, unless the cells are too small.
+
+    Args:
+        axes: The panel of the table.
+        columns: Number of columns.
+        rows: Number of rows.
+    """
     if max(columns, rows) <= 50:
         axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
-        axes.grid(True, which="minor", color=GREY, linewidth=0.5)
+        axes.grid(visible=True, which="minor", color=GREY, linewidth=0.5)
         axes.tick_params(which="minor", length=0)
 
 
 def write_counts(axes: Axes, table: Numbers, dark: float, size: float = 6.5) -> None:
-    """Write counts other than 0 into the cells, in letters of so many points, white from `dark` on."""
+    """Write the counts other than 0 into the cells of a table.
+
+    Args:
+        axes: The panel of the table.
+        table: Counts by row and column.
+        dark: Count above which a cell is dark, and its text white.
+        size: Size of the letters in points.
+    """
     for row, column in zip(*np.nonzero(table), strict=True):
         value = table[row, column]
         text = f"{value:.0f}" if value < 10_000 else f"{value / 1000:.0f}k"
@@ -303,13 +363,24 @@ def write_counts(axes: Axes, table: Numbers, dark: float, size: float = 6.5) -> 
 
 
 def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:
-    """Draw bars with the samples of each place along the x or y axis."""
+    """Draw bars with the number of samples of each place along the x or y axis.
+
+    Args:
+        axes: The panel.
+        totals: Number of samples of each place, (n,).
+        along: Axis of the places.
+    """
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
 
     places = np.arange(len(totals))
     size = 0.8 if len(totals) <= 50 else 1.0
-    draw, axis = (axes.bar, axes.yaxis) if along == "x" else (axes.barh, axes.xaxis)
-    draw(places, totals, size, color="#4d4d4d")
+    axis: Axis
+    if along == "x":
+        axes.bar(places, totals, size, color="#4d4d4d")
+        axis = axes.yaxis
+    else:
+        axes.barh(places, totals, size, color="#4d4d4d")
+        axis = axes.xaxis
     axes.tick_params(along, labelbottom=False, labelleft=False, bottom=False, left=False)
     axis.set_label_text("samples")
     axis.set_major_locator(MaxNLocator(3))
@@ -318,7 +389,13 @@ def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:
 
 
 def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
-    """Draw each class's best and last accuracy in %, with a line between them."""
+    """Draw each class's best and last accuracy, with a line between them.
+
+    Args:
+        axes: The panel.
+        best: Best accuracy of each class in %, (C,).
+        last: Last accuracy of each class in %, (C,).
+    """
     places = np.arange(len(last))
     size = 5.0 if len(last) <= MOST_LABELS else 2.5
     axes.hlines(places, last, best, color="#999999", linewidth=size / 2.5)
@@ -326,7 +403,7 @@ def draw_best_and_last(axes: Axes, best: Numbers, last: Numbers) -> None:
     axes.plot(last, places, "o", color=COLOURS[0], markersize=size, label="last")
     axes.set(xlim=(-5, 105), xlabel="accuracy (%)")
     axes.tick_params(labelleft=False, left=False)
-    axes.grid(True, axis="x", color=GREY, linewidth=0.6)
+    axes.grid(visible=True, axis="x", color=GREY, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, handletextpad=0.1)
 
@@ -335,6 +412,12 @@ def draw_curves(axes: Axes, rounds: Sequence[int], curves: Mapping[str, Sequence
     """Draw curves through their finite values, with the last value of each in the legend, on a tidy axis of rounds.
 
     A last value that no axis can show, NaN or infinite, stands in the legend.
+
+    Args:
+        axes: The panel.
+        rounds: Number of the round of each value, from 0, (T,).
+        curves: Values by name, at most T of them.
+        scale: Factor of the values. 100 shows them in percent.
     """
     for i, (name, values) in enumerate(curves.items()):
         scaled = scale * np.asarray(values, dtype=np.float64)
@@ -342,8 +425,8 @@ def draw_curves(axes: Axes, rounds: Sequence[int], curves: Mapping[str, Sequence
             continue
         known = ~np.isnan(finite(scaled))
         places = np.asarray(rounds)[: len(scaled)][known]
-        last = scaled[-1]
-        label = in_legend(f"{name}: " + (f"{last:.1f} %" if scale == 100 else f"{last:.3g}"))
+        last = f"{scaled[-1]:.1f} %" if scale == 100 else f"{scaled[-1]:.3g}"
+        label = in_legend(f"{name}: {last}")
         style = STYLES[i % len(STYLES)]
         marker = "o" if len(places) <= 30 else ""
         colour = COLOURS[i % len(COLOURS)]
@@ -357,28 +440,38 @@ def draw_line(
     i: int,
     x: ArrayLike,
     mean: Numbers,
+    *,
     std: Numbers | None = None,
     label: str | None = None,
     every: int | None = None,
     width: float = 1.4,
 ) -> None:
-    """Draw the i-th line of a figure with its colour, style and marker, and a band of one standard deviation.
+    """Draw the i-th line of a figure with its color, style and marker, and a band of one standard deviation.
 
     Args:
-        axes: to draw in.
-        i: number of the line: the same look in all panels.
-        x: places, (T,).
-        mean: values, (T,).
-        std: their deviation, (T,); None: no band.
-        label: in the legend.
-        every: place that has a marker; None: 8 of them at most.
-        width: of the line, in points.
+        axes: The panel.
+        i: Number of the line, from 0. It decides the look, which is the same in all panels.
+        x: Places, (T,).
+        mean: Values, (T,).
+        std: Standard deviations of the values, (T,). None draws no band.
+        label: Name in the legend. None has no place there.
+        every: Number of places from one marker to the next. None draws at most 8 markers.
+        width: Width of the line in points.
     """
-    style = STYLES[i % len(STYLES)]
-    marker = MARKERS[i % len(MARKERS)]
     places = np.asarray(x, dtype=np.float64)
-    look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linewidth": width, "marker": marker, "markersize": 4}
-    named = None if label is None else in_legend(label)
-    axes.plot(places, mean, style, label=named, markevery=every or max(1, -(-len(mean) // 8)), **look)
+    colour = COLOURS[i % len(COLOURS)]
+    if every is None or every == 0:
+        every = max(1, math.ceil(len(mean) / 8))
+    axes.plot(
+        places,
+        mean,
+        STYLES[i % len(STYLES)],
+        label=None if label is None else in_legend(label),
+        markevery=every,
+        color=colour,
+        linewidth=width,
+        marker=MARKERS[i % len(MARKERS)],
+        markersize=4,
+    )
     if std is not None:
-        axes.fill_between(places, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
+        axes.fill_between(places, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)

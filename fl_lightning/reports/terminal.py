@@ -19,12 +19,11 @@ AVERAGES = ("macro", "weighted")
 MOST_COLUMNS = 8
 """Largest number of values in a line of the table by round."""
 
-
 WIDEST = 10_000
-"""Characters that a table may have before it is measured against the terminal."""
+"""Largest width of a table in characters before it is compared with the terminal."""
 
 
-def print_classes(
+def print_classes(  # noqa: PLR0917 - called by position
     title: str,
     names: Sequence[str],
     samples: Tensor,
@@ -65,10 +64,12 @@ def print_classes(
         below.append(f"({len(shown)} of {len(names)} classes shown, the worst)")
     rows = []
     for class_idx in shown:
-        rows.append([names[class_idx], *(column[class_idx] for column in columns.values())])
+        cells = [column[class_idx] for column in columns.values()]
+        rows.append([names[class_idx], *cells])
     lines = ["   ".join(below)]
     for index, average in enumerate(AVERAGES):
-        values_of_average = [f"{name} {percent(values[len(names) + index])}" for name, values in scores.items()]
+        place = len(names) + index
+        values_of_average = [f"{name} {percent(values[place])}" for name, values in scores.items()]
         lines.append(f"{average}: {', '.join(values_of_average)}")
     print_table(title, header=["class", *columns], rows=rows, bold=shown.index(worst), below="\n".join(lines))
 
@@ -150,20 +151,33 @@ def print_table(
 
 
 def width_of(console: Console, names: Sequence[str], others: Sequence[Sequence[str]]) -> int:
-    """Return the number of characters that a table takes on a console of any width."""
+    """Return the number of characters that a table takes on a console of any width.
+
+    Args:
+        console: The console.
+        names: First column, with its heading.
+        others: Further columns, each with its heading.
+    """
     options = console.options.update(max_width=WIDEST)
     return console.measure(columns_table(names, others), options=options).maximum
 
 
 def columns_table(names: Sequence[str], others: Iterable[Sequence[str]], bold: int | None = None) -> Table:
-    """Make a table of columns, each with its heading first."""
+    """Make a table of columns, each with its heading first.
+
+    Args:
+        names: First column.
+        others: Further columns.
+        bold: Index of the row that stands out. None means that no row does.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     columns = [names, *others]
     for index, (heading, *_) in enumerate(columns):
         table.add_column(heading, justify="right" if index else "left")
     cells = [column[1:] for column in columns]
     for index, row in enumerate(zip(*cells, strict=True)):
-        table.add_row(*row, style="bold" if index == bold else None)
+        style = "bold" if index == bold else None
+        table.add_row(*row, style=style)  # style: ok, rich takes cells one by one
     return table
 
 

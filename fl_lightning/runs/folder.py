@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ NUMBERED = re.compile(r"(\d+)(-.*)?")
 """Name of a run's folder: its number, seed and overrides."""
 
 LONGEST_NAME = 100
-"""Characters of what is added to the number."""
+"""Largest number of characters of the seed and the overrides in a folder's name."""
 
 CLIENT = "client.ckpt"
 DEFAULT_ROOT = "runs"
@@ -35,6 +35,8 @@ LAST = "last.ckpt"
 def stem_of(configs: Sequence[str | Path]) -> str:
     """Name the runs of these configuration files, in any order: by the experiments, else by all files.
 
+    The configuration that an earlier run has written names the runs as that run.
+
     >>> stem_of(["configs/trainer/gpu.yaml", "configs/experiment/digits_fedntd.yaml"])
     'digits_fedntd'
     >>> stem_of(["configs/method/fedntd.yaml", "configs/data/cifar10.yaml"]), stem_of([])
@@ -43,51 +45,76 @@ def stem_of(configs: Sequence[str | Path]) -> str:
     'digits_fedntd'
     """
     paths = [Path(os.path.abspath(config)) for config in configs]
-    # the configuration that an earlier run has written
-    again = [path for path in paths if path.name == CONFIG and NUMBERED.fullmatch(path.parent.name)]
-    chosen = again or [path for path in paths if path.parent.name == "experiment"] or paths
-    return "+".join(sorted({path.parent.parent.name if again else path.stem for path in chosen})) or "fit"
+    written = [path for path in paths if path.name == CONFIG and NUMBERED.fullmatch(path.parent.name)]
+    if written:
+        names = {path.parent.parent.name for path in written}
+    else:
+        experiments = [path for path in paths if path.parent.name == "experiment"]
+        names = {path.stem for path in experiments or paths}
+    return "+".join(sorted(names)) or "fit"
 
 
 def overrides_of(argv: Sequence[str]) -> str:
     """Name what the command line sets besides the files, without settings that are free, as a part of a folder's name.
 
+    Args:
+        argv: Words of the command line.
+
     >>> overrides_of("fit -c a.yaml --seed_everything 3 --model.client.mu=0.1 --trainer.max_epochs 9".split())
     '-seed3-mu=0.1'
     """
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words: list[str] = []
+    for word in argv:
+        if word.startswith("--"):
+            words += word.split("=", 1)
+        else:
+            words.append(word)
     parts = []
     for option, value in pairwise([*words, ""]):
         name = option.removeprefix("--")
         if not option.startswith("--") or name in ("config", "help") or is_free(name):
             continue
-        short = name.removesuffix(".class_path").rpartition(".")[2]
-        text = re.sub(r"[^\w.+]+", "_", value.rpartition(".")[2] if value.startswith("fl_lightning.") else value)
+        _, _, short = name.removesuffix(".class_path").rpartition(".")
+        text = re.sub(r"[^\w.+]+", "_", short_class(value))
         parts.append(f"seed{text}" if name == "seed_everything" else f"{short}={text}")
     parts.sort(key=lambda part: not part.startswith("seed"))
-    return "".join(f"-{part}" for part in parts)[:LONGEST_NAME].rstrip("-_=.")
+    suffix = "".join(f"-{part}" for part in parts)
+    return suffix[:LONGEST_NAME].rstrip("-_=.")
+
+
+def short_class(value: str) -> str:
+    """Return the name of a class of this package without its module, and any other value as it is."""
+    if not value.startswith("fl_lightning."):
+        return value
+    return value.rpartition(".")[2]
 
 
 def runs(parent: Path) -> dict[int, Path]:
     """Find the numbered folders in `parent`, by number, lowest first."""
-    paths = parent.iterdir() if parent.is_dir() else ()
-    numbers = {path: NUMBERED.fullmatch(path.name) for path in paths}
-    return dict(sorted((int(match[1]), path) for path, match in numbers.items() if match))
+    if not parent.is_dir():
+        return {}
+    found: list[tuple[int, Path]] = []
+    for path in parent.iterdir():
+        match = NUMBERED.fullmatch(path.name)
+        if match:
+            found.append((int(match[1]), path))
+    return dict(sorted(found))
 
 
 def new_run(parent: Path, suffix: str = "") -> Path:
-    """Make the folder of the next number (two runs at a time get two).
+    """Make the folder of the next number. Two runs that start at once get two numbers.
 
-    Of a run's processes only the first writes; the others get `parent`.
+    Only the first of a run's processes makes a folder. The others get `parent`.
 
     Args:
-        parent: of the runs.
-        suffix: of the folder's name.
+        parent: Folder of the runs.
+        suffix: Text after the number in the folder's name.
     """
     if getattr(rank_zero_only, "rank", 0):
         return parent
     with locked(parent):
-        run = parent / f"{max(runs(parent), default=-1) + 1}{suffix}"
+        number = max(runs(parent), default=-1) + 1
+        run = parent / f"{number}{suffix}"
         run.mkdir()
     return run
 
@@ -97,11 +124,11 @@ def locked(folder: Path, refusal: str = "") -> Iterator[None]:
     """Make a folder, and keep it for this process within the block.
 
     Args:
-        folder: to be locked.
-        refusal: sentence for one that another process has; empty: its end is waited for.
+        folder: Folder to lock.
+        refusal: Sentence of the error if another process has the folder. An empty sentence waits for the other process.
 
     Raises:
-        ValueError: with that sentence.
+        ValueError: Another process has the folder, and `refusal` is not empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -118,7 +145,8 @@ def locked(folder: Path, refusal: str = "") -> Iterator[None]:
 def rounds_kept(run: Path) -> int:
     """Count the complete rounds of which a run's folder keeps something: in a checkpoint, else in its table."""
     for path in newest_first(run, "*.ckpt"):
-        with suppress(ValueError, OSError, KeyError):  # client.ckpt is none of a federation, another may be damaged
+        # client.ckpt is no checkpoint of a federation, and another file may be damaged.
+        with suppress(ValueError, OSError, KeyError):
             return first_round(path)
     with suppress(ValueError, OSError):
         return max(RoundCSVLogger(run).rows_on_disk(), default=-1) + 1
@@ -128,11 +156,11 @@ def rounds_kept(run: Path) -> int:
 def discard(run: Path) -> None:
     """Remove the folder of a run that keeps neither a checkpoint nor a round's row, and its parent if that is empty.
 
-    What is on disk decides: the rounds may have been those of another process.
+    The files on disk decide, because another process may have trained the rounds.
     """
     table = RoundCSVLogger(run).path
-    empty = not table.is_file() or table.read_bytes().count(b"\n") < 2
-    if getattr(rank_zero_only, "rank", 0) or not empty or any(run.glob(f"{CHECKPOINTS}/*.ckpt")):
+    has_rows = table.is_file() and table.read_bytes().count(b"\n") >= 2
+    if getattr(rank_zero_only, "rank", 0) or has_rows or any(run.glob(f"{CHECKPOINTS}/*.ckpt")):
         return
     shutil.rmtree(run, ignore_errors=True)
     with suppress(OSError):
@@ -140,13 +168,13 @@ def discard(run: Path) -> None:
 
 
 def take(run: Path) -> int | None:
-    """Lock a run's folder for this process, and collect what a killed one has left in it.
+    """Lock a run's folder for this process, and collect what a killed process has left in it.
 
     Returns:
-        A descriptor, to be closed at the end.
+        A descriptor that the caller closes at the end. None is a folder that this process does not lock.
 
     Raises:
-        ValueError: another process writes there, or a link in it leads out of it.
+        ValueError: Another process writes there, or a link in the folder leads out of it.
     """
     if getattr(rank_zero_only, "rank", 0):
         return None
@@ -157,7 +185,8 @@ def take(run: Path) -> int | None:
             f"a run folder has one writer, and {run} is in use by another process; wait for its end, or start a new "
             f"run without --ckpt_path"
         ) from None
-    if link := next((path for path in run.iterdir() if path.is_symlink() and not is_below(path, run)), None):
+    link = link_out_of(run)
+    if link is not None:
         if descriptor is not None:
             os.close(descriptor)
         raise ValueError(
@@ -165,23 +194,33 @@ def take(run: Path) -> int | None:
             f"(model.store.folder moves the clients' files elsewhere)"
         )
     remove_parts(run)
-    collect_orphans(run / "clients", sorted((run / CHECKPOINTS).glob("*.ckpt")))
+    checkpoints = sorted((run / CHECKPOINTS).glob("*.ckpt"))
+    collect_orphans(run / "clients", checkpoints)
     return descriptor
+
+
+def link_out_of(folder: Path) -> Path | None:
+    """Return the first link in a folder that leads out of it, or None without such a link."""
+    for path in folder.iterdir():
+        if path.is_symlink() and not is_below(path, folder):
+            return path
+    return None
 
 
 def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any]) -> Path:
     """Find the file that `--ckpt_path` means: a path, or `last` or `best` of a run.
 
-    The run is the newest of those in `parent` that were begun with the same fixed settings, else the newest. A `last`
-    that cannot be read is replaced by the newest checkpoint of its run that can.
+    The run is the newest run in `parent` that was begun with the same fixed settings, else the newest run. The newest
+    readable checkpoint of the run replaces a `last` that cannot be read.
 
     Args:
         asked: `last`, `best` or a path.
-        parent: of the runs.
-        config: the parsed configuration.
+        parent: Folder of the runs.
+        config: The parsed configuration.
 
     Raises:
-        FileNotFoundError: naming what was looked for and where.
+        FileNotFoundError: There is no such file, or no run with such a checkpoint.
+        ValueError: No checkpoint of the run can be read.
     """
     if asked not in ("last", "best"):
         path = Path(asked).expanduser()
@@ -190,49 +229,67 @@ def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any]) -> Path
                 f"--ckpt_path must be last, best or a checkpoint file, got {asked}, which does not exist"
             )
         return path
-    settings = flat(config)
-    newest = (newest_first(run, f"{asked}*.ckpt") for run in reversed(runs(parent).values()))
-    per_run = [paths for paths in newest if paths]
-    if not per_run:
+    candidates: list[Path] = []
+    for run in reversed(runs(parent).values()):
+        candidates += newest_first(run, f"{asked}*.ckpt")[:1]
+    if not candidates:
         raise FileNotFoundError(
             f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, and there is none; "
             f"leave --ckpt_path out to start a new run, or give the checkpoint's file"
         )
-    known = ((paths[0], settings_in(paths[0])) for paths in per_run)
-    same = (path for path, was in known if was is not None and not differences(was, settings))
-    path = next(same, per_run[0][0])
+    path = of_same_settings(candidates, flat(config)) or candidates[0]
     return path if asked == "best" else readable(path)
 
 
+def of_same_settings(checkpoints: Iterable[Path], settings: Settings) -> Path | None:
+    """Return the first checkpoint whose run was begun with these fixed settings, or None without such a checkpoint.
+
+    Args:
+        checkpoints: Checkpoints, read one after the other.
+        settings: Fixed settings by name.
+    """
+    for path in checkpoints:
+        begun_with = settings_in(path)
+        if begun_with is not None and not differences(begun_with, settings):
+            return path
+    return None
+
+
 def newest_first(run: Path, pattern: str) -> list[Path]:
-    """Checkpoints of a run, the one written last first."""
+    """Return the checkpoints of a run whose names match a pattern, the newest first."""
     files = filter(Path.is_file, (run / CHECKPOINTS).glob(pattern))
     return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def settings_in(path: Path) -> Settings | None:
-    """Read the fixed settings that a checkpoint's run was begun with, None where it cannot be read."""
-    return (identity_in(path) or {}).get("config")
+    """Read the fixed settings that a checkpoint's run was begun with, or None if the file cannot be read."""
+    identity = identity_in(path)
+    return None if identity is None else identity.get("config")
 
 
 def identity_in(path: Path) -> dict[str, Settings] | None:
-    """Read the settings of a checkpoint's run, as `RunIdentity.state_dict` gave them, None where it cannot be read."""
-    if not path.is_file():  # a pipe would be waited for
+    """Read the settings of a run from its checkpoint, as `RunIdentity.state_dict` gave them, or None if unreadable."""
+    # Opening a pipe would wait for its writer.
+    if not path.is_file():
         return None
     try:
         settings = loaded(path, mmap=True)["federated"]["settings"]
-        return {part: {n: v for n, v in values.items() if is_plain(v)} for part, values in settings.items()}
+        identity: dict[str, Settings] = {}
+        for part, values in settings.items():
+            identity[part] = {name: value for name, value in values.items() if is_plain(value)}
+        return identity
     except Exception:
         return None
 
 
 def readable(path: Path) -> Path:
-    """Give the checkpoint, or where it cannot be read the newest of its run that can, and tell so.
+    """Return the checkpoint, or the newest readable checkpoint of its run with a message if it cannot be read.
 
     Raises:
-        ValueError: none of them can be read.
+        ValueError: No checkpoint of the run can be read.
     """
-    others = [other for other in newest_first(path.parent.parent, "*.ckpt") if other.name != CLIENT and other != path]
+    found = newest_first(path.parent.parent, "*.ckpt")
+    others = [other for other in found if other.name != CLIENT and other != path]
     for candidate in (path, *others):
         try:
             first_round(candidate)
@@ -247,15 +304,18 @@ def readable(path: Path) -> Path:
 
 def run_of(checkpoint: Path) -> Path | None:
     """Return the run folder that a checkpoint lies in, or None if it lies somewhere else."""
-    run = checkpoint.resolve().parent.parent
-    return run if checkpoint.resolve().parent.name == CHECKPOINTS and (run / CONFIG).is_file() else None
+    folder = checkpoint.resolve().parent
+    run = folder.parent
+    if folder.name == CHECKPOINTS and (run / CONFIG).is_file():
+        return run
+    return None
 
 
 def first_round(path: Path) -> int:
     """Return the first round whose row a run that continues from this checkpoint will write.
 
     Raises:
-        ValueError: the file is damaged, or no checkpoint of a federation.
+        ValueError: The file is damaged, or is no checkpoint of a federation.
     """
     checkpoint = read_saved(path, mmap=True)
     if "federated" not in checkpoint:
@@ -271,17 +331,22 @@ class LastCheckpoint(ModelCheckpoint):
     """Writes `last.ckpt` after every round.
 
     Args:
-        dirpath: its folder.
+        dirpath: Folder of the file.
     """
 
     def __init__(self, dirpath: str | Path) -> None:
-        super().__init__(dirpath, Path(LAST).stem, save_on_train_epoch_end=True, enable_version_counter=False)
+        super().__init__(
+            dirpath=dirpath,
+            filename=Path(LAST).stem,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
 
 
 def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:
-    """Find the folder that a callback writes to: `dirpath`, else that of the Trainer's first logger, else none.
+    """Find the folder of a callback's files: `dirpath`, else the folder of the Trainer's first logger, else None.
 
-    To be called on all ranks.
+    All ranks must call this function, because Lightning broadcasts the logger's folder.
     """
     if dirpath is not None:
         return Path(dirpath)
@@ -291,12 +356,20 @@ def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:
     logger = trainer.loggers[0]
     if getattr(logger, "log_dir", None) is not None:
         return Path(folder)
-    # such a logger's folder is shared by its runs
-    return Path(folder, *(str(part) for part in (logger.name, logger.version) if part is not None))
+    # All runs of such a logger share its folder.
+    path = Path(folder)
+    for part in (logger.name, logger.version):
+        if part is not None:
+            path /= str(part)
+    return path
 
 
 def disk_error(error: OSError, folder: Path) -> str:
-    """Describe what is wrong with a file of a run's folder, by nothing where the error is about another file.
+    """Describe what is wrong with a file of a run's folder. The text is empty if the error is about another file.
+
+    Args:
+        error: Error of the operating system.
+        folder: Folder of the run.
 
     >>> disk_error(OSError(28, "No space left on device", "runs/fit/0/metrics.csv"), Path("runs/fit/0"))[:67]
     'runs/fit/0/metrics.csv cannot be written (No space left on device);'

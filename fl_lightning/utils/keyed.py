@@ -12,47 +12,82 @@ import torch
 def keyed_seed(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> int:
     """Make a 63-bit seed for one purpose, the same for equal keys on every machine.
 
+    Args:
+        seed: Seed of the run.
+        purpose: Name of what is drawn.
+        round_idx: Number of the round, from 0. −1 is a draw of no round.
+        client_id: Number of the client, from 0. −1 is a draw of no client.
+
     >>> keyed_seed(0, "batches", 3, 1) == keyed_seed(0, "batches", 3, 1) != keyed_seed(0, "batches", 3, 2)
     True
     """
-    digest = blake2b(f"{seed}/{purpose}/{round_idx}/{client_id}".encode(), digest_size=8).digest()
+    key = f"{seed}/{purpose}/{round_idx}/{client_id}"
+    digest = blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def keyed_generator(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> torch.Generator:
     """Make a CPU generator for one purpose.
 
+    Args:
+        seed: Seed of the run.
+        purpose: Name of what is drawn.
+        round_idx: Number of the round, from 0. −1 is a draw of no round.
+        client_id: Number of the client, from 0. −1 is a draw of no client.
+
     >>> torch.randperm(3, generator=keyed_generator(0, "batches")).sort().values
     tensor([0, 1, 2])
     """
-    return torch.Generator().manual_seed(keyed_seed(seed, purpose, round_idx, client_id))
+    key = keyed_seed(seed=seed, purpose=purpose, round_idx=round_idx, client_id=client_id)
+    return torch.Generator().manual_seed(key)
 
 
 def keyed_numpy(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> np.random.Generator:
-    """Make a numpy generator for one purpose (numpy draws Dirichlet variates from a generator, torch does not).
+    """Make a numpy generator for one purpose.
+
+    numpy draws Dirichlet variates from a given generator, and torch does not.
+
+    Args:
+        seed: Seed of the run.
+        purpose: Name of what is drawn.
+        round_idx: Number of the round, from 0. −1 is a draw of no round.
+        client_id: Number of the client, from 0. −1 is a draw of no client.
 
     >>> keyed_numpy(0, "partition").integers(10) in range(10)
     True
     """
-    return np.random.default_rng(keyed_seed(seed, purpose, round_idx, client_id))
+    key = keyed_seed(seed=seed, purpose=purpose, round_idx=round_idx, client_id=client_id)
+    return np.random.default_rng(key)
 
 
 def keyed_noise(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> np.random.Generator:
-    """Make a numpy generator for noise that hides something: by Philox, with the whole key in 128 bits.
+    """Make a numpy generator for noise that hides something: Philox, with the whole key in 128 bits.
 
-    torch's CPU generator reads 32 bits of a seed, which can all be tried.
+    torch's CPU generator reads 32 bits of a seed. Somebody could try all of them.
+
+    Args:
+        seed: Seed of the run.
+        purpose: Name of what is drawn.
+        round_idx: Number of the round, from 0. −1 is a draw of no round.
+        client_id: Number of the client, from 0. −1 is a draw of no client.
 
     >>> first, again = (keyed_noise(7 + (i << 32), "noise").standard_normal() for i in (0, 1))
     >>> first == again
     False
     """
-    digest = blake2b(f"{seed}/{purpose}/{round_idx}/{client_id}".encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    key = f"{seed}/{purpose}/{round_idx}/{client_id}"
+    digest = blake2b(key.encode(), digest_size=16).digest()
+    philox = np.random.Philox(key=int.from_bytes(digest, "little"))
+    return np.random.Generator(philox)
 
 
 @contextmanager
 def keyed_globals(seed: int, purpose: str) -> Iterator[None]:
     """Key the global generators of Python, NumPy and torch for code of others, and put them back afterwards.
+
+    Args:
+        seed: Seed of the run.
+        purpose: Name of what is drawn.
 
     >>> with keyed_globals(0, "setup"):
     ...     first = (random.random(), np.random.rand(), float(torch.rand(())))
