@@ -53,6 +53,9 @@ FOREIGN_NUMBER = re.compile(
     )""",
     re.VERBOSE,
 )
+RANGE = re.compile(r"[0-9]\s*[-:/–]\s*[0-9]")
+"""A part of a range, date or time."""
+
 WITH_UNIT = re.compile(r"[+-]?[0-9][0-9.,']*\s*[^\W\d_]+")
 ERROR = re.compile(r"#[A-Z0-9/]+[!?]")
 """What a workbook writes in place of a number that it could not compute."""
@@ -277,7 +280,8 @@ def odd_cell(others: Sequence[Any], known: Sequence[float]) -> int | None:
     """Return the position of a value that is no number in a column of numbers. None: the column holds words.
 
     A code such as `V27` makes words of a column. A value such as `-`, `1,234.5` or `45%` is no word. Another word is
-    none where the numbers have decimals, or are nearly all of the values.
+    none where the numbers have decimals, or are nearly all of the values. A range, date or time is none where the
+    numbers are nearly all of the values.
 
     Args:
         others: The values that are no numbers.
@@ -287,10 +291,13 @@ def odd_cell(others: Sequence[Any], known: Sequence[float]) -> int | None:
     (0, None, None, 0)
     """
     texts = [str(value).strip() for value in others]
-    if any(is_code(text) for text in texts):
+    share = len(known) / (len(known) + len(others))
+    codes = [text for text in texts if is_code(text)]
+    if share >= MOST_NUMBERS:
+        codes = [text for text in codes if not RANGE.search(text)]
+    if codes:
         return None
     vague = [text for text in texts if any(letter.isalpha() for letter in text) and not ERROR.fullmatch(text)]
-    share = len(known) / (len(known) + len(others))
     measured = share >= MOST_NUMBERS or any(not number.is_integer() for number in known)
     return None if vague and not measured else 0
 
@@ -312,7 +319,7 @@ def is_code(text: str) -> bool:
     """
     if not any(letter.isdigit() for letter in text) or WITH_UNIT.fullmatch(text) or ERROR.fullmatch(text):
         return False
-    if re.search(r"[0-9]\s*[-:/–]\s*[0-9]", text):
+    if RANGE.search(text):
         return True
     return not AROUND_NUMBERS.sub("", text).isdigit()
 

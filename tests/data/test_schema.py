@@ -342,7 +342,10 @@ def test_a_target_that_is_missing_is_named_before_a_feature(missing):
         TableSource(gaps, "y", gaps).read()
 
 
-@pytest.mark.parametrize("odd", ["-", "--", "1,234.5", "45%", "$5", "< 5", "n.a.", "unknown", "12 kg", "1 234"])
+ODD = ["-", "--", "1,234.5", "45%", "$5", "< 5", "n.a.", "unknown", "12 kg", "1 234", "12:30", "2024-01-05", "10-19"]
+
+
+@pytest.mark.parametrize("odd", ODD)
 def test_an_odd_value_in_a_column_of_numbers_is_named(tmp_path, odd):
     rows = "".join(f"{i + 0.5},{i % 2}\n" for i in range(48))
     with pytest.raises(
