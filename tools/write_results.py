@@ -14,7 +14,7 @@ from fl_lightning.cli.configs import title
 from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.experiment import HOURS, Experiment
 from fl_lightning.papers import Curves, PaperTable
-from fl_lightning.papers.drawing import Series, rounds_of, unique
+from fl_lightning.papers.drawing import Series, beginning, counted, rounds_of, unique
 from fl_lightning.papers.stored import csv_rows, read_stored
 from fl_lightning.reports.result_tables import Table, as_markdown
 from fl_lightning.reports.saved import Group
@@ -102,17 +102,25 @@ def draw_curves(name: str, drawn: Mapping[str, PaperTable]) -> None:
     keys = unique(key for table in drawn.values() for key in table.log_keys())
     curves = Curves({key: key for key in keys}, value=f"{keys[0]} (%)" if len(keys) == 1 else "%", width=3)
     series = read_stored(ROOT / "results" / f"{name}.csv")
-    content = curves.draw([*series, *filter(None, map(longest, series))]).content
+    content = curves.draw([*map(shared_rounds, series), *filter(None, map(longest, series))]).content
     assert not isinstance(content, Table)
     write_picture(content, PAGE.parent / image_of(name))
 
 
+def shared_rounds(series: Series) -> Series:
+    """Cut the runs to the rounds that all have. A run that stopped early has no further ones, and stays as it is."""
+    rounds = [rounds_of(run) for run in series.group.runs if not run.stopped_early]
+    runs = []
+    for run in series.group.runs:
+        runs.append(run if run.stopped_early else beginning(run, min(rounds)))
+    return series._replace(group=Group("", runs))
+
+
 def longest(series: Series) -> Series | None:
-    """Take those runs as a column of their own that have more rounds than others, where none has failed."""
-    rounds = [rounds_of(run) for run in series.group.runs]
-    if series.failed or len(set(rounds)) < 2:
+    """Take the runs that have more rounds than others as a column of their own, if none has failed."""
+    runs = counted(series).group.runs
+    if series.failed or len(runs) == len(series.group.runs):
         return None
-    runs = [run for run, own in zip(series.group.runs, rounds, strict=True) if own == max(rounds)]
     seeds = ", ".join(str(run.settings["seed_everything"]) for run in runs)
     return series._replace(case=f"{series.case}, seed {seeds}", group=Group("", runs))
 

@@ -8,7 +8,19 @@ import torch
 
 from fl_lightning.functional.accuracy import prediction_consistency
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers.drawing import Dimension, Drawing, Drawn, Series, by_name, chosen, ends, factor_of, unique
+from fl_lightning.papers.drawing import (
+    Dimension,
+    Drawing,
+    Drawn,
+    Series,
+    by_name,
+    chosen,
+    counted,
+    ends,
+    factor_of,
+    unequal_text,
+    unique,
+)
 from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.results import LAST_ROUNDS
@@ -60,7 +72,8 @@ class Curves(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         lines: dict[tuple[str, str, str], Line] = {}
         last: dict[tuple[str, str, str], float] = {}
-        for runs in chosen(series, self.methods, self.cases):
+        shown = chosen(series, self.methods, self.cases)
+        for runs in map(counted, shown):
             for name, key in self.keys.items():
                 place = {"method": runs.method, "case": runs.case, "key": name}
                 if line := self.line_of(runs, key):
@@ -77,7 +90,8 @@ class Curves(Drawing):
             draw_line(place, names.index(name), rounds, mean, std=std, label=name)
         name_rounds(axes, max((rounds for rounds, _, _ in lines.values()), key=len))
         finish(figure, axes)
-        return Drawn(figure, self.caption(lines, last))
+        caption = self.caption(lines, last)
+        return Drawn(figure, " ".join(filter(None, (caption, unequal_text(shown)))))
 
     def end_of(self, runs: Series, key: str, line: Line) -> float:
         """Compute the mean of the last five values as tables have it: a run that ended earlier counts to its own end.
@@ -159,7 +173,7 @@ class ClassMaps(Drawing):
         changes = dict[str, float]()
         spread = dict[str, float]()
         for runs in shown:
-            _, names, table = runs.group.columns(BY_CLASS)
+            _, names, table = counted(runs).group.columns(BY_CLASS)
             changes[runs.name] = 100 * float(np.abs(np.diff(table, axis=0)).mean())
             with np.errstate(invalid="ignore"):
                 shares = table / table.sum(1, keepdims=True)

@@ -85,6 +85,23 @@ def is_at_end(run: SavedRun, all_rounds: int | None) -> bool:
     return not all_rounds or rounds_of(run) >= all_rounds or run.stopped_early
 
 
+def counted(runs: Series) -> Series:
+    """Return the runs whose last value is an end: those that have most rounds, and those that stopped early.
+
+    Further rounds may change the last value of any other run.
+    """
+    most = max(map(rounds_of, runs.group.runs), default=0)
+    at_end = [run for run in runs.group.runs if rounds_of(run) == most or run.stopped_early]
+    return runs._replace(group=replace(runs.group, runs=at_end))
+
+
+def unequal_text(series: Sequence[Series]) -> str:
+    """Say which runs count at the end if the runs of some series have different numbers of rounds, else nothing."""
+    if all(len(set(map(rounds_of, runs.group.runs))) < 2 for runs in series):
+        return ""
+    return "Seeds have unequal rounds: a final value is of the runs that have most of them or stopped early."
+
+
 def beginning(run: SavedRun, rounds: int) -> SavedRun:
     """Take the first rounds of a run."""
     history = History()
@@ -96,11 +113,11 @@ def beginning(run: SavedRun, rounds: int) -> SavedRun:
 
 
 def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:
-    """Return the mean of the last values of each run that has the key, shape (S,). One NaN if no run has it.
+    """Return the mean of the last values of each counted run that has the key, shape (S,). One NaN if no run has it.
 
-    A run that ended earlier than others counts to its own end.
+    A run that stopped earlier than others counts to its own end.
     """
-    curves = [list(run.history.curve(key).values()) for run in runs.group.runs]
+    curves = [list(run.history.curve(key).values()) for run in counted(runs).group.runs]
     return np.array([mean_of_last(values, last) for values in curves if values] or [np.nan])
 
 

@@ -14,8 +14,10 @@ from fl_lightning.papers.drawing import (
     Series,
     beginning,
     check_target_key,
+    counted,
     is_at_end,
     rounds_of,
+    unequal_text,
     unique,
 )
 from fl_lightning.reports.comparison_tables import decimal, difference_text, spread
@@ -288,14 +290,12 @@ class TableContent:
         measure = self.measures[row.name]
         if measure.counts_rounds:
             self.direction(row.name)
-        runs = self.runs_of(row.case, row.method)
-        most = 0
-        if measure.needs_the_end:
-            most = max(map(rounds_of, runs), default=0)
+        series = self.series.get((row.case, row.method))
         values: dict[Seeds, float] = {}
+        if series is None:
+            return values
+        runs = counted(series).group.runs if measure.needs_the_end else series.group.runs
         for run in runs:
-            if rounds_of(run) < most and not run.stopped_early:
-                continue
             value = self.rounds(row, run) if measure.counts_rounds else self.printed_value(row.name, run, statistic)
             if value is not None:
                 values[run.seeds] = value
@@ -475,10 +475,9 @@ class TableContent:
             "95 % intervals of the differences: Welch's to the paper, Student's among ours, seed by seed.",
         ]
         needs_the_end = any(measure.needs_the_end for measure in self.measures.values())
-        if needs_the_end and self.has_unequal_seeds():
-            sentences.append(
-                "Seeds have unequal rounds: a final value is of the runs that have most of them or stopped early."
-            )
+        unequal = unequal_text(list(self.series.values()))
+        if needs_the_end and unequal:
+            sentences.append(unequal)
         for method in unique(measure.until for measure in self.measures.values() if measure.until):
             sentences.append(
                 f"Rounds are counted until {method}'s final value; its own are those until it has that value first, "
@@ -492,10 +491,6 @@ class TableContent:
                 for name in self.table.paper:
                     sentences += self.sentences_on_claim(name, ahead, other)
         return sentences
-
-    def has_unequal_seeds(self) -> bool:
-        """Return True if the runs of some row have different numbers of rounds."""
-        return any(len(set(map(rounds_of, each.group.runs))) > 1 for each in self.series.values())
 
     def sentence_on_targets(self, name: str, measure: Measure) -> str:
         """Name the targets of a measure in the cases that are shown."""

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metrics.keys import Direction, best_of, unknown_direction
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, check_target_key, ends, factor_of, unique
+from fl_lightning.papers.drawing import (
+    Drawing,
+    Drawn,
+    Series,
+    by_name,
+    check_target_key,
+    counted,
+    ends,
+    factor_of,
+    unequal_text,
+    unique,
+)
 from fl_lightning.papers.panels import finish, panels
 from fl_lightning.reports.comparison_tables import decimal, spread
 from fl_lightning.reports.figures import COLOURS, Numbers, draw_line
@@ -89,7 +100,7 @@ class Sweep(Drawing):
         finish(figure, axes, self.xlabel)
         value = self.value[:1].upper() + self.value[1:]
         when = end_of(series, self.keys.values(), self.last)
-        rounds = rounds_text([Group(runs.name, runs.group.runs) for runs in series])
+        rounds = lengths_text(series)
         caption = " ".join(filter(None, (f"{value}, {when}. {'; '.join(sentences)}.", rounds)))
         return Drawn(figure, caption)
 
@@ -183,10 +194,10 @@ class EndTable(Drawing):
         for column in columns:
             header.append(", ".join(filter(None, column)))
         caption = f"In %: {end_of(series, self.keys.values(), self.last)}"
-        seeds = max(len(runs.group.runs) for runs in series)
+        seeds = max(len(counted(runs).group.runs) for runs in series)
         if seeds > 1:
             caption += f", mean ± sample standard deviation over {seeds} seeds"
-        rounds = rounds_text([Group(runs.name, runs.group.runs) for runs in series])
+        rounds = lengths_text(series)
         sentences = " ".join(filter(None, (f"{caption}.", rounds)))
         return Drawn(Table("", header, list(cells.values())), sentences)
 
@@ -207,6 +218,12 @@ class EndTable(Drawing):
             mark: Mark = "bold" if means.get(row) == best else ""
             cells[row] = TableCell(text_of(of_row), mark)
         return cells
+
+
+def lengths_text(series: Sequence[Series]) -> str:
+    """Name the rounds of the runs that count, and say which count, unless all runs have the same number of rounds."""
+    rounds = rounds_text([Group(runs.name, counted(runs).group.runs) for runs in series])
+    return " ".join(filter(None, (rounds, unequal_text(series))))
 
 
 def text_of(values: Numbers) -> str:

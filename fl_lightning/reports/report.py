@@ -65,9 +65,9 @@ HIDDEN = {
 
 NAMES = {
     "global/acc": "accuracy, test split (%)",
-    "val/acc": "accuracy, validation split (%)",
+    "val/acc": "accuracy, in validation (%)",
     "global/loss": "loss, test split",
-    "val/loss": "loss, validation split",
+    "val/loss": "loss, in validation",
     "global/forgetting": "forgetting F, test split (%)",
     EPSILON: "ε of all rounds so far",
     "local/alma": "ALMA, mean of the clients' own accuracies (%)",

@@ -6,12 +6,13 @@ from scipy import stats
 
 from fl_lightning.experiments.results import stored_keys
 from fl_lightning.functional.summary import welch_difference
-from fl_lightning.papers import Measure, PaperTable, Series
+from fl_lightning.papers import Curves, EndTable, Measure, PaperTable, Series, Sweep
 from fl_lightning.papers.drawing import beginning
 from fl_lightning.papers.stored import read_stored, write_stored
 from fl_lightning.reports.results import compare
 from fl_lightning.reports.saved import Group, read_run
 from tests.reports.saved_runs import settings, write_run
+from tools import write_results
 
 CURVES = {
     "FedAvg": {0: [0.1, 0.3, 0.5, 0.4], 1: [0.2, 0.3, 0.4, 0.6]},
@@ -342,3 +343,39 @@ def test_a_seed_that_stopped_early_counts_to_its_own_end(tmp_path):
         assert "of the runs that have most of them or stopped early" in caption
     compared = compare([Group("FedAvg", runs)], "global/acc", "FedAvg")
     assert compared.results["FedAvg"]["final"].mean == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("lengths", [(4, 2), (2, 4, 2), (5, 1, 3)])
+def test_a_seed_that_was_cut_is_in_no_end_of_table_sweep_or_curve(tmp_path, lengths):
+    """Its further rounds may change its last value, so no line stands at that value, either."""
+    runs = []
+    for seed, length in enumerate(lengths):
+        accuracies = [0.1 + 0.1 * seed + 0.05 * t for t in range(length)]
+        run = write_run(tmp_path / str(seed), accuracies, settings("FedAvg", seed))
+        (run / "status.json").write_text('{"ended": false, "round": 0}')
+        runs.append(read_run(run))
+    series = [Series("FedAvg", "s = 2", Group("FedAvg", runs), {}, max(lengths))]
+    longest = max(runs, key=lambda run: run.num_rounds)
+    values = list(longest.history.curve("global/acc").values())
+    rows, _ = table(series, keys={"accuracy": "global/acc"}, paper={})
+    assert rows["s = 2, FedAvg"]["final"] == f"{100 * values[-1]:.1f}"
+    ends, note = EndTable({"accuracy": "global/acc"}, last=1).draw(series)
+    assert ends.rows[0][1].text == f"{100 * values[-1]:.1f}"
+    _, of_sweep = Sweep({"accuracy": "global/acc"}, "s", last=1).draw(series)
+    figure, caption = Curves({"accuracy": "global/acc"}).draw(series)
+    (line,) = figure.axes[0].get_lines()
+    assert line.get_ydata() == pytest.approx([100 * value for value in values])
+    assert f"{100 * np.mean(values[-5:]):.3g}" in caption
+    for sentences in (note, of_sweep, caption):
+        assert "of the runs that have most of them or stopped early" in sentences
+
+
+def test_the_page_of_results_draws_the_rounds_that_all_seeds_have_and_the_longest_ones(tmp_path):
+    runs = []
+    for seed, length in enumerate((4, 2)):
+        runs.append(read_run(write_run(tmp_path / str(seed), [0.1, 0.2, 0.3, 0.5][:length], settings("FedAvg", seed))))
+    series = Series("FedAvg", "s = 2", Group("FedAvg", runs), {}, 4)
+    assert [run.num_rounds for run in write_results.shared_rounds(series).group.runs] == [2, 2]
+    column = write_results.longest(series)
+    assert [run.num_rounds for run in column.group.runs] == [4]
+    assert column.case == "s = 2, seed 0"

@@ -11,10 +11,10 @@ from fl_lightning.callbacks.bar import percent_text
 from fl_lightning.experiments.cells import Cell
 from fl_lightning.experiments.tuning import choose_candidates
 from fl_lightning.metrics.history import History
-from fl_lightning.metrics.keys import direction_of
+from fl_lightning.metrics.keys import direction_of, scope_of
 from fl_lightning.papers import Curves, EndTable, PaperTable, RoundsToTarget, Series, Sweep
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
-from fl_lightning.reports.report import write_report
+from fl_lightning.reports.report import axis_label, write_report
 from fl_lightning.reports.results import compare, statistics_of
 from fl_lightning.reports.saved import Group, SavedRun, find_runs, grouped, read_run
 from fl_lightning.reports.terminal import best_round
@@ -240,3 +240,11 @@ def test_an_accuracy_in_percent_is_shown_as_one_in_a_share_is(tmp_path, key):
         )
     assert shown["share"] == shown["percent"]
     assert "85.3" in shown["share"][1]
+
+
+@pytest.mark.parametrize("key", ["val/acc", "val/loss", "val/forgetting"])
+def test_no_title_or_axis_says_which_samples_a_module_validated_on(key):
+    """A module of the user may log `val/NAME` on its test samples."""
+    assert "split" not in axis_label(key, "")
+    assert "split" not in scope_of(key)
+    assert "split" in axis_label("global/acc", "share")
