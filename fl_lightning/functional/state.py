@@ -761,15 +761,15 @@ def mean_of_integers(total: StateSum, dtype: torch.dtype) -> Tensor:
     weight = total.weight
     if total.is_whole and isinstance(weight, Tensor):
         rounded = rounded_quotient(total.whole[dtype], weight.to(torch.int64).clamp(min=1))
-    elif total.is_whole and weight:
-        rounded = rounded_quotient(total.whole[dtype], int(weight))
+    elif total.is_whole:
+        rounded = rounded_quotient(total.whole[dtype], int(exact_weight_of(total)))
     else:
         rounded = rounded_fraction(total.terms(dtype), exact_weight_of(total))
     return rounded.view(dtype) if dtype in WIDE_INTEGERS else rounded.to(dtype)
 
 
 def exact_weight_of(total: StateSum) -> Fraction:
-    """Return the weight of a sum as an exact number, or 1 for a sum of no weight, which is 0."""
+    """Return the finite weights of a sum as an exact number, or 1 for a sum of no weight, which is 0."""
     weight = Fraction(total.exact_weight + int(total.unread))
     return weight or Fraction(1)
 
