@@ -96,7 +96,7 @@ def counted(runs: Series) -> Series:
 
 
 def unequal_text(series: Sequence[Series]) -> str:
-    """Say which runs count at the end if the runs of some series have different numbers of rounds, else nothing."""
+    """Tell which runs count at the end if the runs of some series have different numbers of rounds, else nothing."""
     if all(len(set(map(rounds_of, runs.group.runs))) < 2 for runs in series):
         return ""
     return "Seeds have unequal rounds: a final value is of the runs that have most of them or stopped early."
