@@ -102,7 +102,7 @@ class Maker:
         series = series_of(cells, self.output, failed)
         experiment = self.cells.experiment
         if experiment.tables:
-            write_tables(self.output, series, experiment.tables, notes, report=last)
+            write_tables(self.output, series, experiment.tables, notes=notes, report=last)
         if experiment.draw:
             self.draw(series, last)
 
@@ -119,7 +119,7 @@ class Maker:
             write_stored(files[0], series, keys)
         contents, problems = draw(drawings, series, self.tuned)
         if contents:
-            files += write_drawings(self.name, self.heading, contents, self.output, self.forms)
+            files += write_drawings(self.name, self.heading, contents, output=self.output, forms=self.forms)
         if last:
             for letter, (_, caption) in contents.items():
                 print(printable(f"{self.name}{letter}: {caption}"))

@@ -1,10 +1,11 @@
 """Files that are written of the runs of an experiment: drawings with their page, and the tables of a comparison."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fl_lightning.experiments.cells import Cell, CellFiles
 from fl_lightning.experiments.experiment import Tables
@@ -25,39 +26,61 @@ from fl_lightning.utils.text import printable
 
 PictureFormat = Literal["png", "pdf", "svg"]
 WIDE = 6.5
-"""Inches; a wider picture has the whole width of the page."""
+"""Width in inches. A wider picture has the whole width of the page."""
 
 
 def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) -> list[Series]:
-    """Read the complete runs, those of the seeds of one method and case together, and take why others failed.
+    """Read the complete runs, with the seeds of one method and case together, and the reasons of failed runs.
 
     Args:
-        cells: of the experiment.
-        folder: of their files.
-        failed: sentences by the names of cells.
+        cells: Cells of the experiment.
+        folder: Folder of their files.
+        failed: Reasons of failures, by the name of the cell.
     """
-    series = dict[tuple[str, str], tuple[list[SavedRun], dict[str, str], int | None]]()
+    cells_of: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        all_rounds = cell.all_rounds if cell.all_rounds > 0 else None
-        runs, errors, _ = series.setdefault((cell.method, cell.case), ([], {}, all_rounds))
-        files = CellFiles.of(cell, folder)
-        if cell.name in failed:
-            errors[str(cell.seed)] = failed[cell.name]
-        elif files.is_complete():
-            runs.append(files.read(cell.max_rounds, cell.directions))
-    return [Series(*key, Group("", runs), errors, rounds) for key, (runs, errors, rounds) in series.items()]
+        cells_of.setdefault((cell.method, cell.case), []).append(cell)
+    series = []
+    for (method, case), seeds in cells_of.items():
+        runs: list[SavedRun] = []
+        errors: dict[str, str] = {}
+        for cell in seeds:
+            files = CellFiles.of(cell, folder)
+            if cell.name in failed:
+                errors[str(cell.seed)] = failed[cell.name]
+            elif files.is_complete():
+                runs.append(files.read(cell.max_rounds, cell.directions))
+        all_rounds = seeds[0].all_rounds
+        series.append(
+            Series(
+                method=method,
+                case=case,
+                group=Group("", runs),
+                failed=errors,
+                all_rounds=all_rounds if all_rounds > 0 else None,
+            )
+        )
+    return series
 
 
 def name_runs(cells: Sequence[Cell], folder: Path) -> None:
-    """Give complete runs the names that they have in the tables, by which `report` knows them."""
+    """Give complete runs the names that they have in the tables. `report` knows the runs by these names.
+
+    Args:
+        cells: Cells of the experiment. A run that several cells share has the name of the first cell.
+        folder: Folder of their files.
+    """
     named = set[str]()
     for cell in cells:
         files = CellFiles.of(cell, folder)
-        name = ", ".join(filter(None, (cell.method, cell.case)))
-        done = files.done if files.name not in named else None  # the first of several names counts
-        if done is not None and done.get("name") != name:
-            write_file(files.begun_run / DONE, json.dumps({**done, "name": name}, indent=1) + "\n")
+        if files.name in named:
+            continue
         named.add(files.name)
+        name = ", ".join(filter(None, (cell.method, cell.case)))
+        done = files.done
+        if done is not None and done.get("name") != name:
+            content = {**done, "name": name}
+            write_file(files.begun_run / DONE, json.dumps(content, indent=1) + "\n")
 
 
 # --- drawings -------------------------------------------------------------------------------------
@@ -66,18 +89,18 @@ def name_runs(cells: Sequence[Cell], folder: Path) -> None:
 def draw(
     drawings: Mapping[str, Drawing], series: Sequence[Series], notes: Sequence[str] = ()
 ) -> tuple[dict[str, Drawn], list[str]]:
-    """Draw everything that there are runs for, by the letter of the panel, without tables of other columns.
+    """Draw every drawing that has runs, by the letter of the panel, without tables that have no rows.
 
     Args:
-        drawings: by letter.
-        series: runs.
-        notes: sentences that end the captions of tables.
+        drawings: Drawings by the letter of the panel.
+        series: Runs of all methods and cases.
+        notes: Sentences at the end of the captions of tables.
 
     Returns:
-        What was drawn, and why other drawings were not.
+        The contents by letter, and the reasons why other drawings have none.
     """
-    contents = dict[str, Drawn]()
-    problems = list[str]()
+    contents: dict[str, Drawn] = {}
+    problems: list[str] = []
     for letter, drawing in drawings.items():
         name = f"drawing {letter}".strip()
         shown = [each for each in series if drawing.shows_missing or each.group.runs]
@@ -89,123 +112,202 @@ def draw(
         except ValueError as error:
             problems.append(f"{name}: {error}")
             continue
-        if not isinstance(content, Table) or content.rows:
-            further = [*unknown_keys(drawing, shown), *(notes if isinstance(content, Table) else ())]
-            contents[letter] = Drawn(content, " ".join([caption, *further]))
+        sentences = [caption, *unknown_keys(drawing, shown)]
+        if isinstance(content, Table):
+            if not content.rows:
+                continue
+            sentences += notes
+        contents[letter] = Drawn(content, " ".join(sentences))
     return contents, problems
 
 
 def unknown_keys(drawing: Drawing, series: Sequence[Series]) -> list[str]:
-    """Tell which log keys of a drawing no run has, once there is a whole one: later rounds may have others."""
+    """Return a sentence for each log key of a drawing that no run has, once there is a whole run.
+
+    Before that later rounds may log the key.
+    """
     if not any(each.group.runs and each.is_whole for each in series):
         return []
-    logged = keys_in(run for each in series for run in each.group.runs)
-    return [
-        f"No run has {key!r}{suggestion(key, logged)}." for key in drawing.log_keys() if plain_key(key) not in logged
-    ]
+    runs: list[SavedRun] = []
+    for each in series:
+        runs += each.group.runs
+    logged = keys_in(runs)
+    unknown = [key for key in drawing.log_keys() if plain_key(key) not in logged]
+    return [f"No run has {key!r}{suggestion(key, logged)}." for key in unknown]
 
 
 def write_drawings(
-    name: str, heading: str, contents: Mapping[str, Drawn], output: Path, forms: Sequence[PictureFormat]
+    name: str,
+    heading: str,
+    contents: Mapping[str, Drawn],
+    *,
+    output: Path,
+    forms: Sequence[PictureFormat],
 ) -> list[Path]:
     """Write the pictures and tables of an experiment, each in its own file, and a page with all of them.
 
     Args:
-        name: of the experiment, `paper/number`.
-        heading: of the page.
-        contents: by the letter of the panel.
-        output: folder.
-        forms: of the pictures.
+        name: Name of the experiment, `paper/number`.
+        heading: Heading of the page.
+        contents: Pictures and tables by the letter of the panel.
+        output: Folder of the files.
+        forms: Formats of the pictures.
 
     Returns:
         The files, the page last.
     """
-    files = dict[Path, str | bytes]()
-    parts = list[Picture | Table | str]()
+    files: dict[Path, str | bytes] = {}
+    parts: list[Picture | Table | str] = []
     for letter, (content, caption) in contents.items():
         stem = f"{name}{letter}"
         if isinstance(content, Table):
             table = replace(content, title=content.title or heading, note=caption)
-            files |= {output / f"{stem}.md": as_markdown(table), output / f"{stem}.tex": as_latex(table)}
+            files[output / f"{stem}.md"] = as_markdown(table)
+            files[output / f"{stem}.tex"] = as_latex(table)
             parts.append(table)
         else:
-            files |= {output / f"{stem}.{form}": drawn(content, form) for form in forms}
-            below = f"({letter}) {caption}" if len(contents) > 1 else caption
-            parts.append(Picture(stem.replace("/", "-"), content, below, wide=bool(content.get_figwidth() > WIDE)))
+            for form in forms:
+                files[output / f"{stem}.{form}"] = drawn(content, form)
+            picture = Picture(
+                name=stem.replace("/", "-"),
+                figure=content,
+                caption=f"({letter}) {caption}" if len(contents) > 1 else caption,
+                wide=bool(content.get_figwidth() > WIDE),
+            )
+            parts.append(picture)
     for path, data in files.items():
         write_file(path, data)
     page = output / f"{name}.html"
-    write_page(page, heading, [Section(name, parts)])
+    write_page(page, title=heading, sections=[Section(name, parts)])
     return [*files, page]
 
 
 def stored_keys(drawings: Mapping[str, Drawing]) -> list[str]:
-    """List the log keys that the papers' tables among the drawings need or keep, none where there is no such table."""
-    tables = [drawing for drawing in drawings.values() if isinstance(drawing, PaperTable)]
-    return unique(key for table in tables for key in (*table.log_keys(), *table.beside))
+    """List the log keys that the papers' tables among the drawings need or keep. Without such tables there are none."""
+    keys: list[str] = []
+    for drawing in drawings.values():
+        if isinstance(drawing, PaperTable):
+            keys += drawing.log_keys()
+            keys += drawing.beside
+    return unique(keys)
 
 
 # --- comparisons ----------------------------------------------------------------------------------
 
 
-def write_tables(folder: Path, series: Sequence[Series], tables: Tables, notes: Sequence[str], report: bool) -> None:
+def write_tables(
+    folder: Path,
+    series: Sequence[Series],
+    tables: Tables,
+    *,
+    notes: Sequence[str],
+    report: bool,
+) -> None:
     """Write the tables of a comparison, and its report.
 
     Args:
-        folder: of the experiment.
-        series: of all methods and cases.
-        tables: settings.
-        notes: sentences that the tables need.
-        report: whether the report is written and everything printed.
+        folder: Folder of the experiment.
+        series: Runs of all methods and cases.
+        tables: Settings of the tables.
+        notes: Sentences that the tables need.
+        report: Whether the report is written and everything printed.
 
     Raises:
-        ValueError: a metric that no run has, after the tables were written.
+        ValueError: A column needs the direction of a metric and nobody tells it, or no run has a metric. The tables
+            have been written before.
     """
-    by_case = {name: groups_of(series, name) for name in unique(each.case for each in series)}
-    groups = [group for of_case in by_case.values() for group in of_case]
-    runs = [run for group in groups for run in group.runs]
-    logged = keys_in(runs)
+    by_case = {case: groups_of(series, case) for case in unique(each.case for each in series)}
+    groups = list(chain.from_iterable(by_case.values()))
+    logged = keys_in(chain.from_iterable(group.runs for group in groups))
     asked = [plain_key(key) for key in tables.metrics]
     keys = [key for key in asked if key in logged] or known_metrics(groups)
     baseline = tables.baseline or series[0].method
-    compared = list[Comparison]()
-    laid_out = list[Table]()
+    compared: list[Comparison] = []
+    laid_out: list[Table] = []
     for case, of_case in by_case.items():
         failed = [each for each in series if each.case == case and each.failed]
-        columns: dict[str, Any] = {"case": case, "at": tables.at, "columns": tables.columns}
-        comparisons = [compare(of_case, key, baseline, target=tables.target, **columns) for key in keys if of_case]
+        comparisons: list[Comparison] = []
+        if of_case:
+            comparisons = compare_keys(of_case, keys, tables, baseline=baseline, case=case)
         compared += comparisons
         laid_out += [with_failed(comparison_table(each), failed) for each in comparisons]
         if failed and not of_case:
-            laid_out.append(with_failed(Table(case, ["method", "final"], []), failed))
+            empty = Table(title=case, header=["method", "final"], rows=[])
+            laid_out.append(with_failed(empty, failed))
+    markdown = [as_markdown(table) for table in laid_out]
     write_file(folder / "results.csv", as_csv(compared))
-    write_file(folder / "results.md", "\n".join([*(f"{note}\n" for note in notes), *map(as_markdown, laid_out)]))
-    write_file(folder / "results.tex", "\n".join([*(f"{latex(note)}\n" for note in notes), *map(as_latex, laid_out)]))
+    write_file(folder / "results.md", joined(notes, markdown))
+    write_file(folder / "results.tex", joined(map(latex, notes), map(as_latex, laid_out)))
     write_stored(folder / "cells.csv", series, keys)
-    if report and groups:
-        page = write_report(report_groups(series), folder, tables=laid_out, notes=notes)
-        print(printable("\n".join(map(as_markdown, laid_out)), keep="\n"))
-        print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
-        counts_rounds = bool({"rounds", "speed_up"} & {*tables.columns})
+    if not report or not groups:
+        return
+    page = write_report(report_groups(series), folder, tables=laid_out, notes=notes)
+    print(printable("\n".join(markdown), keep="\n"))
+    print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
+    if "rounds" in tables.columns or "speed_up" in tables.columns:
         for comparison in compared:
-            if counts_rounds and comparison.direction is None:
+            if comparison.direction is None:
                 raise ValueError(unknown_direction(comparison.key))
-        if unknown := [key for key in asked if key not in keys]:
-            raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{suggestion(unknown[0], logged)}")
+    unknown = [key for key in asked if key not in keys]
+    if unknown:
+        raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{suggestion(unknown[0], logged)}")
+
+
+def compare_keys(
+    groups: Sequence[Group],
+    keys: Sequence[str],
+    tables: Tables,
+    *,
+    baseline: str,
+    case: str,
+) -> list[Comparison]:
+    """Compare the methods of a case by each metric.
+
+    Args:
+        groups: Runs of the methods of the case.
+        keys: Log keys of the metrics.
+        tables: Settings of the tables.
+        baseline: Name of the method with which the others are compared.
+        case: Name of the case.
+    """
+    comparisons = []
+    for key in keys:
+        comparison = compare(
+            groups,
+            key,
+            baseline,
+            target=tables.target,
+            case=case,
+            at=tables.at,
+            columns=tables.columns,
+        )
+        comparisons.append(comparison)
+    return comparisons
+
+
+def joined(notes: Iterable[str], tables: Iterable[str]) -> str:
+    """Join notes and tables to the text of a file, each note as a paragraph of its own."""
+    paragraphs = [f"{note}\n" for note in notes]
+    return "\n".join([*paragraphs, *tables])
 
 
 def with_failed(table: Table, failed: Sequence[Series]) -> Table:
-    """Add what failed to a table: a row where a method has no runs, else a sentence.
+    """Add failures to a table: a row for a method without runs, else a sentence.
 
     Args:
-        table: of the methods that have runs.
-        failed: series with failures, of the table's case.
+        table: Table of the methods that have runs.
+        failed: Series with failures in the table's case.
     """
-    lacking = [each for each in failed if not each.group.runs]
+    rows = [*table.rows]
+    sentences = [table.note] if table.note else []
     dashes = [TableCell("–")] * (len(table.header) - 2)
-    rows = [[TableCell(each.method), TableCell("; ".join(each.failures)), *dashes] for each in lacking]
-    some = [f"{each.method}: {'; '.join(each.failures)}." for each in failed if each.group.runs]
-    return replace(table, rows=[*table.rows, *rows], note=" ".join(filter(None, [table.note, *some])))
+    for each in failed:
+        reasons = "; ".join(each.failures)
+        if each.group.runs:
+            sentences.append(f"{each.method}: {reasons}.")
+        else:
+            rows.append([TableCell(each.method), TableCell(reasons), *dashes])
+    return replace(table, rows=rows, note=" ".join(sentences))
 
 
 def groups_of(series: Sequence[Series], case: str) -> list[Group]:
@@ -214,8 +316,8 @@ def groups_of(series: Sequence[Series], case: str) -> list[Group]:
 
 
 def report_groups(series: Sequence[Series]) -> list[Group]:
-    """Group the runs of each method and case for the report, those that stand in several cases once."""
-    groups = dict[tuple[Path, ...], Group]()
+    """Group the runs of each method and case for the report. Runs that several cases share form one group."""
+    groups: dict[tuple[Path, ...], Group] = {}
     for each in series:
         if each.group.runs:
             folders = tuple(run.folder for run in each.group.runs)
