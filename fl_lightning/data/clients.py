@@ -146,7 +146,7 @@ def check_cohort_size(cohort_size: int | None, *, num_clients: int, participatio
     Raises:
         ValueError: `cohort_size` is below 1 or above N, `participation` is given too, or cohorts are not drawn.
     """
-    check_count(1, cohort_size=cohort_size)
+    check_count(1, "it is the number of clients in a round", cohort_size=cohort_size)
     if cohort_size is None:
         return
     if participation != 1:

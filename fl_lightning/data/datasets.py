@@ -118,10 +118,13 @@ class DatasetSplit(LoadedSplit):
         item = self._first_item
         if self.loader_spec.collate_fn is not default_collate or not isinstance(item, list | tuple):
             return None
-        # Items that need a collate_fn raise a TypeError.
-        with suppress(TypeError):
+        try:
             return default_collate([item])
-        return None
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"items of {type(self.dataset).__name__} cannot be joined to a batch ({error}); return tensors, arrays "
+                f"or Python numbers, or give the train_dataloader a collate_fn"
+            ) from None
 
     @cached_property
     def _first_item(self) -> Any:

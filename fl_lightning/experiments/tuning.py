@@ -147,9 +147,7 @@ def choose_candidates(
         if len(scored) < len(known):
             rank += f", besides {len(known) - len(scored)} that ended in a value that is not finite"
         after = after_text(choices[best], runs)
-        sentences.append(
-            f"Tuned on the validation split: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after})."
-        )
+        sentences.append(f"Tuned in validation: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after}).")
         for candidate, score in scores.items():
             table.append([method, case, settings_text(candidate), score, candidate == best])
     return sentences, table

@@ -210,6 +210,12 @@ def test_other_targets_are_refused_before_a_net_trains(found):
         fit(None, 1, data, loop=FederatedLoop(FedAvg(net=Net, optimizer=sgd()), seed=0))
 
 
+def test_items_that_cannot_be_joined_to_a_batch_are_refused_before_a_net_trains():
+    data = FederatedDataModule.from_datasets(Made(np.uint64), num_classes=2, num_clients=2, partition=IIDPartition())
+    with pytest.raises(ValueError, match=r"items of Made cannot be joined to a batch .*; return tensors, arrays or"):
+        fit(None, 1, data, loop=FederatedLoop(FedAvg(net=Net, optimizer=sgd()), seed=0))
+
+
 def test_a_loss_of_the_users_may_read_other_targets():
     class Regression(FedAvg):
         def training_step(self, batch, batch_idx):

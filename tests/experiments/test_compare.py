@@ -637,7 +637,7 @@ def test_tuning_chooses_on_the_validation_split_and_never_looks_at_the_test_spli
     assert said.code == 0, said
     scores = {row["settings"]: float(row["val/acc"]) for row in rows("out/tuning.csv")}
     best = max(scores, key=scores.get)
-    assert f"Tuned on the validation split: {best} for FedNTD" in said.out
+    assert f"Tuned in validation: {best} for FedNTD" in said.out
     assert here == ["FedNTD-beta=0.1-seed0", "FedNTD-beta=100-seed0", "FedAvg-seed0", f"FedNTD-{best}-seed0"]
     for name in here[:2]:
         run = read_run(cell_files("out/tuning", name).run)

@@ -47,14 +47,14 @@ def test_a_metric_object_and_the_user_decide_tables_and_tuning(here):
     said = say(tune)
     assert said.code == 0, said
     scores = {row["settings"]: float(row["val/odd"]) for row in rows("out/tuning.csv")}
-    assert f"Tuned on the validation split: {min(scores, key=scores.get)} for FedNTD" in said.out
+    assert f"Tuned in validation: {min(scores, key=scores.get)} for FedNTD" in said.out
     finals = {r["method"]: float(r["mean"]) for r in rows("out/results.csv") if r["statistic"] == "final"}
     assert marked() == [name for name, value in finals.items() if value == min(finals.values())]
     assert all(
         json.loads(path.read_text())["global/odd"] == "min" for path in Path("out/runs").rglob("directions.json")
     )
     said = say(f"{tune} --direction val/odd=max global/odd=max")
-    assert f"Tuned on the validation split: {max(scores, key=scores.get)} for FedNTD" in said.out
+    assert f"Tuned in validation: {max(scores, key=scores.get)} for FedNTD" in said.out
     finals = {r["method"]: float(r["mean"]) for r in rows("out/results.csv") if r["statistic"] == "final"}
     assert marked() == [name for name, value in finals.items() if value == max(finals.values())]
 

@@ -309,7 +309,7 @@ def test_tuning_s_runs_are_taken_over_too_and_fewer_rounds_are_said(here):
     assert len(here) == 3
     assert stored("b") == stored("a")
     for folder in "ab":
-        assert "Tuned on the validation split: many, temperature=" in Path(f"{folder}/own/table.md").read_text()
+        assert "Tuned in validation: many, temperature=" in Path(f"{folder}/own/table.md").read_text()
         assert len(Path(f"{folder}/own/table-tuning.csv").read_text().splitlines()) == 3
     for there in ("--output b", "--output c --merge b"):
         plan = say(f"reproduce own/table.yaml --seeds 0 --methods 'FedNTD*' --rounds 1 --plan {there}").out.splitlines()
