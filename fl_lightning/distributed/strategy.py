@@ -19,6 +19,7 @@ import torch
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from fl_lightning.distributed.stops import stops_interrupt
 from fl_lightning.distributed.watch import GRACE, RemoteError, Watch
 from fl_lightning.utils.life import LIFE
 from fl_lightning.utils.renamed import check_not_gone
@@ -91,9 +92,10 @@ class ClientParallelStrategy(DDPStrategy):
         mail = Path(tempfile.mkdtemp(prefix="fl_lightning-")) if self.starts_all else None
         run_rank = partial(self._run_rank, function, mail=mail, starter=os.getpid())
         try:
-            return launch(run_rank, *args, **kwargs)
+            with stops_interrupt():
+                return launch(run_rank, *args, **kwargs)
         except KeyboardInterrupt:
-            end_all(launcher.procs)
+            end_all(launcher.procs, stop=True)
             raise
         except (ProcessRaisedException, ProcessExitedException) as error:
             first = error if mail is None else first_error(mail, error)
@@ -158,6 +160,28 @@ class ClientParallelStrategy(DDPStrategy):
         elif self.watch.reports:
             sys.stderr.write(f"fl-lightning: error: {error}\n")
             sys.stderr.flush()
+
+    # Lightning sets its own handlers of signals just before these hooks.
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._listen()
+
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        self._listen()
+
+    def on_test_start(self) -> None:
+        super().on_test_start()
+        self._listen()
+
+    def on_predict_start(self) -> None:
+        super().on_predict_start()
+        self._listen()
+
+    def _listen(self) -> None:
+        if self.watch is not None:
+            self.watch.listen()
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
@@ -235,8 +259,16 @@ def first_error(mail: Path, ended: Exception) -> BaseException:
     return ended
 
 
-def end_all(processes: Sequence[Any]) -> None:
-    """Wait until processes have ended after Ctrl-C, and end the others."""
+def end_all(processes: Sequence[Any], *, stop: bool = False) -> None:
+    """Wait until processes have ended, and kill the others.
+
+    Args:
+        processes: The processes, of subprocess or multiprocessing.
+        stop: Whether the processes must be asked to stop, because they may not know that the run ends.
+    """
+    if stop:
+        for process in processes:
+            process.terminate()
     deadline = monotonic() + GRACE / 3
     while monotonic() < deadline and any(alive(process) for process in processes):
         sleep(0.05)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from fl_lightning.distributed.stops import StopSignals
 from fl_lightning.utils.life import LIFE, SignOfLife
 from fl_lightning.utils.tracebacks import module_of
 
@@ -22,6 +23,12 @@ TICK = 0.5
 
 GRACE = 10.0
 """Seconds in which a process that was told to end may do so by itself."""
+
+HEARING = 1.0
+"""Seconds in which a process that was asked to stop may hear of another reason for the end of the run.
+
+Torch's launcher asks the other processes to stop as soon as one has ended.
+"""
 
 BEAT = "beat"
 """Kind of a message with a sign of life."""
@@ -47,7 +54,7 @@ class Verdict(NamedTuple):
     """Says why a run ends.
 
     Args:
-        text: The reason as a sentence. Empty after Ctrl-C.
+        text: The reason as a sentence. Empty if a process was asked to stop.
         rank: The rank of the process at fault.
     """
 
@@ -140,7 +147,13 @@ class Watch:
         self._peers = {self.rank: self._me}
         """Rank 0 knows all processes, the others know rank 0 and themselves."""
         listener = self._connect()
-        if SIGNAL is not None and threading.current_thread() is threading.main_thread():
+        self._stops = StopSignals()
+        self._asked: float | None = None
+        """When this process was asked to stop."""
+        self._handler: Any = None
+        """The handler of `SIGNAL` that was there before."""
+        self._handles = SIGNAL is not None and threading.current_thread() is threading.main_thread()
+        if SIGNAL is not None and self._handles:
             self._handler = signal.signal(SIGNAL, self._raise)
         threading.Thread(target=self._run, args=(listener,), name="watch", daemon=True).start()
 
@@ -179,6 +192,9 @@ class Watch:
         if self.verdict is None and of_a_collective:
             # Another process has ended, and the watch will tell which and why.
             self._decided.wait(GRACE / 2)
+        if self.verdict is None and isinstance(error, KeyboardInterrupt):
+            # The watch decides whether there is another reason.
+            self._decided.wait(2 * HEARING)
         if self.verdict is not None:
             return self.verdict.error()
         if isinstance(error, KeyboardInterrupt):
@@ -188,6 +204,10 @@ class Watch:
             sentence = f"rank {self.rank} of {self.world} failed: {type(error).__name__}: {words}"
             self._tell(Verdict(sentence, self.rank))
         return error
+
+    def listen(self) -> None:
+        """Take over the signals that ask a run to stop, again after Lightning has set its own handlers."""
+        self._stops.listen()
 
     @property
     def reports(self) -> bool:
@@ -200,7 +220,8 @@ class Watch:
         self._notified = True
         for peer in self._others():
             self._send(peer, BYE)
-        if SIGNAL is not None and threading.current_thread() is threading.main_thread():
+        self._stops.close()
+        if SIGNAL is not None and self._handles:
             # The default handler would end the process, and a signal may be on its way.
             is_default = self._handler in (signal.SIG_DFL, None)
             signal.signal(SIGNAL, signal.SIG_IGN if is_default else self._handler)
@@ -237,8 +258,12 @@ class Watch:
             if peer.connection is not None:
                 peers[peer.connection] = peer
         seconds = max(0.0, next_beat - monotonic())
-        for connection in wait(list(peers), seconds):
-            self._receive(peers[connection])
+        signals = self._stops.fileno()
+        for source in wait([*peers, signals], seconds):
+            if source != signals:
+                self._receive(peers[source])
+            elif self._stops.came() and self._asked is None:
+                self._asked = monotonic()
 
     def _beat(self) -> None:
         """Send a sign of life to the others, and judge them."""
@@ -247,6 +272,8 @@ class Watch:
             self._send(peer, (BEAT, self._me.sign))
         if self._starter is not None and os.getppid() != self._starter:
             self._decide(Verdict("the process that has started the run is gone", self.rank))
+        if self._asked is not None and monotonic() - self._asked > HEARING:
+            self._stop()
         if self.verdict is None and not self._notified:
             self._judge()
 
@@ -268,6 +295,15 @@ class Watch:
             self._decide(Verdict(*content))
         else:
             peer.note(SignOfLife(*content))
+
+    def _stop(self) -> None:
+        """End the run because this process was asked to stop, unless there is another reason."""
+        if self.verdict is not None:
+            return
+        verdict = Verdict("", self.rank)
+        if self.rank != 0:
+            self._tell(verdict)
+        self._decide(verdict)
 
     def _judge(self) -> None:
         """End the run if a process gives no sign of life while others wait for it."""
@@ -336,6 +372,7 @@ class Watch:
         """Handle the signal that `_insist` sends."""
         if self.verdict is not None and not self._notified:
             self._notified = True
+            self._stops.end()
             raise self.verdict.error()
 
     def _others(self) -> list[Peer]:

@@ -1,7 +1,8 @@
 """`python ends.py FOLDER CASE...`: runs of two processes through the command line, each with a mishap.
 
-A case is `HOW,RANK,START[,ROUND]` with START popen, fork or spawn. All are forked from this process, so that nothing is
-imported twice, each in a session and a folder of its own. What they print and how they end goes to FOLDER/CASE.json.
+A case is `HOW,RANK,START[,ROUND]` with START popen, fork, spawn or torchrun. All are forked from this process, so that
+nothing is imported twice, each in a session and a folder of its own. What they print and how they end goes to
+FOLDER/CASE.json.
 """
 
 import json
@@ -27,7 +28,15 @@ LONGEST = 150
 """Seconds after which a run that has not ended is killed."""
 
 
+STARTED_BY_COMMAND = {
+    "popen": ["-m", "fl_lightning"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "fl_lightning"],
+}
+"""Arguments of Python where each rank has a command line of its own."""
+
+
 def words(how, rank, start, round_idx=1):
+    start = start.replace("torchrun", "popen")  # Lightning sees that torchrun has started the ranks
     strategy = "fl_lightning.distributed.ClientParallelStrategy"
     mishap = f"--trainer.callbacks tests.processes.mishap.Mishap --trainer.callbacks.how {how}"
     return (
@@ -50,9 +59,10 @@ def start_run(folder, case):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         for number, name in (1, "out"), (2, "err"):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-        if "popen" in case:  # Lightning starts the other rank with the command of this process
+        started_by = STARTED_BY_COMMAND.get(case[2])
+        if started_by is not None:  # Lightning starts the other rank with the command of this process
             os.environ["PYTHONPATH"] = str(ROOT)
-            os.execv(sys.executable, [sys.executable, "-m", "fl_lightning", *words(*case)])
+            os.execv(sys.executable, [sys.executable, *started_by, *words(*case)])
         main(words(*case))
         os._exit(0)
     except SystemExit as stop:

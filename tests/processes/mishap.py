@@ -68,6 +68,24 @@ class Mishap(Callback):
         os.kill(os.getsid(0), signal.SIGKILL)
         time.sleep(1000)
 
+    def term_itself(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1000)
+
+    def term_group(self):
+        """As by a cluster: all processes are asked to end."""
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(1000)
+
+    def term_starter(self):
+        os.kill(os.getsid(0), signal.SIGTERM)
+        time.sleep(1000)
+
+    def hup_group(self):
+        """As by a terminal that is closed."""
+        os.killpg(0, signal.SIGHUP)
+        time.sleep(1000)
+
     def interrupt_itself(self):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)

@@ -17,11 +17,13 @@ SILENT = (
     r"rank {} of 2 has given no sign of life for 15 s, last seen {}; raise process_timeout of ClientParallelStrategy"
 )
 STOPPED = r"interrupted after 1 complete round; continue with fl-lightning fit .*last\.ckpt"
+NOTHING_KEPT = "interrupted before the first round was complete; nothing is kept"
 CLIENT = r"at client \d in round 1"
 
 SOME = {
     "exception,1,fork,0": BUG,
     "kill,1,fork": KILLED.format(1),
+    "term_starter,1,fork": STOPPED,
 }
 """The sentence with which a case ends."""
 
@@ -37,7 +39,7 @@ REST = {
     "interrupt_starter,1,fork": STOPPED,
     "kill_starter,1,fork": None,
     "interrupt_itself,1,fork": STOPPED,
-    "ctrl_c,1,fork,0": "interrupted before the first round was complete; nothing is kept",
+    "ctrl_c,1,fork,0": NOTHING_KEPT,
     "late,1,fork": None,
     "slow,1,fork": None,
     "exception,1,popen": BUG,
@@ -51,6 +53,20 @@ REST = {
     "kill,1,spawn": KILLED.format(1),
     "hang,1,spawn": SILENT.format(1, CLIENT),
     "ctrl_c,0,spawn": STOPPED,
+    "term_itself,1,fork": STOPPED,
+    "term_group,1,fork": STOPPED,
+    "hup_group,0,fork": STOPPED,
+    "term_starter,1,spawn": STOPPED,
+    "term_itself,0,spawn,0": NOTHING_KEPT,
+    "term_starter,1,popen": STOPPED,
+    "term_itself,0,popen": STOPPED,
+    "term_itself,1,popen": STOPPED,
+    "term_group,1,popen": STOPPED,
+    "term_starter,1,torchrun": STOPPED,
+    "term_itself,0,torchrun": STOPPED,
+    "term_itself,1,torchrun": STOPPED,
+    "term_group,1,torchrun": STOPPED,
+    "ctrl_c,0,torchrun": STOPPED,
 }
 
 
@@ -80,11 +96,23 @@ def check(case, found, says):
     if says is None:
         return
     first_is_gone = case in ("kill,0,popen", "stop,0,popen")  # where processes are started by script, rank 0 is that
+    if "torchrun" in case:
+        check_torchrun(found, says)
+        return
     assert found["code"] == (-9 if first_is_gone else 130 if "interrupted" in says else 1), found["err"]
     errors = [line for line in found["err"].splitlines() if "error" in line.lower() or "Traceback" in line]
     assert len(errors) == 1, found["err"]
     assert re.search(f"^fl-lightning: error: .*{says}", errors[0]), errors[0]
     assert found["err"].rstrip().endswith(errors[0])
+    assert found["seconds"] < LONGEST / 2
+
+
+def check_torchrun(found, says):
+    """One sentence of ours; torchrun reports every process that did not end well, with a traceback of its own."""
+    assert found["code"] == 1, found["err"]
+    ours = [line for line in found["err"].splitlines() if line.startswith("fl-lightning: error: ")]
+    assert len(ours) == 1, found["err"]
+    assert re.search(says, ours[0]), ours[0]
     assert found["seconds"] < LONGEST / 2
 
 

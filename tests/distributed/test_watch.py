@@ -1,0 +1,168 @@
+"""The watch of two ranks, which are threads here: whatever happens to one, both end, and say the same."""
+
+import hashlib
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from fl_lightning.distributed import watch as watches
+from fl_lightning.distributed.watch import RemoteError, Verdict, Watch
+from fl_lightning.utils.life import LIFE
+from tests.distributed.test_stops import handlers_stay, stops_of_the_test_end  # noqa: F401
+from tests.distributed.worlds import World
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(watches, "TICK", 0.02)
+    monkeypatch.setattr(watches, "HEARING", 0.05)
+    monkeypatch.setattr(watches, "GRACE", 0.4)
+
+
+@pytest.fixture(autouse=True)
+def exits(monkeypatch):
+    """The codes with which the watch has ended a process whose main thread is stuck."""
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    return codes
+
+
+@pytest.fixture
+def last_words():
+    return []
+
+
+@pytest.fixture
+def pair(monkeypatch, last_words):
+    """Two watches: the first is this thread's, which is the main one."""
+    pairs = []
+
+    def make(timeout=20.0):
+        world = World(2)
+        monkeypatch.setattr(watches, "dist", world)
+        made = world.run(lambda rank: Watch(timeout, last_words.append), here=0)
+        pairs.append(made)
+        until(lambda: 1 in made[0]._peers)
+        return made
+
+    yield make
+    for made in pairs:
+        for each in made:
+            each.close()
+    if watches.SIGNAL is not None:
+        signal.signal(watches.SIGNAL, signal.SIG_DFL)
+    stops_of_the_test_end()
+
+
+def until(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not condition():
+        time.sleep(0.01)
+    assert condition()
+
+
+def raised_here():
+    """Return what the watch raises in this thread, the main one."""
+    with pytest.raises(RemoteError) as caught:
+        time.sleep(5)
+    return caught.value
+
+
+def test_an_error_of_one_is_raised_in_the_other_with_rank_and_cause(pair):
+    here, there = pair()
+    error = ValueError("a bug\n of one's own")
+    assert there.explain(error) is error
+    assert str(raised_here()) == "rank 1 of 2 failed: ValueError: a bug of one's own"
+    assert here.reports
+    assert not there.reports
+
+
+def test_an_error_of_rank_0_is_the_verdict_of_the_others(pair):
+    here, there = pair()
+    here.explain(ValueError("a bug"))
+    until(lambda: there.verdict is not None)
+    assert there.verdict == Verdict("rank 0 of 2 failed: ValueError: a bug", 0)
+    assert isinstance(there.explain(RuntimeError("of the end")), RemoteError)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_one_stops_both(pair, number):
+    here, there = pair()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        signal.raise_signal(number)
+    assert isinstance(here.explain(caught.value), KeyboardInterrupt)
+    until(lambda: there.verdict is not None)
+    assert there.verdict == Verdict("", 0)
+    assert isinstance(there.verdict.error(), KeyboardInterrupt)
+
+
+def test_a_signal_is_passed_on_while_the_main_thread_runs_no_python(pair):
+    """As in a collective, which waits for the process that must hear of the signal."""
+    here, there = pair()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    told = []
+    threading.Thread(target=lambda: told.append(there._decided.wait(10))).start()
+    with pytest.raises(KeyboardInterrupt):
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)  # runs on for a second or more
+    assert told == [True]
+    assert there.verdict == Verdict("", 0)
+    assert here.verdict == Verdict("", 0)
+
+
+def test_a_rank_that_ends_without_a_word_is_named_even_if_this_one_is_asked_to_stop(pair):
+    """Torch's launcher asks the others to stop as soon as one has ended."""
+    here, there = pair()
+    there._closed.set()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        signal.raise_signal(signal.SIGTERM)
+    there._peers[0].connection.close()
+    error = here.explain(caught.value)
+    assert isinstance(error, RemoteError)
+    assert "rank 1 of 2 ended without a word, last seen" in str(error)
+
+
+def test_a_failed_collective_waits_for_the_reason(pair):
+    here, there = pair()
+    threading.Timer(0.1, there.explain, (ValueError("a bug"),)).start()
+    with pytest.raises(RuntimeError) as caught:
+        exec("raise RuntimeError('gloo')", {"__name__": "torch.distributed.distributed_c10d"})
+    assert str(here.explain(caught.value)) == "rank 1 of 2 failed: ValueError: a bug"
+
+
+def test_a_rank_that_left_in_peace_ends_nobody(pair):
+    here, there = pair()
+    there.close()
+    until(lambda: here._peers[1].left)
+    time.sleep(0.1)
+    assert here.verdict is None
+
+
+def test_a_silent_rank_for_which_others_wait_ends_the_run(pair, monkeypatch):
+    here, there = pair(timeout=0.3)
+    monkeypatch.setattr(here._peers[1].__class__, "kill", lambda self: None)
+    there._closed.set()
+    with LIFE.waiting():
+        error = raised_here()
+    assert str(error).startswith("rank 1 of 2 has given no sign of life for 0.3 s, last seen ")
+    assert str(error).endswith("; raise process_timeout of ClientParallelStrategy if it needs longer")
+
+
+def test_ranks_that_work_without_signs_are_left_alone(pair):
+    here, _ = pair(timeout=0.1)
+    time.sleep(0.4)  # nobody waits for anybody
+    assert here.verdict is None
+
+
+def test_a_rank_ends_with_the_process_that_started_it(pair):
+    here, _ = pair()
+    here._starter = os.getppid() + 1
+    assert str(raised_here()) == "the process that has started the run is gone"
+
+
+def test_a_stuck_main_thread_is_ended_with_a_last_word(pair, last_words, exits):
+    _, there = pair()
+    there._decide(Verdict("the reason", 0))  # nobody raises it in this thread
+    until(lambda: exits == [1] and [str(error) for error in last_words] == ["the reason"])
