@@ -11,6 +11,8 @@ import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.utilities import GradClipAlgorithmType
+from pytorch_lightning.utilities.data import extract_batch_size
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -303,19 +305,15 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"sum": exact_sum, "
 
 
 def batch_length(batch: Any) -> int:
-    """Return the number of samples in a batch: the length of its first tensor, or 1 without a tensor."""
-    if isinstance(batch, Mapping):
-        items = list(batch.values())
-    elif isinstance(batch, list | tuple):
-        items = list(batch)
-    else:
-        items = [batch]
-    for item in items:
-        if isinstance(item, Tensor):
-            return item.shape[0] if item.ndim else 1
-        if isinstance(item, Mapping | list | tuple):
-            return batch_length(item)
-    return 1
+    """Return the number of samples in a batch, as Lightning counts them. A batch in which it finds none counts as one.
+
+    >>> batch_length({"text": ["a", "b"], "x": torch.zeros(2, 3)}), batch_length([{"x": torch.zeros(5)}])
+    (2, 5)
+    """
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:
+        return 1
 
 
 class ClientServices:

@@ -211,7 +211,7 @@ class Evaluation:
         if self.data.further_validation:
             suffix = f"/dataloader_idx_{dataloader_idx}" if kind == "validation" else ""
             self.services.begin_loader(suffix)
-        return self._call(getattr(module, f"{kind}_step"), (batch, batch_idx, dataloader_idx))
+        return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
 
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Return the logits of one batch, or what the module's own `predict_step` returns.
@@ -231,12 +231,30 @@ class Evaluation:
         module = self.client.module
         if module is None:
             return self.client(laid_out(batch[0], self._channels_last))
-        return self._call(module.predict_step, (batch, batch_idx, dataloader_idx))
+        return self._call(module.predict_step, batch, batch_idx, dataloader_idx)
 
-    def _call(self, step: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call a step of the user's module with logging attached, and with as many arguments as the step takes."""
+    def _call(self, step: Callable[..., Any], batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        """Call a step of the user's module with logging attached, and with as many arguments as the step takes.
+
+        As in Lightning, a step is given the index of the dataloader only if there are several. A third argument of
+        another meaning keeps its default.
+        """
+        arguments = [batch, batch_idx]
+        if self._num_loaders() > 1:
+            arguments.append(dataloader_idx)
         with attach_services(self.modules, self.services.methods):
             return step(*arguments[: num_arguments(step)])
+
+    def _num_loaders(self) -> int:
+        """Return the number of dataloaders of the present pass."""
+        trainer = self.client.trainer
+        if trainer.predicting:
+            return len(trainer.num_predict_batches)
+        if trainer.testing:
+            return len(trainer.num_test_batches)
+        if trainer.sanity_checking:
+            return len(trainer.num_sanity_val_batches)
+        return len(trainer.num_val_batches)
 
     def restore(self) -> None:
         """Put back the entries that a pass has changed, even if the pass was interrupted."""

@@ -1,0 +1,194 @@
+"""A step of a user's module is given what plain Lightning gives it, and its batch weighs what it weighs there."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.methods import FedAvg
+from tests.toys import samples, trainer
+
+
+class Data(pl.LightningDataModule):
+    """Ten training samples and seven others, in batches of four: the last batch is smaller.
+
+    Args:
+        loaders: Number of validation loaders.
+        collate: Makes a batch of samples.
+    """
+
+    def __init__(self, loaders=1, collate=None):
+        super().__init__()
+        self.loaders = loaders
+        self.collate = collate
+        self.train = TensorDataset(*samples(10))
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=4, collate_fn=self.collate)
+
+    def loader(self, seed):
+        return DataLoader(TensorDataset(*samples(7, seed=seed)), batch_size=4, collate_fn=self.collate)
+
+    def val_dataloader(self):
+        made = [self.loader(i) for i in range(self.loaders)]
+        return made[0] if self.loaders == 1 else made
+
+    def test_dataloader(self):
+        return self.loader(7)
+
+    predict_dataloader = test_dataloader
+
+
+class Net(pl.LightningModule):
+    """Keeps the arguments of its steps. Its value of a batch tells how much the batch weighs."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+        self.met = []
+
+    def note(self, *arguments):
+        self.met.append(arguments)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class NamedStage(Net):
+    """Its own evaluation calls the steps with another stage."""
+
+    def validation_step(self, batch, batch_idx, stage="val"):
+        self.note(batch_idx, stage)
+
+    def test_step(self, batch, batch_idx, stage="test"):
+        self.note(batch_idx, stage)
+
+    def predict_step(self, batch, batch_idx, scale=2.0):
+        self.note(batch_idx, scale)
+        return self.net(batch[0])
+
+
+class OnlyBatch(Net):
+    def validation_step(self, batch):
+        self.note(len(batch[0]))
+
+    def test_step(self, batch):
+        self.note(len(batch[0]))
+
+    def predict_step(self, batch):
+        self.note(len(batch[0]))
+        return self.net(batch[0])
+
+
+class Loader(Net):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.note(batch_idx, dataloader_idx)
+
+    test_step = validation_step
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        self.note(batch_idx, dataloader_idx)
+        return self.net(batch[0])
+
+
+class Anything(Net):
+    def validation_step(self, *arguments):
+        self.note(*arguments[1:])
+
+    test_step = validation_step
+
+    def predict_step(self, *arguments):
+        self.note(*arguments[1:])
+        return self.net(arguments[0][0])
+
+
+def passes(module, data, makes_model):
+    """Return what the steps met in a sanity check, a fit and each further pass, by pass."""
+    model = makes_model(module)
+    run = trainer(1, num_sanity_val_steps=1)
+    found = {}
+    for name in ("fit", "validate", "test", "predict"):
+        module.met.clear()
+        getattr(run, name)(model, datamodule=data)
+        found[name] = list(module.met)
+    return found
+
+
+@pytest.mark.parametrize("kind", [NamedStage, OnlyBatch, Loader, Anything])
+@pytest.mark.parametrize("loaders", [1, 2])
+def test_steps_are_given_lightnings_arguments(kind, loaders):
+    if loaders == 2 and kind in (NamedStage, OnlyBatch):
+        pytest.skip("plain Lightning refuses several loaders where a step takes no dataloader_idx")
+    plain = passes(kind(), Data(loaders), makes_model=lambda module: module)
+    data = FederatedDataModule.from_datamodule(Data(loaders), num_clients=1, eval_batch_size=4)
+    ours = passes(kind(), data, makes_model=lambda module: FederatedLoop(FedAvg(module=module)))
+    assert ours == plain
+
+
+# --- the weight of a batch ---
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Graph:
+    names: list
+    x: Tensor
+    y: Tensor
+
+
+def stacked(items):
+    return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+
+
+KINDS = {
+    "tuple": stacked,
+    "text first": lambda items: {"text": ["a"] * len(items), "n": 3, "x": stacked(items)[0], "y": stacked(items)[1]},
+    "named tuple": lambda items: Pair(*stacked(items)),
+    "dataclass": lambda items: Graph(["a"] * len(items), *stacked(items)),
+    "list of dictionaries": lambda items: [{"x": stacked(items)[0]}, {"y": stacked(items)[1]}],
+    "nested": lambda items: ({"meta": ("a", {"x": stacked(items)[0]})}, stacked(items)[1]),
+    "one tensor": lambda items: torch.cat([stacked(items)[0], stacked(items)[1][:, None].float()], dim=1),
+    "scalar first": lambda items: (torch.tensor(1.0), *stacked(items)),
+}
+
+
+def count(batch):
+    """Return the number of samples, whatever holds them."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 0
+    if isinstance(batch, Graph):
+        return len(batch.x)
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    return max([count(part) for part in batch if not isinstance(part, str | int)], default=0)
+
+
+class Logs(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("train/size", float(count(batch)), on_step=False, on_epoch=True)
+        return self.net.weight.square().sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/size", float(count(batch)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_weighs_what_it_weighs_in_lightning(kind):
+    plain = trainer(1)
+    plain.fit(Logs(), Data(collate=KINDS[kind]))
+    ours = trainer(1)
+    data = FederatedDataModule.from_datamodule(Data(collate=KINDS[kind]), num_clients=1, eval_batch_size=4)
+    loop = FederatedLoop(FedAvg(module=Logs()))
+    ours.fit(loop, datamodule=data)
+    for key in ("train/size", "val/size"):
+        assert loop.round_metrics[key] == pytest.approx(float(plain.callback_metrics[key]), rel=1e-6), key
