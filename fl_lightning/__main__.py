@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
+from fl_lightning.cli.output import any_encoding
+
 PROG = "fl-lightning"
 HELP = Path(__file__).with_name("cli") / "help.txt"
 RUN_HELP = HELP.with_name("help_fit.txt")
@@ -54,7 +56,8 @@ def main(args: list[str] | None = None) -> None:
     """
     try:
         try:
-            run_command(args)
+            with any_encoding():
+                run_command(args)
         finally:
             if sys.stdout is not None:  # as in a program that was started with its output closed
                 sys.stdout.flush()
