@@ -37,6 +37,9 @@ DESCRIPTION = (
 FILE = "experiment.yaml"
 """Name of the file with what the options of the command asked for, which `fl-lightning reproduce` takes."""
 
+FOLDER = Path("comparisons")
+"""Folder in which an experiment lies that no option names a folder for, as `runs` has the runs of a fit."""
+
 CALLBACKS = "trainer.callbacks+"
 PARTS = ("model.aggregator", "model.server_module", "model.server_optimizer", "model.transforms", "model.personal")
 """Settings that make a method, and that the base gives to all of them."""
@@ -57,7 +60,8 @@ def run(argv: list[str]) -> None:
     words, overrides = split_overrides(argv)
     given = command_parser().parse_args(words)
     check_at_least(0, "0 makes the runs in this process", processes=given.processes)
-    check_output(given.output)
+    folder = given.output or FOLDER / Path(given.config[-1]).stem
+    check_output(folder)
     check_seeds(given.seeds)
     experiment = experiment_of(given, overrides)
     cells = Cells(experiment, Request())
@@ -68,9 +72,9 @@ def run(argv: list[str]) -> None:
     if {"rounds", "speed_up"}.intersection(given.columns):
         for metric in given.metrics:
             check_directions(every, metric)
-    check_starts([cells], given.processes, [given.output])
-    write_file(given.output / FILE, as_text(experiment))
-    Maker(cells, given.output, given.processes).make(notes_of(cells))
+    check_starts([cells], given.processes, [folder])
+    write_file(folder / FILE, as_text(experiment))
+    Maker(cells, folder, given.processes).make(notes_of(cells))
 
 
 def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
@@ -150,7 +154,8 @@ def command_parser() -> CommandParser:
     methods = "files in configs/method by name, paths of files or classes; A+B takes both, NAME=A names it"
     add_list("--methods", type=str, required=True, help=methods)
     add_list("--seeds", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
-    add("--output", type=Path, required=True, help="folder of the experiment")
+    folder = "folder of the experiment; None: comparisons/ and the name of the last file of -c"
+    add("--output", type=Path | None, default=None, help=folder)
     add_more("--set", help="NAME=V1,V2: one table for each value")
     tuned = "NAME=V1,V2: chosen for each method on the server's validation split"
     add_more("--tune", help=tuned)

@@ -1,0 +1,107 @@
+"""Commands that the package prints, and those of its pages, run as they are printed."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_lightning.__main__ import main
+from tests.test_contributing import ROOT, commands
+
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+SHORT = ["--trainer.max_epochs=1", "--model.max_local_steps=1", "--trainer.accelerator=cpu"]
+QUIET = ["--trainer.enable_progress_bar=false"]
+
+ELSEWHERE = {
+    "README.md": "tests/test_contributing.py::test_commands_of_the_guides",
+    "docs/running.md": "tests/test_contributing.py::test_commands_of_the_guides",
+    "docs/your-module.md": "tests/test_contributing.py::test_commands_of_your_module",
+    "CONTRIBUTING.md": "tests/test_contributing.py::test_commands_of_the_walk_through",
+}
+"""Documents whose commands another test runs. tests/test_recipes.py runs those in docs/recipes."""
+
+ABSENT = {
+    "data/shakespeare": "the plays of LEAF are not in the package",
+    "trainer/gpu": "there may be no GPU",
+}
+"""Parts of commands that cannot run here, with the reason. Such a command is only read."""
+
+
+def documents() -> list[str]:
+    """Return the documents with commands that no other test runs."""
+    paths = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    names = sorted(path.relative_to(ROOT).as_posix() for path in paths)
+    return [name for name in names if name not in ELSEWHERE and commands(name)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A reader's folder, with `configs/` and the files of one's own that the pages name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "federation.yaml").symlink_to(ROOT / "examples/flower/federation.yaml")
+    drawn = np.random.default_rng(0)
+    rows = [f"{drawn.normal():.3f},{'abc'[i % 3]},{'yes no'.split()[i % 2]}" for i in range(60)]
+    (tmp_path / "patients.csv").write_text("\n".join(["age,hospital,risk", *rows]) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def run_short(verb: str, arguments: list[str], folder: Path) -> None:
+    """Run a command with one round and one step a client, or only read what cannot run here."""
+    words = [word.replace("/srv", str(folder)) for word in arguments]
+    if verb == "reproduce":
+        main([verb, *words, "--plan"] if words else [verb])
+    elif any(part in word for word in words for part in ABSENT):
+        with pytest.raises(SystemExit) as stop:
+            main([verb, *words, "--print_config"])
+        assert not stop.value.code
+    elif verb == "fit":
+        main([verb, *words, *SHORT, *QUIET])
+    elif verb == "compare":
+        main([verb, *words, *SHORT, "--seeds", "0"])
+    else:
+        if verb == "report":
+            make_runs(words)
+        main([verb, *words])
+
+
+def make_runs(words: list[str]) -> None:
+    """Make a run in each folder that a report reads."""
+    for word in words:
+        if word.startswith("runs/"):
+            main(["fit", "-c", f"configs/experiment/{Path(word).name}.yaml", *SHORT, *QUIET])
+
+
+@pytest.mark.usefixtures("without_pictures", "cells_here")
+@pytest.mark.parametrize("document", documents())
+def test_every_command_of_a_page_runs(document, folder, capsys):
+    for _, verb, *arguments in commands(document):
+        run_short(verb, arguments, folder)
+        assert capsys.readouterr().out or verb == "split"
+
+
+def hints() -> list[list[str]]:
+    """Return the commands that `make demo` prints at its end."""
+    config = re.search(r"^CONFIG := (\S+)$", MAKEFILE, re.MULTILINE)[1]
+    recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)[1]
+    _, _, printed = recipe.partition("printf")
+    lines = re.findall(r"'(.*?)'", printed.replace("$(CONFIG)", config))
+    return [shlex.split(line[line.index("fl-lightning ") :])[1:] for line in lines if "fl-lightning " in line]
+
+
+@pytest.mark.usefixtures("without_pictures", "cells_here")
+def test_the_hints_of_the_demo_run(folder):
+    found = hints()
+    assert [words[0] for words in found] == ["fit", "compare"]
+    for verb, *words in found:
+        main([verb, *words, *SHORT, *(QUIET if verb == "fit" else [])])
+    assert (folder / "comparisons/digits_fedntd/report.html").is_file()
+
+
+@pytest.mark.usefixtures("without_pictures", "cells_here")
+def test_the_folder_of_a_comparison_is_named_after_the_last_file(folder):
+    words = "-c digits_fedavg -c method/fedprox --methods FedAvg --seeds 0".replace("digits", "experiment/digits")
+    main(["compare", *words.split(), *SHORT])
+    assert (folder / "comparisons/fedprox/results.csv").is_file()
