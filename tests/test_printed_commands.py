@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "federation.yaml").symlink_to(ROOT / "examples/flower/federation.yaml")
     drawn = np.random.default_rng(0)
-    rows = [f"{drawn.normal():.3f},{'abc'[i % 3]},{'yes no'.split()[i % 2]}" for i in range(60)]
+    rows = [f"{drawn.normal():.3f},{'abc'[i % 3]},{['yes', 'no'][i % 2]}" for i in range(60)]
     (tmp_path / "patients.csv").write_text("\n".join(["age,hospital,risk", *rows]) + "\n", encoding="utf-8")
     return tmp_path
 
