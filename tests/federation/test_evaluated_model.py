@@ -4,6 +4,7 @@ The reference is `client.ckpt`, read into a client without a federation. Every o
 client. The methods and rules that evaluate other weights than the global ones are found by their classes.
 """
 
+import ast
 import inspect
 from functools import partial
 from pathlib import Path
@@ -407,6 +408,17 @@ def test_with_a_coarse_broadcast_the_last_exact_models_are_averaged():
 
 class OwnAveraging(WeightAveraging):
     """Derives from Lightning's."""
+
+
+def test_one_place_asks_which_weights_are_evaluated():
+    """Whoever needs the evaluated model enters `Evaluation.evaluated_entries`."""
+    package = Path(fl_lightning.__file__).parent
+    callers = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "evaluation_weights":
+                callers.append(path.relative_to(package).as_posix())
+    assert set(callers) == {"federation/evaluation.py"}
 
 
 @pytest.mark.parametrize("name", LOOPS)
