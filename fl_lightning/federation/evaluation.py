@@ -211,7 +211,8 @@ class Evaluation:
         if self.data.further_validation:
             suffix = f"/dataloader_idx_{dataloader_idx}" if kind == "validation" else ""
             self.services.begin_loader(suffix)
-        return self._call(getattr(module, f"{kind}_step"), batch, batch_idx, dataloader_idx)
+        step = getattr(module, f"{kind}_step")
+        return self._call(step, batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Return the logits of one batch, or what the module's own `predict_step` returns.
@@ -231,9 +232,9 @@ class Evaluation:
         module = self.client.module
         if module is None:
             return self.client(laid_out(batch[0], self._channels_last))
-        return self._call(module.predict_step, batch, batch_idx, dataloader_idx)
+        return self._call(module.predict_step, batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
-    def _call(self, step: Callable[..., Any], batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+    def _call(self, step: Callable[..., Any], batch: Any, *, batch_idx: int, dataloader_idx: int) -> Any:
         """Call a step of the user's module with logging attached, and with as many arguments as the step takes.
 
         As in Lightning, a step is given the index of the dataloader only if there are several. A third argument of
