@@ -1,4 +1,4 @@
-"""How every command prints where the output is not UTF-8: in a pipe on Windows, or by `PYTHONIOENCODING`."""
+"""Lets every command print where the output is not UTF-8: in a pipe on Windows, or by `PYTHONIOENCODING`."""
 
 import codecs
 import sys

@@ -48,10 +48,7 @@ MISTAKES = [
     ),
     ("validate", "validate needs trained weights, .* there is no run in runs/fit with a checkpoint: fit first"),
     ("predict --ckpt_path x.ckpt", "--ckpt_path must be last, best or a checkpoint file, got x.ckpt"),
-    (
-        "compare -c experiment/digits_fedavg --methods FedAvg",
-        "needs output, which has no default; write --output VALUE",
-    ),
+    ("compare --methods FedAvg", "needs config, which has no default; write --config VALUE"),
     ("compare -c experiment/digits_fedavg --methods FedAvgg --output o", "'FedAvgg'; the nearest is 'FedAvg'"),
     (
         "compare -c experiment/digits_fedavg --methods FedAvg FedAvg --output o",

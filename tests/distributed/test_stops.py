@@ -13,8 +13,10 @@ from fl_lightning.distributed.stops import STOPS, StopSignals, stops_interrupt
 
 @pytest.fixture(autouse=True)
 def handlers_stay():
-    """Fail if a test leaves other handlers than it found; Python's own of Ctrl-C is there meanwhile."""
+    """Fail if a test leaves other handlers than it found. Those of a program in the foreground are there meanwhile."""
     kept = {number: signal.getsignal(number) for number in STOPS}
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     before = {number: signal.getsignal(number) for number in STOPS}
     yield
