@@ -56,7 +56,9 @@ def start_run(folder, case):
     try:
         os.setsid()
         os.chdir(folder)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        # A shell's background jobs ignore the first signal, and those of `nohup` the second.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         for number, name in (1, "out"), (2, "err"):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
         started_by = STARTED_BY_COMMAND.get(case[2])
