@@ -14,6 +14,8 @@ from fl_lightning.utils.life import LIFE
 from tests.distributed.test_stops import handlers_stay, stops_of_the_test_end  # noqa: F401
 from tests.distributed.worlds import World
 
+pytestmark = pytest.mark.slow  # A signal that comes late would end a worker of xdist.
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
@@ -39,6 +41,7 @@ def last_words():
 def pair(monkeypatch, last_words):
     """Two watches: the first is this thread's, which is the main one."""
     pairs = []
+    before = set(threading.enumerate())
 
     def make(timeout=20.0):
         world = World(2)
@@ -52,6 +55,8 @@ def pair(monkeypatch, last_words):
     for made in pairs:
         for each in made:
             each.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)  # Such a thread may send a signal, or end the process, as long as it runs.
     if watches.SIGNAL is not None:
         signal.signal(watches.SIGNAL, signal.SIG_DFL)
     stops_of_the_test_end()
