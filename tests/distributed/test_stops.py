@@ -10,8 +10,6 @@ import pytest
 from fl_lightning.distributed import stops
 from fl_lightning.distributed.stops import STOPS, StopSignals, stops_interrupt
 
-pytestmark = pytest.mark.slow  # A signal that comes late would end a worker of xdist.
-
 
 @pytest.fixture(autouse=True)
 def handlers_stay():

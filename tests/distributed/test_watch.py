@@ -14,14 +14,14 @@ from fl_lightning.utils.life import LIFE
 from tests.distributed.test_stops import handlers_stay, stops_of_the_test_end  # noqa: F401
 from tests.distributed.worlds import World
 
-pytestmark = pytest.mark.slow  # A signal that comes late would end a worker of xdist.
+pytestmark = pytest.mark.slow  # The watch's times are short here, which a busy machine may exceed.
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(watches, "TICK", 0.02)
-    monkeypatch.setattr(watches, "HEARING", 0.05)
-    monkeypatch.setattr(watches, "GRACE", 0.4)
+    monkeypatch.setattr(watches, "HEARING", 0.3)
+    monkeypatch.setattr(watches, "GRACE", 2.0)
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +55,8 @@ def pair(monkeypatch, last_words):
     for made in pairs:
         for each in made:
             each.close()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(5)  # Such a thread may send a signal, or end the process, as long as it runs.
+    # A thread of a watch may send a signal, or end the process, as long as it runs.
+    until(lambda: not set(threading.enumerate()) - before)
     if watches.SIGNAL is not None:
         signal.signal(watches.SIGNAL, signal.SIG_DFL)
     stops_of_the_test_end()
@@ -111,7 +111,7 @@ def test_a_signal_is_passed_on_while_the_main_thread_runs_no_python(pair):
     told = []
     threading.Thread(target=lambda: told.append(there._decided.wait(10))).start()
     with pytest.raises(KeyboardInterrupt):
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)  # runs on for a second or more
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 8_000_000)  # runs on for seconds
     assert told == [True]
     assert there.verdict == Verdict("", 0)
     assert here.verdict == Verdict("", 0)
@@ -121,9 +121,9 @@ def test_a_rank_that_ends_without_a_word_is_named_even_if_this_one_is_asked_to_s
     """Torch's launcher asks the others to stop as soon as one has ended."""
     here, there = pair()
     there._closed.set()
-    with pytest.raises(KeyboardInterrupt) as caught:
-        signal.raise_signal(signal.SIGTERM)
     there._peers[0].connection.close()
+    with pytest.raises((KeyboardInterrupt, RemoteError)) as caught:  # whichever comes first
+        signal.raise_signal(signal.SIGTERM)
     error = here.explain(caught.value)
     assert isinstance(error, RemoteError)
     assert "rank 1 of 2 ended without a word, last seen" in str(error)
