@@ -39,14 +39,14 @@ def last_words():
 
 @pytest.fixture
 def pair(monkeypatch, last_words):
-    """Two watches: the first is this thread's, which is the main one."""
+    """Two watches, by rank. One is this thread's, which is the main one."""
     pairs = []
     before = set(threading.enumerate())
 
-    def make(timeout=20.0):
+    def make(timeout=20.0, here=0):
         world = World(2)
         monkeypatch.setattr(watches, "dist", world)
-        made = world.run(lambda rank: Watch(timeout, last_words.append), here=0)
+        made = world.run(lambda rank: Watch(timeout, last_words.append), here=here)
         pairs.append(made)
         until(lambda: 1 in made[0]._peers)
         return made
@@ -104,17 +104,20 @@ def test_a_signal_to_one_stops_both(pair, number):
     assert isinstance(there.verdict.error(), KeyboardInterrupt)
 
 
-def test_a_signal_is_passed_on_while_the_main_thread_runs_no_python(pair):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_is_passed_on_while_the_main_thread_runs_no_python(pair, rank):
     """As in a collective, which waits for the process that must hear of the signal."""
-    here, there = pair()
+    both = pair(here=rank)
+    here = both[rank]
+    there = both[1 - rank]
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     told = []
     threading.Thread(target=lambda: told.append(there._decided.wait(10))).start()
     with pytest.raises(KeyboardInterrupt):
         hashlib.pbkdf2_hmac("sha256", b"", b"", 8_000_000)  # runs on for seconds
     assert told == [True]
-    assert there.verdict == Verdict("", 0)
-    assert here.verdict == Verdict("", 0)
+    assert there.verdict == Verdict("", rank)
+    assert here.verdict == Verdict("", rank)
 
 
 def test_a_rank_that_ends_without_a_word_is_named_even_if_this_one_is_asked_to_stop(pair):
