@@ -55,7 +55,7 @@ class StopSignals:
         self.listen()
 
     def listen(self) -> None:
-        """Put this object's handler in the place of those that others have set in the meantime."""
+        """Set the handlers again, because somebody else may have set others in the meantime."""
         if not self._is_open:
             return
         for number in self._before:

@@ -1,4 +1,4 @@
-"""Every command prints in any encoding of the output: letters that it lacks are written by those that it has."""
+"""Every command prints in any encoding of the output, which writes a missing letter by the nearest ones."""
 
 import contextlib
 import io
