@@ -165,6 +165,9 @@ MOST_ADDED = 2**12
 WIDE_INTEGERS = (torch.int64, torch.uint64)
 """Integers of two parts of 32 bits. Those of other types are one part."""
 
+BITS_OF = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""The types that hold the bits of unsigned integers, with which torch computes less than with signed ones."""
+
 COMPARED = (torch.float64, torch.int64)
 """Types of which a mean of equal numbers may be another number. Narrower types are rounded back to the number."""
 
@@ -713,7 +716,15 @@ def choose(condition: Tensor, state: State, otherwise: Mapping[str, Tensor]) -> 
     >>> choose(torch.tensor(False), {"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})
     {'w': tensor([2.])}
     """
-    return {name: torch.where(condition, tensor, otherwise[name]) for name, tensor in state.items()}
+    chosen: State = {}
+    for name, tensor in state.items():
+        other = otherwise[name]
+        bits = BITS_OF.get(tensor.dtype)
+        if bits is None:
+            chosen[name] = torch.where(condition, tensor, other)
+        else:  # Torch 2.9 cannot choose between such integers themselves.
+            chosen[name] = torch.where(condition, tensor.view(bits), other.view(bits)).view(tensor.dtype)
+    return chosen
 
 
 def mean_of(total: StateSum, sent: StateLike | None = None) -> State:
