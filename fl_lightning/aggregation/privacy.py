@@ -3,6 +3,7 @@
 import math
 from abc import ABC
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
@@ -70,6 +71,10 @@ class PrivateAggregator(Aggregator, ABC):
         self.accountant = accountant
         self.rounds = 0
         self.ledger = dict[str, float]()
+
+    @classmethod
+    def plans(cls, arguments: Mapping[str, Any]) -> bool:
+        return arguments.get("target_epsilon") is not None and arguments.get("noise_multiplier") is None
 
     def setup(self) -> None:
         imported("dp_accounting")  # A missing package is reported before anything is trained.
@@ -176,7 +181,7 @@ class PrivateAggregator(Aggregator, ABC):
         if not rounds or budget is None:
             raise ValueError(
                 f"{type(self).__name__} finds the noise that keeps target_epsilon over the planned rounds, and "
-                f"trainer.max_epochs is not set; set it, or noise_multiplier"
+                f"neither trainer.max_epochs nor model.planned_rounds is set; set one, or noise_multiplier"
             )
         noise = noise_for(budget=budget, rate=rate, count=rounds, delta=self.delta, accountant=self.accountant)
         return noise * math.sqrt(exchanges)

@@ -275,6 +275,17 @@ class Aggregator(ServerPart):
         check_choice(("samples", "uniform"), weighting=weighting)
         self.weighting = weighting
 
+    @classmethod
+    def plans(cls, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG003 - rules that plan read the arguments
+        """Return True if a rule of these arguments depends on the number of planned rounds, `server.planned_rounds`.
+
+        A run of such a rule with more rounds is another run.
+
+        Args:
+            arguments: Arguments of the rule by name, as a configuration has them.
+        """
+        return False
+
     def client_statistics(self, update: ClientUpdate) -> Mapping[str, Any]:
         """Return extras of a client for this rule, whatever its method (FedEXP's norm), which `add` reads.
 

@@ -22,10 +22,10 @@ from fl_lightning.reports.figures import (
     plot_values,
     save,
 )
-from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.logged_figures import figure_writer, log_figures
 from fl_lightning.runs.partition import PARTITION, write_partition
 from fl_lightning.runs.plain_fit import epoch_values
+from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least, check_choice
 
 if TYPE_CHECKING:

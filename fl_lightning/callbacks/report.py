@@ -15,10 +15,10 @@ from fl_lightning.functional.accuracy import class_accuracy, class_counts
 from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.reports.saved import CLASSIFICATION
 from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_rounds
-from fl_lightning.runs.folder import run_folder
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.plain_fit import epoch_values
 from fl_lightning.utils.files import write_table
+from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import write_cells
 

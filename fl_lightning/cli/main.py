@@ -39,6 +39,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.keys import Direction, direction_of, given_direction, parse_directions, unknown_direction
 from fl_lightning.runs import folder as runs
 from fl_lightning.runs.best import BestCheckpoint
+from fl_lightning.runs.checkpoints import CHECKPOINTS, CheckpointIndex
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 from fl_lightning.types import DataModule
 from fl_lightning.utils.files import write_file
@@ -173,12 +174,13 @@ class FederatedCLI(LightningCLI):
             parser.error("a value in a file holds itself (&name, *name); write it out, or leave it out", error)
         command = self.config.subcommand
         config = self.config[command]
-        self.parent = Path(config.trainer.default_root_dir or runs.DEFAULT_ROOT) / runs.stem_of(config.config or [])
+        begins = command == "fit" and not config.ckpt_path
+        self.parent = runs.parent_of(config.config or [], config.trainer.default_root_dir, begins=begins)
         if config.ckpt_path:
             checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent, config.as_dict())
             self.first_round = runs.first_round(checkpoint)
             config.ckpt_path = str(checkpoint)
-            self.folder = runs.run_of(checkpoint)
+            self.folder = runs.run_of(checkpoint, self.parent)
         elif command != "fit" and not config.model.initial_weights:
             raise ValueError(missing_weights_sentence(command, self.parent))
         directions = directions_in(config)
@@ -201,8 +203,9 @@ class FederatedCLI(LightningCLI):
         identity.allow(config.allow_changes)
         self.model.recorder.directions |= directions_in(config)
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
-            was = runs.settings_in(Path(config.ckpt_path)) or {}
-            identity.compare({"config": was, "objects": {}}, evaluates=self.subcommand != "fit")
+            saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
+            told = {name: values for name, values in saved.items() if name in ("config", "code")}
+            identity.compare({**told, "objects": {}}, evaluates=self.subcommand != "fit")
         if settings.sync_batchnorm:  # afterwards only private attributes of the Trainer tell
             raise ValueError(NO_SYNC)
         given = as_list(settings.callbacks) + self.callbacks
@@ -215,15 +218,17 @@ class FederatedCLI(LightningCLI):
                 ours = [SavePredictions(continued or self.parent)]
         else:
             self.folder = self.folder or runs.new_run(self.parent, runs.overrides_of(self._argv))
+            self.model.run_folder = self.folder
             self._lock = runs.take(self.folder)
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = loggers(settings.logger, self.folder, self.first_round)
             plots = RunPlots(self.folder, format=config.plots.format)
             ours = [ClasswiseReport(self.folder), plots, SkippedClients(self.folder)]
             if settings.enable_checkpointing is not False:
-                best = BestCheckpoint(self.folder / runs.CHECKPOINTS, "best", config.best.monitor, config.best.mode)
+                best = BestCheckpoint(self.folder / CHECKPOINTS, "best", config.best.monitor, config.best.mode)
                 ours += checkpoints(best, given)
-                ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))
+                ours.append(ClientCheckpoint(self.folder / CHECKPOINTS))
+                ours.append(CheckpointIndex(self.folder))
         bars = any(isinstance(callback, ProgressBar) for callback in given)
         if settings.enable_progress_bar is not False and not settings.barebones and not bars:
             ours.append(RoundProgressBar())
@@ -274,10 +279,13 @@ def checkpoints(best: BestCheckpoint, given: list[Callback]) -> list[Callback]:
 
 def missing_weights_sentence(command: str, parent: Path) -> str:
     """Sentence for an evaluation that names no trained weights: the checkpoints of the newest run."""
-    names = ("last*.ckpt", "best*.ckpt")
-    newest = reversed(runs.runs(parent).values())
-    every = ([path for name in names for path in runs.newest_first(run, name)[:1]] for run in newest)
-    there = " or ".join(f"--ckpt_path {shlex.quote(str(path))}" for path in next(filter(None, every), []))
+    paths: list[Path] = []
+    for run in reversed(runs.runs(parent).values()):
+        found = [runs.checkpoint_of(run, kind) for kind in ("last", "best")]
+        paths = [path for path in found if path is not None]
+        if paths:
+            break
+    there = " or ".join(f"--ckpt_path {shlex.quote(str(path))}" for path in paths)
     given = f"give {there}" if there else f"there is no run in {parent} with a checkpoint: fit first"
     return (
         f"{command} needs trained weights, and those of a new federation are drawn at random; {given}, or name a file "
@@ -358,8 +366,8 @@ def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
     if not rounds:
         return "interrupted before the first round was complete; nothing is kept"
     done = f"interrupted after {rounds} complete round{'s' * (rounds != 1)}"
-    last = folder and folder / runs.CHECKPOINTS / runs.LAST
-    if last is None or not last.is_file():
+    last = None if folder is None else runs.checkpoint_of(folder, "last")
+    if last is None:
         return f"{done}; no checkpoint is kept"
     pairs = zip(["", *argv], argv, strict=False)
     words = [word for before, word in pairs if before != "--ckpt_path" and not word.startswith("--ckpt_path")]

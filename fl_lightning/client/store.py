@@ -16,6 +16,7 @@ from fl_lightning.client.records import FileRecord, copy_pytree, decode, delete,
 from fl_lightning.types import State
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.files import write_atomically, write_file
+from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least
 
 CHECKED_AT_START = 2**30
@@ -253,8 +254,8 @@ class ClientStore:
             ValueError: A file was altered, or some nodes do not see the folder.
         """
         self.device = device
-        run_folder = Path(trainer.log_dir or trainer.default_root_dir)
-        self.folder = Path(self.given_folder or run_folder / "clients").resolve()
+        folder = run_folder(trainer) or Path(trainer.default_root_dir)
+        self.folder = Path(self.given_folder or folder / "clients").resolve()
         self._check_shared(trainer)
         has_folder = bool(trainer.loggers or trainer.checkpoint_callbacks)
         self._in_files = has_folder and self.budget != float("inf") and not self._unshared

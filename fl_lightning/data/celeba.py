@@ -45,6 +45,7 @@ class CelebA(ImageSource):
 
     num_classes = 2
     classes_by = AUTHORS
+    places = ("root",)
 
     def __init__(
         self,

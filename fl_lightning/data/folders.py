@@ -49,6 +49,8 @@ class _FolderSource(ImageSource):
     remedy: ClassVar[str]
     """The remedy for an image of another size, for the error."""
 
+    places = ("root",)
+
     def __init__(
         self, root: str, augmentation: Augmentation, normalize: Normalization, limit: int | None = None
     ) -> None:
@@ -106,8 +108,6 @@ class ImageFolder(_FolderSource):
     """
 
     remedy = RESIZE
-    named_by_root: ClassVar[bool] = True
-    """Whether the name of `root` tells which images these are."""
 
     def __init__(
         self,
@@ -213,6 +213,7 @@ class TinyImageNet(_FolderSource):
 
     classes_by = AUTHORS
     remedy = AGAIN
+    is_published = True
     shape = (3, 64, 64)
 
     def __init__(

@@ -45,6 +45,9 @@ class HuggingFace(Source):
         ValueError: A split or a column is missing, or splits differ.
     """
 
+    places = ("download",)
+    is_published = True
+
     def __init__(
         self,
         data: Any,

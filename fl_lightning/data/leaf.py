@@ -143,6 +143,7 @@ class FEMNIST(ImageSource):
     num_classes = 62
     classes_by = AUTHORS
     channels = 1
+    places = ("root",)
     class_names = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 
     def __init__(
@@ -226,6 +227,7 @@ class Shakespeare(Source):
 
     num_classes = len(LETTERS)
     classes_by = AUTHORS
+    places = ("root",)
     class_names = tuple("\\n" if letter == "\n" else letter for letter in LETTERS)
 
     def __init__(self, root: str = "data/shakespeare", limit: int | None = None) -> None:

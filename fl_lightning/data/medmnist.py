@@ -75,6 +75,8 @@ class MedMNIST(ImageSource):
     """
 
     classes_by = AUTHORS
+    places = ("root",)
+    is_published = True
 
     def __init__(
         self,

@@ -56,6 +56,8 @@ class Folder(Source):
         ValueError: A label is no class, or a set does not have one target for each sample.
     """
 
+    places = ("root",)
+
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 

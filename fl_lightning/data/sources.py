@@ -12,6 +12,7 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
+from fl_lightning.data.files import PUBLISHED, files_digest
 from fl_lightning.data.limiting import stratified
 from fl_lightning.data.loaders import LoaderSpec
 from fl_lightning.data.schema import Schema, check_alike, inputs_of, read_by, scale_of, targets_of
@@ -27,6 +28,12 @@ AUTHORS = "the authors of the published files"
 
 class Source(ABC):
     """Reads samples: a training split and, if there are any, a test split and validation splits."""
+
+    places: ClassVar[tuple[str, ...]] = ()
+    """Names of the arguments that say where the samples lie, not which samples they are."""
+
+    is_published: ClassVar[bool] = False
+    """Whether the class and the arguments that are not in `places` name the samples, wherever these lie."""
 
     class_names: tuple[str, ...] | None = None
     """The names of the classes, known after `load`. None: classes are printed as numbers."""
@@ -76,6 +83,26 @@ class Source(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
+
+    @classmethod
+    def fingerprint(cls, arguments: Mapping[str, Any]) -> str | None:
+        """Return what tells which samples these arguments name, without reading the samples.
+
+        Two runs whose arguments differ in `places` only are one run if the fingerprints are equal. A source that has
+        `root` in `places` is known by the names and sizes of the files below `root`. Override this method for a source
+        with other places.
+
+        Args:
+            arguments: Arguments of the source by name.
+
+        Returns:
+            The fingerprint. None: nothing tells, so that other places are other samples.
+        """
+        if cls.is_published:
+            return PUBLISHED
+        if "root" not in cls.places:
+            return None
+        return files_digest(arguments["root"])
 
     def keyed(self, hook: str) -> AbstractContextManager[None]:
         """Key the generators of Python, NumPy and torch for a hook of the source, and put them back afterwards.

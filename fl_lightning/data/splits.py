@@ -42,6 +42,9 @@ class Split(ABC):
     augments = False
     """Whether training batches are drawn with random augmentation."""
 
+    digest: str | None = ""
+    """Digest of the samples. Empty until the samples were read for it, and None if they have none."""
+
     @property
     def known_labels(self) -> Tensor | None:
         """The labels if they are known without a pass over the samples. None: they are not."""

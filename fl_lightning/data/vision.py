@@ -24,6 +24,8 @@ class _VisionSource(ImageSource):
     """Name of the class in `torchvision.datasets`."""
     shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
     """Shape of an image."""
+    places = ("root", "download")
+    is_published = True
     named: ClassVar[bool] = True
     """True where the names of the classes say more than their numbers."""
 

@@ -1,6 +1,5 @@
 """The cells of an experiment: one run each, its identity, and its files."""
 
-import hashlib
 import json
 import os
 import warnings
@@ -8,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from math import ceil
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -26,34 +23,31 @@ from fl_lightning.experiments.composing import (
     seeded,
     settings_text,
     short_name,
-    slug,
 )
 from fl_lightning.experiments.experiment import CONFIG_KEY, HOURS, Experiment, Runs
-from fl_lightning.federation.identity import COSINE_ROUNDS, flat
+from fl_lightning.experiments.naming import (
+    LIMITS,
+    StoredCells,
+    cell_name,
+    limits_of,
+    settings_of,
+    start_identity,
+)
+from fl_lightning.federation.code import changed_code
+from fl_lightning.federation.effects import SEEDS
+from fl_lightning.federation.horizon import PLANNED
+from fl_lightning.federation.identity import COSINE_ROUNDS, Settings, flat
 from fl_lightning.metrics.keys import Direction, Directions, parse_directions
 from fl_lightning.reports.results import MEASURED
-from fl_lightning.reports.saved import DONE, SEEDS, SavedRun, read_run
-from fl_lightning.runs.folder import CHECKPOINTS, LAST, runs
+from fl_lightning.reports.saved import DONE, SavedRun, read_run
+from fl_lightning.runs.checkpoints import CHECKPOINTS
+from fl_lightning.runs.folder import LAST, checkpoint_of, identity_in, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import lock_path, write_file
 from fl_lightning.utils.settings import as_list
 from fl_lightning.utils.suggestions import suggestion
 
-LIMITS = ("max_epochs", "max_steps", "max_time")
-"""Settings of the Trainer that end a run; a step is a round."""
-
-RECORDED = (("trainer", "callbacks"), ("model", "metrics"), ("model", "evaluate_clients_every"))
-"""Settings that a run may be continued with other values of, but that decide what is on record of it."""
-
-LONGEST_STEM = 80
-"""Bytes of a name that a reader knows a cell by."""
-
 ROUNDS = "trainer.max_epochs"
-LATER = {"data.sampling": "uniform", "data.secret_seed": False, "data.by": None, "data.*source.limit": None}
-LATER |= {"data.extra_splits.*.limit": None, "data.feature_shift": None, "data.local_work": 1.0, "data.pooled": False}
-LATER |= {"model.codec": None, "data.*source.task": "auto"}
-"""Settings that came later, as `fnmatch` patterns, with the values that stand for runs without them, which keep their
-names."""
 
 COST_MONITOR = "fl_lightning.monitors.CostMonitor"
 
@@ -75,6 +69,7 @@ class Cell:
         all_rounds: that it has once its first ones are continued, -1 without a limit.
         own_rounds: that its file asks for, -1 without a limit.
         core_hours: that these take, 0 where the file does not tell.
+        start: identity and limits of the cell whose last weights it begins with; empty: it begins anew.
     """
 
     method: str
@@ -86,6 +81,12 @@ class Cell:
     all_rounds: int = -1
     own_rounds: int = -1
     core_hours: float = 0.0
+    start: str = ""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in which another cell must be equal to be the same run."""
+        return settings_of(self.config, self.start)
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -112,58 +113,15 @@ def most_rounds(limits: Mapping[str, Any]) -> int:
     return min((int(value) for name, value in limits.items() if name != "max_time"), default=-1)
 
 
-def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the limits that are limits.
-
-    >>> limits_of({"max_epochs": None, "max_steps": -1, "max_time": "00:00:10:00", "devices": 1})
-    {'max_time': '00:00:10:00'}
-    """
-    return {name: given[name] for name in LIMITS if given.get(name) not in (None, -1)}
-
-
-def came_later(name: str, value: Any) -> bool:
-    """Tell whether a setting has the value of runs from before there was such a setting.
-
-    >>> came_later("data.source.limit", None), came_later("data.source.limit", 100), came_later("data.seed", None)
-    (True, False, False)
-    """
-    return any(fnmatchcase(name, pattern) and value == stands for pattern, stands in LATER.items())
-
-
-def cell_name(stem: str, seed: int, config: Mapping[str, Any], start: str = "") -> str:
-    """Name a cell by its identity: by what its values depend on, so that more rounds continue it.
-
-    Args:
-        stem: that a reader knows it by.
-        seed: of the run.
-        config: whole configuration.
-        start: identity and limits of the cell whose weights it begins with.
-    """
-    known = {name: value for name, value in flat(config).items() if not name.endswith(".download")}
-    settings = {name: value for name, value in known.items() if not came_later(name, value)}
-    recorded = [config[part].get(name) for part, name in RECORDED] + [config.get("best")]
-    source = config["data"]["source"]
-    if getattr(resolve_name(source["class_path"]), "named_by_root", False):
-        settings["data.source.root"] = Path(source["init_args"]["root"]).name
-    content = json.dumps([settings, recorded, start or config["model"].get("initial_weights")], default=str)
-    digest = hashlib.sha256(json.dumps(json.loads(content), sort_keys=True).encode()).hexdigest()
-    short = slug(stem).encode()[:LONGEST_STEM].decode(errors="ignore")
-    return f"{short}-seed{seed}-{digest[:8]}"
-
-
 def located(cells: Iterable[Cell], folder: Path) -> list[Cell]:
-    """Give each cell the name that its run has in a folder already, or that an equal one before it has."""
-    names = {identity_of_name(path.stem): path.stem for path in sorted((folder / "cells").glob("*.yaml"))}
-    return [replace(cell, name=names.setdefault(identity_of_name(cell.name), cell.name)) for cell in cells]
+    """Give each cell the name that its run has in a folder already, or that an equal cell before it has."""
+    stored = StoredCells(folder)
+    return [replace(cell, name=stored.name_of(cell.name, cell.settings)) for cell in cells]
 
 
-def identity_of_name(name: str) -> str:
-    """Read the seed and the identity in a cell's name.
-
-    >>> identity_of_name("FedNTD-beta=0.3-seed0-1a2b3c4d")
-    'seed0-1a2b3c4d'
-    """
-    return "-".join(name.rsplit("-", 2)[1:])
+def is_planned(config: Mapping[str, Any]) -> bool:
+    """Return True if a run depends on the number of its rounds, so that more rounds are another run."""
+    return bool({COSINE_ROUNDS, PLANNED} & flat(config).keys())
 
 
 def with_fewer_rounds(config: Mapping[str, Any], rounds: float) -> dict[str, Any]:
@@ -183,6 +141,8 @@ def with_fewer_rounds(config: Mapping[str, Any], rounds: float) -> dict[str, Any
         raise ValueError(f"--rounds {rounds} is a share of trainer.max_epochs or max_steps, and there is neither")
     if COSINE_ROUNDS in settings:
         short["model"]["lr_decay"]["rounds"] = settings[COSINE_ROUNDS]
+    if PLANNED in settings:
+        short["model"][PLANNED] = settings[PLANNED]
     short["trainer"]["max_epochs"] = ceil(rounds * most - 1e-9) if rounds < 1 else int(rounds)
     return short
 
@@ -348,7 +308,7 @@ class Cells:
         all_rounds = own_rounds = most_rounds(limits_of(config["trainer"]))
         if any(f"trainer.{limit}" in dict(self.request.settings) for limit in LIMITS):
             own_rounds = most_rounds(limits_of(self.trainer_of(row, method, name)))
-            if all_rounds > 0 and COSINE_ROUNDS not in flat(config) and self.start is None:  # else another run
+            if all_rounds > 0 and not is_planned(config) and self.start is None:  # else another run
                 all_rounds = max(all_rounds, own_rounds)
         if self.request.rounds is not None and row is not self.start:  # whose last weights the others start from
             config = with_fewer_rounds(config, self.request.rounds)
@@ -385,16 +345,18 @@ def started(cells: Iterable[Cell], starts: Iterable[Cell], folder: Path) -> list
     identity = dict[int, str]()
     for start in starts:
         files[start.seed] = CellFiles.of(start, folder)
-        identity[start.seed] = f"{identity_of_name(start.name)} {start.limits}"
+        identity[start.seed] = start_identity(start.name, start.limits)
     if not files:
         return list(cells)
     begun = []
     for cell in cells:
         run = files[cell.seed].run or files[cell.seed].parent / "0"  # where it will be, for a plan
-        weights = str(run / CHECKPOINTS / LAST)
+        weights = str(checkpoint_of(run, "last") or run / CHECKPOINTS / LAST)
         config = {**cell.config, "model": {**cell.config["model"], "initial_weights": weights}}
         stem = cell.name.rpartition("-seed")[0]
-        begun.append(replace(cell, config=config, name=cell_name(stem, cell.seed, config, identity[cell.seed])))
+        start_of_seed = identity[cell.seed]
+        name = cell_name(stem, cell.seed, config, start_of_seed)
+        begun.append(replace(cell, config=config, name=name, start=start_of_seed))
     return begun
 
 
@@ -460,6 +422,13 @@ class CellFiles:
         if marker is None or not marker.is_file():
             return None
         return dict(json.loads(marker.read_text(encoding="utf-8")))
+
+    @property
+    def changed_code(self) -> list[str]:
+        """The user's classes and functions whose source has changed since its run was begun."""
+        checkpoint = None if self.run is None else checkpoint_of(self.run, "last")
+        identity = (None if checkpoint is None else identity_in(checkpoint)) or {}
+        return changed_code(identity.get("code", {}))
 
     @property
     def rounds(self) -> int:

@@ -23,9 +23,9 @@ from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_tex
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.starting import check_starts
 from fl_lightning.experiments.tuning import check_directions
+from fl_lightning.federation.effects import is_data
 from fl_lightning.federation.identity import differences, flat
 from fl_lightning.reports.results import Column
-from fl_lightning.reports.saved import is_data
 from fl_lightning.utils.files import check_output, write_file
 from fl_lightning.utils.settings import check_at_least
 
@@ -195,7 +195,8 @@ def check_same_data(cells: Sequence[Cell]) -> None:
     first: dict[tuple[str, int], Cell] = {}
     for cell in cells:
         other = first.setdefault((cell.case, cell.seed), cell)
-        was, now = ({n: v for n, v in flat(of.config).items() if is_data(n)} for of in (other, cell))
+        was = {name: value for name, value in flat(other.config).items() if is_data(name)}
+        now = {name: value for name, value in flat(cell.config).items() if is_data(name)}
         for name, before, after in differences(was, now):
             raise ValueError(
                 f"one table needs the same data and cohorts for all methods, but {name} is {before} for "

@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,14 +18,14 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.errors import one_line
 from fl_lightning.cli.main import FederatedCLI
-from fl_lightning.experiments.cells import LIMITS, CellFiles
+from fl_lightning.experiments.cells import CellFiles
+from fl_lightning.experiments.naming import LIMITS
 from fl_lightning.experiments.times import Times
 from fl_lightning.reports.saved import DONE, TEST
-from fl_lightning.runs.folder import CHECKPOINTS, LAST, find_checkpoint
+from fl_lightning.runs.folder import checkpoint_of, discard, find_checkpoint
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.tracebacks import place_of, raised_by_check
 
-BEST = "best.ckpt"
 NONE = {"max_epochs": "null", "max_steps": "-1", "max_time": "null"}
 """Values of settings that are no limits."""
 
@@ -169,8 +168,9 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
     if files.run is not None:
         try:
             asked += ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
-        except (ValueError, FileNotFoundError):  # killed before its first round was complete, or nothing is left of it
-            shutil.rmtree(files.parent)
+        except (ValueError, FileNotFoundError):
+            # Killed before its first round was complete, or its checkpoints are gone. Rows that were written stay.
+            discard(files.run)
     cli = command(asked, [RoundCounter(tell), Times()])
     run = files.run
     if run is None or cli.folder is None:
@@ -185,9 +185,9 @@ def evaluate(run: Path, words: list[str], data: Any) -> None:
     with suppress(ValueError):  # there is no test split
         data.split("test")
         values: dict[str, float] = {}
-        for name, suffix in ((LAST, ""), (BEST, "_best")):
-            path = run / CHECKPOINTS / name
-            if path.is_file():
+        for kind, suffix in (("last", ""), ("best", "_best")):
+            path = checkpoint_of(run, kind)
+            if path is not None:
                 tested = command(["test", *words, "--ckpt_path", str(path)], [])
                 metrics = tested.trainer.callback_metrics
                 values |= {f"{key}{suffix}": float(v) for key, v in metrics.items() if key.startswith("test/")}

@@ -126,6 +126,10 @@ def run_cells(
             by_name[cell.name] = cell  # the longer one has the rounds of both
     waiting = [cell for cell in by_name.values() if prepare(cell, folder)]
     cell_progress = CellProgress(waiting, len(by_name), folder)
+    left_names = {cell.name for cell in waiting}
+    done = [CellFiles.of(cell, folder, test) for cell in by_name.values() if cell.name not in left_names]
+    for sentence in code_sentences(done):
+        cell_progress.print(sentence)
     failed = dict[str, str]()
     of_seed: dict[int, set[str]] = {}
     for cell in waiting:
@@ -157,6 +161,19 @@ def run_cells(
                 f"goes on with the others"
             ) from None
     return failed
+
+
+def code_sentences(done: Iterable[CellFiles]) -> list[str]:
+    """Return a sentence for each class of the user whose source has changed since runs that are done were begun."""
+    runs_of: dict[str, int] = {}
+    for files in done:
+        for name in files.changed_code:
+            runs_of[name] = runs_of.get(name, 0) + 1
+    return [
+        f"{name}: the source has changed since {count} of the runs that are done were begun, whose values are of the "
+        f"code before; give another folder to run them again"
+        for name, count in runs_of.items()
+    ]
 
 
 def free_again(elsewhere: Sequence[CellFiles], cell_progress: CellProgress) -> list[CellFiles]:

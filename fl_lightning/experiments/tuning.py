@@ -11,9 +11,10 @@ from fl_lightning.experiments.composing import SettingPairs, as_settings, settin
 from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.running import run_cells
+from fl_lightning.federation.effects import is_data
 from fl_lightning.metrics.keys import Direction, best_of, direction_of, unknown_direction
 from fl_lightning.reports.results import direction_in, mean_of_last
-from fl_lightning.reports.saved import TUNING, SavedRun, is_data
+from fl_lightning.reports.saved import TUNING, SavedRun
 from fl_lightning.utils.files import write_table
 
 Choices = dict[SettingPairs, list[Cell]]

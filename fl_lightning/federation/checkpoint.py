@@ -10,7 +10,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.module import ClientModule
-from fl_lightning.federation.identity import belongs_to_any
+from fl_lightning.federation.effects import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.members.weights import GlobalWeights

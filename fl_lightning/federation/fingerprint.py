@@ -1,12 +1,21 @@
-"""A fingerprint of samples, which tells whether two evaluations were on the same ones."""
+"""Fingerprints of samples and of their files, which tell whether two runs or evaluations had the same ones."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
 from hashlib import blake2b
+from random import Random
+from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
+from fl_lightning.data.seen import attributes_of, nodes_of
 from fl_lightning.data.splits import Split
+from fl_lightning.utils.keyed import keyed_generator, keyed_globals
 
 MOST_BYTES = 2**27
 """Bytes of samples in memory that are all read. Of more, and of samples that are loaded, some are."""
@@ -46,3 +55,93 @@ def bytes_of(value: Tensor) -> bytes:
     """Return type, shape and bytes of a tensor."""
     flat = value.detach().cpu().contiguous().reshape(-1)
     return f"{value.dtype} {tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()
+
+
+# --- the samples of a run ---
+
+MOST_HASHED = 2**24
+"""Bytes of training samples in memory that are all read when a run begins. Of more, `NUM_READ` samples are read."""
+
+GENERATORS = (np.random.Generator, np.random.RandomState, Random, torch.Generator)
+"""Classes of generators that a dataset may keep."""
+
+
+def digest_of_inputs(split: Split, batch_size: int, seed: int) -> str | None:
+    """Return a digest of the samples of a split, the same in every process and run of a seed.
+
+    All samples are read if they lie in memory and are not many. Otherwise `NUM_READ` of them are read, chosen by the
+    seed. The split keeps the digest.
+
+    Args:
+        split: The split.
+        batch_size: Samples per batch.
+        seed: Seed of the data.
+
+    Returns:
+        The digest. None if the samples are a stream, or differ from one reading to the next.
+    """
+    if split.digest == "":
+        split.digest = read_digest(split, batch_size, seed)
+    return split.digest
+
+
+def read_digest(split: Split, batch_size: int, seed: int) -> str | None:
+    """Read samples of a split, and return their digest, as `digest_of_inputs` does."""
+    size = len(split)
+    if not size:  # a stream, or samples that are elsewhere
+        return None
+    positions = torch.arange(size)
+    num_bytes = split.num_bytes
+    if num_bytes is None or num_bytes > MOST_HASHED:
+        draws = keyed_generator(seed, "data/fingerprint")
+        positions = torch.randperm(size, generator=draws)[:NUM_READ].sort().values
+    if num_bytes is None:
+        few = positions[:2]
+        read = partial(digest_of_samples, split=split, positions=few, batch_size=batch_size, seed=seed)
+        readings = {read() for _ in range(2)}
+        if len(readings) > 1:
+            return None
+    return digest_of_samples(split=split, positions=positions, batch_size=batch_size, seed=seed)
+
+
+def digest_of_samples(split: Split, positions: Tensor, batch_size: int, seed: int) -> str:
+    """Return a digest of some samples of a split.
+
+    Args:
+        split: The split.
+        positions: Positions of the samples.
+        batch_size: Samples per batch.
+        seed: Key of what a dataset draws from the generators of Python, NumPy and torch.
+    """
+    digest = blake2b(digest_size=6)
+    with keyed_globals(seed, "data/fingerprint"), generators_kept(getattr(split, "dataset", None)):
+        for batch in split.batches(torch.split(positions, batch_size), None):
+            for part in batch:
+                digest.update(bytes_of(part) if isinstance(part, Tensor) else repr(part).encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def generators_kept(dataset: Any) -> Iterator[None]:
+    """Put the generators that a dataset keeps back to their states after the block, which draws from copies."""
+    kept: list[tuple[Any, str, Any]] = []
+    for node in nodes_of(dataset):
+        for name, value in attributes_of(node).items():
+            if isinstance(value, GENERATORS):
+                kept.append((node, name, value))
+    try:
+        for node, name, value in kept:
+            setattr(node, name, copy_of_generator(value))
+        yield
+    finally:
+        for node, name, value in kept:
+            setattr(node, name, value)
+
+
+def copy_of_generator(generator: Any) -> Any:
+    """Return a generator of the same state."""
+    if not isinstance(generator, torch.Generator):
+        return deepcopy(generator)
+    copied = torch.Generator(generator.device)
+    copied.set_state(generator.get_state())
+    return copied

@@ -2,81 +2,49 @@
 
 import hashlib
 import inspect
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from enum import Enum
 from functools import partial
 from importlib.metadata import version
 from pathlib import PurePath
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.aggregation import Aggregator
 from fl_lightning.client import ClientModule
-from fl_lightning.data import FederatedDataModule
+from fl_lightning.data import FederatedDataModule, Source
 from fl_lightning.data.checks import check_simulated
 from fl_lightning.engines.settings import cosine_of
+from fl_lightning.federation.code import tell_changed_code
+from fl_lightning.federation.effects import belongs_to_any, is_data, is_fixed
+from fl_lightning.federation.fingerprint import digest_of_inputs
+from fl_lightning.federation.horizon import PLANNED, Horizon, round_limit
 from fl_lightning.functional.state import to_float32
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.metrics.keys import is_accuracy
 from fl_lightning.types import TrainableModule
-
-FREE = frozenset(
-    {
-        "allow_changes",
-        "best",
-        "ckpt_path",
-        "config",
-        "data.eval_batch_size",
-        "direction",
-        "model.chunk",
-        "model.evaluate_clients_every",
-        "model.initial_weights",
-        "model.metrics",
-        "model.process_timeout",
-        "model.store",
-        "model.threads",
-        "plots",
-        "return_predictions",
-        "trainer.accelerator",
-        "trainer.barebones",
-        "trainer.callbacks",
-        "trainer.default_root_dir",
-        "trainer.detect_anomaly",
-        "trainer.devices",
-        "trainer.enable_autolog_hparams",
-        "trainer.enable_checkpointing",
-        "trainer.enable_model_summary",
-        "trainer.enable_progress_bar",
-        "trainer.fast_dev_run",
-        "trainer.log_every_n_steps",
-        "trainer.logger",
-        "trainer.max_epochs",
-        "trainer.max_steps",
-        "trainer.max_time",
-        "trainer.min_epochs",
-        "trainer.min_steps",
-        "trainer.model_registry",
-        "trainer.num_nodes",
-        "trainer.num_sanity_val_steps",
-        "trainer.plugins",
-        "trainer.profiler",
-        "trainer.strategy",
-        "verbose",
-        "weights_only",
-    }
-)
-"""Settings that may change when a run continues, each with all settings below it. Every other setting is fixed."""
-
-PATHS = ("root", "folder", "path", "dirpath", "save_dir", "cache_dir", "data_dir")
-"""Last names of settings that hold the path of a file or folder. They are free everywhere."""
 
 COMPARED_IN_EVALUATION = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
 
 OF_THE_DATA = ("num_clients", "batch_size", "shuffle")
 """Settings of the data module that must be the same for all parties of a real federation."""
+
+OF_THE_SERVER = ("model.initial_weights",)
+"""Settings of the loop that only the server of a real federation has."""
+
+ROOTS = {
+    "data": "fl_lightning.data.FederatedDataModule",
+    "model": "fl_lightning.federation.loop.FederatedLoop",
+    "trainer": "pytorch_lightning.Trainer",
+}
+"""Names of the classes whose arguments the settings of a configuration are."""
 
 MAIN_MODULES = ("__main__.", "__mp_main__.")
 """Prefixes of the names of classes and functions in the main script."""
@@ -87,6 +55,9 @@ MAX_CHARACTERS = 200
 MAX_DEPTH = 8
 """Maximal depth of a value in a pytree. Deeper values are not described."""
 
+SAME_SEEDS = {"data.sampling_seed": "data.seed", "model.seed": "seed_everything"}
+"""Settings that without a value have the value of another setting."""
+
 COSINE_ROUNDS = "model.lr_decay.rounds"
 """Name of the rounds over which a cosine learning rate falls: those of `lr_decay`, else `trainer.max_epochs`."""
 
@@ -94,13 +65,17 @@ Settings = dict[str, Any]
 """Plain values by dotted name. An object is the name of its class, with its arguments below."""
 
 
+UNSET = "unset"
+"""Stands in a difference for the value of a setting that one side does not have."""
+
+
 class Difference(NamedTuple):
     """Holds a setting that has changed.
 
     Args:
         name: Dotted name of the setting.
-        was: The value of the checkpoint or of the first run.
-        now: The value of the present or of the second run.
+        was: The value of the checkpoint or of the first run. `UNSET` if it has no such setting.
+        now: The value of the present or of the second run. `UNSET` if it has no such setting.
     """
 
     name: str
@@ -109,6 +84,11 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         sentence = f"{self.name} was {self.was}, is {self.now}"
+        if self.name == PLANNED:
+            return (
+                f"{sentence} (the run has used them, as a privacy budget does; a run that will be longer than its "
+                f"first part names all rounds from the start by model.planned_rounds)"
+            )
         if self.name != COSINE_ROUNDS:
             return sentence
         return (
@@ -124,13 +104,19 @@ class RunIdentity:
         config: The settings of the parsed configuration. Empty without a configuration. The objects do not hold all
             of them.
         objects: The settings that the objects of the run hold.
+        code: Digests of the source of the user's classes and functions, by name.
+        files: Fingerprints of the files that sources read, by the name of the source.
+        horizon: The planned rounds. They are a setting of the run if something depends on them.
         allowed: Names of the settings that may change, each with all settings below it.
         changed: The allowed settings that have changed since the checkpoint.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, horizon: Horizon | None = None) -> None:
         self.config: Settings = {}
         self.objects: Settings = {}
+        self.code: dict[str, str] = {}
+        self.files: dict[str, str] = {}
+        self.horizon = horizon or Horizon()
         self.allowed: list[str] = []
         self.changed: list[Difference] = []
 
@@ -164,13 +150,21 @@ class RunIdentity:
         if fits:
             dealt = data.client_samples().dealt
             settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
+            settings["data.inputs"] = digest_of_inputs(train, data.eval_batch_size, data.seed)
+            self.files = fingerprints({"data.source": data.source})
         self.objects = settings
 
     def state_dict(self) -> dict[str, Settings]:
-        return {"config": self.config, "objects": self.objects}
+        return {
+            "config": self.config,
+            "objects": self.objects,
+            "code": dict(self.code),
+            "files": dict(self.files),
+            "horizon": {PLANNED: self.horizon.state()},
+        }
 
     def compare(self, saved: Mapping[str, Settings], evaluates: bool) -> None:
-        """Compare the run with the settings of a checkpoint.
+        """Compare the run with the settings of a checkpoint, and tell which code has changed.
 
         Args:
             saved: The settings, from `state_dict`.
@@ -179,7 +173,15 @@ class RunIdentity:
         Raises:
             ValueError: A setting has changed that may not change.
         """
-        changed = differences(saved["config"], self.config) or differences(saved["objects"], self.objects)
+        is_complete = "code" in saved  # Checkpoints of 0.2.0 do not hold all settings.
+        changed: list[Difference] = []
+        for was, now in ((saved["config"], self.config), (saved["objects"], self.objects)):
+            if was and now and not changed:
+                changed = [one for one in differences(was, now, only_shared=not is_complete) if is_fixed(one.name)]
+        plan = self.horizon.changed(saved.get("horizon", {}).get(PLANNED))
+        if plan is not None and not evaluates and PLANNED not in [difference.name for difference in changed]:
+            was_planned, planned = plan
+            changed.append(Difference(PLANNED, was=was_planned, now=planned))
         if evaluates:
             changed = [difference for difference in changed if belongs_to_any(difference.name, COMPARED_IN_EVALUATION)]
         refused = [difference for difference in changed if not belongs_to_any(difference.name, self.allowed)]
@@ -189,13 +191,14 @@ class RunIdentity:
                 f"those, start a new run, or let it change by --allow_changes {refused[0].name}"
             )
         self.changed = changed
+        tell_changed_code(saved.get("code", {}), self.code)
 
 
 # --- what objects hold ---
 
 
 def described_federation(
-    client: ClientModule, parts: Mapping[str, Any], precision: str, max_epochs: int | None
+    client: ClientModule, parts: Mapping[str, Any], precision: str, planned: int | None
 ) -> Settings:
     """Return the settings of a federation, without those of its data.
 
@@ -203,11 +206,11 @@ def described_federation(
         client: The client module.
         parts: The other parts and settings, by their names in the configuration.
         precision: The precision of the Trainer.
-        max_epochs: The maximal number of rounds of the run. None or -1 means no limit.
+        planned: The planned rounds of the run. None means no limit.
     """
     settings: Settings = {"trainer.precision": precision}
     settings |= described_value("model.client", client)
-    settings |= cosine_rounds(parts, max_epochs)
+    settings |= cosine_rounds(parts, planned)
     if client.module is None:
         settings |= described_optimizer("model.client.optimizer", client.optimizer_factory)
     for name, value in parts.items():
@@ -224,12 +227,16 @@ def described_value(name: str, value: Any, depth: int = 0) -> Settings:
         value: A plain value, a tensor, a path, a pytree of such values, a factory, a function or another object.
         depth: Depth of the value in its pytree, from 0.
     """
-    if isinstance(value, PurePath) or depth > MAX_DEPTH:
-        return {}
+    if isinstance(value, PurePath):
+        return {name: str(value)}
     if value is None or isinstance(value, bool | int | float | str):
-        return {name: value}
+        return {name: shortened(value)}
+    if depth > MAX_DEPTH:
+        return {}
     if isinstance(value, Tensor):
         return {name: digest_of([value])}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return {name: digest_of([torch.as_tensor(value)])}
     if isinstance(value, Mapping):
         return joined(described_value(f"{name}.{key}", item, depth + 1) for key, item in value.items())
     if isinstance(value, set | frozenset):
@@ -240,7 +247,10 @@ def described_value(name: str, value: Any, depth: int = 0) -> Settings:
         return {name: class_name(value.func), **described_arguments(name, value.keywords, depth)}
     if inspect.isclass(value) or inspect.isroutine(value):
         return {name: class_name(value)}
-    return {name: class_name(type(value)), **described_arguments(name, arguments_of(value), depth)}
+    arguments = arguments_of(value)
+    places = places_of(type(value))
+    compared = {key: item for key, item in arguments.items() if key not in places}
+    return {name: class_name(type(value)), **described_arguments(name, compared, depth)}
 
 
 def described_items(name: str, items: list[Any], depth: int) -> Settings:
@@ -251,10 +261,33 @@ def described_items(name: str, items: list[Any], depth: int) -> Settings:
 
 
 def described_arguments(name: str, arguments: Mapping[str, Any], depth: int) -> Settings:
-    """Return the settings of the arguments of an object, without arguments that hold a path."""
-    return joined(
-        described_value(f"{name}.{key}", item, depth + 1) for key, item in arguments.items() if key not in PATHS
-    )
+    """Return the settings of the arguments of an object."""
+    return joined(described_value(f"{name}.{key}", item, depth + 1) for key, item in arguments.items())
+
+
+def fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fingerprints of sources and of the sources within them, by name, as far as sources give any.
+
+    Args:
+        values: The arguments of a part by dotted name.
+    """
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if not isinstance(value, Source):
+            continue
+        arguments = arguments_of(value)
+        fingerprint = type(value).fingerprint(arguments) if value.places else None
+        if fingerprint is not None:
+            found[name] = fingerprint
+        found |= fingerprints({f"{name}.{key}": item for key, item in arguments.items()})
+    return found
+
+
+def places_of(kind: Any) -> tuple[str, ...]:
+    """Return the names of the arguments of a class that only say where samples lie, as sources do."""
+    if inspect.isclass(kind) and issubclass(kind, Source):
+        return kind.places
+    return ()
 
 
 def arguments_of(value: Any) -> Mapping[str, Any]:
@@ -294,22 +327,67 @@ def described_optimizer(name: str, factory: Any) -> Settings:
 # --- what a configuration holds ---
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
-    """Return the fixed settings of a parsed configuration, by dotted names without `class_path` and `init_args`.
+def flat(config: Mapping[str, Any]) -> Settings:
+    """Return all settings of a parsed configuration, by dotted names without `class_path` and `init_args`.
+
+    A setting that stands for another one has the value of that one: `data.sampling_seed` without a value has that of
+    `data.seed`, and `model.seed` has that of `seed_everything`.
 
     Args:
-        config: The configuration, or a part of it.
+        config: The configuration.
+    """
+    settings = cosine_rounds(config.get("model"), planned_rounds(config))
+    settings |= flat_part(config, "")
+    rule = resolved(settings.get("model.aggregator"))
+    if inspect.isclass(rule) and issubclass(rule, Aggregator) and rule.plans(below_of(settings, "model.aggregator")):
+        settings[PLANNED] = planned_rounds(config)
+    return in_one_form(settings)
+
+
+def in_one_form(settings: Settings) -> Settings:
+    """Return settings in which a setting that stands for another one has its value."""
+    settings = dict(settings)
+    for name, other in SAME_SEEDS.items():
+        if settings.get(name, 0) is None and is_number(settings.get(other)):
+            settings[name] = settings[other]
+    size = settings.get("data.cohort_size")
+    clients = settings.get("data.num_clients")
+    if is_number(size) and is_number(clients) and clients:
+        settings |= {"data.cohort_size": None, "data.participation": size / clients}
+    return settings
+
+
+def below_of(settings: Settings, name: str) -> Settings:
+    """Return the settings below a setting, by what their names add to its name."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
+
+
+def planned_rounds(config: Mapping[str, Any]) -> int | None:
+    """Return the rounds that a configuration plans, or None without a limit."""
+    trainer = config.get("trainer")
+    model = config.get("model")
+    given = model.get(PLANNED) if isinstance(model, Mapping) else None
+    if given is not None or not isinstance(trainer, Mapping):
+        return given
+    return round_limit(trainer.get("max_epochs"), trainer.get("max_steps"))
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a number that is not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def flat_part(config: Mapping[str, Any], prefix: str) -> Settings:
+    """Return all settings of a part of a configuration.
+
+    Args:
+        config: The part.
         prefix: Dotted name of the part. Empty for the whole configuration.
     """
     settings: Settings = {}
-    if not prefix:
-        trainer = config.get("trainer")
-        max_epochs = trainer.get("max_epochs") if isinstance(trainer, Mapping) else None
-        settings = cosine_rounds(config.get("model"), max_epochs)
     for key, value in config.items():
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
-        if key in PATHS or is_free(name):
-            continue
         if key == "class_path" and isinstance(value, str):
             settings[name] = class_name(value)
         else:
@@ -318,7 +396,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
 
 
 def flat_value(name: str, value: Any) -> Settings:
-    """Return the fixed settings of a value of a configuration.
+    """Return the settings of a value of a configuration.
 
     Args:
         name: Dotted name of the value.
@@ -326,30 +404,28 @@ def flat_value(name: str, value: Any) -> Settings:
     """
     if name == "model.faults" and isinstance(value, str):
         # The word stands for a policy.
-        return flat(asdict(FaultPolicy.of(value)), name)
+        return flat_part(asdict(FaultPolicy.of(value)), name)
     if isinstance(value, Mapping):
-        return flat(value, name)
+        return flat_part(value, name)
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        return flat({str(index): item for index, item in enumerate(value)}, name)
-    if isinstance(value, PurePath):
-        return {}
+        return flat_part({str(index): item for index, item in enumerate(value)}, name)
     return {name: shortened(value if is_plain(value) else str(value))}
 
 
-def cosine_rounds(model: Any, max_epochs: int | None) -> Settings:
+def cosine_rounds(model: Any, planned: int | None) -> Settings:
     """Return the settings of a cosine learning rate, or an empty dict for another one.
 
-    They fix `max_epochs`, which is free otherwise.
+    They fix the planned rounds, which are free otherwise.
 
     Args:
         model: The settings of the loop.
-        max_epochs: The maximal number of rounds of the run. None or -1 means no limit.
+        planned: The planned rounds of the run. None means no limit.
     """
     cosine = cosine_of(model.get("lr_decay")) if isinstance(model, Mapping) else None
     if cosine is None:
         return {}
     settings: Settings = {"model.lr_decay": "cosine"}
-    rounds = cosine.get("rounds", max_epochs)
+    rounds = cosine.get("rounds", planned)
     if rounds is not None:
         settings[COSINE_ROUNDS] = rounds
     return settings
@@ -358,36 +434,115 @@ def cosine_rounds(model: Any, max_epochs: int | None) -> Settings:
 # --- comparing settings ---
 
 
-def is_free(name: str) -> bool:
-    """Return True if a setting may change when a run continues."""
-    last_name = name.rpartition(".")[2]
-    return last_name in PATHS or belongs_to_any(name, FREE)
+def differences(was: Settings, now: Settings, *, only_shared: bool = False) -> list[Difference]:
+    """Return the differences between two sets of settings.
 
-
-def below(name: str, other: str) -> bool:
-    """Return True if a setting is `other` or an argument of `other`."""
-    return name == other or name.startswith(f"{other}.")
-
-
-def belongs_to_any(name: str, others: Iterable[str]) -> bool:
-    """Return True if a setting is one of `others` or an argument of one of them."""
-    return any(below(name, other) for other in others)
-
-
-def differences(was: Settings, now: Settings) -> list[Difference]:
-    """Return the differences between the settings that both sides have.
-
-    If an object is of another class, the settings below it are not listed.
+    A setting that one side lacks is the same if the other side has its default today. Arguments that only say where
+    samples lie are the same: the digests of the samples tell whether the samples are. If an object is of another class,
+    the settings below it are not listed.
 
     Args:
         was: The settings of the checkpoint or of the first run.
         now: The settings of the present or of the second run.
+        only_shared: Whether settings are left out that one side lacks, because a side is known to be incomplete.
     """
+    was = in_one_form(was)
+    now = in_one_form(now)
+    names = was.keys() & now.keys() if only_shared else was.keys() | now.keys()
     changed: list[Difference] = []
-    for name in sorted(was.keys() & now.keys()):
-        if not is_same(was[name], now[name]) and not belongs_to_any(name, [other.name for other in changed]):
-            changed.append(Difference(name, was=was[name], now=now[name]))
+    for name in sorted(names):
+        difference = difference_in(name, was, now)
+        if difference is not None and not belongs_to_any(name, [other.name for other in changed]):
+            changed.append(difference)
     return changed
+
+
+def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
+    """Return the difference in one setting, or None if it is the same on both sides."""
+    if name in was and name in now:
+        if is_same(was[name], now[name]) or is_place(name, now):
+            return None
+        return Difference(name, was=was[name], now=now[name])
+    known = now if name in now else was
+    if is_place(name, known) or has_default(name, known):
+        return None
+    return Difference(name, was=was.get(name, UNSET), now=now.get(name, UNSET))
+
+
+def places_that_differ(was: Settings, now: Settings) -> list[str]:
+    """Return the names of the arguments that say where samples lie, and that are not equal on both sides."""
+    return [name for name in now if is_place(name, now) and name in was and not is_same(was[name], now[name])]
+
+
+def is_place(name: str, settings: Settings) -> bool:
+    """Return True for an argument of a source that only says where samples lie."""
+    owner, _, argument = name.rpartition(".")
+    if not is_data(name) or not isinstance(settings.get(owner), str):
+        return False
+    return argument in places_of(resolved(settings[owner]))
+
+
+def has_default(name: str, settings: Settings) -> bool:
+    """Return True if a setting has the value that it has today if nobody sets it.
+
+    Args:
+        name: Dotted name of the setting.
+        settings: Settings with the setting, and with the class above it.
+    """
+    owner = name.rpartition(".")[0]
+    while owner and not isinstance(settings.get(owner, ROOTS.get(owner)), str):
+        owner = owner.rpartition(".")[0]
+    if not owner:
+        return settings[name] is None  # an option of the command line
+    kind = resolved(settings.get(owner, ROOTS.get(owner)))
+    default = default_of(kind, name.removeprefix(f"{owner}.").split("."))
+    return default is not inspect.Parameter.empty and is_same(plain_default(default), settings[name])
+
+
+def default_of(kind: Any, path: Sequence[str]) -> Any:
+    """Return the default of an argument of a class or function, `inspect.Parameter.empty` without one.
+
+    Args:
+        kind: The class or function. A method passes what it does not name to its base.
+        path: Name of the argument. Further names are fields of dataclasses.
+    """
+    argument, *fields_below = path
+    for function in constructors_of(kind):
+        parameter = inspect.signature(function).parameters.get(argument)
+        if parameter is None:
+            continue
+        if not fields_below:
+            return parameter.default
+        hint = get_type_hints(function).get(argument)
+        for part in get_args(hint) or (hint,):
+            if inspect.isclass(part) and is_dataclass(part):
+                return default_of(part, fields_below)
+        return inspect.Parameter.empty
+    return inspect.Parameter.empty
+
+
+def constructors_of(kind: Any) -> list[Any]:
+    """Return the functions whose arguments make an object: `__init__` of the classes, or the function itself."""
+    if not inspect.isclass(kind):
+        return [kind] if inspect.isroutine(kind) else []
+    return [vars(base)["__init__"] for base in kind.__mro__ if inspect.isfunction(vars(base).get("__init__"))]
+
+
+def plain_default(default: Any) -> Any:
+    """Return a default in the form that settings have."""
+    if isinstance(default, PurePath | Enum):
+        return str(default.value if isinstance(default, Enum) else default)
+    return shortened(default) if is_plain(default) else default
+
+
+def resolved(name: Any) -> Any:
+    """Return the class or function of a name, or None if it cannot be imported."""
+    if not isinstance(name, str):
+        return None
+    try:
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return None
 
 
 def is_same(was: Any, now: Any) -> bool:
@@ -398,6 +553,8 @@ def is_same(was: Any, now: Any) -> bool:
     is_of_main = any(isinstance(value, str) and value.startswith(MAIN_MODULES) for value in (was, now))
     if is_of_main:
         return str(was).rpartition(".")[2] == str(now).rpartition(".")[2]
+    if isinstance(was, float) and isinstance(now, float) and math.isnan(was) and math.isnan(now):
+        return True
     return bool(was == now)
 
 
@@ -409,14 +566,14 @@ def joined(parts: Iterable[Settings]) -> Settings:
     return settings
 
 
-def shared_settings(parts: Any, data: FederatedDataModule, precision: str, max_epochs: int | None) -> dict[str, str]:
+def shared_settings(parts: Any, data: FederatedDataModule, precision: str, planned: int | None) -> dict[str, str]:
     """Return the digests of the settings and versions that must be the same for all parties of a real federation.
 
     Args:
         parts: The parts of the federation, whose net is not built.
         data: The data module of one party.
         precision: The precision of the Trainer.
-        max_epochs: The maximal number of rounds of the run. None or -1 means no limit.
+        planned: The planned rounds of the run. None means no limit.
 
     Returns:
         The digests, by dotted name.
@@ -425,9 +582,9 @@ def shared_settings(parts: Any, data: FederatedDataModule, precision: str, max_e
         ValueError: A setting is for simulations only.
     """
     check_simulated(data)
-    settings = {name: value for name, value in parts.described(precision, max_epochs).items() if not is_free(name)}
+    settings = {name: value for name, value in parts.described(precision, planned).items() if is_fixed(name)}
     for name, value in parts.identity.config.items():
-        if name.startswith("model."):
+        if name.startswith("model.") and is_fixed(name) and name not in OF_THE_SERVER:
             settings[f"config.{name}"] = value
     for name in OF_THE_DATA:
         settings[f"data.{name}"] = getattr(data, name)
@@ -493,7 +650,7 @@ def class_name(kind: Any) -> str:
 
 # --- for the loggers ---
 
-DIGESTS = ("data.labels", "data.clients", "data.class_names")
+DIGESTS = ("data.labels", "data.clients", "data.class_names", "data.inputs")
 """Settings of the run's identity that are digests, known from checkpoints only."""
 
 FINAL = "hp_metric"

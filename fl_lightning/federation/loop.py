@@ -26,6 +26,7 @@ from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.fresh_values import FreshValues
+from fl_lightning.federation.horizon import Horizon
 from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
@@ -61,7 +62,7 @@ class FederatedLoop(Forwarding):
         max_local_steps: Largest number of optimizer steps of a client in an exchange. None means no limit.
         lr_decay: Decay of the local learning rate lr. A factor d gives lr · d^t in round t.
             `{cosine: FINAL_LR, rounds: T}` gives half a cosine down to FINAL_LR over T rounds, and FINAL_LR after
-            round T. Without `rounds`, T is the Trainer's `max_epochs`, which a continued run then cannot change.
+            round T. Without `rounds`, T is the number of planned rounds, which a continued run then cannot change.
         accumulate_grad_batches: Batches per local optimizer step.
         clip_norm: Largest norm of a local gradient. None means that gradients are not clipped.
         personal: `fnmatch` patterns of entries that stay with each client. A pattern with `!` in front names
@@ -81,6 +82,8 @@ class FederatedLoop(Forwarding):
             is no global model.
         initial_weights: A checkpoint or state-dict file to start from.
         seed: Key of batches, dropout and initial weights. None means the seed of `seed_everything`, or 0 without it.
+        planned_rounds: Number of rounds that the run is planned for, if it is begun with fewer. A cosine learning rate
+            and the noise of a privacy budget depend on it. None means `max_epochs` or `max_steps` of the Trainer.
         threads: Number of threads of this process for torch operations. None leaves it alone.
         store: Where clients keep their memory and personal entries between rounds. None means up to 4 GB in host
             memory, and beyond that files in the run's folder.
@@ -90,6 +93,7 @@ class FederatedLoop(Forwarding):
             the results differ in the last bits.
 
     Attributes:
+        run_folder: Folder of the run's files, which the command line sets. None means the folder of the first logger.
         engine_factory: Makes what trains and tests the clients (in another process, on another machine), given the
             engine of this process. Set it before a fit. None means the engine of this process.
         recorder: The recorder of the logged values.
@@ -99,6 +103,7 @@ class FederatedLoop(Forwarding):
 
     _server: Server | None = None
     _server_step: ServerOptimizer | None = None
+    run_folder: Path | None = None
     engine_factory: Callable[[SequentialEngine], Engine] | None = None
     _run: FederatedRun | None = None
     _rounds: Rounds | None = None
@@ -130,6 +135,7 @@ class FederatedLoop(Forwarding):
         evaluate_clients_every: int | None = None,
         initial_weights: str | Path | None = None,
         seed: int | None = None,
+        planned_rounds: int | None = None,
         threads: int | None = None,
         store: ClientStore | None = None,
         chunk: Literal["auto"] | int = 1,
@@ -164,6 +170,7 @@ class FederatedLoop(Forwarding):
             keep=tuple(as_list(keep)),
             metrics=self.metrics,
             given_seed=seed,
+            horizon=Horizon(planned_rounds),
             batch_hooks=self.batch_hooks,
         )
         self._saved = SavedFederation(self.parts, initial_weights)

@@ -25,6 +25,8 @@ from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks, private
 from fl_lightning.federation.checks import check_targets
+from fl_lightning.federation.code import digests_of_code, loaded_kind
+from fl_lightning.federation.horizon import Horizon, round_limit
 from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
@@ -67,7 +69,7 @@ class FederationParts:
         keep: Patterns of buffers with `persistent=False` that a client keeps.
         metrics: The user's own metrics, or None.
         given_seed: Key of every draw. None means the seed of `seed_everything`, or 0 without it.
-        identity: What the run is, for checkpoints.
+        horizon: The planned rounds.
         services: The services of the client's modules in training.
         evaluation_services: The services of the client's modules in an evaluation.
         hooks: The hooks of the run's callbacks, by name.
@@ -75,6 +77,7 @@ class FederationParts:
         initial_personal: Personal entries before any training, by name. `make_server` fills it.
 
     Attributes:
+        identity: What the run is, for checkpoints.
         guard: Finds values that must not become the model.
         plateau: Schedules the clients' learning rates by logged values.
         recorder: Holds the logged values.
@@ -103,20 +106,23 @@ class FederationParts:
     keep: tuple[str, ...]
     metrics: MetricCollection | None
     given_seed: int | None
-    identity: RunIdentity = field(default_factory=RunIdentity)
+    horizon: Horizon = field(default_factory=Horizon)
     services: ClientServices = field(default_factory=ClientServices)
     evaluation_services: EvaluationServices = field(default_factory=EvaluationServices)
     hooks: Hooks = field(default_factory=lambda: {name: [] for name in FEDERATED_HOOKS})
     batch_hooks: Hooks = field(default_factory=Hooks)
     initial_personal: State = field(default_factory=State)
+    identity: RunIdentity = field(init=False)
     plateau: Plateau = field(default_factory=Plateau, init=False)
     guard: NonFiniteGuard = field(init=False)
     recorder: Recorder = field(init=False)
     skipped: SkipRecord = field(init=False)
+    _seed_of_run: int | None = field(default=None, init=False)
     is_private: bool = field(init=False)
     min_clients: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.identity = RunIdentity(self.horizon)
         self.guard = NonFiniteGuard(skips=self.faults.nonfinite == "skip", max_norm=self.faults.max_update_norm)
         self.recorder = Recorder(separates=self.faults.skips, root=self.client)
         self.skipped = SkipRecord(self.faults)
@@ -182,7 +188,13 @@ class FederationParts:
 
     @property
     def seed(self) -> int:
-        """The seed of the run, which keys every draw."""
+        """The seed of the run, which keys every draw. It is read once when a run begins."""
+        if self._seed_of_run is not None:
+            return self._seed_of_run
+        return self._present_seed()
+
+    def _present_seed(self) -> int:
+        """Return the seed that a run has if it begins now."""
         if self.given_seed is not None:
             return self.given_seed
         return int(os.environ.get("PL_GLOBAL_SEED", "0"))
@@ -244,6 +256,9 @@ class FederationParts:
                 in the loop.
         """
         self._check_not_replaced(loop)
+        self._seed_of_run = self._present_seed()
+        limit = round_limit(trainer.max_epochs, trainer.max_steps)
+        self.horizon.begin_run(limit)
         check_files_of(trainer.strategy)
         data = checks.check_data(trainer, self.settings.local_epochs)
         self._collect_hooks(trainer, loop)
@@ -259,6 +274,7 @@ class FederationParts:
             secrets = current_communicator().gather(data.secret)
             data.take_secret(secrets[0])
         if fits:
+            self.horizon.check(limit)
             self._check_fit(trainer, data)
         checks.check_streams(
             data=data,
@@ -266,9 +282,9 @@ class FederationParts:
             chunk=self.execution.chunk,
             fits=fits,
         )
-        if fits and data.schedule is not None and trainer.max_epochs not in (None, -1):
+        if fits and data.schedule is not None and limit is not None:
             # The cohort of the last round exists unless the schedule is too short, which this refuses.
-            last_round = max(trainer.max_epochs, 1) - 1
+            last_round = max(limit, 1) - 1
             data.cohort(last_round)
         # Values that were logged in an earlier run do not belong to this run.
         self.services.begin(logged=MetricAccumulator())
@@ -319,16 +335,27 @@ class FederationParts:
 
     def describe(self, trainer: Trainer) -> None:
         """Describe the run by the settings that a checkpoint holds, with which a continued run is compared."""
-        settings = self.described(str(trainer.precision), trainer.max_epochs)
+        settings = self.described(str(trainer.precision), self.horizon.planned)
         fits = trainer.state.fn == "fit"
-        self.identity.describe(settings, trainer.datamodule, fits)  # type: ignore[attr-defined]
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        self.identity.describe(settings, data, fits)
+        if fits:
+            self.identity.code = digests_of_code(self._kinds(data))
 
-    def described(self, precision: str, max_epochs: int | None) -> dict[str, Any]:
+    def _kinds(self, data: FederatedDataModule) -> list[Any]:
+        """List the classes and functions of which the run is made."""
+        named = self.identity.objects | self.identity.config
+        kinds = [loaded_kind(value) for value in named.values() if isinstance(value, str)]
+        kinds += [type(module) for module in self.client.modules()]
+        kinds += [type(part) for part in (data, data.source, data.partition)]
+        return list(dict.fromkeys(kinds))
+
+    def described(self, precision: str, planned: int | None) -> dict[str, Any]:
         """Return client, parts and settings as plain values by dotted name.
 
         Args:
             precision: The Trainer's precision.
-            max_epochs: Number of rounds of the run. None and -1 mean no limit.
+            planned: The planned rounds of the run. None means no limit.
         """
         parts = {
             "aggregator": self.aggregator,
@@ -352,16 +379,12 @@ class FederationParts:
             client=self.client,
             parts=settings,
             precision=precision,
-            max_epochs=max_epochs,
+            planned=planned,
         )
 
-    def local_settings(self, rounds: int | None) -> LocalSettings:
-        """Return the settings of local training in a run.
-
-        Args:
-            rounds: Number of rounds of the run. None and -1 mean no limit.
-        """
-        settings = self.settings.over(rounds)
+    def local_settings(self) -> LocalSettings:
+        """Return the settings of local training in the run."""
+        settings = self.settings.over(self.horizon.planned)
         return replace(settings, seed=self.seed, client_timeout=self.faults.client_timeout)
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -414,7 +437,7 @@ class FederationParts:
         global_weights.non_persistent.set_back({})
         if not self.initial_personal:
             self.initial_personal.update(global_weights.snapshot(global_weights.personal))
-        server = Server(global_weights=global_weights, data=data, store=self.store)
+        server = Server(global_weights=global_weights, data=data, store=self.store, horizon=self.horizon)
         self._set_up(server)
         return server
 

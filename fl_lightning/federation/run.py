@@ -82,7 +82,7 @@ class FederatedRun:
             make = partial(CohortEngine, chunk=parts.execution.chunk, watches=self._is_watched())
         return make(
             client=parts.client,
-            settings=parts.local_settings(trainer.max_epochs),
+            settings=parts.local_settings(),
             global_weights=self.server.global_weights,
             services=parts.services,
             device=parts.client.device,

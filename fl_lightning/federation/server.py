@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.federation.horizon import Horizon
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import keyed_generator, keyed_noise
@@ -22,14 +23,16 @@ class Server:
         global_weights: The global model's entries in the client module.
         data: The data module. Its `batch_seed`, the seed of the run, keys every draw.
         store: Where clients keep their memory between rounds.
+        horizon: The planned rounds.
     """
 
-    def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any) -> None:
+    def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any, horizon: Horizon) -> None:
         self.module: nn.Module = global_weights.client
         self.round_idx = 0
         self.global_weights = global_weights
         self.store = store
         self._data = data
+        self._horizon = horizon
         self._snapshot: State | None = None
         """The shared entries as the current exchange sends them. None between rounds."""
         self._coarser: State | None = None
@@ -113,14 +116,7 @@ class Server:
 
     @property
     def planned_rounds(self) -> int | None:
-        trainer = self._data.trainer
-        if trainer is None:
-            return None
-        limits = []
-        for limit in (trainer.max_epochs, trainer.max_steps):
-            if limit is not None and limit >= 0:  # Lightning writes -1 for no limit.
-                limits.append(limit)
-        return min(limits, default=None)
+        return self._horizon.rounds()
 
     @property
     def weights(self) -> State:

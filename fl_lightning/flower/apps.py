@@ -33,6 +33,7 @@ from fl_lightning.cli.parser_only import parts_of
 from fl_lightning.data import Elsewhere
 from fl_lightning.engines import SequentialEngine
 from fl_lightning.federation.checks import check_carried
+from fl_lightning.federation.horizon import round_limit
 from fl_lightning.federation.identity import OF_THE_DATA, shared_settings
 from fl_lightning.flower.engine import RemoteEngine
 from fl_lightning.flower.node import Node
@@ -63,11 +64,12 @@ class ServerCLI(FederatedCLI):
         """Find the nodes, and let their clients be trained where they are."""
         super().before_fit()
         parts = self.model.parts
+        parts.horizon.begin_run(round_limit(self.trainer.max_epochs, self.trainer.max_steps))
         settings = shared_settings(
             parts,
             self.datamodule,
             precision=str(self.trainer.precision),
-            max_epochs=self.trainer.max_epochs,
+            planned=parts.horizon.planned,
         )
         nodes = self._find_nodes(settings)
         if isinstance(self.datamodule.source, Elsewhere):
@@ -207,7 +209,7 @@ def node_of(configs: tuple[str, ...], arguments: str, data_file: str, client_id:
         folder=folder / "memory",
         device=where.strategy.root_device,
         precision=where.precision_plugin,
-        max_epochs=trainer.max_epochs,
+        max_epochs=round_limit(trainer.max_epochs, trainer.max_steps),
     )
 
 

@@ -63,13 +63,13 @@ class Node:
         self.folder = Path(folder)
         self.device = device or torch.device("cpu")
         self.precision = precision or Precision()
+        loop.parts.horizon.begin_run(max_epochs)
         self.settings = shared_settings(
             loop.parts,
             data,
             precision=str(self.precision.precision),
-            max_epochs=max_epochs,
+            planned=loop.parts.horizon.planned,
         )
-        self._max_epochs = max_epochs
 
     @cached_property
     def engine(self) -> SequentialEngine:
@@ -81,12 +81,17 @@ class Node:
             self.data,
             device=self.device,
             precision=self.precision,
-            settings=parts.local_settings(self._max_epochs),
+            settings=parts.local_settings(),
             personal=parts.personal,
             keep=parts.keep,
             members=self._members,
         )
-        server = Server(engine.global_weights, self.data, parts.store)
+        server = Server(
+            global_weights=engine.global_weights,
+            data=self.data,
+            store=parts.store,
+            horizon=parts.horizon,
+        )
         for transform in parts.transforms:
             transform.setup(server)
         return engine

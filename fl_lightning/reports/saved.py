@@ -14,7 +14,9 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from fl_lightning.federation.identity import DIGESTS, Difference, Settings, below, differences, flat
+from fl_lightning.federation.effects import SEEDS, below, is_data, is_fixed, is_seed
+from fl_lightning.federation.horizon import round_limit
+from fl_lightning.federation.identity import DIGESTS, Difference, Settings, differences, flat, is_place
 from fl_lightning.metrics.history import History, plain_key
 from fl_lightning.metrics.keys import Direction, Directions, direction_of
 from fl_lightning.reports.figures import Numbers
@@ -40,9 +42,6 @@ TUNING = "tuning"
 TIMES = "times.csv"
 """Name of the table of what a run took, with a line for each part of it that one process has made."""
 
-SEEDS = ("seed_everything", "model.seed", "data.seed", "data.sampling_seed")
-"""Settings in which the runs of one group may differ."""
-
 Seeds = tuple[object, ...]
 """Values of `SEEDS`, None if one is not known."""
 
@@ -55,8 +54,11 @@ CLIENT_COLUMN = "client"
 POOLED = "data.pooled"
 """Setting of a reference that has the samples of all clients at one place."""
 
-NOT_DATA = ("data.batch_size", "data.shuffle", "data.eval_batch_size", POOLED)
-"""Settings of the data module that change neither the samples of a client nor the cohorts, or are a reference's."""
+START = "model.initial_weights"
+"""Setting of the weights that a run begins with. Those of an experiment are of a run with the same seed."""
+
+NAME_OF_SEED = re.compile(r"-seed\d+-[0-9a-f]{8}")
+"""Part of the name of an experiment's run that differs from seed to seed."""
 
 MOST_PARTS = 100_000
 """Largest number of parts of a configuration."""
@@ -85,7 +87,9 @@ class SavedRun:
     Attributes:
         folder: Folder of the run.
         history: The rows of its metrics.csv.
-        settings: Fixed settings by dotted name. Empty if neither config.yaml nor a checkpoint tells.
+        settings: Settings by dotted name that fix the weights and values. Empty if neither config.yaml nor a checkpoint
+            tells.
+        is_configured: Whether config.yaml tells the settings, which are all then.
         data: What a checkpoint tells of the data and cohorts.
         test: Values of the test split after the last round, by log key. Empty if `test` was not run.
         partition: Samples of each client and class. None if the samples have no classes.
@@ -102,6 +106,7 @@ class SavedRun:
     folder: Path
     history: History
     settings: Settings
+    is_configured: bool = True
     data: Settings = field(default_factory=dict)
     test: Mapping[str, float] = field(default_factory=dict)
     partition: Counts | None = None
@@ -324,7 +329,8 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
     return SavedRun(
         folder=folder,
         history=history,
-        settings=flat(content) or identity.get("config") or known,
+        settings=fixing(flat(content) or identity.get("config") or known),
+        is_configured=bool(content),
         data={name: value for name, value in objects.items() if is_data(name)},
         test=test if is_whole else {},
         partition=read_partition(folder / PARTITION),
@@ -337,6 +343,11 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
         is_finished=is_finished(folder, content, last_round),
         notes=notes_on_rounds(folder, last_round, is_whole=is_whole),
     )
+
+
+def fixing(settings: Settings) -> Settings:
+    """Return the settings that fix the weights and values of a run, without the places of files."""
+    return {name: value for name, value in settings.items() if is_fixed(name) and not is_place(name, settings)}
 
 
 def load_config(path: Path) -> Mapping[str, Any]:
@@ -368,8 +379,7 @@ def planned_rounds(content: Mapping[str, Any]) -> int | None:
     trainer = content.get("trainer")
     if not isinstance(trainer, Mapping):
         return None
-    limits = [trainer.get("max_epochs"), trainer.get("max_steps")]
-    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+    return round_limit(trainer.get("max_epochs"), trainer.get("max_steps")) or None
 
 
 def is_finished(folder: Path, content: Mapping[str, Any], last_round: int) -> bool:
@@ -544,8 +554,7 @@ def grouped(runs: Iterable[SavedRun]) -> list[Group]:
     """
     alike: dict[object, dict[str, list[SavedRun]]] = {}
     for run in runs:
-        fixed = frozenset((name, repr(value)) for name, value in run.settings.items() if name not in SEEDS)
-        alike.setdefault(fixed or run.folder, {}).setdefault(repr(run.seeds), []).append(run)
+        alike.setdefault(identity_of_group(run), {}).setdefault(repr(run.seeds), []).append(run)
     members: list[list[SavedRun]] = []
     notes: list[tuple[str, ...]] = []
     for by_seeds in alike.values():
@@ -558,6 +567,19 @@ def grouped(runs: Iterable[SavedRun]) -> list[Group]:
         members.append(sorted(kept, key=lambda run: [str(seed) for seed in run.seeds]))
         notes.append(tuple(left_out))
     return [Group(label, of, why) for label, of, why in zip(labels(members), members, notes, strict=True)]
+
+
+def identity_of_group(run: SavedRun) -> object:
+    """Return what the runs of one group have in common: their settings without seeds, and the name in an experiment."""
+    shared: set[tuple[str, str]] = set()
+    for name, value in run.settings.items():
+        if is_seed(name):
+            continue
+        text = NAME_OF_SEED.sub("", str(value)) if name == START else repr(value)
+        shared.add((name, text))
+    if not shared:
+        return run.folder
+    return frozenset(shared), run.name
 
 
 def longest_finished(runs: Sequence[SavedRun]) -> SavedRun:
@@ -628,7 +650,7 @@ def differing(settings: Sequence[Settings]) -> dict[str, list[str]]:
     table: dict[str, list[str]] = {}
     for name in names:
         values = [str(known[name]) if name in known else "" for known in settings]
-        if name not in SEEDS and len(set(values)) > 1:
+        if not is_seed(name) and len(set(values)) > 1:
             table[name] = values
     return table
 
@@ -650,11 +672,6 @@ def short(name: str, value: str) -> str:
     return f"{name.rpartition('.')[2]}={value}"
 
 
-def is_data(name: str) -> bool:
-    """Return True for a setting of the samples, of their partition or of the cohorts."""
-    return below(name, "data") and not any(below(name, other) for other in NOT_DATA)
-
-
 def data_differences(groups: Sequence[Group]) -> list[Difference]:
     """Compare the data and cohorts of runs with the same seed, of all groups: each difference once.
 
@@ -666,7 +683,14 @@ def data_differences(groups: Sequence[Group]) -> list[Difference]:
         for run in group.runs:
             is_pooled = str(run.settings.get(POOLED)) == "True"
             other = first.setdefault((run.seeds, is_pooled), run)
-            settings = {name: value for name, value in other.settings.items() if is_data(name)}
-            for difference in chain(differences(other.data, run.data), differences(settings, run.settings)):
+            told = differences(other.data, run.data, only_shared=True)  # a checkpoint may lack, or tell less
+            both = other.is_configured and run.is_configured
+            set_otherwise = differences(data_of(other), data_of(run), only_shared=not both)
+            for difference in chain(told, set_otherwise):
                 by_name.setdefault(difference.name, difference)
     return list(by_name.values())
+
+
+def data_of(run: SavedRun) -> Settings:
+    """Return the settings of the samples and cohorts of a run."""
+    return {name: value for name, value in run.settings.items() if is_data(name)}

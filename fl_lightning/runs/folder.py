@@ -9,13 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
 from fl_lightning.client.checkpoint_io import collect_orphans, is_below
 from fl_lightning.federation.checkpoint import federated
-from fl_lightning.federation.identity import Settings, differences, flat, is_free, is_plain
+from fl_lightning.federation.effects import is_fixed
+from fl_lightning.federation.identity import Settings, differences, flat, is_plain
+from fl_lightning.runs.checkpoints import CHECKPOINTS, INDEX, indexed
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import loaded, lock_path, read_saved, remove_parts
 
@@ -27,7 +28,6 @@ LONGEST_NAME = 100
 
 CLIENT = "client.ckpt"
 DEFAULT_ROOT = "runs"
-CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
 LAST = "last.ckpt"
 
@@ -54,6 +54,25 @@ def stem_of(configs: Sequence[str | Path]) -> str:
     return "+".join(sorted(names)) or "fit"
 
 
+def parent_of(configs: Sequence[str | Path], root: str | Path | None, *, begins: bool) -> Path:
+    """Return the folder of the runs of these configuration files.
+
+    A cell of an experiment, `cells/NAME.yaml`, has its runs beside the folder of the cells. A new run of its file is
+    none of the experiment's.
+
+    Args:
+        configs: The configuration files.
+        root: Folder of all runs. None means `DEFAULT_ROOT`.
+        begins: Whether a new run begins. Otherwise a run is continued or evaluated.
+    """
+    if root is None and len(configs) == 1 and not begins:
+        path = Path(os.path.abspath(configs[0]))
+        runs_of_cell = path.parent.parent / "runs" / path.stem
+        if path.parent.name == "cells" and runs_of_cell.is_dir():
+            return runs_of_cell
+    return Path(root or DEFAULT_ROOT) / stem_of(configs)
+
+
 def overrides_of(argv: Sequence[str]) -> str:
     """Name what the command line sets besides the files, without settings that are free, as a part of a folder's name.
 
@@ -72,9 +91,12 @@ def overrides_of(argv: Sequence[str]) -> str:
     parts = []
     for option, value in pairwise([*words, ""]):
         name = option.removeprefix("--")
-        if not option.startswith("--") or name in ("config", "help") or is_free(name):
+        if not option.startswith("--") or name in ("config", "help"):
             continue
-        _, _, short = name.removesuffix(".class_path").rpartition(".")
+        setting = name.replace(".init_args", "").removesuffix(".class_path")
+        if not is_fixed(setting):
+            continue
+        _, _, short = setting.rpartition(".")
         text = re.sub(r"[^\w.+]+", "_", short_class(value))
         parts.append(f"seed{text}" if name == "seed_everything" else f"{short}={text}")
     parts.sort(key=lambda part: not part.startswith("seed"))
@@ -231,10 +253,13 @@ def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any]) -> Path
         return path
     candidates: list[Path] = []
     for run in reversed(runs(parent).values()):
-        candidates += newest_first(run, f"{asked}*.ckpt")[:1]
+        found = checkpoint_of(run, asked)
+        if found is not None:
+            candidates.append(found)
     if not candidates:
         raise FileNotFoundError(
-            f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, and there is none; "
+            f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, or another checkpoint that "
+            f"its {INDEX} names, and there is none; "
             f"leave --ckpt_path out to start a new run, or give the checkpoint's file"
         )
     path = of_same_settings(candidates, flat(config)) or candidates[0]
@@ -249,8 +274,12 @@ def of_same_settings(checkpoints: Iterable[Path], settings: Settings) -> Path | 
         settings: Fixed settings by name.
     """
     for path in checkpoints:
-        begun_with = settings_in(path)
-        if begun_with is not None and not differences(begun_with, settings):
+        identity = identity_in(path)
+        if identity is None or not identity.get("config"):
+            continue
+        is_complete = "code" in identity
+        changed = differences(identity["config"], settings, only_shared=not is_complete)
+        if not any(is_fixed(difference.name) for difference in changed):
             return path
     return None
 
@@ -259,12 +288,6 @@ def newest_first(run: Path, pattern: str) -> list[Path]:
     """Return the checkpoints of a run whose names match a pattern, the newest first."""
     files = filter(Path.is_file, (run / CHECKPOINTS).glob(pattern))
     return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def settings_in(path: Path) -> Settings | None:
-    """Read the fixed settings that a checkpoint's run was begun with, or None if the file cannot be read."""
-    identity = identity_in(path)
-    return None if identity is None else identity.get("config")
 
 
 def identity_in(path: Path) -> dict[str, Settings] | None:
@@ -288,7 +311,7 @@ def readable(path: Path) -> Path:
     Raises:
         ValueError: No checkpoint of the run can be read.
     """
-    found = newest_first(path.parent.parent, "*.ckpt")
+    found = newest_first(path.parent.parent, "*.ckpt") if path.parent.name == CHECKPOINTS else []
     others = [other for other in found if other.name != CLIENT and other != path]
     for candidate in (path, *others):
         try:
@@ -302,13 +325,34 @@ def readable(path: Path) -> Path:
     raise ValueError(f"no checkpoint in {path.parent} can be read: {problem}")
 
 
-def run_of(checkpoint: Path) -> Path | None:
-    """Return the run folder that a checkpoint lies in, or None if it lies somewhere else."""
-    folder = checkpoint.resolve().parent
-    run = folder.parent
-    if folder.name == CHECKPOINTS and (run / CONFIG).is_file():
+def run_of(checkpoint: Path, parent: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint is of, or None if no run is known to have written it.
+
+    Args:
+        checkpoint: The checkpoint.
+        parent: Folder of runs, whose indexes may name a checkpoint that lies elsewhere.
+    """
+    path = checkpoint.resolve()
+    run = path.parent.parent
+    if path.parent.name == CHECKPOINTS and (run / CONFIG).is_file():
         return run
+    for run in reversed(runs(parent).values()):
+        for kind in ("last", "best"):
+            named = indexed(run, kind)
+            if named is not None and named.resolve() == path:
+                return run
     return None
+
+
+def checkpoint_of(run: Path, kind: str) -> Path | None:
+    """Return the last or the best checkpoint of a run, in its folder or where its index says. None if there is none.
+
+    Args:
+        run: Folder of the run.
+        kind: `last` or `best`.
+    """
+    own = newest_first(run, f"{kind}*.ckpt")
+    return own[0] if own else indexed(run, kind)
 
 
 def first_round(path: Path) -> int:
@@ -341,27 +385,6 @@ class LastCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
-
-
-def run_folder(trainer: Trainer, dirpath: str | Path | None) -> Path | None:
-    """Find the folder of a callback's files: `dirpath`, else the folder of the Trainer's first logger, else None.
-
-    All ranks must call this function, because Lightning broadcasts the logger's folder.
-    """
-    if dirpath is not None:
-        return Path(dirpath)
-    folder = trainer.log_dir
-    if not trainer.loggers or folder is None:
-        return None
-    logger = trainer.loggers[0]
-    if getattr(logger, "log_dir", None) is not None:
-        return Path(folder)
-    # All runs of such a logger share its folder.
-    path = Path(folder)
-    for part in (logger.name, logger.version):
-        if part is not None:
-            path /= str(part)
-    return path
 
 
 def disk_error(error: OSError, folder: Path) -> str:

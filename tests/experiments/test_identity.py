@@ -1,19 +1,12 @@
 """What makes two runs one: more rounds and another place continue a run, anything that changes a number does not."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from fl_lightning.experiments.cells import (
-    Cells,
-    Request,
-    cell_name,
-    identity_of_name,
-    located,
-    started,
-    with_fewer_rounds,
-)
+from fl_lightning.experiments.cells import Cells, Request, located, prepare, started, with_fewer_rounds
 from fl_lightning.experiments.experiment import Experiment, Runs
+from fl_lightning.experiments.naming import cell_name
 
 BASE = ["experiment/digits_fedntd"]
 
@@ -30,9 +23,8 @@ def cell(settings=None, experiment=None, **request):
     [
         {"trainer.max_epochs": 99},
         {"trainer.max_epochs": -1, "trainer.max_steps": 9},
-        {"model.threads": 2},
-        {"model.chunk": 3},
-        {"trainer.accelerator": "auto", "trainer.enable_progress_bar": False},
+        {"trainer.enable_progress_bar": False, "trainer.log_every_n_steps": 5},
+        {"trainer.logger": True, "trainer.default_root_dir": "elsewhere"},
         {"data.source": {"class_path": "MNIST", "init_args": {"root": "elsewhere", "download": True}}},
     ],
     ids=str,
@@ -55,6 +47,10 @@ def test_where_and_how_long_a_run_runs_is_not_what_it_is(settings):
         {"data.val_fraction": 0.2},
         {"data.seed": 3},
         {"best.monitor": "global/loss"},
+        {"model.threads": 2},
+        {"model.chunk": 3},
+        {"trainer.devices": 2},
+        {"data.eval_batch_size": 7},
     ],
     ids=str,
 )
@@ -93,9 +89,9 @@ def test_equal_runs_of_several_names_are_made_once_and_found_again(tmp_path):
     first, second = located(Cells(Experiment(BASE, rows), Request()).all(), tmp_path)
     assert (first.method, second.method) == ("first", "second")
     assert first.name == second.name
-    (tmp_path / "cells").mkdir()
-    (tmp_path / f"cells/older-{identity_of_name(first.name)}.yaml").touch()
-    assert {each.name for each in located([first, second], Path(tmp_path))} == {f"older-{identity_of_name(first.name)}"}
+    older = replace(first, name="older-seed0-12345678")
+    prepare(older, tmp_path)
+    assert {each.name for each in located([first, second], tmp_path)} == {older.name}
 
 
 def test_a_setting_of_a_case_is_left_out_where_a_method_does_not_know_it():
@@ -150,11 +146,15 @@ def test_rows_and_columns_have_names_of_their_own(rows, cases, sentence):
         Experiment(BASE, rows, cases)
 
 
-def test_folders_of_images_are_told_apart_by_their_names():
+def test_folders_of_images_are_told_apart_by_their_files(tmp_path):
     def name(root):
-        return cell({"data.source": {"class_path": "ImageFolder", "init_args": {"root": root}}}).name
+        return cell({"data.source": {"class_path": "ImageFolder", "init_args": {"root": str(root)}}}).name
 
-    assert name("a/cinic") == name("b/cinic") != name("a/mine")
+    for folder, text in (("first", "cat"), ("copied", "cat"), ("other", "a dog")):
+        (tmp_path / folder / "train").mkdir(parents=True)
+        (tmp_path / folder / "train/1.png").write_text(text)
+    assert name(tmp_path / "first") == name(tmp_path / "copied") != name(tmp_path / "other")
+    assert name(tmp_path / "missing") != name(tmp_path / "gone")
 
 
 def test_a_share_of_rounds_needs_their_number():

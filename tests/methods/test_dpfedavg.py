@@ -311,18 +311,59 @@ def test_a_run_is_not_continued_with_other_terms(tmp_path, changed, data, says):
         trainer(3).fit(loop, datamodule=poisson(**data), ckpt_path=path)
 
 
-def test_a_longer_run_accounts_on_with_the_noise_that_the_planned_rounds_needed(tmp_path, caplog):
-    budget = {"noise_multiplier": None, "target_epsilon": 3.0}
-    first = rule(**budget)
+BUDGET = {"noise_multiplier": None, "target_epsilon": 3.0}
+
+
+def test_a_run_that_has_planned_its_noise_is_not_continued_with_more_rounds(tmp_path):
+    # The noise keeps the budget over the planned rounds: a longer run is another one, with more noise from the start.
+    first = rule(**BUDGET)
     run = trainer(3)
     run.fit(FederatedLoop(client(), aggregator=first, seed=3), datamodule=poisson())
-    run.save_checkpoint(path := tmp_path / "last.ckpt")
+    path = tmp_path / "last.ckpt"
+    run.save_checkpoint(path)
     assert 2.99 < first.spent(3) <= 3.0 < first.spent(4)
-    again = rule(**budget)
+    loop = FederatedLoop(client(), aggregator=rule(**BUDGET), seed=3)
+    with pytest.raises(ValueError, match=r"planned_rounds was 3, is 6 .* by model\.planned_rounds"):
+        trainer(6).fit(loop, datamodule=poisson(), ckpt_path=path)
+    again = rule(**BUDGET)
+    loop = FederatedLoop(client(), aggregator=again, seed=3)
+    loop.identity.allow(["planned_rounds"])
     run = trainer(6)
-    run.fit(FederatedLoop(client(), aggregator=again, seed=3), datamodule=poisson(), ckpt_path=path)
+    run.fit(loop, datamodule=poisson(), ckpt_path=path)
     assert again.ledger == first.ledger
     assert run.global_step == 3, "the budget is spent"
+
+
+@pytest.mark.parametrize("parts", [(2, 8), (5, 8), (2, 3, 8)], ids=str)
+def test_a_run_that_names_its_planned_rounds_has_the_bits_of_the_whole_run_in_any_parts(tmp_path, parts):
+    whole = FederatedLoop(client(), aggregator=rule(**BUDGET), seed=3)
+    trainer(8).fit(whole, datamodule=poisson())
+    path = None
+    for end in parts:
+        loop = FederatedLoop(client(), aggregator=rule(**BUDGET), seed=3, planned_rounds=8)
+        run = trainer(end)
+        run.fit(loop, datamodule=poisson(), ckpt_path=path)
+        path = tmp_path / f"{end}.ckpt"
+        run.save_checkpoint(path)
+    assert loop.aggregator.ledger == whole.aggregator.ledger
+    for name, value in whole.state_dict().items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(loop.state_dict()[name])), name
+
+
+def test_a_plan_of_fewer_rounds_than_the_trainer_has_is_refused():
+    loop = FederatedLoop(client(), aggregator=rule(**BUDGET), seed=3, planned_rounds=2)
+    with pytest.raises(ValueError, match=r"model\.planned_rounds must be at least .* Trainer \(8\), got 2"):
+        trainer(8).fit(loop, datamodule=poisson())
+
+
+def test_a_run_that_has_not_read_the_planned_rounds_is_continued_with_more(tmp_path):
+    run = trainer(2)
+    run.fit(FederatedLoop(client(), aggregator=rule(), seed=3), datamodule=poisson())
+    path = tmp_path / "last.ckpt"
+    run.save_checkpoint(path)
+    run = trainer(4)
+    run.fit(FederatedLoop(client(), aggregator=rule(), seed=3), datamodule=poisson(), ckpt_path=path)
+    assert run.global_step == 4
 
 
 def test_a_run_ends_at_its_budget_with_one_sentence(caplog):

@@ -88,7 +88,8 @@ def test_data_are_compared_within_a_seed_and_training_settings_are_no_data(tmp_p
     other = settings("FedNTD", 0, **NTD)
     other["data"] |= {"num_clients": 5, "participation": 0.5}
     write_run(tmp_path / "3", [0.1], other)
-    assert [str(one) for one in data_differences(groups_of(tmp_path))] == ["data.num_clients was 2, is 5"]
+    named = [str(one) for one in data_differences(groups_of(tmp_path))]
+    assert named == ["data.num_clients was 2, is 5", "data.participation was unset, is 0.5"]
 
 
 def test_a_partition_is_read_as_it_was_written(tmp_path):

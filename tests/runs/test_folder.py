@@ -1,5 +1,6 @@
 """Which folder a run gets, and which checkpoint a user means."""
 
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from fl_lightning.federation.recorder import Recorder
+from fl_lightning.runs.checkpoints import INDEX
 from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of, take
 from fl_lightning.utils.files import lock_path
 
@@ -177,9 +179,13 @@ def test_a_file_is_taken_as_it_is(tmp_path):
 
 def test_a_checkpoint_belongs_to_the_run_around_it(tmp_path):
     path = checkpoint(tmp_path / "a" / "3")
-    assert run_of(path) == (tmp_path / "a" / "3").resolve()
-    (tmp_path / "loose.ckpt").touch()
-    assert run_of(tmp_path / "loose.ckpt") is None
+    parent = tmp_path / "a"
+    assert run_of(path, parent) == (parent / "3").resolve()
+    loose = tmp_path / "loose.ckpt"
+    loose.touch()
+    assert run_of(loose, parent) is None
+    (parent / "3" / INDEX).write_text(json.dumps({"last": str(loose)}))
+    assert run_of(loose, parent) == parent / "3"
 
 
 @pytest.mark.parametrize(("pending_round", "first"), [(None, 3), (2, 2)])

@@ -1,0 +1,108 @@
+"""Digests of the source of a user's classes, which tell that the code of a run has changed since it was begun."""
+
+import hashlib
+import inspect
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pytorch_lightning.utilities import rank_zero_info
+
+PACKAGE = "fl_lightning"
+
+KNOWN: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
+"""Digests by class or function, because finding a source takes milliseconds."""
+
+
+def digests_of_code(kinds: Iterable[Any]) -> dict[str, str]:
+    """Return digests of the source of the user's classes and functions, by name.
+
+    Args:
+        kinds: Classes and functions. Those of this package and of installed packages are left out.
+    """
+    digests = {}
+    for kind in kinds:
+        if is_of_user(kind):
+            digest = digest_of_code(kind)
+            if digest:
+                digests[f"{kind.__module__}.{kind.__qualname__}"] = digest
+    return digests
+
+
+def digest_of_code(kind: Any) -> str:
+    """Return a digest of the source of a class and of the user's classes that it derives from, or "" without a source.
+
+    Args:
+        kind: The class, or a function.
+    """
+    if kind not in KNOWN:
+        parts = [part for part in getattr(kind, "__mro__", (kind,)) if is_of_user(part)]
+        digest = hashlib.sha256()
+        has_source = False
+        for part in parts:
+            # A class that was typed at a prompt has no file.
+            with suppress(OSError, TypeError):
+                digest.update(inspect.getsource(part).encode())
+                has_source = True
+        KNOWN[kind] = digest.hexdigest()[:12] if has_source else ""
+    return KNOWN[kind]
+
+
+def is_of_user(kind: Any) -> bool:
+    """Return True for a class or function of a file that is neither of this package nor of an installed one."""
+    if not (inspect.isclass(kind) or inspect.isfunction(kind)):
+        return False
+    if kind.__module__.partition(".")[0] == PACKAGE:
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not is_installed(file)
+
+
+@cache
+def is_installed(file: str) -> bool:
+    """Return True for a file of Python or of an installed package."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = {Path(sysconfig.get_path(name)).resolve() for name in names}
+    path = Path(file).resolve()
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def loaded_kind(name: str) -> Any:
+    """Return the class or function of a dotted name, or None if no loaded module has it. Nothing is imported."""
+    module, _, attributes = name.rpartition(".")
+    while module:
+        if module in sys.modules:
+            kind: Any = sys.modules[module]
+            for attribute in attributes.split("."):
+                kind = getattr(kind, attribute, None)
+            return kind
+        module, _, last = module.rpartition(".")
+        attributes = f"{last}.{attributes}"
+    return None
+
+
+def changed_code(was: Mapping[str, str], now: Mapping[str, str] | None = None) -> list[str]:
+    """Return the names of the classes and functions whose source has changed.
+
+    Args:
+        was: Digests by name when the run was begun.
+        now: Digests by name today. None means that the loaded modules tell.
+    """
+    if now is None:
+        now = digests_of_code(kind for kind in map(loaded_kind, was) if kind is not None)
+    return [name for name, digest in was.items() if name in now and now[name] != digest]
+
+
+def tell_changed_code(was: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Name in one line the classes and functions whose source has changed since the run was begun."""
+    changed = changed_code(was, now)
+    if changed:
+        rank_zero_info(
+            f"{', '.join(changed)}: the source has changed since the run was begun, so that its rounds are of two "
+            f"programs; start a new run without --ckpt_path to have all rounds of this one"
+        )

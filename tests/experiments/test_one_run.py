@@ -1,0 +1,259 @@
+"""Two cells are one run only if every setting is equal, and a stored run stays what it is."""
+
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from fl_lightning.experiments import results
+from fl_lightning.experiments.cells import Cell, CellFiles, Cells, Request, located
+from fl_lightning.experiments.experiment import Experiment, Runs
+from fl_lightning.experiments.naming import StoredCells, cell_name, settings_of
+from tests.commands import refusal, say, working_in
+from tests.experiments.test_compare import BASE
+from tests.runs.test_same_run import OWN
+
+USERS = """
+trainer: {max_epochs: 2, accelerator: cpu}
+model: {client: {class_path: own.Mine}}
+data: {source: {class_path: own.Data, init_args: {data_dir: a}}, num_clients: 2}
+"""
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch):
+    """A working directory with the base of a grid, a user's module and two folders of samples."""
+    (tmp_path / "base.yaml").write_text(BASE, encoding="utf-8")
+    (tmp_path / "users.yaml").write_text(USERS, encoding="utf-8")
+    generator = np.random.default_rng(0)
+    for name, factor in (("a", 1.0), ("bbb", 10.0)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "x.npy", generator.normal(size=(24, 4)).astype(np.float32) * factor)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with working_in(tmp_path, OWN):
+        yield tmp_path
+
+
+@pytest.fixture
+def here(base, cells_here, monkeypatch, without_pictures):
+    """The same, where cells run in this process; their names, as they are begun."""
+    monkeypatch.setattr(results, "write_report", lambda groups, folder, **_: folder / "report.html")
+    return cells_here
+
+
+def compare(words):
+    said = say(f"compare {words} --output out")
+    assert said.code == 0, said.err
+    return said
+
+
+def cells_of(*settings, method="FedAvg", base="base.yaml"):
+    rows = [Runs([method], settings=dict(given), label=str(index)) for index, given in enumerate(settings)]
+    return located(Cells(Experiment([base], rows), Request(seeds=[0])).all(), Path("out"))
+
+
+# --- two cells ---
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.chunk",
+        "model.threads",
+        "trainer.devices",
+        "data.eval_batch_size",
+        "trainer.accelerator",
+        "model.client.mu",
+    ],
+)
+def test_a_setting_that_differs_makes_two_runs(base, name):
+    method = "FedProx" if name.endswith("mu") else "FedAvg"
+    values = {"trainer.accelerator": ("cpu", "auto"), "model.client.mu": (0.1, 0.2)}.get(name, (1, 2))
+    first, second = cells_of({name: values[0]}, {name: values[1]}, method=method)
+    assert first.name != second.name
+
+
+def test_a_path_of_a_users_class_makes_two_runs(here):
+    compare("-c users.yaml --methods own.Mine --seeds 0 --metrics val/loss --set data.source.data_dir=a,bbb")
+    rows = (Path("out") / "results.md").read_text()
+    assert len(here) == 2, "one run for each folder of samples"
+    assert "data_dir=a" in rows
+    assert "data_dir=bbb" in rows
+    values = set()
+    for path in Path("out/runs").rglob("metrics.csv"):
+        values.add(path.read_text().splitlines()[-1])
+    assert len(values) == 2
+
+
+@pytest.mark.parametrize("source", ["FEMNIST", "Shakespeare", "ImageFolder", "CelebA"])
+def test_a_place_makes_two_runs_unless_the_files_are_the_same(base, source):
+    for name, text in (("one/leaf", "x"), ("two/leaf", "x"), ("other/leaf", "xyz")):
+        (base / name / "train").mkdir(parents=True)
+        (base / name / "train" / "all.json").write_text(text)
+
+    def settings(root):
+        return {"data.source": {"class_path": source, "init_args": {"root": str(root)}}}
+
+    roots = ["one/leaf", "two/leaf", "other/leaf", "missing/leaf", "gone/leaf"]
+    one, two, other, missing, gone = cells_of(*map(settings, roots))
+    assert one.name == two.name
+    assert len({one.name, other.name, missing.name, gone.name}) == 4
+
+
+def test_a_published_data_set_is_the_same_wherever_it_lies(base):
+    def settings(root):
+        return {"data.source": {"class_path": "MNIST", "init_args": {"root": root, "download": root == "a"}}}
+
+    first, second = cells_of(settings("a"), settings("b"))
+    assert first.name == second.name
+
+
+def test_equal_cells_are_one_run(base):
+    first, second = cells_of({}, {"trainer.max_epochs": 9})
+    assert first.name == second.name, "more rounds continue a run"
+
+
+# --- stored cells ---
+
+
+def store(cell: Cell, name: str, config=None, folder=Path("out")):
+    path = folder / "cells" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(dict(config or cell.config)))
+
+
+def test_a_stored_run_is_found_by_its_settings_whatever_its_name(base):
+    (cell,) = cells_of({})
+    store(cell, "anything-seed0-00000000")
+    assert cells_of({})[0].name == "anything-seed0-00000000"
+    assert cells_of({"model.local_epochs": 2})[0].name != "anything-seed0-00000000"
+
+
+def test_a_stored_run_that_lacks_a_setting_is_the_one_with_its_default(base):
+    (cell,) = cells_of({})
+    config = json.loads(json.dumps(cell.config))
+    del config["model"]["codec"]
+    del config["data"]["feature_shift"]
+    del config["model"]["client"]["init_args"]["net"]["init_args"]
+    store(cell, "older-seed0-00000000", config)
+    assert cells_of({})[0].name != "older-seed0-00000000", "hidden is no default"
+    config["model"]["client"]["init_args"]["net"]["init_args"] = {"hidden": [8]}
+    store(cell, "older-seed0-00000000", config)
+    assert cells_of({})[0].name == "older-seed0-00000000"
+    assert cells_of({"data.local_work": 0.5})[0].name != "older-seed0-00000000"
+
+
+def test_a_name_that_another_run_has_is_not_taken(base):
+    (cell,) = cells_of({})
+    other = {**cell.config, "model": {**cell.config["model"], "local_epochs": 7}}
+    store(cell, cell.name, other)
+    (now,) = cells_of({})
+    assert now.name != cell.name
+    assert now.name.startswith("0-seed0-")
+    store(now, now.name)
+    assert cells_of({})[0].name == now.name, "the same every time"
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "model: [", "model: {}", "\0"])
+def test_a_stored_file_that_is_none_is_no_run(base, content):
+    (cell,) = cells_of({})
+    store(cell, cell.name)
+    (Path("out/cells") / f"{cell.name}.yaml").write_text(content)
+    (Path("out/cells") / "junk-seed0-00000000.yaml").write_text(content)
+    assert cells_of({})[0].name not in (cell.name, "junk-seed0-00000000")
+
+
+def test_the_name_tells_every_setting_that_distinguishes(base):
+    (cell,) = cells_of({})
+    assert cell_name("0", 0, cell.config) == cell.name
+    for part, name, value in (("model", "threads", 3), ("data", "seed", 9), ("trainer", "precision", "bf16-mixed")):
+        config = {**cell.config, part: {**cell.config[part], name: value}}
+        assert cell_name("0", 0, config) != cell.name
+    for part, name, value in (("trainer", "max_epochs", 3), ("trainer", "logger", True)):
+        config = {**cell.config, part: {**cell.config[part], name: value}}
+        assert cell_name("0", 0, config) == cell.name
+
+
+def test_cells_that_begin_with_other_weights_are_told_apart(base):
+    (cell,) = cells_of({})
+    stored = StoredCells(Path("out"))
+    names = set()
+    for start in ("", "seed0-1a {'max_epochs': 3}", "seed0-1a {'max_epochs': 4}"):
+        name = cell_name("0", 0, cell.config, start)
+        names.add(stored.name_of(name, settings_of(cell.config, start)))
+    assert len(names) == 3
+
+
+# --- runs that are done ---
+
+
+def test_a_done_run_of_code_that_has_changed_is_named_in_one_line(here, base):
+    words = "-c users.yaml --methods own.Mine --seeds 0 --metrics val/loss"
+    assert "the source has changed" not in compare(words).out
+    (base / "own.py").write_text(OWN.replace("return SCALE *", "return None  #"))
+    sys.modules.pop("own")
+    importlib.invalidate_caches()
+    said = compare(words)
+    lines = [line for line in said.out.splitlines() if "own.Mine" in line and "the source has changed" in line]
+    assert len(lines) == 1, said.out
+    assert here == ["Mine-seed0"], "nothing is run again"
+
+
+def test_more_rounds_with_checkpoints_elsewhere_delete_no_row(here, base):
+    elsewhere = '--trainer.callbacks+ "{class_path: ModelCheckpoint, init_args: {dirpath: kept, save_last: true}}"'
+    words = f"-c users.yaml --methods own.Mine --seeds 0 --metrics val/loss {elsewhere} --trainer.max_epochs"
+    compare(f"{words} 2")
+    (run,) = Path("out/runs").glob("*/0*")
+    first = (run / "metrics.csv").read_text().splitlines()
+    assert not (run / "checkpoints" / "last.ckpt").exists()
+    compare(f"{words} 4")
+    (again,) = Path("out/runs").glob("*/*")
+    assert again == run
+    assert (run / "metrics.csv").read_text().splitlines()[: len(first)] == first
+    # Checkpoints that are gone: the rows stay, and a new run begins beside them.
+    shutil.rmtree("kept")
+    compare(f"{words} 6")
+    assert len((run / "metrics.csv").read_text().splitlines()) == 5
+    assert len(list(run.parent.iterdir())) == 2
+
+
+def test_last_of_a_cells_file_is_that_of_the_experiment(here, base):
+    compare("-c users.yaml --methods own.Mine --seeds 0 --metrics val/loss")
+    (file,) = Path("out/cells").glob("*.yaml")
+    said = say(f"fit -c {file} --ckpt_path last --trainer.max_epochs 3 --plots.format none")
+    assert said.code == 0, said.err
+    files = CellFiles(Path("out"), file.stem)
+    assert files.rounds == 3
+    assert not Path("runs").exists()
+    assert say(f"fit -c {file} --trainer.max_epochs 1 --plots.format none").code == 0
+    assert files.rounds == 3, "a new run is none of the experiment's"
+    assert Path("runs").exists()
+
+
+# --- the same data ---
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("data: {feature_shift: {noise: 0.5}}", "data.feature_shift.noise"),
+        ("data: {partition: {init_args: {alpha: 0.9}}}", "data.partition.alpha"),
+        ("data: {participation: 1.0}", "data.participation"),
+    ],
+)
+def test_a_method_that_sets_other_data_is_refused(here, base, lines, name):
+    (base / "other.yaml").write_text(lines)
+    said = refusal("compare -c base.yaml --methods FedAvg FedAvg+other.yaml --seeds 0 --output out", 1)
+    assert f"but {name} is " in said, said
+
+
+def test_a_method_that_names_what_stood_already_has_the_same_data(base):
+    from fl_lightning.experiments.compare import check_same_data
+
+    first, second = cells_of({"data.sampling_seed": None}, {"data.sampling_seed": 0})
+    check_same_data([first, second])

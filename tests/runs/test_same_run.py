@@ -1,0 +1,247 @@
+"""Whether a continued run is the same run: its settings, samples and code, its folder, its seed, its checkpoints."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning import Trainer, seed_everything
+from pytorch_lightning.callbacks import Callback
+from torch.utils.data import TensorDataset
+
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.runs.checkpoints import INDEX, indexed
+from tests.commands import EXPERIMENT, refusal, say, working_in
+
+FIT = (
+    f"fit {EXPERIMENT} --model.local_epochs 1 --model.max_local_steps 1 --data.num_clients 4 "
+    f"--data.partition.min_samples 1 --plots.format none --trainer.enable_progress_bar false"
+)
+
+OWN = '''
+"""A user's project: a module with a group of settings, and a data module that reads a file."""
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Mine(pl.LightningModule):
+    def __init__(self, config: dict | None = None, notes: str = "none"):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(4, 2)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return SCALE * nn.functional.cross_entropy(self.layer(x), y)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val/loss", nn.functional.cross_entropy(self.layer(x), y))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Data(pl.LightningDataModule):
+    def __init__(self, data_dir: str = "a"):
+        super().__init__()
+        self.data_dir = data_dir
+
+    def setup(self, stage):
+        x = torch.from_numpy(np.load(Path(self.data_dir) / "x.npy"))
+        self.set = TensorDataset(x, (torch.arange(len(x)) % 2))
+
+    def train_dataloader(self):
+        return DataLoader(self.set, batch_size=4, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.set, batch_size=4)
+
+
+SCALE = 1.0
+'''
+MINE = (
+    "fit --model.client own.Mine --data.source own.Data --data.num_clients 2 --trainer.accelerator cpu "
+    "--plots.format none --trainer.enable_progress_bar false --trainer.max_epochs"
+)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, without_pictures):
+    """A user's project with two folders of samples, as a working directory."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    for name, factor in (("a", 1.0), ("b", 10.0)):
+        (tmp_path / name).mkdir()
+        samples = generator.normal(size=(24, 4)).astype(np.float32)
+        np.save(tmp_path / name / "x.npy", samples * factor)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with working_in(tmp_path, OWN):
+        yield tmp_path
+
+
+def fit(words, rounds=1):
+    said = say(f"{MINE} {rounds} {words}")
+    assert said.code == 0, said.err
+    return said
+
+
+@pytest.mark.parametrize(
+    ("begun", "continued", "name"),
+    [
+        ('--model.client.config "{a: 1}"', '--model.client.config "{a: 1, l2: 9.0}"', "config.l2 was unset, is 9.0"),
+        ('--model.client.config "{a: 1, l2: 9.0}"', '--model.client.config "{a: 1}"', "config.l2 was 9.0, is unset"),
+        ("", "--model.client.notes other", "notes was none, is other"),
+        ("--data.source.data_dir a", "--data.source.data_dir b", "data.source.data_dir was a, is b"),
+        ("", "--data.sampling_seed 3", "data.sampling_seed was 0, is 3"),
+    ],
+)
+def test_every_setting_is_compared(project, begun, continued, name):
+    fit(begun)
+    said = refusal(f"{MINE} 2 {continued} --ckpt_path last", 1)
+    assert name in said, said
+
+
+def test_a_seed_that_is_named_is_the_one_that_stood_for_it(project):
+    fit("")
+    fit("--data.sampling_seed 0 --model.seed 0 --ckpt_path last", 2)
+
+
+@pytest.mark.parametrize("factor", [10.0, 1.001])
+def test_samples_that_changed_are_refused(project, factor):
+    import numpy as np
+
+    fit("")
+    path = project / "a" / "x.npy"
+    np.save(path, np.load(path) * np.float32(factor))
+    assert "data.inputs was " in refusal(f"{MINE} 2 --ckpt_path last", 1)
+    fit("--ckpt_path last --allow_changes data.inputs", 2)
+
+
+def told(caplog):
+    """The lines that name changed code."""
+    return [record.getMessage() for record in caplog.records if "the source has changed" in record.getMessage()]
+
+
+def test_code_that_changed_is_named_in_one_line(project, caplog):
+    caplog.set_level("INFO")
+    fit("")
+    changed = OWN.replace("return SCALE *", "return 2 * SCALE *")
+    (project / "own.py").write_text(changed)
+    sys.modules.pop("own")
+    importlib.invalidate_caches()
+    fit("--ckpt_path last", 2)
+    (line,) = told(caplog)
+    assert line.startswith("own.Mine: ")
+    caplog.clear()
+    fit("--ckpt_path last", 3)
+    assert told(caplog) == [], "the run has this code now"
+
+
+# --- last ---
+
+
+def test_two_runs_with_other_initial_weights_have_two_lasts(project, caplog):
+    caplog.set_level("INFO")
+    for name in ("one", "two"):
+        torch.save({"layer.weight": torch.randn(2, 4), "layer.bias": torch.zeros(2)}, project / f"{name}.pt")
+        fit(f"--model.initial_weights {name}.pt")
+    caplog.clear()
+    fit("--model.initial_weights one.pt --ckpt_path last", 2)
+    assert "initial_weights=one.pt, continued from round 1" in caplog.text
+    (last,) = Path("runs/fit").glob("1-*/checkpoints/last.ckpt")
+    assert "model.initial_weights was two.pt, is None" in refusal(f"{MINE} 2 --ckpt_path {last}", 1)
+
+
+SAVED_ELSEWHERE = (
+    "--trainer.callbacks ModelCheckpoint --trainer.callbacks.dirpath elsewhere --trainer.callbacks.save_last true "
+    "--trainer.callbacks.monitor val/loss"
+)
+
+
+def test_checkpoints_in_a_folder_of_the_user_are_found(project):
+    fit(SAVED_ELSEWHERE)
+    (run,) = Path("runs/fit").iterdir()
+    assert indexed(run, "last").name == "last.ckpt"
+    assert indexed(run, "best").parent.name == "elsewhere"
+    fit(f"{SAVED_ELSEWHERE} --ckpt_path last", 3)
+    assert len((run / "metrics.csv").read_text().splitlines()) == 4
+    (other,) = Path("runs/fit").iterdir()
+    assert other == run
+    assert say(f"validate {MINE.removeprefix('fit ')} 3 --ckpt_path best".replace("--plots.format none", "")).code == 0
+
+
+def test_a_run_whose_folder_has_its_checkpoints_needs_no_index(project):
+    fit("")
+    assert not list(Path("runs").rglob(INDEX))
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"last": 3}', '{"last": "gone.ckpt"}', "\0"])
+def test_an_index_that_cannot_be_read_names_nothing(tmp_path, content):
+    (tmp_path / INDEX).write_text(content)
+    assert indexed(tmp_path, "last") is None
+
+
+# --- the folder ---
+
+
+@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
+def test_all_files_of_a_run_lie_in_its_folder_whatever_logs_it(project, logger):
+    words = f"--trainer.logger {logger} --trainer.logger.save_dir logs --trainer.callbacks ClientTable"
+    said = say(f"{FIT} --trainer.max_epochs 1 --model.evaluate_clients_every 1 {words}")
+    assert said.code == 0, said.err
+    (run,) = Path("runs/digits_fedntd").iterdir()
+    assert {"clients.csv", "metrics.csv", "partition.csv"} <= {path.name for path in run.iterdir()}
+    logged = [path.name for path in Path("logs").rglob("*.csv")]
+    assert set(logged) <= {"metrics.csv"}, "what the user's own logger writes"
+
+
+# --- the seed ---
+
+
+class Reseeds(Callback):
+    """Sets another seed when the fit begins."""
+
+    def on_fit_start(self, trainer, pl_module):
+        seed_everything(5)
+
+
+def test_the_seed_is_read_once_when_the_run_begins(tmp_path, monkeypatch):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    x = torch.rand(20, 64)
+    dataset = TensorDataset(x, torch.arange(20) % 2)
+    weights = []
+    for callbacks in ([], [Reseeds()]):
+        monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+        data = FederatedDataModule.from_datasets(dataset, dataset, num_clients=2, num_classes=2)
+        loop = FederatedLoop(net_client())
+        trainer = Trainer(
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            accelerator="cpu",
+            callbacks=callbacks,
+        )
+        trainer.fit(loop, datamodule=data)
+        weights.append(torch.cat([value.flatten() for value in loop.client.state_dict().values()]))
+        assert loop.parts.seed == 0
+        assert loop.identity.objects["model.seed"] == 0
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    assert torch.equal(*weights)
+
+
+def net_client():
+    from functools import partial
+
+    from fl_lightning.methods import FedAvg
+    from fl_lightning.nets import Perceptron
+
+    return FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=partial(torch.optim.SGD, lr=0.1))
