@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities import rank_zero_warn
 
 from fl_lightning.cli.classes import find_object, same_name
 from fl_lightning.cli.yaml_keys import LOADER
@@ -166,7 +167,7 @@ def arguments_of(node: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """Settings of a wrapper, without the client in it.
+    """Holds the settings of a wrapper, without the client in it.
 
     Attributes:
         path: Its `class_path`.
@@ -198,7 +199,7 @@ class Wrapper:
 
 @dataclass(frozen=True)
 class Layers:
-    """Settings of a client, taken apart.
+    """Holds the settings of a client, taken apart.
 
     Attributes:
         wrappers: The wrappers, the outermost first.
@@ -260,7 +261,7 @@ def places(few: Sequence[Kind], many: Sequence[Kind]) -> list[int] | None:
 
 @dataclass(frozen=True)
 class Kept:
-    """What of a configuration no later file and no option may drop.
+    """Holds the settings of a configuration that no later file and no option may drop.
 
     Attributes:
         layers: The client and its wrappers.
@@ -542,7 +543,12 @@ def check_kept(before: Kept, after: Kept, source: str, options: bool = False) ->
     if is_private(before.aggregator) and not is_private(after.aggregator):
         ours = before.aggregator.__name__
         theirs = getattr(after.aggregator, "__name__", "none")
-        raise ValueError(lost_sentence(AGGREGATOR, ours, got=theirs, source=source, remedy=NO_PRIVACY))
+        if not options:
+            raise ValueError(lost_sentence(AGGREGATOR, ours, got=theirs, source=source, remedy=NO_PRIVACY))
+        # An option that names the rule itself asks for another one, such as the run without privacy of a comparison.
+        rank_zero_warn(
+            f"{AGGREGATOR} is {theirs} by an option, in place of {ours}: the run makes no guarantee of privacy"
+        )
 
 
 def lost_sentence(option: str, lost: str, *, got: str, source: str, remedy: str) -> str:

@@ -318,17 +318,21 @@ def test_another_rule_does_not_take_the_place_of_a_private_one(path, parser, cap
 
 
 def test_options_do_not_drop_privacy(parser, tmp_path, capsys):
-    private = str(CONFIGS / "method/dpfedavg.yaml")
     hidden = written(tmp_path, "hidden", {"class_path": f"{HERE}.Hidden"})
     for words in (
-        [private, "--model.aggregator", "MedianAggregator"],
-        [private, "--model.aggregator", "null"],
         [hidden, "--model.client", "FedProx"],
         [hidden, "-c", str(CONFIGS / "method/fedprox.yaml")],
     ):
         with pytest.raises(SystemExit):
             parser.parse_args(["-c", *words])
         assert "must keep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rule", ["MedianAggregator", "null"])
+def test_an_option_that_replaces_a_private_rule_says_so(rule, parser):
+    """A comparison has a run without privacy (docs/privacy.yaml)."""
+    with pytest.warns(UserWarning, match=r"model\.aggregator is .* in place of DPFedAvg: the run makes no guarantee"):
+        parser.parse_args(["-c", str(CONFIGS / "method/dpfedavg.yaml"), "--model.aggregator", rule])
 
 
 def test_compare_keeps_the_wrapper_of_the_base(tmp_path):
