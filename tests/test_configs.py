@@ -3,7 +3,7 @@
 import inspect
 import random
 import re
-from itertools import cycle
+from itertools import combinations, cycle, permutations
 
 import pytest
 import yaml
@@ -14,10 +14,18 @@ from fl_lightning.cli.configs import small_experiment
 from fl_lightning.cli.main import FederatedCLI
 from tests.commands import CONFIGS
 
-FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.parent.name != "figure")
-"""Configurations of `fit`; tests/cli/test_figure.py has the figures."""
+FILES = sorted(CONFIGS.rglob("*.yaml"))
+FOLDERS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir())
+WHOLE = {
+    "experiment": "Each of its files is a whole run, over which others are given.",
+    "papers": "Its files are of `reproduce`, and no configurations of a fit.",
+}
+"""Folders whose files are no parts that are put together, and why."""
 
-KINDS = {kind: sorted((CONFIGS / kind).glob("*.yaml")) for kind in ("method", "net", "data", "federation", "trainer")}
+KINDS = {kind: sorted((CONFIGS / kind).glob("*.yaml")) for kind in FOLDERS if kind not in WHOLE}
+"""Files by the kind of their settings."""
+
+EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
 METHODS = fl_lightning.methods.__all__
 
 
@@ -78,15 +86,63 @@ def experiment(path):
     return pytest.param(path, id=name_of(path), marks=marks)
 
 
-@pytest.mark.parametrize("path", [experiment(path) for path in FILES if path.parent.name == "experiment"])
+@pytest.mark.parametrize("path", [experiment(path) for path in EXPERIMENTS])
 def test_an_experiment_sets_what_it_says(parse, path):
     assert leaves(load(path)).items() <= leaves(parse([path])).items()
+
+
+def test_every_folder_of_files_is_of_a_kind():
+    """A test over the files of a folder that does not exist tests nothing."""
+    assert set(WHOLE) < set(FOLDERS)
+    assert all(KINDS.values())
+    assert EXPERIMENTS
+    places = {path.relative_to(CONFIGS).parts[0] for path in FILES}
+    assert places == set(FOLDERS)
+
+
+PAIRS = list(combinations(KINDS, 2))
+
+
+@pytest.mark.parametrize("kinds", PAIRS, ids="+".join)
+def test_no_two_kinds_set_the_same_key(kinds):
+    """The order of two files would matter then."""
+    one, other = (keys_by_file(KINDS[kind]) for kind in kinds)
+    both = {
+        ".".join(max(key, same, key=len)): (path.stem, further.stem)
+        for path, keys in one.items()
+        for further, others in other.items()
+        for key in keys
+        for same in others
+        if key[: len(same)] == same[: len(key)]
+    }
+    assert both == {}
+
+
+def keys_by_file(paths) -> dict:
+    return {path: list(leaves(load(path))) for path in paths}
+
+
+@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("kinds", PAIRS, ids="+".join)
+def test_files_of_two_kinds_mean_the_same_in_both_orders(parse, kinds, number):
+    paths = [random.Random(f"{kind}{number}").choice(KINDS[kind]) for kind in kinds]
+    parsed = [parse(order) for order in (paths, paths[::-1])]
+    for config in parsed:
+        config.pop("config")
+    assert leaves(parsed[0]) == leaves(parsed[1])
+
+
+@pytest.mark.parametrize("path", KINDS["federation"], ids=name_of)
+def test_the_optimizer_of_a_method_stays_with_every_federation(parse, path):
+    for order in permutations([CONFIGS / "method/sam.yaml", CONFIGS / "net/perceptron.yaml", path]):
+        assert leaves(load(CONFIGS / "method/sam.yaml")).items() <= leaves(parse(order)).items()
 
 
 def compositions():
     """Each file of each kind at least once, in changing orders, with two others; all kinds are together below."""
     clients = [path for path in KINDS["method"] if client_of(path)]
-    others = [cycle(KINDS[kind]) for kind in KINDS if kind != "method"]
+    largest_first = sorted((KINDS[kind] for kind in KINDS if kind != "method"), key=len, reverse=True)
+    others = [cycle(files) for files in largest_first]
     order = random.Random(0)
     for number, client in enumerate(clients):
         shuffled = [client, next(others[0]), next(others[1]), next(others[2 + number % (len(others) - 2)])]

@@ -65,6 +65,23 @@ def test_links_lead_to_files(path):
         assert (path.parent / target).exists(), target
 
 
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def anchors(path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = HEADING.findall(site.CODE.sub("", path.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_headings(path):
+    text = site.CODE.sub("", path.read_text(encoding="utf-8"))
+    for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", text):
+        page = path.parent / target if target else path
+        assert anchor in anchors(page), f"{target}#{anchor}"
+
+
 def test_links_of_a_page_lead_to_pages():
     text = "[a](docs/a.md#data) [b](CONTRIBUTING.md) [c](https://x.org/a.md) [d](#here) ![e](docs/images/a.png)"
     made = "[a](a.md#data) [b](contributing.md) [c](https://x.org/a.md) [d](#here) ![e](images/a.png)"

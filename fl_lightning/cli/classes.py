@@ -88,19 +88,37 @@ def find_class(path: str) -> type | None:
     Raises:
         Exception: of any kind, by the module that holds it.
     """
-    place: object = None  # a module, then a class in it
+    found = find_object(path)
+    return found if isinstance(found, type) else None
+
+
+def find_object(path: str) -> Any:
+    """Find what an import path names, None where there is no such module, or nothing of that name in it.
+
+    Raises:
+        Exception: of any kind, by the module that holds it.
+
+    >>> find_object("collections.Counter.fromkeys").__name__, find_object("collections.no_such")
+    ('fromkeys', None)
+    """
+    place: object = None
     parts = path.split(".")
-    for k in range(1, len(parts)):
-        name = ".".join(parts[:k])
+    remaining = parts
+    for count in range(1, len(parts)):
+        name = ".".join(parts[:count])
         try:
             place = import_module(name)
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-            break  # the rest are classes, one within the other
-    for part in parts[k:] if place is not None else ():
+            # The rest are classes, one within the other.
+            break
+        remaining = parts[count:]
+    if place is None:
+        return None
+    for part in remaining:
         place = getattr(place, part, None)
-    return place if isinstance(place, type) else None
+    return place
 
 
 def classes_beside(path: str) -> list[str]:

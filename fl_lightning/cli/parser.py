@@ -16,6 +16,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 import fl_lightning
 from fl_lightning.cli.configs import config_name, locate, path_of
 from fl_lightning.cli.errors import PROG, format_error
+from fl_lightning.cli.wrappers import Merge, check_options, files_recorded
 from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.utils.text import printable
 
@@ -74,10 +75,22 @@ class NamedConfigFile(ActionConfigFile):
             # jsonargparse reports a TypeError as an error of the command line.
             raise TypeError(f'Parser key "{self.dest}": {error}') from None
         for part in parts:
-            super().__call__(parser, cfg, part, option_string=option_string)  # type: ignore[no-untyped-call]
+            self._merge(parser, cfg, part=part, is_file=is_file, option_string=option_string)
         if len(parts) > 1:
             # The name that was given, which has no file, names the folder of the run.
             cfg[self.dest][-len(parts) :] = [path_of(config_name(values))]
+
+    def _merge(self, parser: Any, cfg: Any, *, part: str, is_file: bool, option_string: str | None) -> None:
+        """Merge one file, or YAML, into a configuration, whose wrappers of the client stay."""
+        try:
+            merge = Merge(cfg, part, is_file=is_file)
+        except ValueError as error:
+            parser.error(str(error), error)
+        super().__call__(parser, cfg, part, option_string=option_string)  # type: ignore[no-untyped-call]
+        try:
+            merge.finish()
+        except ValueError as error:
+            parser.error(str(error), error)
 
 
 def check_option(value: str, option: str, *, is_file: bool = False, is_yaml: bool = False) -> None:
@@ -163,7 +176,12 @@ class FederatedParser(CommandParser, LightningArgumentParser):
         given = args[0] if args else None
         self.words = list(sys.argv[1:] if given is None else given)
         self._check_words()
-        config = super().parse_args(*args, **kwargs)
+        with files_recorded() as files:
+            config = super().parse_args(*args, **kwargs)
+        try:
+            check_options(files, config)
+        except ValueError as error:
+            self.error(str(error), error)
         move_home(config)
         return config
 

@@ -336,7 +336,7 @@ class FederatedDataModule(Participation):
         if validation and self.holdout_sizes["val"]:
             raise ValueError(
                 f"data.val_fraction must be 0 where the source has validation samples of its own, got "
-                f"{self.holdout_sizes['val']}"
+                f"{self.holdout_sizes['val']}; leave it at 0, in compare with --tune by --val_fraction 0"
             )
         evaluates_test = not validation and not self.holdout_sizes["val"]
         if test is None and evaluates_test:

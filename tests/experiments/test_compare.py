@@ -651,6 +651,25 @@ def test_tuning_chooses_on_the_validation_split_and_never_looks_at_the_test_spli
     assert best in Path("out/results.md").read_text(encoding="utf-8")
 
 
+def test_tuning_chooses_on_the_validation_data_of_a_data_module(base, here):
+    """Without --val_fraction 0 the command is refused, and names the option."""
+    own = yaml.safe_load(BASE)
+    own["data"] = {"source": {"class_path": "tests.user_data.Pairs"}, "num_clients": 3}
+    own["trainer"]["max_epochs"] = 1
+    (base / "base.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
+    command = "compare -c base.yaml --methods FedProx --seeds 0 --tune model.client.mu=0.1,1 --processes 0 --output"
+    sentence = refusal(f"{command} refused", 1)
+    assert "data.val_fraction must be 0 where the source has validation samples of its own" in sentence
+    assert "by --val_fraction 0" in sentence
+    said = say(f"{command} out --val_fraction 0")
+    assert said.code == 0, said
+    for name in ("FedProx-mu=0.1-seed0", "FedProx-mu=1-seed0"):
+        run = read_run(cell_files("out/tuning", name).run)
+        assert run.history.curve("val/acc")
+        assert run.settings["data.val_fraction"] == 0.0
+        assert not run.test
+
+
 @pytest.mark.slow
 def test_with_a_validation_split_the_last_and_the_best_model_are_tested(base, here):
     (base / "base.yaml").write_text(BASE + "  val_fraction: 0.2\n", encoding="utf-8")
