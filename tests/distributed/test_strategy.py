@@ -1,8 +1,11 @@
 """The strategy that starts processes: how each ends, what it leaves for the one that started it, and who speaks."""
 
+import io
 import os
 import pickle
 import signal
+import sys
+from datetime import timedelta
 from pkgutil import resolve_name
 from types import SimpleNamespace
 
@@ -14,7 +17,6 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from fl_lightning.distributed import strategy as strategies
 from fl_lightning.distributed.strategy import (
-    START_METHODS,
     ClientParallelStrategy,
     RemoteTracebackError,
     alive,
@@ -107,6 +109,15 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
+def ignored_meanwhile():
+    """Give SIGTERM its handler back, which a process that was started ignores at its end."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    ignored = signal.signal(signal.SIGTERM, before) is signal.SIG_IGN
+    assert ignored
+
+
+@pytest.fixture
 def mail(tmp_path):
     folder = tmp_path / "mail"
     folder.mkdir()
@@ -128,18 +139,30 @@ def test_a_timeout_must_be_positive(seconds):
         ClientParallelStrategy(process_timeout=seconds)
 
 
-@pytest.mark.parametrize("suffix", START_METHODS)
-def test_every_name_of_the_strategy_starts_processes_by_its_method(suffix):
-    made = StrategyRegistry.get(f"client_parallel{suffix}")
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("client_parallel", "popen"),
+        ("client_parallel_spawn", "spawn"),
+        ("client_parallel_fork", "fork"),
+        ("client_parallel_notebook", "fork"),
+    ],
+)
+def test_every_name_of_the_strategy_starts_processes_by_its_method(name, method):
+    made = StrategyRegistry.get(name)
     assert isinstance(made, ClientParallelStrategy)
-    assert made.starts_all == (START_METHODS[suffix] != "popen")
-    assert StrategyRegistry[f"client_parallel{suffix}"]["init_params"] == {"start_method": START_METHODS[suffix]}
+    assert made.starts_all == (method != "popen")
+    assert StrategyRegistry[name]["init_params"] == {"start_method": method}
+    assert method in StrategyRegistry[name]["description"]
 
 
-def test_one_script_per_process_is_the_default():
+def test_the_defaults_are_one_script_per_process_ten_minutes_and_a_day():
+    """A collective may take longer than a process may be silent: the watch is to end the run, and says why."""
     made = ClientParallelStrategy()
     assert not made.starts_all
     assert made.watch is None
+    assert made.process_timeout == 10 * 60
+    assert made._timeout == timedelta(hours=24)
 
 
 def test_statistics_of_clients_are_not_synchronised():
@@ -147,7 +170,7 @@ def test_statistics_of_clients_are_not_synchronised():
     made._lightning_module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
     made.configure_ddp()
     made._lightning_module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(made._lightning_module)
-    with pytest.raises(ValueError, match=r"got SyncBatchNorm; leave trainer\.sync_batchnorm unset"):
+    with pytest.raises(ValueError, match=r"^processes train .* got SyncBatchNorm; leave trainer\.sync_batchnorm unset"):
         made.configure_ddp()
 
 
@@ -197,6 +220,18 @@ def test_no_folder_of_errors_stays(started):
             launcher.launch(print, error=error)
     assert [mail is None for mail in launcher.mails] == [not made.starts_all] * 3
     assert not [mail for mail in launcher.mails if mail and mail.exists()]
+
+
+def test_a_folder_of_errors_that_is_gone_is_no_error(started):
+    """As if somebody cleans up the temporary files."""
+    made, launcher = started
+
+    def clean_up():
+        if made.starts_all:
+            made._mail.rmdir()
+        return "done"
+
+    assert launcher.launch(clean_up) == "done"
 
 
 def test_an_interrupt_stops_the_processes(started, clock):
@@ -266,20 +301,15 @@ def test_a_rank_raises_the_first_error_of_the_run_and_one_rank_reports_it(first,
     assert handler is signal.SIG_DFL
 
 
+@pytest.mark.usefixtures("ignored_meanwhile")
 @pytest.mark.parametrize("starter", ["there", "gone"])
 @pytest.mark.parametrize("rank", [3, None])
 def test_a_started_process_leaves_the_first_error_and_ends(mail, rank, starter):
     """It ignores SIGTERM, which the starting process sends once one process has ended."""
     watch = None if rank is None else Watched(rank=rank)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as caught:
-            strategy_with(watch)._run_rank(fail, mail=mail, starter=os.getppid() + (starter == "gone"))
-        ignored = signal.getsignal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(SystemExit) as caught:
+        strategy_with(watch)._run_rank(fail, mail=mail, starter=os.getppid() + (starter == "gone"))
     assert caught.value.code == 1
-    assert ignored is signal.SIG_IGN
     if watch is not None:
         ((_, _, handler),) = watch.calls
         assert handler is signal.SIG_IGN
@@ -293,8 +323,18 @@ def test_a_started_process_leaves_the_first_error_and_ends(mail, rank, starter):
 @pytest.fixture
 def environment(monkeypatch):
     """Make a strategy of `world` processes, whose watch is a note of what it was made from."""
-    monkeypatch.setattr(DDPStrategy, "setup_environment", lambda strategy: None)
-    monkeypatch.setattr(strategies, "Watch", lambda *args, **kwargs: (args, kwargs))
+    groups = []
+
+    def set_up(strategy):
+        groups.append(strategy)
+
+    monkeypatch.setattr(DDPStrategy, "setup_environment", set_up)
+
+    def watch(*args, **kwargs):
+        assert len(groups) == 1  # the watch needs the process group
+        return args, kwargs
+
+    monkeypatch.setattr(strategies, "Watch", watch)
 
     def make(world, **settings):
         made = ClientParallelStrategy(process_timeout=12.5, **settings)
@@ -320,6 +360,13 @@ def test_a_process_that_started_the_others_takes_them_from_lightning(environment
     assert made.watch == ((12.5,), {"last_word": made._last_word, "starter": None})
     assert observed == []
     assert made._children == ["a child"]
+
+
+def test_a_process_without_a_launcher_has_no_children(environment):
+    made = environment(2)
+    made._launcher = None
+    made.setup_environment()
+    assert made._children == []
 
 
 def test_a_started_process_watches_the_one_that_started_it(environment, mail):
@@ -359,9 +406,12 @@ def test_the_end_of_a_run_closes_the_watch_before_lightning_tears_down(monkeypat
     ("error", "says"),
     [(RemoteError("rank 1 of 2 ended"), "rank 1 of 2 ended"), (KeyboardInterrupt(), "interrupted")],
 )
-def test_the_last_word_of_a_stuck_process_is_a_sentence(capsys, error, says):
+def test_the_last_word_of_a_stuck_process_is_a_sentence(monkeypatch, error, says):
+    """The process ends at once, with what is not written by then."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written))
     strategy_with(Watched())._last_word(error)
-    assert capsys.readouterr().err == f"fl-lightning: error: {says}\n"
+    assert written.getvalue() == f"fl-lightning: error: {says}\n".encode()
 
 
 @pytest.mark.parametrize("watch", [Watched(reports=False), None])
@@ -442,21 +492,32 @@ def test_an_error_that_is_written_only_in_part_is_none(mail):
     assert first_error(mail, raised) is raised
 
 
+@pytest.mark.usefixtures("ignored_meanwhile")
 def test_a_folder_that_is_gone_is_no_further_error(mail):
+    """Of several processes whose starting process is gone the first one removes it."""
     mail.rmdir()
-    leave(mail, 0, ValueError("a bug"))
+    with pytest.raises(SystemExit):
+        strategy_with(Watched())._run_rank(fail, mail=mail, starter=os.getppid() + 1)
 
 
 # --- children ---
 
 
 @pytest.mark.parametrize("kind", [PopenChild, ProcessChild])
-def test_children_have_time_to_end_and_are_killed_then(clock, kind):
+def test_children_have_time_to_end_and_are_killed_then(clock, monkeypatch, kind):
+    errors = []
+
+    def on_exception(strategy, error):
+        errors.append(error)
+
+    monkeypatch.setattr(DDPStrategy, "on_exception", on_exception)
     quick = kind(clock, ends_after=0.5)
     stuck = kind(clock, ends_after=1000.0)
     made = strategy_with()
     made._children = [quick, stuck]
-    made.on_exception(ValueError("a bug"))
+    error = ValueError("a bug")
+    made.on_exception(error)
+    assert errors == [error]
     for child in made._children:
         ((called, when),) = child.calls
         assert called == "kill"
