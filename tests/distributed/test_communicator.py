@@ -179,8 +179,13 @@ def test_sums_of_all_ranks_are_added_up_also_where_one_has_none(together):
     assert [mean["w"] for mean in together(work)] == [expected] * SIZE
 
 
-def test_sums_of_all_types_are_the_exact_sums_of_one_process(together):
-    """Also with weights that are no integers, and where a rank has no client."""
+@pytest.mark.parametrize(
+    "weights",
+    [(3, 2), (0.3, 2), (torch.tensor(3), torch.tensor(2))],
+    ids=["integers", "fraction", "on a device"],
+)
+def test_sums_of_all_types_are_the_exact_sums_of_one_process(together, weights):
+    """Also where a rank has no client."""
     states = [
         {
             "double": torch.tensor([0.5 + rank, -3.0], dtype=torch.float64),
@@ -191,7 +196,6 @@ def test_sums_of_all_types_are_the_exact_sums_of_one_process(together):
         }
         for rank in range(SIZE - 1)
     ]
-    weights = (0.3, 2)
     sent = {name: torch.zeros_like(value) for name, value in states[0].items()}
     expected = StateSum()
     for state, weight in zip(states, weights, strict=True):
@@ -207,7 +211,9 @@ def test_sums_of_all_types_are_the_exact_sums_of_one_process(together):
         return member.partial.sums["mean"]
 
     for found in together(work):
-        assert (found.weight, found.exact_weight) == (expected.weight, expected.exact_weight)
+        assert found.weight == expected.weight
+        assert found.exact_weight == expected.exact_weight
+        assert found.unread == expected.unread
         assert [vector.tolist() for vector in found.flags()] == [vector.tolist() for vector in expected.flags()]
         ours = mean_of(found, sent)
         theirs = mean_of(expected, sent)
@@ -298,6 +304,7 @@ def of_two(monkeypatch):
         ({0: 5, 1: 4, 2: 3, 3: 0}, {2: 0}, {0: 1, 1: 0, 2: 0, 3: 1}),
         ({0: 1, 1: 1, 2: 9}, {1: 1, 2: 1, 7: 0}, {0: 0, 1: 1, 2: 1}),
         ({0: 0, 1: 1, 2: 1}, {}, {0: 0, 1: 1, 2: 0}),  # a client without samples costs as one of one sample
+        ({0: 1, 1: 2, 2: 1}, {}, {0: 1, 1: 0, 2: 1}),
         ({0: 0, 1: 0, 2: 0, 3: 0}, {}, {0: 0, 1: 1, 2: 0, 3: 1}),
     ],
 )
@@ -372,6 +379,8 @@ def test_the_communicator_is_that_of_the_process_group(monkeypatch):
     assert type(several) is ProcessCommunicator
     assert (several.rank, several.world, several.device) == (1, 2, device)
     world.size = 1
+    assert type(current_communicator()) is Communicator
+    monkeypatch.setattr(communicators, "dist", SimpleNamespace(is_available=lambda: False))  # as some builds of torch
     assert type(current_communicator()) is Communicator
 
 
