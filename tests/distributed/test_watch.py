@@ -305,6 +305,7 @@ def test_the_first_verdict_stays(ranks, insisted):
     here._decide(Verdict("first", 1))
     here._decide(Verdict("second", 1))
     assert here.verdict == Verdict("first", 1)
+    assert here._decided.wait(0)  # which wakes a main thread that waits for the reason
     assert insisted == [here]
     assert told(there, by=here) == [(END, ("first", 1))]
 
@@ -562,6 +563,22 @@ def test_a_rank_may_be_silent_for_as_long_as_the_timeout(judged, life):
     assert judged((WORKS, WAITS), (WORKS, WAITS), seconds=TIMEOUT) == (None, [])
 
 
+def test_a_rank_that_waits_may_be_unheard_for_as_long_as_the_timeout(ranks, clock, life):
+    life_goes_on(life)
+    here = ranks(3)[0]
+    for _ in range(2):
+        clock.now += 1
+        for rank in (1, 2):
+            here._peers[rank].note(WAITS)
+    clock.now += TIMEOUT
+    here._beat()
+    assert here.verdict is None
+    clock.now += 0.5
+    here._peers[2].note(WAITS)
+    here._beat()
+    assert here.verdict == Verdict(f"rank 1 of 3 has given no sign of life {SEEN}", 1)
+
+
 def test_rank_0_itself_may_be_at_fault_and_does_not_kill_itself(judged):
     verdict, killed = judged((WAITS, WAITS), (WAITS, WAITS))
     assert verdict == Verdict(f"rank 0 of 3 has given no sign of life {SEEN}", 0)
@@ -649,6 +666,17 @@ def test_a_reason_that_is_heard_in_time_is_the_verdict(ranks, clock):
     here._beat()
     assert here.verdict == Verdict("rank 1 of 2 failed: ValueError: a bug", 1)
     assert [message for message in told(there, by=here) if message[0] == END] == [(END, tuple(here.verdict))]
+
+
+def test_a_rank_with_a_verdict_asks_nobody_to_stop(ranks, clock):
+    here, there = ranks(2, here=1)
+    there._decide(Verdict("the reason", 0))
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    hear(there, lambda: there._asked == clock.now)
+    clock.now += HEARING + 0.1
+    there._beat()
+    assert [kind for kind, _ in told(here, by=there)] == [BEAT]
 
 
 def test_a_signal_that_asks_nothing_stops_nobody(ranks):
