@@ -756,6 +756,21 @@ def test_a_main_thread_without_the_handler_gets_no_signal(ranks, sent, last_word
     assert exits == [1]
 
 
+def test_a_system_without_the_signal_does_without(ranks, monkeypatch, sent, exits):
+    """As Windows."""
+    before = signal.getsignal(SIGNAL)
+    monkeypatch.setattr(watches, "SIGNAL", None)
+    here, _ = ranks(2)
+    here._decide(Verdict("the reason", 1))
+    here._closed = Waits()
+    INSIST(here)
+    here._closed = threading.Event()
+    here.close()
+    assert sent == []
+    assert exits == [1]
+    assert signal.getsignal(SIGNAL) == before
+
+
 def test_a_main_thread_that_is_gone_is_no_error(ranks, monkeypatch, exits):
     here, _ = ranks(2)
     here._decide(Verdict("the reason", 1))
