@@ -592,6 +592,10 @@ def test_ranks_that_wait_for_each_other_end(judged, life):
     assert killed == []
 
 
+def test_ranks_that_all_work_without_a_sign_are_left_alone(judged):
+    assert judged((WORKS, WORKS), (WORKS, WORKS)) == (None, [])
+
+
 def test_the_others_end_if_nothing_is_heard_of_rank_0(ranks, clock, sent):
     _, there, _ = ranks(3)
     there._peers[0].pid = NO_PROCESS
