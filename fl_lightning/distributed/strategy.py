@@ -158,7 +158,8 @@ class ClientParallelStrategy(DDPStrategy):
         if self._mail is not None:
             leave(self._mail, self.watch.rank, error)
         elif self.watch.reports:
-            sys.stderr.write(f"fl-lightning: error: {error}\n")
+            sentence = str(error) or "interrupted"
+            sys.stderr.write(f"fl-lightning: error: {sentence}\n")
             sys.stderr.flush()
 
     # Lightning sets its own handlers of signals just before these hooks.
@@ -238,14 +239,14 @@ def leave(mail: Path, rank: int, error: BaseException) -> None:
 def first_error(mail: Path, ended: Exception) -> BaseException:
     """Return the error from which the others follow.
 
-    If no process has left an error, it says how a process ended.
+    Of several such errors it is that of the least rank. If no process has left an error, it says how a process ended.
 
     Args:
         mail: The folder with the errors.
         ended: The error of Lightning's launcher.
     """
     errors: list[BaseException] = []
-    for path in sorted(mail.glob("*.error")):
+    for path in sorted(mail.glob("*.error"), key=lambda path: int(path.stem)):
         with suppress(Exception):
             error, checked, text = pickle.loads(path.read_bytes())
             error.raised_by_check = checked

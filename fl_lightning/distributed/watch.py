@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from time import monotonic
 from types import FrameType
@@ -245,11 +246,17 @@ class Watch:
 
     def _accept_others(self, listener: Listener) -> None:
         """Accept the connections of all other processes."""
-        while len(self._peers) < self.world:
-            connection = listener.accept()
-            rank, host, pid = connection.recv()
-            connection.send((self._me.host, self._me.pid))
-            self._peers[rank] = Peer(connection, rank=rank, host=host, pid=pid)
+        while len(self._peers) < self.world and not self._closed.is_set():
+            # A scan of ports does not know the key, and a process may end before it has said its rank.
+            with suppress(AuthenticationError, EOFError, OSError):
+                self._accept(listener)
+
+    def _accept(self, listener: Listener) -> None:
+        """Accept the connection of another process, and exchange what both know of themselves."""
+        connection = listener.accept()
+        rank, host, pid = connection.recv()
+        connection.send((self._me.host, self._me.pid))
+        self._peers[rank] = Peer(connection, rank=rank, host=host, pid=pid)
 
     def _receive_until(self, next_beat: float) -> None:
         """Wait for messages until the next beat, and take in the first that come."""
@@ -320,9 +327,9 @@ class Watch:
 
     def _judge_all(self) -> None:
         """End the run if a process works on without a sign of life, or if all wait for each other."""
-        peers = list(self._peers.values())
+        peers = [peer for peer in self._peers.values() if not peer.left]
         now = monotonic()
-        silent = [peer for peer in peers if not peer.left and now - peer.changed > self.timeout]
+        silent = [peer for peer in peers if now - peer.changed > self.timeout]
         # A process that waits is not at fault, unless it is frozen: then nothing is heard of it.
         at_fault = [peer for peer in silent if not peer.sign.waits or now - peer.heard > self.timeout]
         if at_fault and any(peer.sign.waits for peer in peers):
@@ -360,7 +367,8 @@ class Watch:
 
     def _insist(self) -> None:
         """Make the main thread raise the verdict, or end the process if the main thread is stuck."""
-        if SIGNAL is not None and not self._closed.is_set():
+        # Without our handler the signal would end the process at once.
+        if SIGNAL is not None and self._handles and not self._closed.is_set():
             with suppress(OSError):
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
         was_closed = self._closed.wait(GRACE)

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import torch
 
+NOT_OF_GLOO = (torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn)
+"""Types that the process group of the CPU does not send."""
+
 
 class World:
-    """Stands for `torch.distributed`: each thread that joined is a rank.
+    """Stands for `torch.distributed` with gloo: each thread that joined is a rank.
 
     Args:
         size: Number of ranks.
@@ -52,9 +55,11 @@ class World:
         values[:] = self.exchange(list(values))[src]
 
     def broadcast(self, tensor, src):
+        check_sent(tensor)
         tensor.copy_(self.exchange(tensor.clone())[src])
 
     def all_reduce(self, tensor, op="sum"):
+        check_sent(tensor)
         join = torch.maximum if op == "max" else torch.add
         tensor.copy_(reduce(join, self.exchange(tensor.clone())))
 
@@ -82,3 +87,11 @@ class World:
         for thread in threads:
             thread.join(20)
         return results
+
+
+def check_sent(tensor):
+    """Refuse what gloo refuses."""
+    if tensor.dtype in NOT_OF_GLOO:
+        raise RuntimeError("Invalid scalar type")
+    if not tensor.is_contiguous():
+        raise ValueError("Tensors must be contiguous")

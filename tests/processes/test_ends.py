@@ -130,27 +130,3 @@ def test_a_run_ends_in_other_ways(tmp_path, case):
         assert found["code"] == 0  # it took longer than process_timeout, but lived
     if case.startswith("late"):
         assert "TRACEBACK ValueError: not where clients are trained" in found["err"]  # a bug keeps it
-
-
-def test_a_timeout_must_be_positive():
-    from fl_lightning.distributed import ClientParallelStrategy
-
-    with pytest.raises(ValueError, match="process_timeout must be above 0, got 0"):
-        ClientParallelStrategy(process_timeout=0)
-
-
-def test_an_error_of_a_started_process_has_that_process_traceback_as_its_cause():
-    from torch.multiprocessing.spawn import ProcessRaisedException
-
-    from fl_lightning.distributed import strategy
-
-    def launch(run):
-        try:
-            raise ZeroDivisionError("there")
-        except ZeroDivisionError as error:
-            strategy.leave(run.keywords["mail"], 1, error)
-        raise ProcessRaisedException("torch's words", 1, 0)
-
-    with pytest.raises(ZeroDivisionError, match="there") as caught:
-        strategy.ClientParallelStrategy(start_method="fork")._launch(None, launch, print)
-    assert "in launch" in str(caught.value.__cause__)

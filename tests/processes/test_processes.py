@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.distributed.communicator import ProcessCommunicator
 from tests.processes.cases import CASES, RESTLESS, run_case
 from tests.processes.forked import run_script
 
@@ -122,11 +121,3 @@ def test_weights_come_back_from_processes_that_were_started_for_the_fit(method, 
     assert done.returncode == 0, done.stdout + done.stderr
     said = [line for line in done.stdout.splitlines() if line.endswith(" came back")]  # gloo may speak in between
     assert said == ["net came back", "module came back"]
-
-
-def test_clients_with_no_and_with_one_sample_are_spread_by_their_ids():
-    """Both count as one sample. Another order would change the last bits of sums over clients."""
-    communicator = ProcessCommunicator.__new__(ProcessCommunicator)
-    communicator.world = 2
-    sizes = [0, 1, 1]
-    assert communicator.assign_clients([0, 1, 2], cost=sizes.__getitem__, owners={}) == {0: 0, 1: 1, 2: 0}
