@@ -20,6 +20,7 @@ from fl_lightning.engines.deployed import laid_out
 from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.inspection import Inspection
+from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import averaging_callbacks
 from fl_lightning.federation.fingerprint import fingerprint
 from fl_lightning.federation.run import FederatedRun
@@ -30,6 +31,7 @@ from fl_lightning.metrics.keys import metric_directions
 from fl_lightning.metrics.user_metrics import alone, computed, update, values_of
 from fl_lightning.types import Broadcast, ClientJob, ClientScore, State
 from fl_lightning.utils.life import heartbeat
+from fl_lightning.utils.trainer_view import whole_trainer
 
 PASS_HOOKS = frozenset(
     (
@@ -122,14 +124,14 @@ class Evaluation:
         live = self.global_weights.live(self.global_weights.shared)
         if not live:
             return None
-        for callback in averaging_callbacks(self.client.trainer):
+        for callback in averaging_callbacks(self.data.trainer):
             return self._averaged(callback)
         evaluated = self.parts.server_module.evaluation_weights(self.parts.aggregator.evaluation_weights(live))
         return None if evaluated is live else evaluated
 
     def _averaged(self, callback: Callback) -> State:
         """Return the averages of a callback, which its hooks put into the module and take out again."""
-        trainer = self.client.trainer
+        trainer = self.data.trainer
         loop = trainer.lightning_module
         callback.on_validation_epoch_start(trainer, loop)
         try:
@@ -243,12 +245,12 @@ class Evaluation:
         arguments = [batch, batch_idx]
         if self._num_loaders() > 1:
             arguments.append(dataloader_idx)
-        with attach_services(self.modules, self.services.methods):
+        with attach_services(self.modules, self.services.methods), whole_trainer(self.modules):
             return step(*arguments[: num_arguments(step)])
 
     def _num_loaders(self) -> int:
         """Return the number of dataloaders of the present pass."""
-        trainer = self.client.trainer
+        trainer = self.data.trainer
         if trainer.predicting:
             return len(trainer.num_predict_batches)
         if trainer.testing:
@@ -275,6 +277,9 @@ class Evaluation:
             hook: Name of the hook, one of `PASS_HOOKS`.
         """
         if hook.endswith("_start"):
+            if self.data.trainer.state.fn != "fit":
+                # A fit has compared the data when it began. Test samples may be loaded only now.
+                check_same_everywhere(self.data, self.communicator, fits=False)
             self.begin(evaluates=hook != "on_predict_start")
             yield
             return
@@ -353,7 +358,7 @@ class Evaluation:
 
     def samples(self) -> dict[str, int]:
         """Return by split how many samples a pass of the present run evaluates: the first ones of the split."""
-        trainer = self.client.trainer
+        trainer = self.data.trainer
         names = [self.data.evaluated, *self.data.further_validation]
         limits = trainer.num_val_batches
         if trainer.state.fn == "test":

@@ -41,8 +41,20 @@ from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
+from fl_lightning.utils.trainer_view import view_of, whole_trainer
 
 Part = TypeVar("Part")
+
+HOOKS_OF_ALL_PROCESSES = (
+    "on_validation",
+    "on_test",
+    "on_predict",
+    "on_train_end",
+    "on_fit_end",
+    "on_save_checkpoint",
+    "teardown",
+)
+"""How the hooks begin in which the processes of a run act together, and no client is trained."""
 
 
 class FederatedLoop(Forwarding):
@@ -179,12 +191,22 @@ class FederatedLoop(Forwarding):
     @property
     def data(self) -> FederatedDataModule:
         """The Trainer's data module."""
-        return self.trainer.datamodule  # type: ignore[attr-defined,no-any-return]
+        return self.trainer.datamodule  # type: ignore[no-any-return]
 
     @property
     def round_metrics(self) -> dict[str, float]:
         """The values of the last round, by log key."""
         return self.recorder.round_metrics
+
+    @property
+    def trainer(self) -> Any:
+        """The Trainer that the loop is attached to."""
+        return super().trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
+        self.client.trainer = view_of(trainer)
 
     @property
     def skipped(self) -> list[Fault]:
@@ -232,7 +254,7 @@ class FederatedLoop(Forwarding):
         except RuntimeError:
             trainer = None
         if trainer is not None:
-            data = trainer.datamodule  # type: ignore[attr-defined]
+            data = trainer.datamodule
             memo[id(trainer)] = trainer
             memo[id(data)] = data
         copied = type(self).__new__(type(self))
@@ -248,9 +270,10 @@ class FederatedLoop(Forwarding):
 
         The first hook of an evaluation begins it, and the last one ends it.
         """
-        if name not in PASS_HOOKS:
+        if not name.startswith(HOOKS_OF_ALL_PROCESSES):
             return super().forward_hook(name, *args, **kwargs)
-        with self.evaluation.around(name):
+        around = self.evaluation.around(name) if name in PASS_HOOKS else nullcontext()
+        with around, whole_trainer(self.client_modules()):
             return super().forward_hook(name, *args, **kwargs)
 
     def services_of(self, hook: str) -> ClientServices:

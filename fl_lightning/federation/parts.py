@@ -24,6 +24,7 @@ from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks, private
+from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import check_targets
 from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
 from fl_lightning.federation.recorder import Recorder
@@ -259,6 +260,7 @@ class FederationParts:
             secrets = current_communicator().gather(data.secret)
             data.take_secret(secrets[0])
         if fits:
+            check_same_everywhere(data, current_communicator(), fits=True)
             self._check_fit(trainer, data)
         checks.check_streams(
             data=data,
