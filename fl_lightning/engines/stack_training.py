@@ -377,7 +377,7 @@ class StackTrainer:
         for block in blocks:
             block.finish_step()
             if block.optimizers.schedulers:
-                self.local.builder.schedule(block.optimizers.schedulers, "step", block.accumulated_lr.steps)
+                self.local.builder.schedule(block.optimizers.schedulers, "step", index + 1)
         return logits
 
 
