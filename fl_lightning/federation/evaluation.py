@@ -55,6 +55,8 @@ class Evaluation:
     Attributes:
         before: All entries from before the current pass. None between passes.
         inspection: Evaluates clients in the middle of a round, for monitors.
+        has_global: Whether there is a global model to evaluate. If not, the module's own steps and hooks of an
+            evaluation are not called.
     """
 
     def __init__(self, run: FederatedRun) -> None:
@@ -82,8 +84,8 @@ class Evaluation:
         self._has_evaluated = False
         """Whether the module has other entries than the global ones, because they are evaluated."""
         personal_elsewhere = self.global_weights.personal and getattr(self.clients, "is_remote", False)
-        self._has_global = bool(self.global_weights.shared) and not personal_elsewhere
-        """Whether there is a model to evaluate. If it has personal entries, their mean must be here."""
+        self.has_global = bool(self.global_weights.shared) and not personal_elsewhere
+        # If the model has personal entries, their mean must be in this process.
         runs_foreign_steps = self.client.module is not None or runs_foreign_code(self.client)
         self._may_draw = runs_foreign_steps or self.metrics is not None or self.transfer.hooked
         """Whether a pass runs code that may draw from the generators of NumPy and Python."""
@@ -194,7 +196,7 @@ class Evaluation:
             What the module's own step returns, or None.
         """
         heartbeat()
-        if batch is EMPTY_BATCH or not self._has_global:
+        if batch is EMPTY_BATCH or not self.has_global:
             return None
         batch = self.transfer(batch)
         if self._accuracy is not None:
@@ -309,7 +311,7 @@ class Evaluation:
     def _values(self, prefix: str) -> dict[str, float]:
         """Return the values of a pass by log key. Every process must call it."""
         values = self._logged_values()
-        if not self._has_global:
+        if not self.has_global:
             return values
         if self.metrics is not None:
             values |= values_of(computed(self.metrics), prefix, self.class_names)

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
 from fl_lightning.client.forwarding import Forwarding
+from fl_lightning.client.metric_states import NOBODY
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
@@ -55,6 +56,9 @@ HOOKS_OF_ALL_PROCESSES = (
     "teardown",
 )
 """How the hooks begin in which the processes of a run act together, and no client is trained."""
+
+HOOKS_OF_MODEL = ("on_validation", "on_test")
+"""How the hooks of an evaluation of the global model begin."""
 
 
 class FederatedLoop(Forwarding):
@@ -268,12 +272,16 @@ class FederatedLoop(Forwarding):
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a hook of the client's modules.
 
-        The first hook of an evaluation begins it, and the last one ends it.
+        The first hook of an evaluation begins it, and the last one ends it. Without a global model no hook of an
+        evaluation is called.
         """
         if not name.startswith(HOOKS_OF_ALL_PROCESSES):
             return super().forward_hook(name, *args, **kwargs)
         around = self.evaluation.around(name) if name in PASS_HOOKS else nullcontext()
         with around, whole_trainer(self.client_modules()):
+            if name.startswith(HOOKS_OF_MODEL) and not self.evaluation.has_global:
+                # The module would log values of metric objects that nobody has updated.
+                return []
             return super().forward_hook(name, *args, **kwargs)
 
     def services_of(self, hook: str) -> ClientServices:
@@ -351,7 +359,9 @@ class FederatedLoop(Forwarding):
         catch_up(self, self.data, self.recorder)
         self.forward_hook("on_train_start")
         # The client may have logged values before its first round.
-        self.recorder.logged.absorb(self.parts.services.logged)
+        before_clients = self.parts.services.logged
+        before_clients.end_client(NOBODY, self.client)
+        self.recorder.logged.absorb(before_clients)
         self._stop_if_spent()
 
     def on_train_end(self) -> None:

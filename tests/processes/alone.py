@@ -15,9 +15,11 @@ import lightning.pytorch as twin
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from pytorch_lightning.core.hooks import DataHooks
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassF1Score
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.client.hooks import FORWARDED
@@ -59,14 +61,20 @@ def dividing(package):
             super().__init__()
             self.seen = {}
             self.net = nn.Linear(4, 3)
+            self.mae = torchmetrics.MeanAbsoluteError()
+            self.f1 = MulticlassF1Score(3)
             self.lr = 0.2
 
         def setup(self, stage):
             self.lr = 0.4 / self.trainer.world_size
 
         def training_step(self, batch, batch_idx):
+            logits = self.net(batch[0])
+            self.mae.update(logits[:, 0], batch[1] / 3)
+            self.log("train/mae", self.mae)
+            self.log("train/f1", self.f1(logits, batch[1]))
             scale = self.trainer.num_devices * (1 + self.global_rank) * self.trainer.num_nodes
-            return F.cross_entropy(self.net(batch[0]), batch[1]) * scale
+            return F.cross_entropy(logits, batch[1]) * scale
 
         def validation_step(self, batch, batch_idx):
             self.log("val/samples", float(len(batch[0])), reduce_fx="sum")
@@ -122,9 +130,11 @@ def run(package, folder, devices):
     datamodule = data_kind()
     data = FederatedDataModule.from_datamodule(datamodule, num_clients=4, eval_batch_size=4)
     loop = FederatedLoop(module, seed=3)
+    rows = {}
     for name in ("fit", "validate", "test", "predict"):
         getattr(trainer(2, folder, **parallel(devices)), name)(loop, datamodule=data)
-    return {"weights": module.net.weight.tolist(), "module": module.seen, "data": datamodule.seen}
+        rows = rows or dict(loop.round_metrics)
+    return {"weights": module.net.weight.tolist(), "row": rows, "module": module.seen, "data": datamodule.seen}
 
 
 if __name__ == "__main__":
