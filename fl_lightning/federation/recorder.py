@@ -151,7 +151,8 @@ class Recorder(Member):
                     kept_rows.append(rows)
             counted += [of_client for of_client in counted_in_process if of_client.client_id not in outcome.failed]
         values = self.logged.reduce(rows=kept_rows, paths=[paths for _, paths, _ in shared], root=self._root)
-        if counted:
+        if counted or self.logged.counted:
+            # What clients that were left out have counted must go, too.
             values |= self.logged.joined(counted, self._root)
         self.take_directions(self.logged.directions)
         return values
