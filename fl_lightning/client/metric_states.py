@@ -117,9 +117,9 @@ def metrics_in(metric: Metric) -> list[Metric]:
 
 
 def detached(value: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
-    """Return a state without gradients. A list is a new one."""
+    """Return a copy of a state without gradients. The items of a list are not copied: nobody writes into them."""
     if isinstance(value, Tensor):
-        return value.detach()
+        return value.detach().clone()
     return [item.detach() for item in value]
 
 

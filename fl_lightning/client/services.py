@@ -139,6 +139,8 @@ class MetricAccumulator:
     def end_client(self, client_id: int, root: nn.Module) -> None:
         """Take what a client has counted in the metric objects that it logged.
 
+        Callbacks may still look at the objects of `root`, which are fresh for every client. Others are reset.
+
         Args:
             client_id: The id of the client.
             root: The module that contains the metric objects.
@@ -150,6 +152,8 @@ class MetricAccumulator:
             of_client = ClientMetric(client_id, name=name, path=paths.get(name, ""), states=states_of(metric))
             self.counted.append(of_client)
         self._objects |= self.metrics
+        if client_id != NOBODY:
+            self.metrics = {name: metric for name, metric in self.metrics.items() if name not in paths}
         self._reset_metrics()
 
     def joined(self, counted: Iterable[ClientMetric], root: nn.Module) -> dict[str, float]:

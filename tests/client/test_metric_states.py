@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, Mul
 from fl_lightning import FaultPolicy, FederatedDataModule, FederatedLoop, monitors
 from fl_lightning.aggregation import MedianAggregator
 from fl_lightning.client.metric_states import ClientMetric, fresh_metrics, joined_value, parts_that_count, states_of
+from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.methods import FedALA, FedCurv, FedFOMO, Local
 from tests.toys import samples, trainer
 
@@ -111,6 +112,24 @@ def test_a_collection_keeps_its_groups():
         each.update(*batches[2])
     assert metrics.compute() == untouched.compute()
     assert metrics.compute_groups == untouched.compute_groups
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_what_a_client_has_counted_is_taken_once(registered):
+    """An object outside of the module, which is not fresh for each client, is reset. Callbacks may look at others."""
+    metric = torchmetrics.MeanMetric()
+    root = nn.ModuleDict({"mean": metric} if registered else {})
+    logged = MetricAccumulator()
+    for client_id, value in enumerate((1.0, 5.0)):
+        with fresh_metrics(parts_that_count(root)):
+            metric.update(value)
+            logged.log("mean", metric, weight=1)
+            logged.end_client(client_id, root)
+            assert metric.update_count == int(registered)
+    assert metric.update_count == 0
+    assert logged.metrics == {}
+    assert logged.joined(logged.counted, root) == {"mean": 3.0}
+    assert logged.counted == []
 
 
 # --- in a federation ---
