@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import TensorSource
 from fl_lightning.distributed import Communicator
 from fl_lightning.federation import evaluation, parts
-from fl_lightning.federation.agreement import check_same_everywhere
+from fl_lightning.federation.agreement import check_same_everywhere, digest_of
 from tests.toys import samples, toy_data, trainer
 from tests.user_modules import Classifier
 
@@ -78,6 +79,12 @@ def test_one_process_compares_nothing():
     alone = Communicator()
     alone.gather = None
     check_same_everywhere(toy_data(), alone, fits=True)  # its data are not even set up
+
+
+@pytest.mark.parametrize("shape", [(1,), (0,), (3,), (2, 2)])
+def test_expanded_tensors_have_a_digest(shape):
+    expanded = torch.tensor(7).expand(shape)
+    assert digest_of(expanded) == digest_of(torch.full(shape, 7))
 
 
 PASSES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
