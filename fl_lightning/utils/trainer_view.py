@@ -1,4 +1,4 @@
-"""What a user's module sees of the Trainer: the Trainer, except for some attributes."""
+"""A view of the Trainer that hides the other processes from a user's module."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
