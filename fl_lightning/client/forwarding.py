@@ -1,7 +1,6 @@
 """Forwards the Trainer's hooks to the client's modules: Lightning calls only the fitted module's."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule
@@ -95,7 +94,7 @@ class Forwarding(CheckedLoading):
             if not isinstance(hook, ClientBatchHook):
                 hook = ClientBatchHook(callback, hook)
                 vars(callback)[name] = hook
-            self.batch_hooks.setdefault(name, []).append(partial(hook, self.trainer, module))
+            self.batch_hooks.setdefault(name, []).append(hook.bound_to(module))
 
     def on_validation_model_zero_grad(self) -> None:
         """Do nothing, because there are no gradients between rounds."""
@@ -144,6 +143,14 @@ class ClientBatchHook:
     def __init__(self, callback: Callback, hook: Callable[..., Any]) -> None:
         self._callback = callback
         self._hook = hook
+
+    def bound_to(self, module: LightningModule) -> Callable[..., None]:
+        """Return the hook of a module, called with the Trainer that the module sees at that time."""
+
+        def hook(*args: Any) -> None:
+            self(module.trainer, module, *args)
+
+        return hook
 
     def __call__(self, trainer: Any, module: LightningModule, *args: Any) -> None:
         if isinstance(module, Forwarding):

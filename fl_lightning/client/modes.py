@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
-from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
 from fl_lightning.client.services import attach_services
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -27,39 +27,20 @@ def mixes_samples(net: nn.Module) -> bool:
 def evaluation_mode(client: Any) -> Iterator[None]:
     """Put the client in eval mode within the block, in which it logs nothing.
 
-    It logs nothing whatever services are attached. Copies stand in for its metric objects, so that these count nothing.
+    It logs nothing whatever services are attached. Its metric objects count anew, and are as before afterwards.
 
     Args:
         client: A ClientModule.
     """
-    metrics = metric_objects(client)
-    for parent, name, metric in metrics:
-        setattr(parent, name, metric.clone())
     modes = [(module, module.training) for module in client.modules()]
     client.eval()
     try:
-        with attach_services(client.lightning_modules(), {"log": _ignore, "log_dict": _ignore}):
+        services = attach_services(client.lightning_modules(), {"log": _ignore, "log_dict": _ignore})
+        with services, fresh_metrics(parts_that_count(client)):
             yield
     finally:
-        for parent, name, metric in metrics:
-            setattr(parent, name, metric)
         for module, was_training in modes:
             module.training = was_training
-
-
-def metric_objects(client: nn.Module) -> list[tuple[nn.Module, str, Metric | MetricCollection]]:
-    """Return the metric objects in a module, each with its parent and its name there.
-
-    A collection stands for the metric objects in it.
-    """
-    found: list[tuple[nn.Module, str, Metric | MetricCollection]] = []
-    for parent in client.modules():
-        if isinstance(parent, MetricCollection):
-            continue
-        for name, child in parent.named_children():
-            if isinstance(child, Metric | MetricCollection):
-                found.append((parent, name, child))
-    return found
 
 
 @contextmanager

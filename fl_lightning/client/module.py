@@ -22,6 +22,7 @@ from fl_lightning.client.checks import (
     uncompiled,
 )
 from fl_lightning.client.context import ClientContext
+from fl_lightning.client.metric_states import parts_that_count, silent_metrics
 from fl_lightning.client.modes import evaluation_mode
 from fl_lightning.client.services import BatchTransfer
 from fl_lightning.client.standalone import StandaloneClient
@@ -452,13 +453,14 @@ class ClientModule(CheckedLoading):
     def loss_at(self, params: State, batch: Batch) -> Tensor:
         """Return `local_loss` of a batch at other values of some parameters. It is differentiable in them.
 
-        It is computed in full precision, because torch.func has no rule for BatchNorm in mixed types.
+        It is computed in full precision, because torch.func has no rule for BatchNorm in mixed types. Metric objects
+        count nothing.
 
         Args:
             params: The other values, by name.
             batch: The batch.
         """
-        with self.in_full_precision():
+        with self.in_full_precision(), silent_metrics(parts_that_count(self)):
             return cast(Tensor, as_function(self, "local_loss")(params, batch, 0))
 
     @contextmanager

@@ -17,6 +17,15 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.client.hooks import hooks, overridden
+from fl_lightning.client.metric_states import (
+    NOBODY,
+    ClientMetric,
+    fresh_metrics,
+    joined_values,
+    load_states,
+    parts_that_count,
+    states_of,
+)
 from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
 from fl_lightning.functional.classes import WHOLE, class_labels
 from fl_lightning.functional.state import to_host
@@ -46,17 +55,21 @@ class MetricAccumulator:
         most_rows: The number of values of one name that are reduced to one on the device. None: never.
 
     Attributes:
-        metrics: The metric objects that were logged, by name.
+        metrics: The metric objects that were logged, by name, and count on.
+        counted: What clients that have ended have counted in metric objects.
         directions: Whether values of logged metric objects are better when lower or higher, by name.
     """
 
     def __init__(self, most_rows: int | None = MOST_ROWS) -> None:
         self.most_rows = most_rows
         self.metrics: dict[str, Metric] = {}
+        self.counted: list[ClientMetric] = []
         self.directions: dict[str, Direction] = {}
         self._rows: DeviceRows = {}
         self._ended: dict[str, Metric] = {}
         """Metric objects of dataloaders that have ended, by name."""
+        self._objects: dict[str, Metric] = {}
+        """Metric objects in which clients have counted, by name."""
 
     def log(self, name: str, value: Any, weight: float, reduce_fx: Any = "mean") -> None:
         """Take one value, without moving it to the host.
@@ -98,6 +111,8 @@ class MetricAccumulator:
     def absorb(self, other: "MetricAccumulator") -> None:
         """Add the values of another accumulator, such as a client's."""
         self.metrics |= other.metrics
+        self.counted += other.counted
+        self._objects |= other._objects
         add_rows(self._rows, other._rows)
 
     def end_loader(self) -> None:
@@ -116,7 +131,49 @@ class MetricAccumulator:
         for name, metric in self.metrics.items():
             if name not in self._ended:
                 self._ended[name] = metric
-                self.metrics[name] = deepcopy(metric)
+                with fresh_metrics(parts_that_count(metric)):
+                    kept = deepcopy(metric)
+                load_states(kept, states_of(metric))
+                self.metrics[name] = kept
+
+    def end_client(self, client_id: int, root: nn.Module) -> None:
+        """Take what a client has counted in the metric objects that it logged.
+
+        Callbacks may still look at the objects of `root`, which are fresh for every client. Others are reset.
+
+        Args:
+            client_id: The id of the client.
+            root: The module that contains the metric objects.
+        """
+        if not self.metrics:
+            return
+        paths = self.metric_paths(root)
+        for name, metric in self.metrics.items():
+            of_client = ClientMetric(client_id, name=name, path=paths.get(name, ""), states=states_of(metric))
+            self.counted.append(of_client)
+        self._objects |= self.metrics
+        if client_id != NOBODY:
+            self.metrics = {name: metric for name, metric in self.metrics.items() if name not in paths}
+        self._reset_metrics()
+
+    def joined(self, counted: Iterable[ClientMetric], root: nn.Module) -> dict[str, float]:
+        """Return the values of metric objects over the clients of all processes, by key.
+
+        Args:
+            counted: What the clients of all processes have counted, without the clients that were left out.
+            root: The module that contains the metric objects.
+        """
+
+        def find(name: str, path: str) -> Metric | None:
+            if name not in self._objects and path:
+                self._objects[name] = root.get_submodule(path)  # type: ignore[assignment]
+            return self._objects.get(name)
+
+        values = joined_values(counted, find)
+        self.directions |= metric_directions({name: self._objects[name] for name in values})
+        self.counted = []
+        self._objects = {}
+        return values
 
     @property
     def rows(self) -> Mapping[str, tuple[str, Sequence[tuple[Any, float]]]]:
@@ -153,6 +210,7 @@ class MetricAccumulator:
             sizes: The number of values to keep, by name. The values of other names are dropped.
         """
         self._rows = {name: (kind, pairs[: sizes[name]]) for name, (kind, pairs) in self._rows.items() if name in sizes}
+        self.counted = [of_client for of_client in self.counted if of_client.client_id == NOBODY]
         self._reset_metrics()
 
     def metric_paths(self, root: nn.Module) -> dict[str, str]:
@@ -201,6 +259,7 @@ class MetricAccumulator:
     def clear(self) -> None:
         """Drop all values and reset the metric objects, after a round that failed."""
         self.cut({})
+        self.counted = []
 
 
 def check_number(name: str, value: Any) -> None:

@@ -40,6 +40,7 @@ from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.settings import agreed, check_count, check_kind
 from fl_lightning.utils.signatures import checks_arguments
+from fl_lightning.utils.trainer_view import view_of
 
 
 class FederatedDataModule(Participation):
@@ -270,15 +271,16 @@ class FederatedDataModule(Participation):
             return getattr(datamodule, name)
 
     def prepare_data(self) -> None:
-        for source in self._keyed_sources():
+        for source in self._attached_sources():
             with source.keyed("prepare"):
                 source.prepare()
 
-    def _keyed_sources(self) -> list[Source]:
-        """List all sources, which draw by the seed of the data from now on."""
+    def _attached_sources(self) -> list[Source]:
+        """List all sources, which draw by the seed of the data and see the present Trainer from now on."""
         sources = [self.source, *self.extra_splits.values()]
         for source in sources:
             source.data_seed = self.seed
+            source.attach(view_of(self.trainer))
         return sources
 
     def setup(self, stage: str | None = None) -> None:
@@ -290,6 +292,7 @@ class FederatedDataModule(Participation):
         Raises:
             ValueError: The source's classes or shape are not those given here, or the partition is impossible.
         """
+        self._attached_sources()
         if not self._splits:
             with self._keyed():
                 self._set_up()
@@ -329,8 +332,7 @@ class FederatedDataModule(Participation):
         Raises:
             ValueError: The source has validation samples of its own, and `val_fraction` is above 0.
         """
-        source, *_ = self._keyed_sources()
-        source.attach(self.trainer)
+        source = self.source
         train, test = source.read()
         validation = validation_splits(source)
         if validation and self.holdout_sizes["val"]:
@@ -428,6 +430,11 @@ class FederatedDataModule(Participation):
             name = evaluated
         self.split(name)
         return name
+
+    @property
+    def loaded_splits(self) -> Mapping[str, Split]:
+        """The splits that are loaded or held out so far, by name."""
+        return dict(self._splits)
 
     # --- splits and clients --------------------------------------------------------------------------------------
 

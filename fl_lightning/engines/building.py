@@ -168,10 +168,9 @@ class OptimizerBuilder:
         Args:
             schedulers: The schedulers of a phase.
             interval: The interval that has ended, `epoch` or `step`.
-            count: The number of such intervals so far.
+            count: The number of epochs of the phase so far, or of batches of the epoch. As in Lightning a frequency is
+                one of batches, although a scheduler is stepped only after an optimizer step.
         """
-        if count == 0:
-            return
         for entry in schedulers:
             if entry.interval != interval or entry.reduce_on_plateau:
                 continue

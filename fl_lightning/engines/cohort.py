@@ -295,7 +295,11 @@ class CohortEngine(SequentialEngine):
             self._receive(exchange, job, fedavg_equivalent=self.client.is_fedavg_equivalent)
             context = self.client.context
             entries = self.global_weights.snapshot(self.global_weights.entries)
+        if self._has_own_phases:
+            self._stacks.draws.restart()
         phases = self.client.phases(exchange)
+        if self._has_own_phases:
+            self._stacks.draws.check("its phases")
         if not isinstance(phases, Sequence):
             raise StackingError("its phases run code between two of them")
         return StackedClient(job=job, context=context, logged=self.services.logged, entries=entries, phases=phases)

@@ -15,17 +15,16 @@ from torchmetrics import MetricCollection
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
+from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import (
     BatchTransfer,
     ClientServices,
     MetricAccumulator,
     attach_services,
-    world_size,
 )
 from fl_lightning.engines.deployed import score
 from fl_lightning.engines.held_entries import HeldEntries
-from fl_lightning.engines.local_metrics import local_metrics
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import EpochHook, LocalTrainer
 from fl_lightning.members.faults import client_error
@@ -105,7 +104,7 @@ class SequentialEngine:
         )
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
-        self._local_metrics = local_metrics if world_size() > 1 else nullcontext
+        self._counting_parts = parts_that_count(client)
         # A failure is undone. A tolerant run undoes one client, any other run the whole exchange.
         undoing: Callable[[], AbstractContextManager[Any]] = partial(self.members.undoing, at_client=True)
         self._undo_client = undoing if tolerant else nullcontext
@@ -129,8 +128,7 @@ class SequentialEngine:
             # A round prepares its members, and this engine is used without one.
             self.members.prepare()
         try:
-            services = attach_services(self.modules, self.services.methods)
-            with services, self._local_metrics(self.client), self._undo_exchange():
+            with attach_services(self.modules, self.services.methods), self._undo_exchange():
                 yield from self._results(exchange, jobs)
         except BaseException as error:
             self._abandon(error)
@@ -150,7 +148,7 @@ class SequentialEngine:
         """
         for job in jobs:
             try:
-                with self._undo_client():
+                with self._undo_client(), self._fresh_metrics():
                     fedavg_equivalent = self.client.is_fedavg_equivalent
                     self._receive(exchange, job, fedavg_equivalent=fedavg_equivalent, announces=announces)
                     self.local.train(
@@ -162,6 +160,10 @@ class SequentialEngine:
                     yield self._reply(exchange, job)
             except Exception as error:
                 raise client_error(job.client_id, job.broadcast.round_idx, error) from error
+
+    def _fresh_metrics(self) -> AbstractContextManager[None]:
+        """Return a context in which the metric objects of the client begin anew."""
+        return fresh_metrics(self._counting_parts) if self._counting_parts else nullcontext()
 
     def _receive(self, exchange: str, job: ClientJob, fedavg_equivalent: bool, announces: bool = True) -> None:
         """Turn the module into the client of a job, ready to train.
@@ -248,6 +250,7 @@ class SequentialEngine:
             lr=progress.lr,
             uncounted_steps=progress.uncounted_steps,
         )
+        self.services.logged.end_client(job.client_id, self.client)
         result = ClientResult(job=job, update=update, personal=personal, logged=self.services.logged)
         for member in self.members.of("on_client"):
             result = member.on_client(result)
@@ -269,7 +272,7 @@ class SequentialEngine:
 
     def _abandon(self, error: BaseException) -> None:
         """Drop what the current client has logged and, after an error, its unfinished optimizer state."""
-        self.services.logged.clear()
+        self.services.begin(logged=MetricAccumulator())
         if isinstance(error, GeneratorExit):
             # The caller takes no more results, and nothing has failed.
             return

@@ -13,6 +13,7 @@ from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.engines.blocks import Block, begin_blocks, clip_rows, lay_out_like
+from fl_lightning.engines.draws import SharedDraws
 from fl_lightning.engines.lockstep import Passes, equal_neighbors, lockstep
 from fl_lightning.engines.pytrees import Stacked, StackingError
 from fl_lightning.engines.stack import ClientStack, Step
@@ -95,12 +96,16 @@ class StackTrainer:
         local: Trains single clients. Its settings, optimizers and batch transfer are used.
         cautious: Whether a stack is refused whose results differ from those of single clients by more than the last
             bits (`auto`).
+
+    Attributes:
+        draws: Watches over the random generators that are seeded for one client at a time.
     """
 
     def __init__(self, client: ClientModule, local: LocalTrainer, *, cautious: bool = False) -> None:
         self.client = client
         self.local = local
         self._cautious = cautious
+        self.draws = SharedDraws(local.device)
 
     def is_alone(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> bool:
         """Return True if the client must be alone in the module, because BatchNorm sees batches of one sample."""
@@ -287,6 +292,8 @@ class StackTrainer:
             logits: Keeps teachers' logits from the first epoch on. None: no logits are kept.
         """
         batches = self._make_batches(current, epoch=epoch, with_positions=logits is not None)
+        # A client's samples seed the generators of Python and NumPy as an epoch begins.
+        self.draws.restart()
         for rows, index in lockstep(passes):
             first = passes[rows.start]
             num_samples = first.batch_size if index < first.full else first.tail
@@ -304,6 +311,7 @@ class StackTrainer:
                 known=logits.of(rows, positions) if epoch else {},
             )
             logits.keep(rows, positions, computed)
+        self.draws.check("its samples or its step")
 
     def _make_batches(self, current: StackPhase, *, epoch: int, with_positions: bool) -> StackBatches:
         """Make the batches of one epoch.
@@ -377,7 +385,7 @@ class StackTrainer:
         for block in blocks:
             block.finish_step()
             if block.optimizers.schedulers:
-                self.local.builder.schedule(block.optimizers.schedulers, "step", block.accumulated_lr.steps)
+                self.local.builder.schedule(block.optimizers.schedulers, "step", index + 1)
         return logits
 
 

@@ -445,7 +445,7 @@ class LocalTrainer:
         elif closure() is not None:
             optimizer.step()
         if optimizers.schedulers:
-            self.builder.schedule(optimizers.schedulers, "step", optimizers.accumulated_lr.steps)
+            self.builder.schedule(optimizers.schedulers, "step", index + 1)
         return loss
 
 

@@ -20,6 +20,7 @@ from fl_lightning.engines.deployed import laid_out
 from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.inspection import Inspection
+from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import averaging_callbacks
 from fl_lightning.federation.fingerprint import fingerprint
 from fl_lightning.federation.run import FederatedRun
@@ -30,6 +31,7 @@ from fl_lightning.metrics.keys import metric_directions
 from fl_lightning.metrics.user_metrics import alone, computed, update, values_of
 from fl_lightning.types import Broadcast, ClientJob, ClientScore, State
 from fl_lightning.utils.life import heartbeat
+from fl_lightning.utils.trainer_view import whole_trainer
 
 PASS_HOOKS = frozenset(
     (
@@ -53,6 +55,8 @@ class Evaluation:
     Attributes:
         before: All entries from before the current pass. None between passes.
         inspection: Evaluates clients in the middle of a round, for monitors.
+        has_global: Whether there is a global model to evaluate. If not, the module's own steps and hooks of an
+            evaluation are not called.
     """
 
     def __init__(self, run: FederatedRun) -> None:
@@ -80,8 +84,8 @@ class Evaluation:
         self._has_evaluated = False
         """Whether the module has other entries than the global ones, because they are evaluated."""
         personal_elsewhere = self.global_weights.personal and getattr(self.clients, "is_remote", False)
-        self._has_global = bool(self.global_weights.shared) and not personal_elsewhere
-        """Whether there is a model to evaluate. If it has personal entries, their mean must be here."""
+        self.has_global = bool(self.global_weights.shared) and not personal_elsewhere
+        # If the model has personal entries, their mean must be in this process.
         runs_foreign_steps = self.client.module is not None or runs_foreign_code(self.client)
         self._may_draw = runs_foreign_steps or self.metrics is not None or self.transfer.hooked
         """Whether a pass runs code that may draw from the generators of NumPy and Python."""
@@ -122,14 +126,14 @@ class Evaluation:
         live = self.global_weights.live(self.global_weights.shared)
         if not live:
             return None
-        for callback in averaging_callbacks(self.client.trainer):
+        for callback in averaging_callbacks(self.data.trainer):
             return self._averaged(callback)
         evaluated = self.parts.server_module.evaluation_weights(self.parts.aggregator.evaluation_weights(live))
         return None if evaluated is live else evaluated
 
     def _averaged(self, callback: Callback) -> State:
         """Return the averages of a callback, which its hooks put into the module and take out again."""
-        trainer = self.client.trainer
+        trainer = self.data.trainer
         loop = trainer.lightning_module
         callback.on_validation_epoch_start(trainer, loop)
         try:
@@ -192,7 +196,7 @@ class Evaluation:
             What the module's own step returns, or None.
         """
         heartbeat()
-        if batch is EMPTY_BATCH or not self._has_global:
+        if batch is EMPTY_BATCH or not self.has_global:
             return None
         batch = self.transfer(batch)
         if self._accuracy is not None:
@@ -243,12 +247,12 @@ class Evaluation:
         arguments = [batch, batch_idx]
         if self._num_loaders() > 1:
             arguments.append(dataloader_idx)
-        with attach_services(self.modules, self.services.methods):
+        with attach_services(self.modules, self.services.methods), whole_trainer(self.modules):
             return step(*arguments[: num_arguments(step)])
 
     def _num_loaders(self) -> int:
         """Return the number of dataloaders of the present pass."""
-        trainer = self.client.trainer
+        trainer = self.data.trainer
         if trainer.predicting:
             return len(trainer.num_predict_batches)
         if trainer.testing:
@@ -275,6 +279,9 @@ class Evaluation:
             hook: Name of the hook, one of `PASS_HOOKS`.
         """
         if hook.endswith("_start"):
+            if self.data.trainer.state.fn != "fit":
+                # A fit has compared the data when it began. Test samples may be loaded only now.
+                check_same_everywhere(self.data, self.communicator, fits=False)
             self.begin(evaluates=hook != "on_predict_start")
             yield
             return
@@ -304,7 +311,7 @@ class Evaluation:
     def _values(self, prefix: str) -> dict[str, float]:
         """Return the values of a pass by log key. Every process must call it."""
         values = self._logged_values()
-        if not self._has_global:
+        if not self.has_global:
             return values
         if self.metrics is not None:
             values |= values_of(computed(self.metrics), prefix, self.class_names)
@@ -353,7 +360,7 @@ class Evaluation:
 
     def samples(self) -> dict[str, int]:
         """Return by split how many samples a pass of the present run evaluates: the first ones of the split."""
-        trainer = self.client.trainer
+        trainer = self.data.trainer
         names = [self.data.evaluated, *self.data.further_validation]
         limits = trainer.num_val_batches
         if trainer.state.fn == "test":

@@ -53,7 +53,8 @@ def fingerprint(split: Split, size: int, batch_size: int) -> str:
 
 def bytes_of(value: Tensor) -> bytes:
     """Return type, shape and bytes of a tensor."""
-    flat = value.detach().cpu().contiguous().reshape(-1)
+    # A single number may lie in memory with any stride, and only a copy has the stride that `view` needs.
+    flat = value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
     return f"{value.dtype} {tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()
 
 

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
 from fl_lightning.client.forwarding import Forwarding
+from fl_lightning.client.metric_states import NOBODY
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
@@ -42,8 +43,23 @@ from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
+from fl_lightning.utils.trainer_view import view_of, whole_trainer
 
 Part = TypeVar("Part")
+
+HOOKS_OF_ALL_PROCESSES = (
+    "on_validation",
+    "on_test",
+    "on_predict",
+    "on_train_end",
+    "on_fit_end",
+    "on_save_checkpoint",
+    "teardown",
+)
+"""How the hooks begin in which the processes of a run act together, and no client is trained."""
+
+HOOKS_OF_MODEL = ("on_validation", "on_test")
+"""How the hooks of an evaluation of the global model begin."""
 
 
 class FederatedLoop(Forwarding):
@@ -186,12 +202,22 @@ class FederatedLoop(Forwarding):
     @property
     def data(self) -> FederatedDataModule:
         """The Trainer's data module."""
-        return self.trainer.datamodule  # type: ignore[attr-defined,no-any-return]
+        return self.trainer.datamodule  # type: ignore[no-any-return]
 
     @property
     def round_metrics(self) -> dict[str, float]:
         """The values of the last round, by log key."""
         return self.recorder.round_metrics
+
+    @property
+    def trainer(self) -> Any:
+        """The Trainer that the loop is attached to."""
+        return super().trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
+        self.client.trainer = view_of(trainer)
 
     @property
     def skipped(self) -> list[Fault]:
@@ -239,7 +265,7 @@ class FederatedLoop(Forwarding):
         except RuntimeError:
             trainer = None
         if trainer is not None:
-            data = trainer.datamodule  # type: ignore[attr-defined]
+            data = trainer.datamodule
             memo[id(trainer)] = trainer
             memo[id(data)] = data
         copied = type(self).__new__(type(self))
@@ -253,11 +279,16 @@ class FederatedLoop(Forwarding):
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a hook of the client's modules.
 
-        The first hook of an evaluation begins it, and the last one ends it.
+        The first hook of an evaluation begins it, and the last one ends it. Without a global model no hook of an
+        evaluation is called.
         """
-        if name not in PASS_HOOKS:
+        if not name.startswith(HOOKS_OF_ALL_PROCESSES):
             return super().forward_hook(name, *args, **kwargs)
-        with self.evaluation.around(name):
+        around = self.evaluation.around(name) if name in PASS_HOOKS else nullcontext()
+        with around, whole_trainer(self.client_modules()):
+            if name.startswith(HOOKS_OF_MODEL) and not self.evaluation.has_global:
+                # The module would log values of metric objects that nobody has updated.
+                return []
             return super().forward_hook(name, *args, **kwargs)
 
     def services_of(self, hook: str) -> ClientServices:
@@ -335,7 +366,9 @@ class FederatedLoop(Forwarding):
         catch_up(self, self.data, self.recorder)
         self.forward_hook("on_train_start")
         # The client may have logged values before its first round.
-        self.recorder.logged.absorb(self.parts.services.logged)
+        before_clients = self.parts.services.logged
+        before_clients.end_client(NOBODY, self.client)
+        self.recorder.logged.absorb(before_clients)
         self._stop_if_spent()
 
     def on_train_end(self) -> None:

@@ -24,6 +24,7 @@ from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks, private
+from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import check_targets
 from fl_lightning.federation.code import digests_of_code, loaded_kind
 from fl_lightning.federation.horizon import Horizon, round_limit
@@ -275,6 +276,7 @@ class FederationParts:
             data.take_secret(secrets[0])
         if fits:
             self.horizon.check(limit)
+            check_same_everywhere(data, current_communicator(), fits=True)
             self._check_fit(trainer, data)
         checks.check_streams(
             data=data,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.client.metric_states import ClientMetric, on_host
 from fl_lightning.client.services import LoggedRows, MetricAccumulator, drain
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
@@ -106,7 +107,7 @@ class Recorder(Member):
 
     @property
     def has_metrics(self) -> bool:
-        """Whether clients have logged metric objects, which count all clients together."""
+        """Whether callbacks have logged metric objects, which count all clients together."""
         return bool(self.logged.metrics) or any(part.metrics for _, part in self._settled)
 
     def read(self, checks: Sequence[Tensor]) -> list[float]:
@@ -126,11 +127,11 @@ class Recorder(Member):
         self._settled = []
         return numbers
 
-    def share(self) -> tuple[ClientRows, dict[str, str]]:
+    def share(self) -> tuple[ClientRows, dict[str, str], list[ClientMetric]]:
         paths: dict[str, str] = {}
         if self.logged.metrics:
             paths = self.logged.metric_paths(self._root)
-        return self._rows, paths
+        return self._rows, paths, [on_host(of_client) for of_client in self.logged.counted]
 
     def reduce(self, outcome: RoundOutcome, shared: Sequence[Any]) -> dict[str, float]:
         """Reduce the values of all processes, without those of clients that were left out.
@@ -143,11 +144,16 @@ class Recorder(Member):
             shared: What each process has shared, by `share`.
         """
         kept_rows: list[LoggedRows] = []
-        for rows_of_process, _ in shared:
+        counted: list[ClientMetric] = []
+        for rows_of_process, _, counted_in_process in shared:
             for client_id, rows in rows_of_process:
                 if client_id not in outcome.failed:
                     kept_rows.append(rows)
-        values = self.logged.reduce(rows=kept_rows, paths=[paths for _, paths in shared], root=self._root)
+            counted += [of_client for of_client in counted_in_process if of_client.client_id not in outcome.failed]
+        values = self.logged.reduce(rows=kept_rows, paths=[paths for _, paths, _ in shared], root=self._root)
+        if counted or self.logged.counted:
+            # What clients that were left out have counted must go, too.
+            values |= self.logged.joined(counted, self._root)
         self.take_directions(self.logged.directions)
         return values
 

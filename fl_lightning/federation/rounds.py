@@ -231,7 +231,7 @@ class Rounds:
         outcome.leave_out({error.client_id: error.reason})
         is_first_exchange = exchange == self.parts.client.exchanges[0]
         keeps_cohort = any(member.keeps_cohort for member in self.members.all)
-        # A metric object that the client has updated is reset with the round.
+        # A metric object of a callback that counts all clients is reset with the round.
         has_metrics = self.parts.recorder.has_metrics
         if not is_first_exchange or error.taken_in or keeps_cohort or has_metrics:
             outcome.request_repeat()

@@ -76,7 +76,7 @@ class FederatedRun:
     def engine(self) -> SequentialEngine:
         """The engine of this process."""
         parts = self.parts
-        trainer = parts.client.trainer
+        trainer = self.data.trainer
         make: Callable[..., SequentialEngine] = SequentialEngine
         if parts.execution.chunk != 1:
             make = partial(CohortEngine, chunk=parts.execution.chunk, watches=self._is_watched())
@@ -121,7 +121,7 @@ class FederatedRun:
     def _is_watched(self) -> bool:
         """Return True if the user's own code may change the client module between two rounds."""
         parts = self.parts
-        trainer = parts.client.trainer
+        trainer = self.data.trainer
         callbacks = [callback for callback in trainer.callbacks if IGNORES not in vars(type(callback))]
         if any(isinstance(callback, CHANGING) for callback in callbacks):
             return True
@@ -143,7 +143,7 @@ class FederatedRun:
         checks.check_transforms(parts.transforms, self.communicator.world)
         error: Exception | None = None
         try:
-            parts.store.begin_fit(parts.client.trainer, parts.client.device)
+            parts.store.begin_fit(self.data.trainer, parts.client.device)
         except Exception as problem:
             error = problem
         self.communicator.all_gather_or_raise(None, error)

@@ -101,9 +101,10 @@ def parts_of_update(update: ClientUpdate, logged: MetricAccumulator, file: str |
     Raises:
         TypeError: The client has logged a metric object, which cannot be sent.
     """
-    if logged.metrics:
+    if logged.counted:
+        names = [of_client.name for of_client in logged.counted]
         raise TypeError(
-            f"metric objects that a client logs in training stay at its node, but {min(logged.metrics)!r} was logged; "
+            f"metric objects that a client logs in training stay at its node, but {min(names)!r} was logged; "
             f"log its value, or set model.metrics"
         )
     head: Content = {name: int(getattr(update, name)) for name in COUNTS}

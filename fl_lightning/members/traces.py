@@ -41,7 +41,7 @@ class Snapshot:
 
     It covers the classes and attributes of all modules, and the contents of the collections that are
     attributes: hooks, parametrizations, methods that were replaced. It leaves metric objects out,
-    because the round itself resets their counts.
+    because they begin anew for every client.
 
     Args:
         client: The client module.

@@ -49,8 +49,8 @@ class Forgetting(_ClassesByRound):
 
     Source: Lee et al. 2022, arXiv:2106.03097, Eq. 5; `exclude_final`: Chaudhry et al. 2018, arXiv:1801.10112. `update`
     takes `preds`, scores (B, C, ...) or classes (B, ...), `target` (B, ...) and `round_idx`, the round, epoch or task;
-    batches of one round add up. `compute` gives () float64 in [0, 1]. It is not to be reset between rounds, and in a
-    `MetricCollection` `round_idx` is given by name.
+    batches of one round add up. `compute` gives () float64 in [0, 1]. It is not to be reset between rounds, so
+    log its value, and keep it apart from metrics of one round. In a `MetricCollection` `round_idx` is given by name.
 
     Args:
         num_classes: C ≥ 1.

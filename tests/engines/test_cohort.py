@@ -435,12 +435,13 @@ def test_batch_norm_has_the_statistics_of_each_client(net, batch_size):
 class Scheduled(pl.LightningModule):
     """Two schedules, a parameter that no loss depends on, a buffer that is assigned anew, a number logged."""
 
-    def __init__(self, interval="epoch"):
+    def __init__(self, interval="epoch", frequency=1):
         super().__init__()
         self.net = nn.Linear(4, 3)
         self.unused = nn.Parameter(torch.ones(2))
         self.register_buffer("last", torch.zeros(3))
         self.interval = interval
+        self.frequency = frequency
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -454,12 +455,14 @@ class Scheduled(pl.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": self.interval}}
+        settings = {"scheduler": schedule, "interval": self.interval, "frequency": self.frequency}
+        return {"optimizer": optimizer, "lr_scheduler": settings}
 
 
+@pytest.mark.parametrize("frequency", [1, 2])
 @pytest.mark.parametrize("interval", ["epoch", "step"])
-def test_a_users_own_module_stacks_where_it_is_asked_for(interval):
-    make = looped(partial(Scheduled, interval), local_epochs=2, lr_decay=0.9)
+def test_a_users_own_module_stacks_where_it_is_asked_for(interval, frequency):
+    make = looped(partial(Scheduled, interval, frequency), local_epochs=2, lr_decay=0.9)
     loop = one_by_one_and_at_once(make, partial(toy_data, RAGGED))
     assert loop.engine.why_not() is None
     assert loop.client.module.unused.eq(1).all()  # no weight decay: its gradient is None

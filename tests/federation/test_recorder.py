@@ -18,6 +18,7 @@ from fl_lightning.functional.forgetting import forgetting
 from fl_lightning.methods import FedAvg
 from fl_lightning.metrics.history import History
 from fl_lightning.runs.loggers import RoundCSVLogger
+from fl_lightning.types import RoundOutcome
 from tests.toys import BatchNormNet, fit, sgd, toy_data, trainer
 
 KINDS = ("mean", "sum", "max", "min")
@@ -102,6 +103,20 @@ def test_a_round_that_failed_leaves_nothing():
     recorder.discard_round()
     assert metric.update_count == 0
     assert (recorder.round_metrics, recorder.take_pending(), reduced(recorder)) == ({}, None, {})
+
+
+def test_what_a_client_that_is_left_out_has_counted_does_not_reach_the_next_round():
+    root = torch.nn.Module()
+    root.level = MeanMetric()
+    recorder = Recorder(root=root)
+    for round_idx, failed in enumerate([{0: "gone"}, {}]):
+        if round_idx == 0:
+            root.level.update(2.0)
+            recorder.log("level", root.level)
+            recorder.logged.end_client(0, root)
+        outcome = RoundOutcome(round_idx, [0], before={}, failed=failed)
+        recorder.read([])
+        assert recorder.reduce(outcome, [recorder.share()]) == {}
 
 
 @pytest.mark.parametrize(
