@@ -35,6 +35,7 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import GUARANTEES, UNPROTECTED
 from fl_lightning.types import DataModule, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.utils.plain import plain_value
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
 
 FEDERATED_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
@@ -348,12 +349,14 @@ class FederationParts:
         settings["seed"] = self.seed
         for name, value in asdict(self.faults).items():
             settings[f"faults.{name}"] = value
-        return described_federation(
+        described = described_federation(
             client=self.client,
             parts=settings,
             precision=precision,
             max_epochs=max_epochs,
         )
+        # Checkpoints hold the settings, and parties of a real federation compare the texts of them.
+        return dict(plain_value(described))
 
     def local_settings(self, rounds: int | None) -> LocalSettings:
         """Return the settings of local training in a run.

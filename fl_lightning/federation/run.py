@@ -13,6 +13,7 @@ from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import IGNORES, CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation import checks
+from fl_lightning.federation.checkpoint import modules_by_prefix
 from fl_lightning.federation.costs import sample_costs
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.parts import FederationParts
@@ -32,7 +33,7 @@ class FederatedRun:
         parts: The parts of the federation.
         server: The server.
         trainer: The Trainer of the run. It is not kept, so that a loop can be copied.
-        forward: A function that calls a hook of the client's modules.
+        forward: A function that calls a hook of one of the client's modules.
         engine_factory: A function that gets the engine of this process, and makes the engine that trains and tests
             the clients. None means the engine of this process.
 
@@ -68,7 +69,7 @@ class FederatedRun:
             server=server,
             communicator=self.communicator,
             records=self.records,
-            entries=UserEntries(parts.client.lightning_modules(), forward),
+            entries=UserEntries(modules_by_prefix(parts.client), forward),
         )
         self._engine_factory = engine_factory
 

@@ -11,3 +11,13 @@ def lightning_base(kind: type) -> type:
     'LightningModule'
     """
     return next((base for base in kind.__mro__ if base.__module__.startswith(CORE)), object)
+
+
+def distribution_of(kind: type) -> str:
+    """Return the name of the installed package whose Lightning `kind` derives from: its own or the twin's.
+
+    >>> from pytorch_lightning.demos.boring_classes import BoringModel
+    >>> distribution_of(BoringModel)
+    'pytorch_lightning'
+    """
+    return lightning_base(kind).__module__.partition(".")[0]
