@@ -6,7 +6,6 @@ from functools import cached_property, partial
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import BaseFinetuning, LambdaCallback, ModelPruning
 
 from fl_lightning.client.checks import are_foreign
 from fl_lightning.distributed import current_communicator
@@ -21,9 +20,10 @@ from fl_lightning.federation.server import Server
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Engine
+from fl_lightning.utils.packages import is_of_lightning
 
-CHANGING = (LambdaCallback, BaseFinetuning, ModelPruning)
-"""Callbacks of Lightning that call functions of the user, or that change modules."""
+CHANGING = ("LambdaCallback", "BaseFinetuning", "ModelPruning")
+"""Names of callbacks of Lightning that call functions of the user, or that change modules."""
 
 
 class FederatedRun:
@@ -124,7 +124,7 @@ class FederatedRun:
         parts = self.parts
         trainer = parts.client.trainer
         callbacks = [callback for callback in trainer.callbacks if IGNORES not in vars(type(callback))]
-        if any(isinstance(callback, CHANGING) for callback in callbacks):
+        if any(is_of_lightning(callback, CHANGING) for callback in callbacks):
             return True
         owners = [trainer.lightning_module, *callbacks, parts.aggregator, parts.server_module, *parts.transforms]
         return are_foreign(owners)
