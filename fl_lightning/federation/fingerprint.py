@@ -6,6 +6,7 @@ import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
+from fl_lightning.data.loaders import without_none
 from fl_lightning.data.splits import Split
 
 MOST_BYTES = 2**27
@@ -36,7 +37,7 @@ def fingerprint(split: Split, size: int, batch_size: int) -> str:
         positions = torch.linspace(0, size - 1, min(size, NUM_READ), dtype=torch.float64).long()
     # A dataset of the user's own may draw.
     with isolate_rng():
-        for batch in split.batches(torch.split(positions, batch_size), None):
+        for batch in without_none(split.batches(torch.split(positions, batch_size), None)):
             for part in batch:
                 digest.update(bytes_of(part) if isinstance(part, Tensor) else repr(part).encode())
     return digest.hexdigest()

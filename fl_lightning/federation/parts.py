@@ -15,6 +15,7 @@ from torchmetrics import MetricCollection
 from fl_lightning.aggregation import Aggregator, Codec, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module, uncompiled
+from fl_lightning.client.deriving import check_parts
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, EvaluationServices, MetricAccumulator
@@ -245,6 +246,7 @@ class FederationParts:
                 in the loop.
         """
         self._check_not_replaced(loop)
+        check_parts(self.client)
         check_files_of(trainer.strategy)
         data = checks.check_data(trainer, self.settings.local_epochs)
         self._collect_hooks(trainer, loop)
