@@ -7,10 +7,13 @@ import lightning.pytorch as twin
 import pytest
 import pytorch_lightning as pl
 import torch
+import yaml
+from pytorch_lightning.cli import OptimizerCallable
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedLoop
+from fl_lightning.__main__ import main
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.methods import FedProx
 from tests.toys import equal, samples, toy_data, trainer, weights_of
@@ -384,3 +387,65 @@ def test_initial_weights_from_a_file_with_objects_say_what_is_wrong(tmp_path):
     loop = FederatedLoop(make(), seed=1, initial_weights=tmp_path / "client.ckpt")
     with pytest.raises(ValueError, match="holds more than tensors and plain values"):
         trainer(1).fit(loop, datamodule=toy_data())
+
+
+class Encoder(nn.Module):
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.layer = nn.Linear(4, width)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def injected(package):
+    class Injected(Steps, package.LightningModule):
+        def __init__(self, encoder: nn.Module, optimizer: OptimizerCallable = torch.optim.SGD, lr: float = 0.5):
+            super().__init__()
+            self.save_hyperparameters()
+            self.encoder = encoder
+            self.optimizer = optimizer
+            self.net = nn.Linear(5, 3)
+
+        def backbone(self, x):
+            return self.encoder(x)
+
+        def configure_optimizers(self):
+            return self.optimizer(self.parameters())
+
+    return Injected
+
+
+InjectedOurs = injected(pl)
+InjectedTwin = injected(twin)
+for name, kind in {"InjectedOurs": InjectedOurs, "InjectedTwin": InjectedTwin}.items():
+    kind.__name__ = kind.__qualname__ = name
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("kind", [InjectedOurs, InjectedTwin])
+def test_objects_of_a_configuration_are_made_again_as_lightnings_command_line_does(kind, around, tmp_path, monkeypatch):
+    module = {
+        "class_path": f"{__name__}.{kind.__name__}",
+        "init_args": {
+            "encoder": {"class_path": f"{__name__}.Encoder", "init_args": {"width": 5}},
+            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
+        },
+    }
+    client = {"class_path": "FedProx", "init_args": {"mu": 0.1, "module": module}} if around else module
+    config = {
+        "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False},
+        "model": {"client": client},
+        "data": {"source": {"class_path": "tests.user_data.Pairs"}, "num_clients": 2},
+    }
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "-c", "mine.yaml"])
+    path = next(tmp_path.rglob("client.ckpt"))
+    loaded = kind.load_from_checkpoint(path, weights_only=True)
+    assert loaded.encoder.layer.out_features == 5
+    assert loaded.hparams.lr == 0.5
+    (optimizer,) = [loaded.configure_optimizers()]
+    assert (type(optimizer), optimizer.defaults["lr"]) == (torch.optim.Adam, 0.01)
+    assert equal(dict(loaded.state_dict()), torch.load(path)["state_dict"])

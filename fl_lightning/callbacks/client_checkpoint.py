@@ -13,10 +13,10 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client import ClientModule
-from fl_lightning.federation.identity import is_plain
+from fl_lightning.federation.identity import class_name, is_plain
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.files import DIGEST, save_with_digest
-from fl_lightning.utils.packages import distribution_of
+from fl_lightning.utils.packages import distribution_of, lightning_base
 from fl_lightning.utils.plain import is_readable, plain_value
 
 
@@ -33,11 +33,16 @@ class ClientCheckpoint(Callback):
     Args:
         dirpath: Folder of the file. None is `trainer.default_root_dir`.
         filename: Name of the checkpoint.
+
+    Attributes:
+        configured: The client as a configuration names it, with `class_path` and `init_args`, or an empty mapping. An
+            object among the hyper-parameters is then written as the configuration has it, as LightningCLI does.
     """
 
     def __init__(self, dirpath: str | Path | None = None, filename: str = "client.ckpt") -> None:
         self.dirpath = dirpath
         self.filename = filename
+        self.configured: Mapping[str, Any] = {}
         self._reported: set[str] = set()
         """The names of the entries that cannot be written, which were reported."""
 
@@ -69,7 +74,7 @@ class ClientCheckpoint(Callback):
             "global_step": trainer.global_step,
             "pytorch-lightning_version": version(distribution_of(type(inner))),
             "state_dict": {name.removeprefix(prefix): value for name, value in client.state_dict().items()},
-            **hyperparameters(inner),
+            **hyperparameters(inner, self.configured),
         }
         forward(inner, "on_save_checkpoint", checkpoint)
         checkpoint[DIGEST] = "sha256"
@@ -100,10 +105,14 @@ def call_on_save(module: LightningModule, name: str, checkpoint: dict[str, Any])
     getattr(module, name)(checkpoint)
 
 
-def hyperparameters(module: LightningModule) -> dict[str, Any]:
+def hyperparameters(module: LightningModule, configured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a checkpoint for the hyper-parameters of a module, by Lightning's keys.
 
     They are those that the module saved itself, else its plain arguments.
+
+    Args:
+        module: The module.
+        configured: The client as a configuration names it, or an empty mapping.
     """
     hparams: Any = module.hparams
     if not hparams:
@@ -115,12 +124,51 @@ def hyperparameters(module: LightningModule) -> dict[str, Any]:
     if name is not None:
         entries[module.CHECKPOINT_HYPER_PARAMS_NAME] = name
     if isinstance(hparams, dict):
-        entries[module.CHECKPOINT_HYPER_PARAMS_KEY] = dict(hparams)
+        entries[module.CHECKPOINT_HYPER_PARAMS_KEY] = {**hparams, **as_configured(module, configured)}
     else:
         # A container of OmegaConf, which Lightning makes again by its type.
         entries[module.CHECKPOINT_HYPER_PARAMS_KEY] = hparams
         entries[module.CHECKPOINT_HYPER_PARAMS_TYPE] = type(hparams)
     return entries
+
+
+def as_configured(module: LightningModule, configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects among the hyper-parameters of a module as a configuration has them.
+
+    With them come the keys by which Lightning makes the objects again, if there is such an object.
+
+    Args:
+        module: The module.
+        configured: The client as a configuration names it, or an empty mapping.
+    """
+    named = configuration_of(type(module), configured)
+    arguments: Mapping[str, Any] = named.get("init_args") or {}
+    values: dict[str, Any] = {}
+    for name, value in module.hparams.items():
+        if name in arguments and not is_plain(value):
+            values[name] = arguments[name]
+    if not values:
+        return {}
+    package = lightning_base(type(module)).__module__.partition(".core.")[0]
+    return {**values, "_class_path": named["class_path"], "_instantiator": f"{package}.cli.instantiate_module"}
+
+
+def configuration_of(kind: type, configured: Any) -> Mapping[str, Any]:
+    """Return the part of a configuration that names a class, or an empty mapping.
+
+    Args:
+        kind: The class.
+        configured: The configuration.
+    """
+    if not isinstance(configured, Mapping):
+        return {}
+    if "class_path" in configured and class_name(configured["class_path"]) == class_name(kind):
+        return configured
+    for value in configured.values():
+        found = configuration_of(kind, value)
+        if found:
+            return found
+    return {}
 
 
 def arguments_of(module: LightningModule) -> dict[str, Any]:

@@ -223,7 +223,9 @@ class FederatedCLI(LightningCLI):
             if settings.enable_checkpointing is not False:
                 best = BestCheckpoint(self.folder / runs.CHECKPOINTS, "best", config.best.monitor, config.best.mode)
                 ours += checkpoints(best, given)
-                ours.append(ClientCheckpoint(self.folder / runs.CHECKPOINTS))
+                trained = ClientCheckpoint(self.folder / runs.CHECKPOINTS)
+                trained.configured = config.as_dict()["model"]["client"] or {}
+                ours.append(trained)
         bars = any(is_of_lightning(callback, "ProgressBar") for callback in given)
         if settings.enable_progress_bar is not False and not settings.barebones and not bars:
             ours.append(RoundProgressBar())
