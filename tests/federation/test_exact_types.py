@@ -248,3 +248,14 @@ def test_an_object_of_a_callback_is_named(tmp_path, caplog):
     loop = FederatedLoop(FedAvg(), seed=3)
     again.fit(loop, datamodule=toy_data(), ckpt_path=tmp_path / "one.ckpt", weights_only=False)
     assert loop.trainer.current_epoch == 2
+
+
+@pytest.mark.parametrize("kind", [name for name, value in NUMBERS.items() if isinstance(value, float)])
+def test_parties_of_a_real_federation_have_the_same_text_of_equal_settings(kind):
+    """They compare digests of it."""
+    texts = []
+    for value in (NUMBERS[kind], 0.5):
+        optimizer = partial(torch.optim.SGD, lr=value)
+        loop = FederatedLoop(FedProx(mu=value, optimizer=optimizer), seed=1, clip_norm=value)
+        texts.append(repr(loop.parts.described("32-true", 3)))
+    assert texts[0] == texts[1]
