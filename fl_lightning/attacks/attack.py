@@ -7,7 +7,7 @@ from pytorch_lightning import LightningModule
 
 from fl_lightning.client import ClientModule
 from fl_lightning.client.deriving import with_part
-from fl_lightning.types import Broadcast, ClientData
+from fl_lightning.types import Broadcast, ClientData, TrainableModule
 
 
 class Attack(ClientModule):
@@ -31,7 +31,9 @@ class Attack(ClientModule):
         super().receive(broadcast, local)
 
 
-def attacked(client: LightningModule, attack: type[Attack], attackers: Iterable[int], **settings: Any) -> ClientModule:
+def attacked(
+    client: LightningModule | TrainableModule, attack: type[Attack], attackers: Iterable[int], **settings: Any
+) -> ClientModule:
     """Make some clients malicious.
 
     Args:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_lightning.attacks.attack import Attack, attacked
 from fl_lightning.client import ClientModule
-from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.types import Batch, Broadcast, ClientData, TrainableModule
 
 EVALUATED = ("test", "val")
 """Splits for evaluation only, which keep their labels."""
@@ -87,7 +87,7 @@ class LabelFlip(Attack):
         return self.num_classes
 
 
-def label_flip(client: LightningModule, attackers: list[int]) -> ClientModule:
+def label_flip(client: LightningModule | TrainableModule, attackers: list[int]) -> ClientModule:
     """Make some clients train on class C − 1 − y in place of y.
 
     Args:

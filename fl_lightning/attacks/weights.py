@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_lightning.attacks.attack import Attack, attacked
 from fl_lightning.client import ClientModule
-from fl_lightning.types import Broadcast, ClientData, ClientUpdate
+from fl_lightning.types import Broadcast, ClientData, ClientUpdate, TrainableModule
 from fl_lightning.utils.settings import check_above
 
 
@@ -80,7 +80,7 @@ class Noise(WeightAttack):
         return trained + self.std * torch.randn(trained.shape, generator=generator).to(trained)
 
 
-def sign_flip(client: LightningModule, attackers: list[int], factor: float = 10.0) -> ClientModule:
+def sign_flip(client: LightningModule | TrainableModule, attackers: list[int], factor: float = 10.0) -> ClientModule:
     """Make some clients send x − factor · (y − x) for the received weights x and the trained ones y.
 
     Args:
@@ -92,7 +92,7 @@ def sign_flip(client: LightningModule, attackers: list[int], factor: float = 10.
     return attacked(client, SignFlip, attackers, factor=factor)
 
 
-def noise(client: LightningModule, attackers: list[int], std: float = 1.0) -> ClientModule:
+def noise(client: LightningModule | TrainableModule, attackers: list[int], std: float = 1.0) -> ClientModule:
     """Make some clients add normal noise to the weights that they send.
 
     Args:

@@ -20,7 +20,7 @@ from fl_lightning.metrics.keys import is_value, percent_factor, unit_of
 from fl_lightning.runs.plain_fit import warn_of_plain_fit
 from fl_lightning.utils.settings import check_at_least
 
-LOGGERS = (None, "pytorch_lightning", "lightning_fabric", "lightning.pytorch", "py.warnings")
+LOGGERS = (None, "pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric", "py.warnings")
 """Loggers whose handlers may hold a stream from before the bar, which rich does not redirect. None is the root."""
 
 SHARES = {"global/acc": "acc", "val/acc": "acc", "global/forgetting": "F", "val/forgetting": "F", "local/alma": "alma"}

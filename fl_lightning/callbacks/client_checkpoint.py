@@ -1,48 +1,68 @@
 """Callback that saves the trained model without the federation around it."""
 
 import inspect
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client import ClientModule
-from fl_lightning.federation.identity import is_plain
+from fl_lightning.federation.identity import class_name, is_plain
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.files import DIGEST, save_with_digest
+from fl_lightning.utils.packages import distribution_of, lightning_base
+from fl_lightning.utils.plain import is_readable, plain_value
 
 
 class ClientCheckpoint(Callback):
     """Writes the global model after every round, as it is evaluated, as a checkpoint of the client's own class.
 
-    `MyModule.load_from_checkpoint("client.ckpt")` reads the file without this package. The entries have the module's
-    own names, and the hyper-parameters are those that the module saved itself. For a client with `net=` they are its
-    plain arguments, and the factory is given again: `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. The callback
-    writes nothing if the clients share no weights. In a fit without a federation it writes the fitted module after
-    every epoch, in the same form.
+    `MyModule.load_from_checkpoint("client.ckpt")` reads the file without this package. The file holds what Lightning
+    would write for the module alone: the entries by the module's own names, all hyper-parameters that the module saved
+    itself, and what its `on_save_checkpoint` adds or changes. As in Lightning, objects among these are read with
+    `weights_only=False`. For a client with `net=` the hyper-parameters are its plain arguments, and the factory is
+    given again: `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. The callback writes nothing if the clients share
+    no weights. In a fit without a federation it writes the fitted module after every epoch, in the same form.
 
     Args:
         dirpath: Folder of the file. None is `trainer.default_root_dir`.
         filename: Name of the checkpoint.
+
+    Attributes:
+        configured: The client as a configuration names it, with `class_path` and `init_args`, or an empty mapping. An
+            object among the hyper-parameters is then written as the configuration has it, as LightningCLI does.
     """
 
     def __init__(self, dirpath: str | Path | None = None, filename: str = "client.ckpt") -> None:
         self.dirpath = dirpath
         self.filename = filename
+        self.configured: Mapping[str, Any] = {}
+        self._reported: set[str] = set()
+        """The names of the entries that cannot be written, which were reported."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         if not isinstance(pl_module, FederatedLoop):
-            self._write(trainer, pl_module)
+            self._write(trainer, pl_module, call_on_save)
         elif pl_module.global_weights.shared:
             with pl_module.evaluation.evaluated_entries():
-                self._write(trainer, pl_module.client)
+                self._write(trainer, pl_module.client, pl_module.forward_to)
 
-    def _write(self, trainer: Trainer, client: LightningModule) -> None:
-        """Write a module as it is."""
+    def _write(self, trainer: Trainer, client: LightningModule, forward: Callable[..., Any]) -> None:
+        """Write a module as it is.
+
+        Args:
+            trainer: The Trainer of the run.
+            client: The module, or the client that is built around it.
+            forward: Calls a hook of a module, as `(module, name, checkpoint)`.
+        """
         inner = client
         prefix = ""
         wrapped = getattr(client, "module", None) if isinstance(client, ClientModule) else None
@@ -50,20 +70,105 @@ class ClientCheckpoint(Callback):
             inner = wrapped
             prefix = "module."
         checkpoint: dict[str, Any] = {
-            "state_dict": {name.removeprefix(prefix): value for name, value in client.state_dict().items()},
-            inner.CHECKPOINT_HYPER_PARAMS_KEY: hyperparameters(inner),
-            "pytorch-lightning_version": version("pytorch_lightning"),
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,
-            DIGEST: "sha256",
+            "pytorch-lightning_version": version(distribution_of(type(inner))),
+            "state_dict": {name.removeprefix(prefix): value for name, value in client.state_dict().items()},
+            **hyperparameters(inner, self.configured),
         }
-        save_with_digest(checkpoint, Path(self.dirpath or trainer.default_root_dir, self.filename))
+        forward(inner, "on_save_checkpoint", checkpoint)
+        checkpoint[DIGEST] = "sha256"
+        save_with_digest(self._writable(checkpoint), Path(self.dirpath or trainer.default_root_dir, self.filename))
+
+    def _writable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a checkpoint in plain form, without the objects that cannot be written, which are reported once."""
+        left_out: list[str] = []
+        writable = without_unpicklable(plain_value(checkpoint), prefix="", left_out=left_out)
+        names = [name for name in left_out if name not in self._reported]
+        self._reported.update(names)
+        if names:
+            rank_zero_info(
+                f"{', '.join(names)} cannot be pickled, so that {self.filename} lacks them; give them again to "
+                f"load_from_checkpoint"
+            )
+        return writable
 
 
-def hyperparameters(module: LightningModule) -> dict[str, Any]:
-    """Return the plain hyper-parameters that a module saved itself, else its plain arguments."""
-    values: Mapping[str, Any] = module.hparams or arguments_of(module)
-    return {name: value for name, value in values.items() if is_plain(value)}
+def call_on_save(module: LightningModule, name: str, checkpoint: dict[str, Any]) -> None:
+    """Call a hook of a module that is fitted without a federation.
+
+    Args:
+        module: The module.
+        name: The name of the hook.
+        checkpoint: The checkpoint.
+    """
+    getattr(module, name)(checkpoint)
+
+
+def hyperparameters(module: LightningModule, configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a checkpoint for the hyper-parameters of a module, by Lightning's keys.
+
+    They are those that the module saved itself, else its plain arguments.
+
+    Args:
+        module: The module.
+        configured: The client as a configuration names it, or an empty mapping.
+    """
+    hparams: Any = module.hparams
+    if not hparams:
+        arguments = arguments_of(module)
+        return {module.CHECKPOINT_HYPER_PARAMS_KEY: {key: value for key, value in arguments.items() if is_plain(value)}}
+    entries: dict[str, Any] = {}
+    # Lightning notes which argument the hyper-parameters are, and has no public name for it.
+    name = vars(module).get("_hparams_name")
+    if name is not None:
+        entries[module.CHECKPOINT_HYPER_PARAMS_NAME] = name
+    if isinstance(hparams, dict):
+        entries[module.CHECKPOINT_HYPER_PARAMS_KEY] = {**hparams, **as_configured(module, configured)}
+    else:
+        # A container of OmegaConf, which Lightning makes again by its type.
+        entries[module.CHECKPOINT_HYPER_PARAMS_KEY] = hparams
+        entries[module.CHECKPOINT_HYPER_PARAMS_TYPE] = type(hparams)
+    return entries
+
+
+def as_configured(module: LightningModule, configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects among the hyper-parameters of a module as a configuration has them.
+
+    With them come the keys by which Lightning makes the objects again, if there is such an object.
+
+    Args:
+        module: The module.
+        configured: The client as a configuration names it, or an empty mapping.
+    """
+    named = configuration_of(type(module), configured)
+    arguments: Mapping[str, Any] = named.get("init_args") or {}
+    values: dict[str, Any] = {}
+    for name, value in module.hparams.items():
+        if name in arguments and not is_plain(value):
+            values[name] = arguments[name]
+    if not values:
+        return {}
+    package = lightning_base(type(module)).__module__.partition(".core.")[0]
+    return {**values, "_class_path": named["class_path"], "_instantiator": f"{package}.cli.instantiate_module"}
+
+
+def configuration_of(kind: type, configured: Any) -> Mapping[str, Any]:
+    """Return the part of a configuration that names a class, or an empty mapping.
+
+    Args:
+        kind: The class.
+        configured: The configuration.
+    """
+    if not isinstance(configured, Mapping):
+        return {}
+    if "class_path" in configured and class_name(configured["class_path"]) == class_name(kind):
+        return configured
+    for value in configured.values():
+        found = configuration_of(kind, value)
+        if found:
+            return found
+    return {}
 
 
 def arguments_of(module: LightningModule) -> dict[str, Any]:
@@ -77,3 +182,33 @@ def arguments_of(module: LightningModule) -> dict[str, Any]:
             if has_name and hasattr(module, parameter.name):
                 values[parameter.name] = getattr(module, parameter.name)
     return values
+
+
+def without_unpicklable(entries: Mapping[Any, Any], prefix: str, left_out: list[str]) -> dict[Any, Any]:
+    """Return a copy of nested entries without those that cannot be written to a file.
+
+    Args:
+        entries: Entries by name, nested, in plain form.
+        prefix: Beginning of the names in `left_out`.
+        left_out: Receives the names of the entries that the copy lacks.
+    """
+    writable: dict[Any, Any] = {}
+    for key, value in entries.items():
+        if type(value) is dict:
+            writable[key] = without_unpicklable(value, prefix=f"{prefix}{key}.", left_out=left_out)
+        elif is_writable(value):
+            writable[key] = value
+        else:
+            left_out.append(f"{prefix}{key}")
+    return writable
+
+
+def is_writable(value: Any) -> bool:
+    """Return True if a value can be pickled."""
+    if is_readable(value):
+        return True
+    try:
+        torch.save(value, BytesIO())
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):
+        return False
+    return True

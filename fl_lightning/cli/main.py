@@ -14,7 +14,6 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
@@ -44,6 +43,7 @@ from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 from fl_lightning.types import DataModule
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.keyed import keyed_globals
+from fl_lightning.utils.packages import is_of_lightning
 from fl_lightning.utils.settings import as_list
 
 Part = TypeVar("Part")
@@ -227,9 +227,10 @@ class FederatedCLI(LightningCLI):
             if settings.enable_checkpointing is not False:
                 best = BestCheckpoint(self.folder / CHECKPOINTS, "best", config.best.monitor, config.best.mode)
                 ours += checkpoints(best, given)
-                ours.append(ClientCheckpoint(self.folder / CHECKPOINTS))
-                ours.append(CheckpointIndex(self.folder))
-        bars = any(isinstance(callback, ProgressBar) for callback in given)
+                trained = ClientCheckpoint(self.folder / CHECKPOINTS)
+                trained.configured = config.as_dict()["model"]["client"] or {}
+                ours += [trained, CheckpointIndex(self.folder)]
+        bars = any(is_of_lightning(callback, "ProgressBar") for callback in given)
         if settings.enable_progress_bar is not False and not settings.barebones and not bars:
             ours.append(RoundProgressBar())
         kinds = {type(callback) for callback in given}
@@ -270,7 +271,7 @@ def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
 
 def checkpoints(best: BestCheckpoint, given: list[Callback]) -> list[Callback]:
     """Keep the best and the last round's checkpoint, each unless the user's own ModelCheckpoints do that."""
-    users = [callback for callback in given if isinstance(callback, ModelCheckpoint)]
+    users: list[Any] = [callback for callback in given if is_of_lightning(callback, "ModelCheckpoint")]
     ours: list[Callback] = [] if any(callback.monitor for callback in users) else [best]
     if not any(callback.save_last for callback in users):
         ours.append(runs.LastCheckpoint(str(best.dirpath)))  # after the best one, whose path it stores

@@ -18,6 +18,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.records import decode, delete, file_names, files_of
 from fl_lightning.utils.files import DIGEST, check_digest, loaded, read_saved, save_with_digest, write_atomically
+from fl_lightning.utils.plain import objects_in, plain_value
 
 REGISTRY = "checkpoints.json"
 """Name of the file, beside the store's files, that lists the checkpoints that may need the store's files."""
@@ -50,6 +51,8 @@ class FederatedCheckpointIO(CheckpointIO):
         """The names of the checkpoints in the registry on disk."""
         self._protected: Names = frozenset()
         """The files that a checkpoint of a damaged registry may need. They are never deleted."""
+        self._reported: set[str] = set()
+        """The names of the objects in checkpoints that were reported."""
         self._places: set[tuple[str, str]] = set()
         """Where this process saved checkpoints: the folders, with the ending of the files."""
 
@@ -72,7 +75,8 @@ class FederatedCheckpointIO(CheckpointIO):
         self._needed = self._recall(ckpt_path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        checkpoint = self._with_records(checkpoint, path)
+        checkpoint = plain_value(self._with_records(checkpoint, path))
+        self._say_unreadable(checkpoint)
         if storage_options is None and self._is_ours(path):
             self._places.add(folder_and_ending(path))
             self._save(checkpoint, path)
@@ -139,6 +143,16 @@ class FederatedCheckpointIO(CheckpointIO):
                 f"the checkpoint {path} cannot be written ({reason}); the one before it is as it was: make space "
                 f"or give the run another folder, then continue with --ckpt_path last"
             ) from error
+
+    def _say_unreadable(self, checkpoint: Mapping[str, Any]) -> None:
+        """Report the objects in a checkpoint, once each, because it is read with `weights_only=False` only."""
+        names = {name: None for name in objects_in(checkpoint) if name not in self._reported}
+        self._reported.update(names)
+        if names:
+            rank_zero_info(
+                f"{', '.join(names)} of the checkpoint are objects, so that it is read with weights_only=False only; "
+                f"keep tensors, numbers, strings, lists and dicts of them there"
+            )
 
     def _note(self, path: Any, files: Names) -> None:
         """Take down which files a checkpoint needs, and delete the files that no checkpoint needs any more.

@@ -2,16 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities import rank_zero_warn
-from pytorch_lightning.utilities.compile import from_compiled
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fl_lightning.client.hooks import overridden
 from fl_lightning.types import TrainableModule
-from fl_lightning.utils.packages import lightning_base
+from fl_lightning.utils.packages import is_of_lightning, lightning_base
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
 from fl_lightning.utils.signatures import check_call
 
@@ -21,6 +22,7 @@ KNOWN = frozenset(
         "torch",
         "torchvision",
         "pytorch_lightning",
+        "lightning",
         "lightning_fabric",
         "lightning_utilities",
         "builtins",
@@ -30,15 +32,23 @@ KNOWN = frozenset(
 )
 """Packages whose modules keep their parameters and buffers as they are."""
 
+METHOD_HOOKS = ("training_step", "receive", "phases", "reply", "accumulated_lr_slope")
+"""Hooks that the coefficients of a method switch off, if these make the method FedAvg."""
+
 MAX_STEP_ARGUMENTS = 3
 """Positional arguments that a step can be given: batch, index of the batch, index of the dataloader."""
 
 
 def uncompiled(module: Any) -> Any:
     """Return the module in what `torch.compile` returned, which computes by the compiled steps."""
-    if type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), LightningModule):
-        return from_compiled(module)
-    return module
+    if type(module).__name__ != "OptimizedModule":
+        return module
+    inner = getattr(module, "_orig_mod", None)
+    if not is_of_lightning(inner, "LightningModule"):
+        return module
+    # Each package takes modules of its own only.
+    package = lightning_base(type(inner)).__module__.partition(".core.")[0]
+    return resolve_name(f"{package}.utilities.compile:from_compiled")(module)
 
 
 def check_module(module: object) -> None:
@@ -81,17 +91,17 @@ def check_training_step(module: Any) -> None:
         TypeError: There is no `training_step`, it draws its own batches, or it takes other arguments.
     """
     kind: Any = type(module)
-    if getattr(kind, "training_step", None) is getattr(lightning_base(kind), "training_step", None):
+    if not overridden(module, "training_step"):
         raise TypeError(
             f"a client needs a training_step, and {kind.__name__} has none; define training_step(batch, batch_idx) "
             f"returning the loss"
         )
-    if "dataloader_iter" in inspect.signature(kind.training_step).parameters:
+    step = module.training_step
+    if "dataloader_iter" in inspect.signature(step).parameters:
         raise TypeError(
             f"{kind.__name__}.training_step takes dataloader_iter, but the batches of a client are drawn for it; "
             f"take (batch, batch_idx)"
         )
-    step = module.training_step
     arguments = ["batch", "batch_idx"][: max(1, num_arguments(step))]
     check_call(f"{kind.__name__}.training_step", step, arguments, of_object=True)
 
@@ -310,7 +320,7 @@ def check_returned(client: Any, output: Any) -> tuple[Tensor, dict[str, Any]]:
 def can_be_fedavg_equivalent(client: Any) -> bool:
     """Return True if coefficients of this client may make its method FedAvg.
 
-    They may unless a subclass or the object overrides what the coefficients switch off.
+    They may unless a subclass overrides what the coefficients switch off.
 
     Args:
         client: A ClientModule.
@@ -319,8 +329,16 @@ def can_be_fedavg_equivalent(client: Any) -> bool:
         return False
     kind = type(client)
     owner = next(parent for parent in kind.__mro__ if "fedavg_equivalent" in vars(parent))
-    hooks = ("training_step", "receive", "phases", "reply", "accumulated_lr_slope")
-    return all(getattr(kind, hook) is getattr(owner, hook) for hook in hooks)
+    return all(getattr(kind, hook) is getattr(owner, hook) for hook in METHOD_HOOKS)
+
+
+def sets_hooks(client: Any) -> bool:
+    """Return True if hooks of a method are set on the object itself, not on its class.
+
+    Args:
+        client: A ClientModule.
+    """
+    return not vars(client).keys().isdisjoint(METHOD_HOOKS)
 
 
 def runs_foreign_code(client: nn.Module) -> bool:

@@ -5,12 +5,13 @@ from typing import Any
 from pytorch_lightning import LightningModule
 
 from fl_lightning.client.module import ClientModule
+from fl_lightning.types import TrainableModule
 
 CLASSES: dict[tuple[type[ClientModule], type[ClientModule]], Any] = {}
 """Derived classes, by the part and the class of the client."""
 
 
-def with_part(client: LightningModule, part: type[ClientModule], **settings: Any) -> ClientModule:
+def with_part(client: LightningModule | TrainableModule, part: type[ClientModule], **settings: Any) -> ClientModule:
     """Let a client do the work of a part besides that of its method.
 
     Args:
@@ -26,6 +27,29 @@ def with_part(client: LightningModule, part: type[ClientModule], **settings: Any
     for name, value in settings.items():
         setattr(derived_client, name, value)
     return derived_client
+
+
+def check_parts(client: ClientModule) -> None:
+    """Refuse a client whose parts are bypassed by methods that are set on the object itself.
+
+    Raises:
+        ValueError: Such a method is set.
+    """
+    for (part, base), kind in CLASSES.items():
+        if type(client) is not kind:
+            continue
+        bypassed = sorted(name for name in vars(client) if is_work(part, name))
+        if bypassed:
+            raise ValueError(
+                f"{part.__name__} does its work in {bypassed[0]}, and {bypassed[0]} set on the {base.__name__} itself "
+                f"takes its place; define it in a class, or set it on the LightningModule in module="
+            )
+
+
+def is_work(part: type[ClientModule], name: str) -> bool:
+    """Return True if a part has a method of this name that is not the one of every client."""
+    method = getattr(part, name, None)
+    return callable(method) and method is not getattr(ClientModule, name, None)
 
 
 def derived(part: type[ClientModule], base: type[ClientModule]) -> Any:

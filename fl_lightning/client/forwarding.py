@@ -6,7 +6,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule
 
 from fl_lightning.client.checkpoint_io import CheckedLoading
-from fl_lightning.client.hooks import hooks, hooks_on_batches, overridden
+from fl_lightning.client.hooks import hooks, hooks_on_batches, overridden, own_hook
 from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.utils.settings import as_list
@@ -64,6 +64,21 @@ class Forwarding(CheckedLoading):
             return []
         with attach_services(self.client_modules(), self.services_of(name).methods):
             return [hook(*args, **kwargs) for hook in self._forwarded[name]]
+
+    def forward_to(self, module: LightningModule, name: str, *args: Any) -> bool:
+        """Call a hook of one of the modules, and return whether the module overrides it.
+
+        Args:
+            module: The module.
+            name: The name of the hook.
+            args: The positional arguments of the hook.
+        """
+        hook = own_hook(module, name)
+        if hook is None:
+            return False
+        with attach_services(self.client_modules(), self.services_of(name).methods):
+            hook(*args)
+        return True
 
     def module_callbacks(self) -> list[Callback]:
         """Return the callbacks that the modules make, and take over their hooks on batches.

@@ -7,7 +7,7 @@ from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from pytorch_lightning.utilities import rank_zero_info
 
-from fl_lightning.utils.packages import lightning_base
+from fl_lightning.utils.packages import LIGHTNING, lightning_base
 from fl_lightning.utils.signatures import check_call, positional
 
 STEP_HOOKS = (
@@ -67,7 +67,7 @@ FORWARDED = frozenset(
 )
 """Hooks of a client's modules that are called in the Trainer's place."""
 
-SHIPPED = ("pytorch_lightning.", "lightning.pytorch.", "fl_lightning.")
+SHIPPED = (*LIGHTNING, "fl_lightning.")
 """First parts of the names of modules whose callbacks are not of the user's own."""
 
 IGNORED = ("prepare_data", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")

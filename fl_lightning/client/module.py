@@ -19,6 +19,7 @@ from fl_lightning.client.checks import (
     made_net,
     num_arguments,
     same_or_unset,
+    sets_hooks,
     uncompiled,
 )
 from fl_lightning.client.context import ClientContext
@@ -137,8 +138,10 @@ class ClientModule(CheckedLoading):
         self._parameter_owners: list[tuple[str, nn.Module, str]] = []
         """The trainable parameters: name, the module that has it, and its name there."""
         self._personal: frozenset[str] = frozenset()
-        self._num_arguments = 2 if self.module is None else num_arguments(self.module.training_step)
-        """The number of positional arguments of the wrapped module's `training_step`."""
+        self._own_step: Any = None
+        """The `training_step` that is set on the wrapped module itself, or None, when its arguments were counted."""
+        self._num_arguments = 0
+        """The number of positional arguments of the wrapped module's `training_step`. 0: they are not counted yet."""
         if self.module is not None:
             self.automatic_optimization = self.module.automatic_optimization
         elif num_classes is not None and input_shape is not None:
@@ -225,6 +228,10 @@ class ClientModule(CheckedLoading):
         As in Lightning, a `training_step` that returns None skips the step.
         """
         output: Any
+        own_step = vars(module).get("training_step")
+        if own_step is not self._own_step or not self._num_arguments:
+            self._own_step = own_step
+            self._num_arguments = num_arguments(module.training_step)
         with self.forward_context():
             if self._num_arguments == 1:
                 output = module.training_step(batch)
@@ -317,9 +324,9 @@ class ClientModule(CheckedLoading):
     def is_fedavg_equivalent(self) -> bool:
         """Whether all coefficients have the values at which the method is FedAvg.
 
-        It is False for a subclass that overrides what the method does to the loss.
+        It is False for a subclass or an object that overrides what the method does to the loss.
         """
-        if not self.may_be_fedavg_equivalent:
+        if not self.may_be_fedavg_equivalent or sets_hooks(self):
             return False
         return all(getattr(self, name) == value for name, value in self.fedavg_equivalent.items())
 

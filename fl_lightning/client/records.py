@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fl_lightning.utils.devices import copy_to_device
+from fl_lightning.utils.plain import plain_scalar
 
 TREE = "tree"
 """Name of the tensor that holds the pytree itself, as the bytes of its JSON text."""
@@ -111,7 +112,8 @@ def copy_pytree(value: Any, name: str, device: torch.device | None = None) -> An
 
     Args:
         value: Tensors, numbers, strings, None, dtypes, and (nested) lists, tuples and dicts of these. Keys of dicts
-            are strings or whole numbers. The copy has lists in the place of tuples.
+            are strings or whole numbers. The copy has lists in the place of tuples, and numbers and strings of exactly
+            these types.
         name: Name of the value, for the error.
         device: The device of the copied tensors. None is the device of each tensor.
 
@@ -123,15 +125,16 @@ def copy_pytree(value: Any, name: str, device: torch.device | None = None) -> An
         # A tensor that was on the device already has not been copied.
         return moved.clone() if moved.device == value.device else moved
     if isinstance(value, dict):
-        for key in value:
+        for key in map(plain_scalar, value):
             if not isinstance(key, str | int):
                 raise TypeError(
                     f"keys in {name} must be strings or whole numbers, got {key!r} of {type(key).__name__}; name it "
                     f"by a string"
                 )
-        return {key: copy_pytree(item, f"{name}[{key!r}]", device) for key, item in value.items()}
+        return {plain_scalar(key): copy_pytree(item, f"{name}[{key!r}]", device) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [copy_pytree(item, name, device) for item in value]
+    value = plain_scalar(value)
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return value
     raise TypeError(

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule
 
 from fl_lightning.data.column_partition import ColumnPartition
 from fl_lightning.data.datamodules import DataModuleSource
@@ -16,6 +15,7 @@ from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import StreamSplit
 from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_globals
+from fl_lightning.utils.packages import is_of_lightning
 from fl_lightning.utils.settings import check_count, check_kind, check_whole, described
 
 
@@ -159,7 +159,7 @@ def check_fitted(module: Any) -> None:
         TypeError: naming it.
     """
     federated = ("client_modules", "lightning_modules")  # of a FederatedLoop; of a ClientModule, which says so itself
-    if isinstance(module, LightningModule) and not any(hasattr(module, name) for name in federated):
+    if is_of_lightning(module, "LightningModule") and not any(hasattr(module, name) for name in federated):
         name = type(module).__name__
         raise TypeError(
             f"a FederatedDataModule gives rounds, which a FederatedLoop takes, and {name} takes batches; fit "

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.data.loaders import without_none
 from fl_lightning.data.reduction import reduce_classes
 from fl_lightning.data.splits import Array, Split, Transform
 from fl_lightning.functional.classes import label_counts
@@ -407,7 +408,8 @@ class ClientView:
         chosen = [indices] if n <= size else torch.split(indices, size)
         batches = source.batches(chosen, self.draws(split, epoch))
         if not with_index:
-            return batches
+            # A pass that trains counts the batches that it skips, as Lightning does.
+            return without_none(batches) if epoch is None else batches
         positions = torch.arange(n) if order is None else order[:n]
         return zip(batches, torch.split(source.placed(positions), size), strict=True)
 

@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning.data.datasets import KnownSplit, check_class_names, count_known, described_by_dataset, make_split
-from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.loaders import LoaderSpec, check_loader_class
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
@@ -225,6 +225,7 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
     Raises:
         ValueError: The DataLoader makes batches in a way that cannot be kept when its dataset is divided.
     """
+    check_loader_class(loader)
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
             f"the samples of all clients are divided by their index, which a stream does not have, got a DataLoader of "
@@ -242,11 +243,7 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
             "draw their own batches: give it batch_size, or its dataset to FederatedDataModule.from_datasets "
             "(docs/recipes/datamodules.md)"
         )
-    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        raise ValueError(
-            f"a DataLoader's order must be sequential or shuffled, got {type(loader.sampler).__name__}; clients draw "
-            f"from their own samples only: leave the sampler out and set data.shuffle"
-        )
+    check_sampler(loader)
     return LoaderSpec(
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
@@ -255,3 +252,25 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
         shuffle=isinstance(loader.sampler, RandomSampler),
         drop_last=loader.drop_last,
     )
+
+
+def check_sampler(loader: DataLoader[Any]) -> None:
+    """Refuse a sampler that does more than to order all samples.
+
+    Raises:
+        ValueError: The sampler chooses samples, repeats them, or has an order of its own.
+    """
+    sampler: Any = loader.sampler
+    name = type(sampler).__name__
+    remedy = "clients draw from their own samples only: leave the sampler out and set data.shuffle"
+    iters = (RandomSampler.__iter__, SequentialSampler.__iter__)
+    if not isinstance(sampler, RandomSampler | SequentialSampler) or type(sampler).__iter__ not in iters:
+        raise ValueError(f"a DataLoader's order must be sequential or shuffled, got {name}; {remedy}")
+    if getattr(sampler, "replacement", False):
+        raise ValueError(f"a DataLoader must read each sample once, got {name}(replacement=True); {remedy}")
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    if len(sampler) != size:
+        raise ValueError(
+            f"a DataLoader must read all samples of its dataset, got a {name} that draws {len(sampler)} of {size}; "
+            f"give it a Subset of the dataset, or set model.max_local_steps for less work a round"
+        )

@@ -1,7 +1,7 @@
 """Iterables that Lightning reads in place of DataLoaders, and the settings of a user's DataLoader."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +74,37 @@ def evaluation_batch_size(device: torch.device, input_shape: Sequence[int] | Non
     return 125 if device.type == "cpu" and not small else 1000
 
 
+BATCHING = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
+"""Methods of DataLoader by which a subclass makes batches in a way of its own."""
+
+
+def check_loader_class(loader: DataLoader[Any]) -> None:
+    """Refuse a DataLoader whose class makes batches in a way of its own, which its settings do not say.
+
+    Raises:
+        ValueError: The class overrides such a method.
+    """
+    kind = type(loader)
+    for name in BATCHING:
+        if getattr(kind, name) is not getattr(DataLoader, name):
+            raise ValueError(
+                f"{kind.__name__} overrides DataLoader.{name}, and the batches of clients are made by torch's own "
+                f"DataLoader of its dataset and settings; return a DataLoader, and do this work in the dataset or in "
+                f"collate_fn"
+            )
+
+
+def without_none(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches that are not None, which a `collate_fn` returns to skip a batch.
+
+    >>> list(without_none([1, None, 2]))
+    [1, 2]
+    """
+    return (batch for batch in batches if batch is not None)
+
+
 class EmptyBatch:
-    """Placeholder of a batch for a process that has none, whose loop must run all the same."""
+    """Placeholder of a batch for a process that has none, whose loop must run all the same, or of a batch of None."""
 
 
 EMPTY_BATCH = EmptyBatch()
@@ -99,7 +128,12 @@ class EvaluationBatches:
         return max(1, len(self._indices))
 
     def __iter__(self) -> Iterator[Any]:
-        return self.split.batches(self._indices, None) if self._indices else iter([EMPTY_BATCH])
+        if not self._indices:
+            yield EMPTY_BATCH
+            return
+        for batch in self.split.batches(self._indices, None):
+            # Lightning's loops count on every batch of the length.
+            yield EMPTY_BATCH if batch is None else batch
 
 
 class RoundLoader:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
-from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.loaders import LoaderSpec, check_loader_class
 from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.splits import LoadedSplit
 from fl_lightning.types import Batch
@@ -244,13 +244,16 @@ class StreamView(ClientView):
             following = next(batches, None)
             self.ended = following is None
             size, batch = current if staging is None else current()
-            if with_index:
+            if batch is None and epoch is None:
+                # A pass that trains counts the batches that it skips, as Lightning does.
+                pass
+            elif with_index:
                 yield batch, torch.arange(first, first + size)
             else:
                 yield batch
             first += size
             # The next batch was asked for, so this one was trained on.
-            if epoch is not None:
+            if epoch is not None and batch is not None:
                 self._seen += size
             current = following
 
@@ -298,6 +301,7 @@ def read_stream_loader(loader: DataLoader[Any]) -> Stream:
         ValueError: The DataLoader makes no batches.
         TypeError: Its dataset is no stream.
     """
+    check_loader_class(loader)
     if loader.batch_size is None:
         raise ValueError(
             "the DataLoader of a stream must have a batch_size, by which a client's samples are counted, got one "

@@ -13,6 +13,7 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.loaders import without_none
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.functional.classes import unique_names
@@ -262,7 +263,7 @@ class Inspection:
             samples: The number of samples, drawn once for the run. None takes all.
         """
         indices = torch.split(self.subset(split, samples), self.data.eval_batch_size)
-        return self.data.split(split).batches(indices, generator=None)
+        return without_none(self.data.split(split).batches(indices, generator=None))
 
     def _batches_of(self, client_id: int, split: str) -> Iterator[Batch]:
         """Return the batches of a client's own samples of a split."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_lightning.client.services import BatchTransfer
 from fl_lightning.data.clients import ClientView
 from fl_lightning.data.splits import Split, TensorSplit
-from fl_lightning.engines.pytrees import Stacked, stack_pytrees
+from fl_lightning.engines.pytrees import Stacked, StackingError, stack_pytrees
 from fl_lightning.types import ClientData
 from fl_lightning.utils.devices import copy_to_device
 
@@ -101,12 +101,19 @@ class StackBatches:
         return (batch, copy_to_device(positions, self._device)), (batch_dims, 0)
 
     def _next(self, row: int) -> Any:
-        """Return the next batch of one row, as its step gets it."""
+        """Return the next batch of one row, as its step gets it.
+
+        Raises:
+            StackingError: The batch is None.
+        """
         item = next(self._batches[row])
-        if not self._with_index:
-            return self._transfer(item)
-        batch, positions = item
-        return self._transfer(batch), copy_to_device(positions, self._device)
+        samples, positions = item if self._with_index else (item, None)
+        batch = self._transfer(samples)
+        if batch is None:
+            raise StackingError("a batch is None, which the other clients cannot skip")
+        if positions is None:
+            return batch
+        return batch, copy_to_device(positions, self._device)
 
 
 def common_source(views: Sequence[ClientView], split: str) -> Split | None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -344,6 +345,12 @@ class LocalTrainer:
             if monotonic() > self._deadline:
                 self._stop()
             batch = self._indexed(cache, item) if with_index else self.transfer(item)
+            if batch is None:
+                # As in Lightning, the batch counts, and nothing is computed.
+                rank_zero_warn("a training batch is None and is skipped; if this is on purpose, ignore this warning")
+                for hook in self._hooks["on_train_batch_end"]:
+                    hook(None, None, index)
+                continue
             self.services.begin(batch=batch)
             answers = [hook(batch, index) for hook in self._hooks["on_train_batch_start"]]
             if -1 in answers:
@@ -361,7 +368,7 @@ class LocalTrainer:
             cache.finish_epoch()
 
     def _indexed(self, cache: LogitCache | None, item: tuple[Batch, Tensor]) -> Batch:
-        """Return the batch for `training_step` of samples with their positions.
+        """Return the batch for `training_step` of samples with their positions. A batch of None stays None.
 
         Args:
             cache: The cache of the teacher's logits, which is told the positions. None means that
@@ -371,6 +378,8 @@ class LocalTrainer:
         samples, positions = item
         # The user's transfer hooks see the samples without positions.
         batch = self.transfer(samples)
+        if batch is None:
+            return None
         if cache is None:
             return batch, copy_to_device(positions, self.device)
         cache.begin_batch(batch[0], positions)

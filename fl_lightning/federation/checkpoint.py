@@ -1,18 +1,21 @@
 """The federation's part of a checkpoint, which holds whole rounds only, and the reading of initial weights."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
+from fl_lightning.client.hooks import own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.federation.effects import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
+from fl_lightning.members.user_entries import UserEntries
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Members, Undo, does
 from fl_lightning.utils.files import read_saved
@@ -43,6 +46,9 @@ OUTER_FORM = {"state_dict": Mapping, "global_step": int}
 LIGHTNING_KEYS = ("loops", "optimizer_states", "lr_schedulers", "callbacks")
 """Further keys of Lightning that a fit needs."""
 
+CLIENT = "client."
+"""Prefix of the entries of the client in the state dict of the loop."""
+
 SERVER_PARTS = ("aggregator.", "server_module.")
 """Prefixes of the entries of aggregator and server module in the state dict of the loop."""
 
@@ -70,6 +76,8 @@ class SavedFederation:
         """Loaded entries of aggregator and server module that are not allocated yet."""
         self._states: Mapping[str, Any] = {}
         """Loaded states of the members, by name, until the members exist."""
+        self._checkpoint: Mapping[str, Any] = {}
+        """The loaded checkpoint, if a hook of the client's modules reads it, until the members exist."""
 
     # --- a run ---
 
@@ -86,9 +94,11 @@ class SavedFederation:
         """
         states = self._states
         self._states = {}
-        for member in members.all:
-            if does(member, "load_state_dict") and member.name in states:
-                member.load_state_dict(states[member.name])
+        with seen_by_hooks(members, self._checkpoint):
+            self._checkpoint = {}
+            for member in members.all:
+                if does(member, "load_state_dict") and member.name in states:
+                    member.load_state_dict(states[member.name])
 
     def take_deferred(self) -> dict[str, Any]:
         """Return the entries that `loadable` has kept, and forget them."""
@@ -131,7 +141,8 @@ class SavedFederation:
             RuntimeError: The run has several processes and is inside a round.
         """
         correct_started_round(checkpoint)
-        federation = members.state_dict(undo)
+        with seen_by_hooks(members, checkpoint):
+            federation = members.state_dict(undo)
         federation["settings"] = self.parts.identity.state_dict()
         federation[DATA_SHAPE] = data_shape(self.parts.client)
         checkpoint["federated"] = federation
@@ -183,6 +194,8 @@ class SavedFederation:
             self._compare_run(checkpoint, trainer, fits)
             check_entries(find(), entries)
         self._states = states
+        if any(own_hook(module, "on_load_checkpoint") for module in self.parts.client.lightning_modules()):
+            self._checkpoint = checkpoint
 
     def _compare_run(self, checkpoint: dict[str, Any], trainer: Trainer, fits: bool) -> None:
         """Refuse a checkpoint of a run with other settings, and adapt the states that Lightning restores."""
@@ -194,6 +207,32 @@ class SavedFederation:
             checkpoint["lr_schedulers"] = []
         if fits and trainer.max_steps != -1:
             skip_complete_round(checkpoint)
+
+
+@contextmanager
+def seen_by_hooks(members: Members, checkpoint: Mapping[str, Any]) -> Iterator[None]:
+    """Let the checkpoint hooks of the client's modules see a checkpoint of Lightning within the block.
+
+    Args:
+        members: The members.
+        checkpoint: The checkpoint.
+    """
+    entries = [member for member in members.all if isinstance(member, UserEntries)]
+    for member in entries:
+        member.checkpoint = checkpoint
+    try:
+        yield
+    finally:
+        for member in entries:
+            member.checkpoint = {}
+
+
+def modules_by_prefix(client: ClientModule) -> dict[str, LightningModule]:
+    """Return the client's modules by the prefix of their names in the state dict of a loop."""
+    modules: dict[str, LightningModule] = {CLIENT: client}
+    if client.module is not None:
+        modules[f"{CLIENT}module."] = client.module
+    return modules
 
 
 def data_shape(client: ClientModule) -> list[int] | None:
@@ -375,7 +414,7 @@ def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for name, value in saved.items():
         if not name.startswith(SERVER_PARTS):
-            state[name.removeprefix("client.")] = value
+            state[name.removeprefix(CLIENT)] = value
     entries = client.state_dict()
     is_of_module = client.module is not None and not entries.keys() & state.keys()
     if is_of_module:

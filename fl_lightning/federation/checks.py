@@ -3,7 +3,6 @@
 from collections.abc import Sequence, Sized
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -20,6 +19,7 @@ from fl_lightning.data.schema import has_unknown_classes
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional.classes import class_labels
 from fl_lightning.types import CONDITIONS
+from fl_lightning.utils.packages import is_of_lightning, is_of_twin, lightning_kinds
 from fl_lightning.utils.settings import as_list
 
 REFUSED = {
@@ -51,9 +51,6 @@ REFUSED = {
     ),
 }
 """Callbacks of Lightning that have no meaning in a federation, with the reason and what to do instead."""
-
-CALLBACK_MODULES = ("pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")
-"""Prefixes of the modules of Lightning's callbacks."""
 
 SMALL_STEP = 0.1
 """The share of the way to the aggregate below which the step of a server optimizer is reported."""
@@ -145,12 +142,10 @@ def check_callback(callback: Callback) -> None:
     Raises:
         ValueError: The callback has no meaning in a federation.
     """
-    kinds = {base.__name__ for base in type(callback).__mro__ if base.__module__.startswith(CALLBACK_MODULES)}
+    kinds = lightning_kinds(callback)
     for kind in kinds & REFUSED.keys():
         raise ValueError(f"{type(callback).__name__} {REFUSED[kind]}")
-    if is_averaging(callback) and any(
-        base.__module__.startswith("lightning.pytorch.") for base in type(callback).__mro__
-    ):
+    if is_averaging(callback) and is_of_twin(callback):
         raise ValueError(
             f"{type(callback).__name__} averages modules of lightning.pytorch, and a FederatedLoop is a module of "
             f"pytorch_lightning; import the callback from pytorch_lightning.callbacks"
@@ -415,8 +410,8 @@ def check_targets(client: ClientModule, data: FederatedDataModule) -> None:
     Raises:
         ValueError: The targets are no numbers of classes, (n,).
     """
-    losses = (type(client).training_step, type(client).local_loss)
-    if client.module is not None or any(not loss.__module__.startswith("fl_lightning.") for loss in losses):
+    losses = (client.training_step, client.local_loss)
+    if client.module is not None or any(not module_name(loss).startswith("fl_lightning.") for loss in losses):
         return
     batch = data.split("train").probe()
     if not isinstance(batch, list | tuple) or len(batch) < 2:
@@ -428,6 +423,11 @@ def check_targets(client: ClientModule, data: FederatedDataModule) -> None:
             f"targets must be the number of a class for each sample with net=, got {found}; number the classes from 0, "
             f"or give module= with a loss of your own"
         )
+
+
+def module_name(function: object) -> str:
+    """Return the name of the Python module that defines a function, or an empty text for another callable."""
+    return str(getattr(function, "__module__", ""))
 
 
 def unfit_targets(targets: object, num_classes: int | None) -> str:
@@ -530,7 +530,7 @@ def check_carried(
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
-        is_bar = isinstance(callback, ProgressBar)
+        is_bar = is_of_lightning(callback, "ProgressBar")
         if not is_bar and any(hasattr(callback, hook) for hook in CLIENT_HOOKS):
             raise not_carried(type(callback).__name__, "looks at clients while they are trained")
     if batch_hooks:

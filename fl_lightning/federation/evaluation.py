@@ -199,6 +199,8 @@ class Evaluation:
         if batch is EMPTY_BATCH or not self.has_global:
             return None
         batch = self.transfer(batch)
+        if batch is None:
+            return None
         if self._accuracy is not None:
             x, y = batch
             logits = self.client(laid_out(x, self._channels_last))
@@ -233,6 +235,8 @@ class Evaluation:
         if batch is EMPTY_BATCH:
             return None
         batch = self.transfer(batch)
+        if batch is None:
+            return None
         module = self.client.module
         if module is None:
             return self.client(laid_out(batch[0], self._channels_last))

@@ -13,6 +13,7 @@ import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
+from fl_lightning.data.loaders import without_none
 from fl_lightning.data.seen import attributes_of, nodes_of
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.keyed import keyed_generator, keyed_globals
@@ -45,7 +46,7 @@ def fingerprint(split: Split, size: int, batch_size: int) -> str:
         positions = torch.linspace(0, size - 1, min(size, NUM_READ), dtype=torch.float64).long()
     # A dataset of the user's own may draw.
     with isolate_rng():
-        for batch in split.batches(torch.split(positions, batch_size), None):
+        for batch in without_none(split.batches(torch.split(positions, batch_size), None)):
             for part in batch:
                 digest.update(bytes_of(part) if isinstance(part, Tensor) else repr(part).encode())
     return digest.hexdigest()
@@ -116,7 +117,7 @@ def digest_of_samples(split: Split, positions: Tensor, batch_size: int, seed: in
     """
     digest = blake2b(digest_size=6)
     with keyed_globals(seed, "data/fingerprint"), generators_kept(getattr(split, "dataset", None)):
-        for batch in split.batches(torch.split(positions, batch_size), None):
+        for batch in without_none(split.batches(torch.split(positions, batch_size), None)):
             for part in batch:
                 digest.update(bytes_of(part) if isinstance(part, Tensor) else repr(part).encode())
     return digest.hexdigest()

@@ -29,6 +29,7 @@ from fl_lightning.functional.state import to_float32
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.metrics.keys import is_accuracy
 from fl_lightning.types import TrainableModule
+from fl_lightning.utils.plain import plain_scalar, plain_value
 
 COMPARED_IN_EVALUATION = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
@@ -227,8 +228,11 @@ def described_value(name: str, value: Any, depth: int = 0) -> Settings:
         value: A plain value, a tensor, a path, a pytree of such values, a factory, a function or another object.
         depth: Depth of the value in its pytree, from 0.
     """
+    value = plain_scalar(value)
     if isinstance(value, PurePath):
         return {name: str(value)}
+    if isinstance(value, Enum):
+        return {name: f"{class_name(type(value))}.{value.name}"}
     if value is None or isinstance(value, bool | int | float | str):
         return {name: shortened(value)}
     if depth > MAX_DEPTH:
@@ -603,16 +607,17 @@ def hash_of_value(value: Any) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """Return True if a value loads with `weights_only`: numbers, strings, None, and lists and dicts of these."""
+    """Return True if `plain_value` makes numbers, strings, None, and lists and dicts of these of a value."""
     if isinstance(value, Mapping):
         return all(is_plain(item) for item in value.values())
     if isinstance(value, list | tuple):
         return all(is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    return type(plain_scalar(value)) in (type(None), bool, int, float, str)
 
 
 def shortened(value: Any) -> Any:
-    """Replace a long value by its beginning and a digest."""
+    """Return the plain form of a value, or its beginning and a digest if it is long."""
+    value = plain_value(value)
     text = repr(value)
     if len(text) > MAX_CHARACTERS:
         return f"{text[:40]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"

@@ -335,7 +335,7 @@ class FederatedLoop(Forwarding):
             parts=self.parts,
             server=self._server,
             trainer=self.trainer,
-            forward=self.forward_hook,
+            forward=self.forward_to,
             engine_factory=self.engine_factory,
         )
         self._saved.give(self._run.members)

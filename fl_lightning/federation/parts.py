@@ -15,6 +15,7 @@ from torchmetrics import MetricCollection
 from fl_lightning.aggregation import Aggregator, Codec, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_module, uncompiled
+from fl_lightning.client.deriving import check_parts
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, EvaluationServices, MetricAccumulator
@@ -38,6 +39,7 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import GUARANTEES, UNPROTECTED
 from fl_lightning.types import DataModule, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.utils.plain import plain_value
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
 
 FEDERATED_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "on_exchange_end", "on_round_repeat")
@@ -260,6 +262,7 @@ class FederationParts:
         self._seed_of_run = self._present_seed()
         limit = round_limit(trainer.max_epochs, trainer.max_steps)
         self.horizon.begin_run(limit)
+        check_parts(self.client)
         check_files_of(trainer.strategy)
         data = checks.check_data(trainer, self.settings.local_epochs)
         self._collect_hooks(trainer, loop)
@@ -377,12 +380,14 @@ class FederationParts:
         settings["seed"] = self.seed
         for name, value in asdict(self.faults).items():
             settings[f"faults.{name}"] = value
-        return described_federation(
+        described = described_federation(
             client=self.client,
             parts=settings,
             precision=precision,
             planned=planned,
         )
+        # Checkpoints hold the settings, and parties of a real federation compare the texts of them.
+        return dict(plain_value(described))
 
     def local_settings(self) -> LocalSettings:
         """Return the settings of local training in the run."""

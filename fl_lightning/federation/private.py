@@ -12,7 +12,7 @@ from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.metrics.history import History
-from fl_lightning.types import Sent
+from fl_lightning.types import Sent, TrainableModule
 
 RELEASED: frozenset[Sent] = frozenset({"weights", "personal means"})
 """Contents that a client may send to a private aggregator, which adds noise to weights.
@@ -154,7 +154,7 @@ def check_samples_apart(client: ClientModule) -> None:
             )
 
 
-def check_hooks_apart(client: LightningModule) -> None:
+def check_hooks_apart(client: LightningModule | TrainableModule) -> None:
     """Refuse hooks that get a whole batch before the gradients of its samples are taken.
 
     Raises:
@@ -162,7 +162,7 @@ def check_hooks_apart(client: LightningModule) -> None:
     """
     module = getattr(client, "module", None) or client
     for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
-        if overridden(module, name, LightningModule):
+        if overridden(module, name):
             raise ValueError(
                 f"dp_sgd bounds the gradient of each sample of a batch, and {type(module).__name__}.{name} may make a "
                 f"sample of several before that; transform single samples in the data, and leave the hook out"

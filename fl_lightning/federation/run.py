@@ -6,13 +6,13 @@ from functools import cached_property, partial
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import BaseFinetuning, LambdaCallback, ModelPruning
 
 from fl_lightning.client.checks import are_foreign
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.cohort import IGNORES, CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation import checks
+from fl_lightning.federation.checkpoint import modules_by_prefix
 from fl_lightning.federation.costs import sample_costs
 from fl_lightning.federation.members import ClientRecords, members_of
 from fl_lightning.federation.parts import FederationParts
@@ -20,9 +20,10 @@ from fl_lightning.federation.server import Server
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Engine
+from fl_lightning.utils.packages import is_of_lightning
 
-CHANGING = (LambdaCallback, BaseFinetuning, ModelPruning)
-"""Callbacks of Lightning that call functions of the user, or that change modules."""
+CHANGING = ("LambdaCallback", "BaseFinetuning", "ModelPruning")
+"""Names of callbacks of Lightning that call functions of the user, or that change modules."""
 
 
 class FederatedRun:
@@ -32,7 +33,7 @@ class FederatedRun:
         parts: The parts of the federation.
         server: The server.
         trainer: The Trainer of the run. It is not kept, so that a loop can be copied.
-        forward: A function that calls a hook of the client's modules.
+        forward: A function that calls a hook of one of the client's modules.
         engine_factory: A function that gets the engine of this process, and makes the engine that trains and tests
             the clients. None means the engine of this process.
 
@@ -68,7 +69,7 @@ class FederatedRun:
             server=server,
             communicator=self.communicator,
             records=self.records,
-            entries=UserEntries(parts.client.lightning_modules(), forward),
+            entries=UserEntries(modules_by_prefix(parts.client), forward),
         )
         self._engine_factory = engine_factory
 
@@ -123,7 +124,7 @@ class FederatedRun:
         parts = self.parts
         trainer = self.data.trainer
         callbacks = [callback for callback in trainer.callbacks if IGNORES not in vars(type(callback))]
-        if any(isinstance(callback, CHANGING) for callback in callbacks):
+        if any(is_of_lightning(callback, CHANGING) for callback in callbacks):
             return True
         owners = [trainer.lightning_module, *callbacks, parts.aggregator, parts.server_module, *parts.transforms]
         return are_foreign(owners)

@@ -21,7 +21,7 @@ from fl_lightning.functional.importance import GRADIENT_FLOATS, as_function
 from fl_lightning.functional.privacy import check_delta, clipped_sum, counted, epsilon, gaussian_noise
 from fl_lightning.functional.state import State, to_float32
 from fl_lightning.metrics.history import EPSILON_SAMPLES
-from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.types import Batch, Broadcast, ClientData, TrainableModule
 from fl_lightning.utils.settings import check_above, check_numbers
 
 
@@ -129,7 +129,7 @@ class DPSGD(ClientModule):
 
 
 def dp_sgd(
-    client: LightningModule,
+    client: LightningModule | TrainableModule,
     noise_multiplier: float,
     max_grad_norm: float = 1.0,
     delta: float = 1e-5,

@@ -14,7 +14,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.client.deriving import with_part
 from fl_lightning.functional.privacy import check_delta, clipped_sum, counted, epsilon, gaussian_noise, kept_positive
 from fl_lightning.metrics.history import EPSILON_LOCAL
-from fl_lightning.types import Broadcast, ClientData, ClientUpdate
+from fl_lightning.types import Broadcast, ClientData, ClientUpdate, TrainableModule
 from fl_lightning.utils.settings import check_above
 
 NOTHING: dict[str, Any] = {"num_steps": 0, "accumulated_lr": 0.0, "lr": 0.0, "idle_steps": 0, "uncounted_steps": 0}
@@ -73,7 +73,10 @@ class LocalDP(ClientModule):
 
 
 def local_dp(
-    client: LightningModule, noise_multiplier: float, max_norm: float = 1.0, delta: float = 1e-5
+    client: LightningModule | TrainableModule,
+    noise_multiplier: float,
+    max_norm: float = 1.0,
+    delta: float = 1e-5,
 ) -> ClientModule:
     """Make clients send their weights under noise of their own, so that the server need not be trusted.
 

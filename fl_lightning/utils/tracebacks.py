@@ -6,7 +6,7 @@ from linecache import getline
 from pathlib import Path
 from traceback import walk_tb
 
-CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "torch.optim", "jsonargparse")
+CHECKED = ("fl_lightning", "pytorch_lightning", "lightning_fabric", "lightning.", "torch.optim", "jsonargparse")
 """Packages whose own `raise` statements are about the user's input."""
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
