@@ -1,4 +1,4 @@
-"""What tells which samples files hold, without reading the samples."""
+"""The names and sizes of files, which tell which samples the files hold without reading the samples."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""What each setting of a run affects. All questions of the kind "may this setting differ?" are asked here."""
+"""What each setting of a run affects: the one answer to every question whether a setting may differ."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
