@@ -1,4 +1,4 @@
-"""What each setting of a run affects: the one answer to every question whether a setting may differ."""
+"""Records of what each setting of a run affects."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
