@@ -6,6 +6,10 @@ PLANNED = "planned_rounds"
 """Name of the planned rounds among the settings of a run, if something depends on them."""
 
 
+LENGTHS = ("max_epochs", "max_steps", "estimated_stepping_batches")
+"""Attributes of a Trainer that tell how many rounds a run has."""
+
+
 def round_limit(*limits: object) -> int | None:
     """Return the smallest limit of rounds, or None without one.
 
@@ -68,6 +72,12 @@ class Horizon:
         """Return the planned rounds, on which the run depends from now on. None means that there is no limit."""
         self.was_read = True
         return self.planned
+
+    def answers(self) -> dict[str, int]:
+        """Return what the Trainer of a module answers in place of its own limits, by the names of attributes."""
+        if self.given is None:
+            return {}
+        return {"max_epochs": self.given, "estimated_stepping_batches": self.given}
 
     def state(self) -> int | None:
         """Return the planned rounds if something depends on them, else None."""

@@ -27,7 +27,7 @@ from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.fresh_values import FreshValues
-from fl_lightning.federation.horizon import Horizon
+from fl_lightning.federation.horizon import LENGTHS, Horizon
 from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
@@ -43,7 +43,7 @@ from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
-from fl_lightning.utils.trainer_view import view_of, whole_trainer
+from fl_lightning.utils.trainer_view import view_of, watched, whole_trainer
 
 Part = TypeVar("Part")
 
@@ -217,7 +217,7 @@ class FederatedLoop(Forwarding):
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
         LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
-        self.client.trainer = view_of(trainer)
+        self.client.trainer = view_of(trainer, self.parts.horizon.answers())
 
     @property
     def skipped(self) -> list[Fault]:
@@ -351,7 +351,9 @@ class FederatedLoop(Forwarding):
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
-        self.parts.plateau.begin_fit(self.client, self.trainer)
+        with watched(self.client_modules(), LENGTHS, self.parts.horizon.rounds):
+            # A module may plan the rates of its optimizers over the rounds.
+            self.parts.plateau.begin_fit(self.client, self.trainer)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
         self.forward_hook("on_fit_start")

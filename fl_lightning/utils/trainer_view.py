@@ -1,14 +1,18 @@
 """A view of the Trainer that hides the other processes from a user's module."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 
 ALONE: Mapping[str, Any] = {"world_size": 1, "global_rank": 0, "num_nodes": 1, "num_devices": 1}
 """What a client sees of the processes of a run: nothing, because one process trains it."""
+
+
+NO_ANSWERS: Mapping[str, Any] = MappingProxyType({})
 
 
 class TrainerView:
@@ -52,15 +56,60 @@ class TrainerView:
         return TrainerView, (self._trainer, self._answers)
 
 
-def view_of(trainer: Trainer | None) -> Any:
+class WatchedView(TrainerView):
+    """Tells that some attributes of a Trainer were read.
+
+    Args:
+        trainer: The Trainer, or a view of it.
+        names: The names of the attributes.
+        on_read: Is called if one of them is read.
+    """
+
+    _names: Collection[str]
+    _on_read: Callable[[], object]
+
+    def __init__(self, trainer: Any, names: Collection[str], on_read: Callable[[], object]) -> None:
+        super().__init__(trainer, {})
+        vars(self).update(_names=names, _on_read=on_read)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in vars(self).get("_names", ()):
+            self._on_read()
+        return super().__getattr__(name)
+
+
+def view_of(trainer: Trainer | None, answers: Mapping[str, Any] = NO_ANSWERS) -> Any:
     """Return what the modules of clients and the user's data see of a Trainer: a world of one process.
 
     Args:
-        trainer: The Trainer. With one process it is returned itself. None gives None.
+        trainer: The Trainer. With one process and without answers it is returned itself. None gives None.
+        answers: The values of further attributes that the view answers, by name.
     """
-    if trainer is None or trainer.num_devices * trainer.num_nodes == 1:
+    if trainer is None:
+        return None
+    alone = trainer.num_devices * trainer.num_nodes == 1
+    if alone and not answers:
         return trainer
-    return TrainerView(trainer)
+    return TrainerView(trainer, {**(NO_ANSWERS if alone else ALONE), **answers})
+
+
+@contextmanager
+def watched(modules: Sequence[Any], names: Collection[str], on_read: Callable[[], object]) -> Iterator[None]:
+    """Context in which a function is called if a module reads one of some attributes of its Trainer.
+
+    Args:
+        modules: The modules. They are attached to a Trainer or to a view of it.
+        names: The names of the attributes.
+        on_read: The function.
+    """
+    seen = [(module, module.trainer) for module in modules]
+    for module, trainer in seen:
+        module.trainer = WatchedView(trainer, names, on_read)
+    try:
+        yield
+    finally:
+        for module, trainer in seen:
+            module.trainer = trainer
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning import LightningModule
+from pytorch_lightning import LightningModule, Trainer
 
+from fl_lightning import FederatedLoop
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.data import FEMNIST, MNIST, FederatedDataModule, ImageFolder, Source, TensorSource
 from fl_lightning.experiments.composing import nested_names, option_names
@@ -282,3 +283,50 @@ def test_a_horizon_is_part_of_a_run_only_if_something_has_read_it():
 def test_a_plan_of_no_round_is_refused(given):
     with pytest.raises(ValueError, match="planned_rounds must be at least 1"):
         Horizon(given)
+
+
+class Planner(LightningModule):
+    """Plans its learning rates over the rounds of the Trainer."""
+
+    def __init__(self, name: str = "max_epochs") -> None:
+        super().__init__()
+        self.name = name
+        self.layer = torch.nn.Linear(4, 2)
+        self.seen: list[int] = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.layer(x), y)
+
+    def configure_optimizers(self):
+        self.seen.append(int(getattr(self.trainer, self.name)) if self.name else 0)
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fitted(rounds, path=None, **settings):
+    """A loop after a fit of a planning module."""
+    x = torch.rand(12, 4)
+    data = FederatedDataModule(TensorSource((x, torch.arange(12) % 2), (x, torch.arange(12) % 2)), num_clients=2)
+    planned = {key: settings.pop(key) for key in ("planned_rounds",) if key in settings}
+    loop = FederatedLoop(Planner(**settings), **planned)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=rounds, enable_model_summary=False, **quiet)
+    torch.manual_seed(0)
+    trainer.fit(loop, datamodule=data, ckpt_path=path)
+    return loop, trainer
+
+
+@pytest.mark.parametrize("name", ["max_epochs", "estimated_stepping_batches", ""])
+def test_a_module_that_plans_over_the_rounds_is_not_continued_with_more(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(torch, "rand", lambda *shape: torch.linspace(0, 1, 48).reshape(12, 4))
+    _, trainer = fitted(2, name=name)
+    trainer.save_checkpoint(tmp_path / "2.ckpt")
+    if not name:
+        fitted(4, tmp_path / "2.ckpt", name=name)
+        return
+    with pytest.raises(ValueError, match=r"planned_rounds was 2, is 4 "):
+        fitted(4, tmp_path / "2.ckpt", name=name)
+    loop, trainer = fitted(2, name=name, planned_rounds=4)
+    assert set(loop.client.module.seen) == {4}
+    trainer.save_checkpoint(tmp_path / "2.ckpt")
+    fitted(4, tmp_path / "2.ckpt", name=name, planned_rounds=4)
