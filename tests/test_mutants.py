@@ -56,7 +56,7 @@ def checkout(tmp_path, monkeypatch):
     """A checkout with one room, one test file of its own and one of others. Plugins would take most of the time."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     root = tmp_path / "checkout"
-    for folder in ("made_up/room", "tests/room", "tools"):
+    for folder in ("made_up/room", "made_up/runs", "tests/room", "tools", "runs"):
         (root / folder).mkdir(parents=True)
     for file in ("made_up/__init__.py", "made_up/room/__init__.py"):
         (root / file).write_text("")
@@ -72,6 +72,20 @@ def checkout(tmp_path, monkeypatch):
 
 def faults(root):
     return mutants.all_faults(root, "made_up")
+
+
+def test_the_copy_is_whole_but_for_runs_and_caches(checkout, tmp_path):
+    """A room of the package may have the name of a folder that is left out at the root."""
+    for file in ("made_up/runs/a.py", "runs/b.csv", "made_up/__pycache__/c.pyc", ".git/d"):
+        (checkout / file).parent.mkdir(exist_ok=True)
+        (checkout / file).write_text("")
+    mutants.copy_checkout(checkout, tmp_path / "copy")
+    whole, copied = (
+        {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+        for root in (checkout, tmp_path / "copy")
+    )
+    assert whole - copied == {"runs/b.csv", "made_up/__pycache__/c.pyc", ".git/d"}
+    assert copied <= whole
 
 
 def test_it_changes_code_only(checkout):
@@ -162,7 +176,9 @@ def test_a_run_tells_what_is_noticed_and_goes_on_after_a_stop(checkout, capsys):
     command(checkout, "run")
     again = rows(checkout)[deleted - 1]
     assert (again.line, again.killed_by) == (19, "tests/test_sums.py::test_that_refuses")
-    assert "all            1 of 1 killed (100 %)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "tests/test_sums.py::test_that_fails_always fails without a fault, too, and was left out" in said
+    assert "all            1 of 1 killed (100 %)" in said
 
 
 def test_a_fault_that_breaks_the_import_of_conftest_is_noticed(checkout):

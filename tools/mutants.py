@@ -76,18 +76,11 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+(?: .*?\])?)(?: - |$)", re.MULTILINE
 BROKEN_ENDS = (3, 4)
 """Exit statuses of pytest if it cannot begin, because conftest.py or what it imports raises."""
 
-LEFT_OUT = (
-    ".git",
-    ".venv",
-    "__pycache__",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    "runs",
-    "comparisons",
-    "site",
-)
-"""Folders that the copy does not need."""
+CACHES = ("__pycache__", ".*_cache")
+"""Patterns of folders that the copy does not need, wherever they are."""
+
+LEFT_OUT = (".git", ".venv", "runs", "comparisons", "site", "build", "dist")
+"""Folders at the root of the checkout that the copy does not need. A room of the package may have the same name."""
 
 OFFERED_FIRST = 12
 """Test files of the first run of a fault. The other files run only if none of these notices it."""
@@ -649,7 +642,8 @@ class Tests:
         path = self.copy / fault.file
         while files:
             path.write_text(changed, encoding="utf-8")
-            output = self._pytest([*files, *self._unsound()])
+            without = [f"--deselect={test}" for test in self.failing()]
+            output = self._pytest([*files, *without])
             if output is None:
                 return fault.ended(TIMEOUT)
             failed = FAILED.search(output)
@@ -664,9 +658,9 @@ class Tests:
                 return fault.ended(KILLED, test)
         return None
 
-    def _unsound(self) -> list[str]:
-        """Return the options that leave out tests that fail without a fault, too."""
-        return [f"--deselect={test}" for test, is_sound in self._sound.items() if not is_sound]
+    def failing(self) -> list[str]:
+        """Return the tests that fail without a fault, too."""
+        return [test for test, is_sound in self._sound.items() if not is_sound]
 
     def _pytest(self, arguments: list[str]) -> str | None:
         """Run pytest up to the first failure, and return its output, or None at the time limit."""
@@ -709,7 +703,14 @@ def end_group(process: subprocess.Popen[str]) -> None:
 
 def copy_checkout(root: Path, target: Path) -> None:
     """Copy a checkout without its history, environments and runs."""
-    shutil.copytree(root, target, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
+    is_cache = shutil.ignore_patterns(*CACHES)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        if Path(folder) == root:
+            return {*is_cache(folder, names), *LEFT_OUT}
+        return set(is_cache(folder, names))
+
+    shutil.copytree(root, target, ignore=left_out)
 
 
 @contextmanager
@@ -805,6 +806,8 @@ def run(options: argparse.Namespace) -> None:
             print(
                 f"row {row}: {ended.file}:{ended.line} {ended.operator}: {ended.result} {ended.killed_by}", flush=True
             )
+        for test in tests.failing():
+            print(f"{test} fails without a fault, too, and was left out")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -270,3 +270,31 @@ def test_a_robust_rule_keeps_its_accuracy_with_a_fifth_of_the_clients_malicious(
 @pytest.mark.parametrize("attack", [sign_flip, pytest.param(noise, marks=pytest.mark.slow)])
 def test_the_mean_does_not(attack):
     assert accuracy(Aggregator, attack) < accuracy(Aggregator) - 3 * MARGIN
+
+
+@pytest.mark.parametrize("split", ["test", "val", "train", "proxy"])
+def test_splits_for_evaluation_keep_their_labels_and_no_other_does(split):
+    class Local:
+        """A client of which each split has the labels 0, 1 and 2."""
+
+        def all(self, split):
+            return torch.zeros(3), torch.arange(3)
+
+        def labels(self, split):
+            return torch.arange(3)
+
+        def batches(self, split):
+            return iter([self.all(split)])
+
+    seen = FlippedData(Local(), 3)
+    expected = [0, 1, 2] if split in ("test", "val") else [2, 1, 0]
+    assert seen.labels(split).tolist() == expected
+    assert seen.all(split)[1].tolist() == expected
+    assert [y.tolist() for _, y in seen.batches(split)] == [expected]
+
+
+def test_labels_are_flipped_once_the_number_of_classes_is_known():
+    client = label_flip(FedAvg(net=Small), [0])
+    client.context.client_id = 0
+    with pytest.raises(RuntimeError, match="knows the number of classes once its net is built"):
+        client.reply("train", None)
