@@ -186,7 +186,7 @@ def test_a_fault_that_breaks_the_import_of_conftest_is_noticed(checkout):
     command(checkout, "draw", "--each", "100")
     (row,) = [row for row, fault in enumerate(rows(checkout), 1) if fault.before == "3"]
     command(checkout, "run", "--rows", str(row))
-    assert (rows(checkout)[row - 1].result, rows(checkout)[row - 1].killed_by) == ("killed", "conftest.py")
+    assert (rows(checkout)[row - 1].result, rows(checkout)[row - 1].killed_by) == ("killed", "pytest")
 
 
 def test_a_test_that_does_not_end_is_told_apart(checkout):

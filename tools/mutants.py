@@ -73,8 +73,11 @@ SENTENCE = re.compile(r"\s")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+(?: .*?\])?)(?: - |$)", re.MULTILINE)
 """A line of pytest's summary, with the name of the test. The parameters of a test may have spaces."""
 
-BROKEN_ENDS = (3, 4)
-"""Exit statuses of pytest if it cannot begin, because conftest.py or what it imports raises."""
+BROKEN_ENDS = (2, 3, 4)
+"""Exit statuses of pytest if it is interrupted, or cannot begin because conftest.py or what it imports raises."""
+
+WHOLE_RUN = "pytest"
+"""Stands for a test where pytest ends without the name of one."""
 
 CACHES = ("__pycache__", ".*_cache")
 """Patterns of folders that the copy does not need, wherever they are."""
@@ -650,6 +653,11 @@ class Tests:
             if failed is None:
                 return None
             test = failed[1]
+            if test == WHOLE_RUN:
+                path.write_text(source, encoding="utf-8")
+                alone = self._pytest(files)
+                is_sound = alone is not None and f"ERROR {WHOLE_RUN}" not in alone
+                return fault.ended(KILLED, test) if is_sound else None
             if test not in self._sound:
                 path.write_text(source, encoding="utf-8")
                 alone = self._pytest([test])
@@ -690,7 +698,7 @@ class Tests:
             # A test may have left processes of its own behind.
             end_group(process)
         if process.returncode in BROKEN_ENDS:
-            return f"{output}\nERROR conftest.py"
+            return output if FAILED.search(output) else f"{output}\nERROR {WHOLE_RUN}"
         return output
 
 
