@@ -247,9 +247,7 @@ def test_only_a_line_of_the_users_own_is_to_be_mended():
         RuntimeError, match=r"KeyError .*\(.*test_mistakes.py, line \d+\); mend that line, or set model.faults.on"
     ):
         fit(Broken())
-    with pytest.raises(
-        RuntimeError, match=r"Invalid learning rate.*; give the optimizer a learning .*, or set"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"model.client.optimizer must make.*Invalid learning rate.*; give") as caught:
         fit(FedAvg(optimizer=partial(SGD, lr=-1.0)))
     assert "mend" not in str(caught.value)
 

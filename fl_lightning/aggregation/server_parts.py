@@ -341,7 +341,13 @@ class ServerModule(ServerPart):
 
     Any rule goes with it. Order of calls: `setup` once, before a checkpoint is restored. In each round `begin_round`,
     then for each exchange `broadcast` and `add` for every client of the cohort, and `finish` after the rule's.
+
+    Attributes:
+        makes_weights: Whether `finish` makes the new weights without the aggregate, so that no rule has an effect. A
+            rule besides the mean is then refused.
     """
+
+    makes_weights: ClassVar[bool] = False
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         """Return the message to one client, by default the global weights."""
@@ -361,6 +367,23 @@ class ServerModule(ServerPart):
             aggregate: What the rule has made, or None.
         """
         return aggregate
+
+    def check_aggregator(self, aggregator: Aggregator) -> None:
+        """Refuse a rule that would have no effect, or that breaks the method's own server step.
+
+        It is called once, after `setup`.
+
+        Args:
+            aggregator: The rule of the federation.
+
+        Raises:
+            ValueError: The module makes the weights by itself, and the rule is not the mean.
+        """
+        if self.makes_weights and type(aggregator) is not Aggregator:
+            raise ValueError(
+                f"{type(self).__name__} makes the weights of the clients' updates by itself, so that "
+                f"{type(aggregator).__name__} would have no effect; leave model.aggregator unset"
+            )
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a server optimizer that breaks the method's own server step.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from torch import optim
+from torch import nn, optim
 
 from fl_lightning import aggregation, callbacks, data, methods, monitors, nets
 
@@ -41,7 +41,7 @@ SETTINGS = {"data.feature_shift": tuple(inspect.signature(data.FeatureShift).par
 BASES = {option.rpartition(".")[2]: base for option, base in OPTIONS.items()}
 """Base classes by the options' last parts."""
 
-EMPTY = (optim.Optimizer, pl.Callback, aggregation.UpdateTransform, aggregation.NonFiniteGuard)
+EMPTY = (optim.Optimizer, pl.Callback, aggregation.UpdateTransform, aggregation.NonFiniteGuard, nn.Module)
 """Classes that can be created, but do nothing, or are there already."""
 
 
@@ -66,6 +66,16 @@ def same_name(name: str, base: type) -> list[str]:
 def subclass_names(base: type) -> list[str]:
     """Return the short names of the public subclasses of `base`."""
     return [kind.__name__ for kind in subclasses(base)]
+
+
+def taken(base: type) -> type:
+    """Return the class of which a value may be a subclass where those of `base` are offered: a net is any module."""
+    return nn.Module if base is nets.Backbone else base
+
+
+def offered(kind: type) -> type:
+    """Return the class whose subclasses are offered where those of `kind` are taken."""
+    return nets.Backbone if kind is nn.Module else kind
 
 
 def choice(base: type) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 import yaml  # type: ignore[import-untyped]
 from pytorch_lightning.cli import LightningCLI
+from torch import nn
 
 from fl_lightning.cli import classes
 from fl_lightning.cli.suggestions import meant
@@ -175,7 +176,7 @@ def unknown_option(
             return f"the option {'.'.join(parts[: k + 1])!r} is gone; {remedy}"
     kind = kinds.get(name.rpartition(".")[0], object)
     if kind in classes.EMPTY:
-        return class_not_named(name, kind)
+        return class_not_named(name, classes.offered(kind))
     if not option and argument[0] != "-":
         of_file = argument.endswith((".yaml", ".yml")) or "/" in argument
         return (
@@ -219,11 +220,12 @@ def no_class(given: str, base: type) -> str:
         word = given.rpartition(".")[2]
         near = suggestion(given, classes.classes_beside(given)) or suggestion(word, classes.subclass_names(base))
         return import_path(given) or f"there is no class {given!r}{near or classes.choice(base)}"
-    if issubclass(kind, base) or (base is pl.LightningModule and issubclass(kind, TrainableModule)):
+    if issubclass(kind, classes.taken(base)) or (base is pl.LightningModule and issubclass(kind, TrainableModule)):
         return ""
     twin = any(parent.__module__.startswith("lightning.") for parent in kind.__mro__)
     origin = f"; it comes from the twin package `lightning`: take the {base.__name__} of pytorch_lightning"
-    return f"must be a subclass of {base.__name__}, and {given} is none{origin if twin else classes.choice(base)}"
+    wanted = "torch.nn.Module" if classes.taken(base) is nn.Module else base.__name__
+    return f"must be a subclass of {wanted}, and {given} is none{origin if twin else classes.choice(base)}"
 
 
 def import_path(given: str) -> str:

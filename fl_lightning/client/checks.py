@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, cast
 
@@ -252,7 +253,7 @@ def made_net(factory: Callable[..., Any], num_classes: Any, input_shape: Any) ->
     try:
         net = factory(num_classes, input_shape)
     except TypeError as error:
-        name = getattr(factory, "__name__", type(factory).__name__)
+        name = name_of_factory(factory)
         # Torch lists all signatures of a function in further lines.
         reason = str(error).partition("\n")[0].rstrip(":")
         raise TypeError(
@@ -262,6 +263,15 @@ def made_net(factory: Callable[..., Any], num_classes: Any, input_shape: Any) ->
     if not isinstance(net, nn.Module):
         raise TypeError(f"net must make a torch.nn.Module, got {described(net)}; let the function return it")
     return net
+
+
+def name_of_factory(factory: Callable[..., Any]) -> str:
+    """Return the name of a function or class, which a `partial` or a configuration file may have wrapped."""
+    made: Any = factory
+    while isinstance(made, partial):
+        # The function of a configuration file has the class among its arguments.
+        made = next((value for value in made.args if isinstance(value, type)), made.func)
+    return getattr(made, "__name__", type(made).__name__)
 
 
 def same_or_unset(client: Any, name: str, given: Any, known: Any) -> Any:

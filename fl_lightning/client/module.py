@@ -31,7 +31,7 @@ from fl_lightning.client.teacher import Teacher
 from fl_lightning.functional.importance import as_function
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import to_float32
-from fl_lightning.nets import Backbone, HeterogeneousNets, Perceptron
+from fl_lightning.nets import Backbone, HeterogeneousNets, NetFactory, Perceptron
 from fl_lightning.types import (
     Batch,
     Broadcast,
@@ -106,7 +106,7 @@ class ClientModule(CheckedLoading):
     @checks_arguments
     def __init__(
         self,
-        net: Callable[[int, tuple[int, ...]], Backbone] | None = None,
+        net: NetFactory | None = None,
         *,
         module: LightningModule | TrainableModule | None = None,
         optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
@@ -126,7 +126,7 @@ class ClientModule(CheckedLoading):
             optimizer=optimizer,
         )
         self.net: Backbone | None = None
-        self.net_factory: Callable[[int, tuple[int, ...]], Backbone] = net or Perceptron
+        self.net_factory: NetFactory = net or Perceptron
         self.optimizer_factory: OptimizerFactory = optimizer or partial(SGD, lr=0.01, momentum=0.9)
         self.num_classes = num_classes
         self.input_shape = None if input_shape is None else tuple(input_shape)

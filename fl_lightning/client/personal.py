@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import batch_length
 from fl_lightning.functional.state import clone, is_entry
+from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Batch, ClientData, State
 
 OWN = "own_models"
@@ -180,4 +181,41 @@ def check_head(client: Any, needs_body: bool = True) -> None:
         raise ValueError(
             f"{name} shares all but the head, but {type(net).__name__} has nothing else to train; give it a hidden "
             f"layer, or take Local"
+        )
+
+
+def check_features(client: Any, who: str) -> None:
+    """Refuse a net without `features`. The clients may have different nets.
+
+    Args:
+        client: A ClientModule whose net is built.
+        who: Name of what reads the features.
+
+    Raises:
+        ValueError: The net, or one of the clients' nets, has no `features`.
+    """
+    if isinstance(client.net, HeterogeneousNets):
+        nets = list(client.net.nets)
+    else:
+        nets = [client.net]
+    for net in nets:
+        check_part_of_net(who, net, method="features", what="the inputs of the head")
+
+
+def check_part_of_net(who: str, net: nn.Module, method: str, what: str) -> None:
+    """Refuse a net that lacks a method of `Backbone`.
+
+    Args:
+        who: Name of what needs the method.
+        net: The net.
+        method: Name of the method.
+        what: What the method gives, in words.
+
+    Raises:
+        ValueError: The net has no such method.
+    """
+    if not callable(getattr(net, method, None)):
+        raise ValueError(
+            f"{who} needs a net whose {method} gives {what}, got {type(net).__name__}; derive it from "
+            f"fl_lightning.nets.Backbone"
         )

@@ -1,17 +1,19 @@
 """The builder of a client's optimizers, which also steps the schedulers of the optimizers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fl_lightning.client.hooks import overridden, own_hook
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import LocalOptimizers, is_settled
+from fl_lightning.client.optimizers import LocalOptimizers, is_settled, needs_closure
 from fl_lightning.types import OptimizerFactory, Phase
+from fl_lightning.utils.settings import SettingError
 
 
 class OptimizerBuilder:
@@ -111,7 +113,7 @@ class OptimizerBuilder:
         """Return new optimizers, made by `configure_optimizers`.
 
         Raises:
-            ValueError: Automatic optimization, accumulation or the precision cannot use the
+            SettingError: Automatic optimization, accumulation or the precision cannot use the
                 optimizers.
         """
         owner = type(self.owner).__name__
@@ -132,35 +134,13 @@ class OptimizerBuilder:
             backward=backward if scaler is None else scaled_backward,
         )
         if self.client.automatic_optimization:
-            self._check_automatic(optimizers, owner=owner, scaled=scaler is not None)
+            check_automatic(
+                optimizers.raw,
+                owner=owner,
+                accumulated=self.accumulated,
+                scaled=scaler is not None,
+            )
         return optimizers
-
-    def _check_automatic(self, optimizers: LocalOptimizers, *, owner: str, scaled: bool) -> None:
-        """Refuse optimizers that automatic optimization cannot step.
-
-        Args:
-            optimizers: The optimizers.
-            owner: Name of the module that has configured the optimizers.
-            scaled: Whether gradients are scaled.
-
-        Raises:
-            ValueError: There are several optimizers, or one that computes its gradient more than
-                once a step together with a gradient scaler or with accumulation.
-        """
-        if len(optimizers.raw) > 1:
-            raise ValueError(
-                f"{owner} has {len(optimizers.raw)} optimizers under automatic optimization; set "
-                f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
-            )
-        if not scaled and self.accumulated == 1:
-            return
-        if any(optimizer.needs_closure for optimizer in optimizers.wrapped):
-            kind = type(optimizers.raw[0]).__name__
-            remedy = "trainer.precision=bf16-mixed" if scaled else "model.accumulate_grad_batches=1"
-            raise ValueError(
-                f"{kind} computes its gradient more than once a step, over one batch and without a gradient scaler; "
-                f"set {remedy}"
-            )
 
     def schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
         """Step the schedulers that are due. The server steps every ReduceLROnPlateau.
@@ -176,6 +156,35 @@ class OptimizerBuilder:
                 continue
             if count % entry.frequency == 0:
                 step_scheduler(entry, self.owner.lr_scheduler_step)
+
+
+def check_automatic(optimizers: Sequence[Optimizer], *, owner: str, accumulated: int, scaled: bool) -> None:
+    """Refuse optimizers that automatic optimization cannot step.
+
+    Args:
+        optimizers: The optimizers.
+        owner: Name of the module that has configured the optimizers.
+        accumulated: Batches per optimizer step, ≥ 1.
+        scaled: Whether gradients are scaled.
+
+    Raises:
+        SettingError: There are several optimizers, or one that computes its gradient more than once
+            a step together with a gradient scaler or with accumulation.
+    """
+    if len(optimizers) > 1:
+        raise SettingError(
+            f"{owner} has {len(optimizers)} optimizers under automatic optimization; set "
+            f"self.automatic_optimization = False and step them in training_step, as Lightning asks"
+        )
+    if not scaled and accumulated == 1:
+        return
+    if any(needs_closure(optimizer) for optimizer in optimizers):
+        kind = type(optimizers[0]).__name__
+        remedy = "trainer.precision=bf16-mixed" if scaled else "model.accumulate_grad_batches=1"
+        raise SettingError(
+            f"{kind} computes its gradient more than once a step, over one batch and without a gradient scaler; "
+            f"set {remedy}"
+        )
 
 
 def step_scheduler(entry: LRSchedulerConfig, step: Callable[[Any, Any], None]) -> None:

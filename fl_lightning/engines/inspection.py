@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
+from fl_lightning.client.personal import check_features
 from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import without_none
@@ -242,11 +243,13 @@ class Inspection:
             who: Name of the monitor that needs the layer.
 
         Raises:
-            ValueError: The client has no such module, or no net if `layer` is None.
+            ValueError: The client has no such module, or no net with features if `layer` is None.
         """
         names = [name for name, _ in self.client.named_modules() if name]
         if layer is None and self.client.net is None:
             raise ValueError(f"{who} needs the name of a layer for a client without net=, such as {names[-1]!r}")
+        if layer is None:
+            check_features(self.client, who)
         if layer is not None and layer not in names:
             raise ValueError(f"{who}: layer must name a module of the client, such as {names[-1]!r}, got {layer!r}")
 

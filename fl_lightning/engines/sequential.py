@@ -32,6 +32,7 @@ from fl_lightning.members.structure import Structure
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import ClientJob, ClientResult, ClientScore, ClientUpdate, Members, State
 from fl_lightning.utils.life import LIFE
+from fl_lightning.utils.settings import SettingError
 
 ClientHooks = Mapping[str, Sequence[Callable[..., None]]]
 """Callables by the name of their hook: `on_client_start(client_id)`, `on_client_epoch_end(client_id, epoch)`."""
@@ -158,6 +159,8 @@ class SequentialEngine:
                         on_epoch_end=self._epoch_hooks(),
                     )
                     yield self._reply(exchange, job)
+            except SettingError:
+                raise
             except Exception as error:
                 raise client_error(job.client_id, job.broadcast.round_idx, error) from error
 

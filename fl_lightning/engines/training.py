@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import ceil, inf
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.types import Batch, ClientData, Phase
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.utils.settings import SettingError
 
 EpochHook = Callable[[int, int], None]
 """Called with `(client_id, epoch)` at the end of each local epoch."""
@@ -121,17 +122,17 @@ class LocalTrainer:
         """Return how a client's samples are divided into the batches of a phase.
 
         Raises:
-            ValueError: The net has BatchNorm and `batch_size` is 1.
+            SettingError: The net has BatchNorm and `batch_size` is 1.
         """
         size = data.size(phase.split)
         batch_size = data.samples_per_batch(phase.split, phase.batch_size)
         epochs = phase.epochs
         if epochs is None:
             epochs = self.settings.epochs_of(data.client_id)
-        normalizes = size > 1 and bool(self._batch_norms_of(data.client_id))
-        if normalizes and batch_size == 1:
+        normalizes = self.normalizes(data.client_id, size)
+        if normalizes:
             setting = "data.batch_size" if phase.batch_size is None else "the phase's batch_size"
-            raise ValueError(f"batch_size must be at least 2 for a net with BatchNorm, got 1; raise {setting}")
+            check_normalized(batch_size, setting)
         return Passes.over(
             size=size,
             batch_size=batch_size,
@@ -139,6 +140,10 @@ class LocalTrainer:
             drops_single=normalizes,
             drops_tail=data.drop_last,
         )
+
+    def normalizes(self, client_id: int, size: int) -> bool:
+        """Return True if BatchNorm normalizes the batches of a client with `size` samples. One sample has none."""
+        return size > 1 and bool(self._batch_norms_of(client_id))
 
     def _batch_norms_of(self, client_id: int) -> list[nn.Module]:
         """List the BatchNorm modules of a client's net."""
@@ -456,6 +461,20 @@ class LocalTrainer:
         if optimizers.schedulers:
             self.builder.schedule(optimizers.schedulers, "step", index + 1)
         return loss
+
+
+def check_normalized(batch_size: int | Literal["full"], setting: str) -> None:
+    """Refuse batches of one sample, which have no batch statistics.
+
+    Args:
+        batch_size: Number of samples in a batch of a client whose net has BatchNorm.
+        setting: Name of the setting with this number.
+
+    Raises:
+        SettingError: A batch has one sample.
+    """
+    if batch_size == 1:
+        raise SettingError(f"batch_size must be at least 2 for a net with BatchNorm, got 1; raise {setting}")
 
 
 def zero_grad(optimizer: Optimizer) -> None:

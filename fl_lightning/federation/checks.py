@@ -132,6 +132,12 @@ def check_trainer(trainer: Trainer) -> None:
             f"weights in half precision cannot take a small update: trainer.precision={trainer.precision} is refused; "
             f"use bf16-mixed"
         )
+    reloads = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+    if reloads:
+        raise ValueError(
+            f"the clients' data are prepared once a run: trainer.reload_dataloaders_every_n_epochs must stay 0, got "
+            f"{reloads}; leave it unset, and draw anew by transforms of the samples or by data.schedule"
+        )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         check_callback(callback)
 
@@ -326,28 +332,32 @@ def tell_epochs(local_epochs: int | list[int]) -> None:
 
 
 def check_shared(
-    *, client: ClientModule, aggregator: Aggregator, server_optimizer: object, codec: object, trainable: Sized
+    *,
+    client: ClientModule,
+    aggregator: Aggregator,
+    server_optimizer: object,
+    codec: object,
+    bounds: Sequence[str],
+    trainable: Sized,
 ) -> None:
     """Refuse parts that need trainable shared entries, if the clients share none.
 
-    A codec is refused too if the clients do not start from the entries that they are sent.
+    Clients that do not start from the entries that they are sent exclude some of these parts too.
 
     Args:
         client: The client module.
         aggregator: The aggregator. The mean needs no shared entries.
         server_optimizer: The factory of the server optimizer, or None.
         codec: The codec, or None.
+        bounds: The names of settings that bound how far an update moves the shared entries.
         trainable: The names of the shared trainable entries.
 
     Raises:
         ValueError: A part needs shared entries, or clients that start from them.
     """
     if trainable:
-        if codec is not None and client.own_start:
-            raise ValueError(
-                f"{type(codec).__name__} codes what moved since weights were sent, and clients of "
-                f"{type(client).__name__} start from models of their own; leave model.codec unset"
-            )
+        if client.own_start:
+            check_own_start(client, aggregator, codec, bounds=bounds)
         return
     if type(aggregator) is not Aggregator:
         raise ValueError(
@@ -360,6 +370,34 @@ def check_shared(
         raise ValueError(f"a server_optimizer needs trainable entries that the clients share, got none; {unset}")
     if codec is not None:
         raise ValueError(f"{type(codec).__name__} needs trainable entries that the clients share, got none; {unset}")
+    if bounds:
+        raise ValueError(f"{bounds[0]} needs trainable entries that the clients share, got none; {unset}")
+
+
+def check_own_start(client: ClientModule, aggregator: Aggregator, codec: object, *, bounds: Sequence[str]) -> None:
+    """Refuse parts that need clients that start from the weights of the server.
+
+    Args:
+        client: The client module, whose clients start from models of their own.
+        aggregator: The aggregator. The mean serves the evaluation.
+        codec: The codec, or None.
+        bounds: The names of settings that bound how far an update moves the shared entries.
+
+    Raises:
+        ValueError: There is such a part.
+    """
+    start = f"clients of {type(client).__name__} start from models of their own"
+    if codec is not None:
+        raise ValueError(
+            f"{type(codec).__name__} codes what moved since weights were sent, and {start}; leave model.codec unset"
+        )
+    if bounds:
+        raise ValueError(f"{bounds[0]} bounds what moved since weights were sent, and {start}; leave it out")
+    if type(aggregator) is not Aggregator:
+        raise ValueError(
+            f"{type(aggregator).__name__} makes the weights from which clients start, and {start}; leave "
+            f"model.aggregator unset"
+        )
 
 
 def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataModule, trainer: Trainer) -> None:

@@ -29,6 +29,7 @@ from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.fresh_values import FreshValues
 from fl_lightning.federation.horizon import LENGTHS, Horizon
 from fl_lightning.federation.identity import log_final, summary_key
+from fl_lightning.federation.local_checks import check_local_training
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.resume import catch_up
@@ -353,7 +354,8 @@ class FederatedLoop(Forwarding):
             logger.log_hyperparams(self.parts.hyperparameters())
         with watched(self.client_modules(), LENGTHS, self.parts.horizon.rounds):
             # A module may plan the rates of its optimizers over the rounds.
-            self.parts.plateau.begin_fit(self.client, self.trainer)
+            optimizers, schedulers = check_local_training(self.engine.local, self.data)
+        self.parts.plateau.begin_fit(self.client, optimizers, schedulers)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
         self.forward_hook("on_fit_start")

@@ -271,7 +271,7 @@ class ServerTransforms(Transforms):
         Raises:
             ValueError: The transformed update has a wrong number of samples, or an entry is not a shared one.
             TypeError: The number of samples or an entry has a wrong type.
-            TransformError: The transforms cannot be combined.
+            SettingError: The transforms cannot be combined.
         """
         update = result.update
         shared = self._server.transmitted_entries

@@ -33,7 +33,7 @@ from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_fed
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.codec import check_codec
-from fl_lightning.members.faults import FaultPolicy, SkipRecord, check_measured, encodes
+from fl_lightning.members.faults import FaultPolicy, SkipRecord, bounds_of_norm, check_measured, encodes
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import GUARANTEES, UNPROTECTED
@@ -434,6 +434,7 @@ class FederationParts:
             aggregator=self.aggregator,
             server_optimizer=self.server_optimizer,
             codec=self.codec,
+            bounds=bounds_of_norm(self.transforms, self.faults.max_update_norm),
             trainable=global_weights.trainable,
         )
         checks.check_accumulated_lr(self.client, self.needs_by_name())
@@ -464,6 +465,7 @@ class FederationParts:
         for part in (self.server_module, self.aggregator):
             part.attach(server)
             part.setup()
+        self.server_module.check_aggregator(self.aggregator)
         self.guard.attach(server)
         for transform in self.transforms:
             transform.setup(server)

@@ -13,12 +13,12 @@ from fl_lightning.functional.state import to_host
 from fl_lightning.members.faults import (
     ClientError,
     NonFiniteUpdateError,
-    TransformError,
     as_raised,
     client_error,
     judge,
 )
 from fl_lightning.types import Check, ClientJob, ClientResult, Member, RoundOutcome, State, Undo, does
+from fl_lightning.utils.settings import SettingError
 
 Shares = list[dict[str, Any]]
 """What each process shares at the end of a round, by name of the member."""
@@ -298,7 +298,7 @@ class Rounds:
         try:
             for member in self.members.of("incoming"):
                 result = member.incoming(result)
-        except TransformError:
+        except SettingError:
             raise
         except Exception as problem:
             raise client_error(client_id, self.server.round_idx, problem, taken_in=True) from problem

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.aggregation import NormClip, UpdateTransform
 from fl_lightning.client.hooks import overridden
 from fl_lightning.types import Check, ClientUpdate, Member, RoundOutcome, State
-from fl_lightning.utils.settings import check_above, check_choice, check_count
+from fl_lightning.utils.settings import SettingError, check_above, check_choice, check_count
 from fl_lightning.utils.tracebacks import place_of, users_lines
 
 
@@ -39,10 +39,6 @@ class ClientError(FaultError):
         self.client_id = client_id
         self.reason = reason
         self.taken_in = taken_in
-
-
-class TransformError(ValueError):
-    """Error for transforms of updates that exclude each other, which is no client's fault."""
 
 
 class Fault(NamedTuple):
@@ -324,6 +320,19 @@ def encodes(transform: UpdateTransform) -> bool:
     return all(overridden(transform, name, UpdateTransform) for name in ("on_client", "on_server"))
 
 
+def bounds_of_norm(transforms: Sequence[UpdateTransform], max_norm: float | None) -> list[str]:
+    """Name the settings that bound how far an update may move the shared entries.
+
+    Args:
+        transforms: The transforms of updates.
+        max_norm: The setting `max_update_norm`.
+    """
+    bounds = [type(transform).__name__ for transform in transforms if isinstance(transform, NormClip)]
+    if max_norm is not None:
+        bounds.append(f"model.faults.max_update_norm={max_norm}")
+    return bounds
+
+
 def check_measured(transforms: Sequence[UpdateTransform], max_norm: float | None) -> None:
     """Refuse a bound on the norm of updates if a transform sends something else than the shared entries.
 
@@ -332,15 +341,13 @@ def check_measured(transforms: Sequence[UpdateTransform], max_norm: float | None
         max_norm: The setting `max_update_norm`.
 
     Raises:
-        TransformError: There is such a bound.
+        SettingError: There is such a bound.
     """
-    bounds = [type(transform).__name__ for transform in transforms if isinstance(transform, NormClip)]
-    if max_norm is not None:
-        bounds.append(f"model.faults.max_update_norm={max_norm}")
+    bounds = bounds_of_norm(transforms, max_norm)
     if bounds:
         senders = [transform for transform in transforms if overridden(transform, "on_client", UpdateTransform)]
         names = [type(transform).__name__ for transform in senders]
-        raise TransformError(
+        raise SettingError(
             f"{bounds[0]} bounds how far the shared entries moved, but {' and '.join(names)} sends something else in "
             f"their place; leave one of the two out"
         )

@@ -4,15 +4,11 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
-from fl_lightning.client.checks import check_optimized
-from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.types import Member, RoundOutcome
 
 GroupValues = list[list[float]]
@@ -46,16 +42,18 @@ class Plateau(Member):
         self._is_checked = False
         """Whether a complete row had all watched values. The first complete row of a run must have them."""
 
-    def begin_fit(self, client: ClientModule, trainer: Trainer) -> None:
-        """Make the server's optimizers and schedulers when a fit begins.
+    def begin_fit(
+        self, client: ClientModule, optimizers: list[Optimizer], schedulers: Sequence[LRSchedulerConfig]
+    ) -> None:
+        """Take the server's optimizers and schedulers when a fit begins.
 
         Args:
             client: The client module.
-            trainer: The Trainer of the fit.
+            optimizers: Optimizers that the client has made and nobody steps.
+            schedulers: The schedulers of these optimizers.
 
         Raises:
-            ValueError: The client's optimizers do not train the client, or the checkpoint is one of
-                other schedulers.
+            ValueError: The checkpoint is one of other schedulers.
         """
         owner: Any = client.lightning_modules()[-1]
         self._entries = []
@@ -63,17 +61,6 @@ class Plateau(Member):
         self.factors = []
         self._is_checked = False
         self._has_clients = False
-        if not overridden(owner, "configure_optimizers", ClientModule):
-            return
-        name = type(owner).__name__
-        optimizers, schedulers = parse_optimizers(client.configure_optimizers(), name)
-        if any(not entry.reduce_on_plateau for entry in schedulers):
-            rank_zero_info(
-                f"the schedulers of {name} start anew for every client and round; give them the number of a client's "
-                f"local steps, because the Trainer's numbers (max_epochs, estimated_stepping_batches) count rounds "
-                f"(docs/your-module.md, 'Optimizers and schedulers')"
-            )
-        check_optimized(owner, optimizers, client.parameters())
         if not client.automatic_optimization:
             # The module steps its schedulers itself.
             return
@@ -82,8 +69,8 @@ class Plateau(Member):
             return
         keys = ", ".join(str(entry.monitor) for entry in entries)
         rank_zero_info(
-            f"ReduceLROnPlateau of {name} is stepped once a round with the federation's {keys}; its learning rate "
-            f"holds for every client of the next round"
+            f"ReduceLROnPlateau of {type(owner).__name__} is stepped once a round with the federation's {keys}; its "
+            f"learning rate holds for every client of the next round"
         )
         self._entries = entries
         self._optimizers = optimizers

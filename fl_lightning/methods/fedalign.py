@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fl_lightning.client import ClientModule
+from fl_lightning.client import ClientModule, check_part_of_net
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.state import to_float32
@@ -154,7 +154,9 @@ class FedAlign(ClientModule):
 
     def stages(self) -> Stages:
         """Give the net, cut around its last block."""
-        return self.built_net.stages()
+        net = self.built_net
+        check_part_of_net(type(self).__name__, net, method="stages", what="its last block")
+        return net.stages()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.client import check_features
 from fl_lightning.federation.checkpoint import client_state
 from fl_lightning.federation.codistillation import KnowledgeClient, KnowledgeServer
 from fl_lightning.functional.density import DensityRatio
@@ -137,6 +138,11 @@ class SelectiveFD(KnowledgeClient):
         self.selector_weights = selector_weights
         self.width = width
         self.num_reference = num_reference
+
+    def build(self, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
+        super().build(num_classes, input_shape)
+        if self.selector == "features":
+            check_features(self, type(self).__name__)
 
     def distillation_loss(self, logits: Tensor, knowledge: Tensor) -> Tensor:
         log_q = (to_float32(logits) / self.temperature).log_softmax(-1)

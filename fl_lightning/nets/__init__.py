@@ -7,6 +7,7 @@ from fl_lightning.utils.lazy import lazy_names
 if TYPE_CHECKING:
     from fl_lightning.nets.backbone import Backbone as Backbone
     from fl_lightning.nets.backbone import BodyAndHead as BodyAndHead
+    from fl_lightning.nets.backbone import NetFactory as NetFactory
     from fl_lightning.nets.backbone import PlainCNN as PlainCNN
     from fl_lightning.nets.characters import CharLSTM as CharLSTM
     from fl_lightning.nets.characters import CharTransformer as CharTransformer

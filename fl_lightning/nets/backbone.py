@@ -1,7 +1,7 @@
 """Base of the nets: features, and a linear head that makes logits of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -162,3 +162,11 @@ def left(convs: Sequence[Conv], size: int) -> int:
         if size < 1:
             return 0
     return size
+
+
+NetFactory = Callable[[int, tuple[int, ...]], Backbone] | Callable[[int, tuple[int, ...]], nn.Module]
+"""Makes a net, given the number of classes and the shape of a sample.
+
+The net may be any module. A configuration file names a `Backbone` by its class alone, and another module by its import
+path: a short name is looked up among the subclasses of the first kind only, since many packages have a `ResNet`.
+"""

@@ -1,11 +1,10 @@
 """Nets of different architectures for different clients, for methods that share no weights."""
 
-from collections.abc import Callable
 from typing import cast
 
 from torch import Tensor, nn
 
-from fl_lightning.nets.backbone import Backbone
+from fl_lightning.nets.backbone import Backbone, NetFactory
 
 
 class HeterogeneousNets(Backbone):
@@ -32,7 +31,7 @@ class HeterogeneousNets(Backbone):
         self,
         num_classes: int,
         input_shape: tuple[int, ...],
-        nets: list[Callable[[int, tuple[int, ...]], Backbone]],
+        nets: list[NetFactory],
     ) -> None:
         super().__init__()
         if not nets:

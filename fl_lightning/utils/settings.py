@@ -16,6 +16,10 @@ from torch.optim import SGD, Optimizer
 Value = TypeVar("Value")
 
 
+class SettingError(ValueError):
+    """Error for settings with which no client can train, so that no client is at fault and none is skipped."""
+
+
 def described(value: object) -> str:
     """Describe a value in a few words of a sentence.
 

@@ -196,6 +196,14 @@ def test_cohorts_that_are_too_small_are_refused_before_anyone_trains(rule, setti
         fit(FedAvg(net=Small), 2, toy_data(**settings), aggregator=rule(), callbacks=[NeverTrained()])
 
 
+def test_a_trimmed_mean_needs_more_rows_than_it_cuts_off():
+    """A β that rounding takes for one half cuts off both of two rows."""
+    for beta, m in ((0.4999999999, 2), (0.2, 0), (0.0, 0)):
+        assert TrimmedMeanAggregator(beta).too_few(m) == f"m > 2 ⌊beta m⌋ clients (beta={beta})"
+    for beta, m in ((0.4999999999, 3), (0.49, 2), (0.0, 1)):
+        assert TrimmedMeanAggregator(beta).too_few(m) is None
+
+
 def test_a_round_with_too_few_clients_with_data_is_an_error_that_names_it():
     data = toy_data((7, 0, 12, 5, 9, 16), schedule=[[0, 2, 3, 4, 5], [0, 1, 2, 3, 4]])
     with pytest.raises(ValueError, match=r"2f \+ 3 = 5 clients .* got 4 clients with data in round 1"):

@@ -48,6 +48,35 @@ def test_only_the_attackers_updates_differ(attack, client):
         assert (found.num_samples, found.num_steps) == (update.num_samples, update.num_steps)
 
 
+def added_noise(std=None):
+    """What the attacker adds to all its trained weights."""
+    settings = {} if std is None else {"std": std}
+    (loop, honest), (_, poisoned) = (
+        updates(client, precision="64-true", data=toy_data(dtype=torch.float64))
+        for client in (FedAvg(net=Small), noise(FedAvg(net=Small), [2], **settings))
+    )
+    entries = loop.server.trainable
+    sent, trained = (watch.rounds[0][2].weights for watch in (poisoned, honest))
+    return torch.cat([(sent[name] - trained[name]).flatten() for name in entries])
+
+
+def test_noise_is_normal_around_the_trained_weights_and_of_its_deviation():
+    once = added_noise(1.0)
+    assert len(once) == 6 * 4 + 6 + 3 * 6 + 3
+    assert abs(float(once.mean())) < 0.5
+    assert 0.7 < float(once.std()) < 1.3
+    torch.testing.assert_close(added_noise(3.0), 3 * once)
+    torch.testing.assert_close(added_noise(), once)
+
+
+def test_a_flipped_sign_goes_ten_times_the_other_way_unless_a_factor_is_given():
+    (_, by_default), (_, given) = (
+        updates(client)
+        for client in (sign_flip(FedAvg(net=Small), [2]), sign_flip(FedAvg(net=Small), [2], factor=10.0))
+    )
+    assert equal(by_default.rounds[0][2].weights, given.rounds[0][2].weights)
+
+
 def test_a_flipped_sign_goes_the_other_way_times_the_factor():
     (loop, honest), (_, poisoned) = (
         updates(client, precision="64-true", data=toy_data(dtype=torch.float64))
@@ -241,3 +270,31 @@ def test_a_robust_rule_keeps_its_accuracy_with_a_fifth_of_the_clients_malicious(
 @pytest.mark.parametrize("attack", [sign_flip, pytest.param(noise, marks=pytest.mark.slow)])
 def test_the_mean_does_not(attack):
     assert accuracy(Aggregator, attack) < accuracy(Aggregator) - 3 * MARGIN
+
+
+@pytest.mark.parametrize("split", ["test", "val", "train", "proxy"])
+def test_splits_for_evaluation_keep_their_labels_and_no_other_does(split):
+    class Local:
+        """A client of which each split has the labels 0, 1 and 2."""
+
+        def all(self, split):
+            return torch.zeros(3), torch.arange(3)
+
+        def labels(self, split):
+            return torch.arange(3)
+
+        def batches(self, split):
+            return iter([self.all(split)])
+
+    seen = FlippedData(Local(), 3)
+    expected = [0, 1, 2] if split in ("test", "val") else [2, 1, 0]
+    assert seen.labels(split).tolist() == expected
+    assert seen.all(split)[1].tolist() == expected
+    assert [y.tolist() for _, y in seen.batches(split)] == [expected]
+
+
+def test_labels_are_flipped_once_the_number_of_classes_is_known():
+    client = label_flip(FedAvg(net=Small), [0])
+    client.context.client_id = 0
+    with pytest.raises(RuntimeError, match="knows the number of classes once its net is built"):
+        client.reply("train", None)

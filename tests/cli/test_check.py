@@ -7,10 +7,15 @@ import zipfile
 import pytest
 import torch
 
+from fl_lightning import FederatedLoop
+from fl_lightning.cli.check import examined
 from fl_lightning.client.checkpoint_io import REGISTRY, read_names, read_registry
+from fl_lightning.client.store import ClientStore
+from fl_lightning.methods import SCAFFOLD
 from fl_lightning.runs.folder import CHECKPOINTS, identity_in, newest_first
 from fl_lightning.utils.files import read_saved, save_with_digest
 from tests.commands import TINY, run_in, say
+from tests.toys import toy_data, trainer
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +155,41 @@ def test_names_of_files_cannot_speak_to_the_terminal(whole, tmp_path):
     assert len(said.out.splitlines()) == 4
     assert all(letter.isprintable() for letter in said.out if letter != "\n")
     said.out.encode("utf-8")
+
+
+@pytest.fixture
+def with_files(tmp_path):
+    """A run folder whose checkpoint names the files of its clients."""
+    run = trainer(1, tmp_path)
+    loop = FederatedLoop(SCAFFOLD(), store=ClientStore(memory_budget_mb=0, folder=tmp_path / "clients"))
+    run.fit(loop, datamodule=toy_data())
+    path = tmp_path / CHECKPOINTS / "at.ckpt"
+    run.save_checkpoint(path)
+    return path, sorted((tmp_path / "clients").glob("*.safetensors"))
+
+
+def test_files_of_clients_are_checked_with_the_checkpoint(with_files):
+    path, files = with_files
+    assert len(files) == 5
+    assert examined(path) == "whole, 1 round, 5 files of clients whole"
+
+
+@pytest.mark.parametrize("position", [0, -1])
+def test_an_altered_file_of_a_client_is_broken(with_files, position):
+    path, files = with_files
+    content = bytearray(files[2].read_bytes())
+    content[position] ^= 1
+    files[2].write_bytes(content)
+    said = say(f"check {path}")
+    assert said.code == 1
+    assert f"BROKEN: the file {files[2]} of client 2 was altered" in said.out
+
+
+def test_a_missing_file_of_a_client_is_broken(with_files):
+    path, files = with_files
+    files[4].unlink()
+    said = say(f"check {path}")
+    assert said.code == 1
+    assert f"BROKEN: the file {files[4].name} of client 4 is not in" in said.out
+    (path.parent.parent / "clients").rename(path.parent.parent / "elsewhere")
+    assert examined(path) == "whole, 1 round, 5 files of clients not beside it, so not checked"

@@ -78,8 +78,8 @@ OPTIONS = [
     ("--model.client FedNTDD", "model.client: there is no class 'FedNTDD'; the nearest is 'FedNTD'"),
     ("--model.client.net Percptron", "model.client.net: there is no class 'Percptron'; the nearest is 'Perceptron'"),
     (
-        "--model.client.net torch.nn.Linear",
-        "model.client.net must be a subclass of Backbone, and torch.nn.Linear is none; it takes ",
+        "--model.client.net torch.optim.SGD",
+        "model.client.net must be a subclass of torch.nn.Module, and torch.optim.SGD is none; it takes BodyAndHead, ",
     ),
     ("--model.client.net.hiden 3", "model.client.net: unknown option 'hiden'; the nearest is 'hidden'"),
     ("--model.client.optimizer.lrr 3", "model.client.optimizer: unknown option 'lrr'; the nearest is 'lr'"),

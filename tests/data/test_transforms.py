@@ -204,6 +204,26 @@ def test_a_resized_crop_keeps_at_least_its_share():
     assert float(width.std()) > 0.02
 
 
+def test_a_resized_crop_is_as_wide_to_its_height_as_the_ratio_allows():
+    """Ramps of columns and rows: the ranges that are left tell how wide and how high the crop was."""
+    ramp = torch.arange(64.0)
+    both = torch.stack([ramp.expand(64, 64), ramp[:, None].expand(64, 64)]).expand(400, 2, 64, 64)
+    found = ResizedCropFlip(scale=0.2, ratio=2.0)(both, generator()).flatten(2)
+    width, height = ((found.amax(2) - found.amin(2) + 1) / 64).unbind(1)
+    inside = (width < 0.95) & (height < 0.95)
+    shape = (width / height)[inside]
+    assert float(shape.max()) == pytest.approx(2.0, rel=0.1)
+    assert float(shape.min()) == pytest.approx(0.5, rel=0.1)
+    middle = float(shape.log().mean())
+    assert abs(middle) < 0.1
+
+
+def test_the_defaults_of_a_resized_crop_are_torchvisions():
+    x = images()
+    torch.testing.assert_close(ResizedCropFlip()(x, generator()), ResizedCropFlip(0.08, 4 / 3)(x, generator()))
+    assert (ResizedCropFlip().scale, ResizedCropFlip().ratio) == (0.08, 4 / 3)
+
+
 @pytest.mark.parametrize("given", [{"scale": 0.0}, {"scale": 1.1}, {"ratio": 0.5}], ids=str)
 def test_a_resized_crop_refuses(given):
     with pytest.raises(ValueError, match="ResizedCropFlip needs a scale"):

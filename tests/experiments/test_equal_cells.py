@@ -1,0 +1,59 @@
+"""Two cells that are one run: which of them is run, and under which name. Tuning on a loss."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.experiments.cells import identity_of_name, located
+from tests.commands import say, working_in
+from tests.experiments.test_compare import BASE
+
+
+@dataclass(frozen=True)
+class Named:
+    """Stands in for a cell, of which `located` reads the name."""
+
+    name: str
+
+
+def names(cells):
+    return [cell.name for cell in cells]
+
+
+def test_the_first_of_two_equal_cells_names_the_run(tmp_path):
+    cells = [Named("b-seed0-11111111"), Named("a-seed0-11111111"), Named("a-seed1-11111111"), Named("a-seed0-22222222")]
+    assert names(located(cells, tmp_path)) == ["b-seed0-11111111"] * 2 + ["a-seed1-11111111", "a-seed0-22222222"]
+
+
+def test_a_run_that_is_stored_keeps_its_name(tmp_path):
+    (tmp_path / "cells").mkdir()
+    for name in ("z-seed0-11111111", "of-another-seed1-33333333"):
+        (tmp_path / "cells" / f"{name}.yaml").write_text("")
+    cells = [Named("b-seed0-11111111"), Named("a-seed0-11111111"), Named("c-seed0-33333333")]
+    assert names(located(cells, tmp_path)) == ["z-seed0-11111111"] * 2 + ["c-seed0-33333333"]
+
+
+def test_an_identity_is_the_seed_and_the_digest_whatever_the_stem_is():
+    assert identity_of_name("FedNTD-beta=0.3-seed0-1a2b3c4d") == "seed0-1a2b3c4d"
+    assert identity_of_name("a-seed5-b-seed0-1a2b3c4d") == "seed0-1a2b3c4d"
+
+
+@pytest.mark.parametrize(("metric", "best"), [("val/loss", min), ("val/acc", max)])
+def test_tuning_takes_the_lowest_loss_and_the_highest_accuracy(tmp_path, without_pictures, metric, best):
+    with working_in(tmp_path, ""):
+        Path("base.yaml").write_text(BASE, encoding="utf-8")
+        said = say(
+            "compare -c base.yaml --methods FedNTD --seeds 0 --output out --processes 0 --val_fraction 0.2 "
+            f"--tune model.client.optimizer.lr=0.001,0.1 --tune_metric {metric}"
+        )
+        assert said.code == 0, said
+        with Path("out/tuning.csv").open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        scores = {row["settings"]: float(row[metric]) for row in rows}
+        assert len(set(scores.values())) == 2
+        (chosen,) = [row["settings"] for row in rows if row["chosen"] == "True"]
+        assert scores[chosen] == best(scores.values())
+        word = "lowest" if best is min else "highest"
+        assert f"Tuned in validation: {chosen} for FedNTD ({metric} {scores[chosen]:.4g}, the {word} of 2" in said.out

@@ -1,0 +1,308 @@
+"""Settings with which no client can ever train are refused at the start, also where clients are skipped."""
+
+import inspect
+from functools import partial
+
+import pytest
+import torch
+from pytorch_lightning.plugins.precision import MixedPrecision
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, ReduceLROnPlateau, StepLR
+
+from fl_lightning import FederatedLoop, aggregation, methods
+from fl_lightning.aggregation import Aggregator, Codec, MedianAggregator, NormClip, ServerModule
+from fl_lightning.client import ClientModule
+from fl_lightning.client.optimizers import needs_closure
+from fl_lightning.methods import SAM, FedAvg, Local
+from fl_lightning.nets import HeterogeneousNets, Perceptron
+from fl_lightning.types import Phase
+from tests.methods.own_models import transfer_data
+from tests.toys import BatchNormNet, equal, fit, folded, sgd, toy_data, trainer, weights_of
+from tests.user_modules import Plain
+
+
+def public(room, base):
+    """The public classes of a room that derive from `base`."""
+    kinds = [getattr(room, name) for name in dir(room)]
+    return [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, base)]
+
+
+def is_closed(kind):
+    """Whether a step of an optimizer of torch cannot be called without a closure."""
+    try:
+        return needs_closure(kind([torch.zeros(1, requires_grad=True)], lr=0.1))
+    except Exception:
+        return False
+
+
+CLOSED = [kind for kind in public(torch.optim, torch.optim.Optimizer) if is_closed(kind)]
+FACTORIES = [*(partial(kind, lr=0.1) for kind in CLOSED), partial(SAM, base=sgd())]
+
+
+class Untrained(Plain):
+    def training_step(self, batch, batch_idx):
+        pytest.fail("a client was trained")
+
+
+def refused(client, match, data=None, plugins=(), **settings):
+    """The run ends with this sentence before a client trains, although clients that fail are skipped."""
+    loop = FederatedLoop(client, **folded({"nonfinite": "skip", "on_error": "skip", **settings}))
+    with pytest.raises((ValueError, TypeError), match=match):
+        trainer(1, plugins=list(plugins)).fit(loop, datamodule=data or toy_data())
+    assert not loop.round_metrics
+    assert not loop.skipped
+
+
+# --- optimizers ---------------------------------------------------------------------------------------------------
+
+
+def test_torch_has_an_optimizer_with_a_closure():
+    assert torch.optim.LBFGS in CLOSED
+
+
+@pytest.mark.parametrize("optimizer", FACTORIES, ids=lambda factory: factory.func.__name__)
+@pytest.mark.parametrize("wraps", [False, True], ids=["net", "module"])
+def test_closures_are_refused_with_accumulation_and_a_scaler(optimizer, wraps):
+    def client():
+        module = Untrained()
+        module.configure_optimizers = lambda: optimizer(module.parameters())
+        return module if wraps else FedAvg(optimizer=optimizer)
+
+    name = optimizer.func.__name__
+    refused(
+        client(), f"{name} computes its gradient more than once.*accumulate_grad_batches=1", accumulate_grad_batches=2
+    )
+    scaled = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
+    refused(client(), f"{name} computes its gradient more than once.*precision=bf16-mixed", plugins=[scaled])
+
+
+def test_several_optimizers_without_steps_by_hand_are_refused():
+    class Two(Untrained):
+        def configure_optimizers(self):
+            return [SGD(self.parameters(), lr=0.1), SGD(self.parameters(), lr=0.1)]
+
+    refused(Two(), "Two has 2 optimizers under automatic optimization")
+
+
+@pytest.mark.parametrize("settings", [{"lr": -1.0}, {"lr": 0.1, "nesterov": True}, {"lr": 0.1, "weight_decay": -1.0}])
+def test_an_optimizer_that_refuses_its_arguments_is_refused(settings):
+    refused(FedAvg(optimizer=partial(SGD, **settings)), "model.client.optimizer must make an optimizer.*raised")
+
+
+class ByHand(Untrained):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize("setting", [{"accumulate_grad_batches": 2}, {"clip_norm": 0.1}])
+def test_settings_of_automatic_optimization_are_refused_for_steps_by_hand(setting):
+    (name,) = setting
+    refused(ByHand(), rf"model\.{name} must be .* where ByHand steps its optimizers itself", **setting)
+
+
+# --- BatchNorm ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wraps", [False, True], ids=["net", "module"])
+def test_batchnorm_with_batches_of_one_is_refused(wraps):
+    module = Untrained()
+    module.net = BatchNormNet(3, (4,))
+    client = module if wraps else FedAvg(net=BatchNormNet)
+    refused(
+        client,
+        r"batch_size must be at least 2 for a net with BatchNorm, got 1; raise data\.batch_size",
+        toy_data(batch_size=1),
+    )
+
+
+def test_batchnorm_in_one_of_the_nets_counts_where_a_client_has_that_net():
+    nets = partial(HeterogeneousNets, nets=[Perceptron, BatchNormNet])
+    refused(Local(net=nets), "batch_size must be at least 2", toy_data((5, 5), batch_size=1))
+    assert not fit(Local(net=nets), 1, toy_data((5, 1), batch_size=1), faults="skip").skipped
+
+
+def test_a_phase_with_batches_of_one_is_no_clients_fault():
+    class Phased(FedAvg):
+        def phases(self, exchange):
+            return (Phase(batch_size=1),)
+
+    with pytest.raises(ValueError, match="raise the phase's batch_size"):
+        fit(Phased(net=BatchNormNet), 1, faults="skip")
+
+
+def test_a_last_batch_of_one_and_a_client_of_one_sample_stay_the_clients_own():
+    assert not fit(FedAvg(net=BatchNormNet), 1, toy_data((6, 1)), faults="skip").skipped
+    assert not fit(FedAvg(net=BatchNormNet), 1, toy_data((1, 1), batch_size=1), faults="skip").skipped
+
+
+# --- what clients that start from models of their own, or share nothing, exclude -----------------------------------
+
+CLIENTS = public(methods, ClientModule)
+OWN_START = [kind for kind in CLIENTS if kind.own_start]
+SHARE_NOTHING = [kind for kind in CLIENTS if not kind.sends & {"weights"}]
+CODECS = [kind for kind in public(aggregation, Codec) if not inspect.isabstract(kind) and kind is not Codec]
+RULES = [MedianAggregator, aggregation.KrumAggregator, aggregation.TrimmedMeanAggregator]
+PARTS = {
+    "NormClip": {"transforms": [NormClip(1.0)]},
+    "max_update_norm": {"max_update_norm": 1.0},
+    **{kind.__name__: {"codec": kind} for kind in CODECS},
+    **{kind.__name__: {"aggregator": kind} for kind in RULES},
+}
+
+
+def made(settings):
+    return {name: value() if inspect.isclass(value) else value for name, value in settings.items()}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("kind", [*OWN_START, *SHARE_NOTHING], ids=lambda kind: kind.__name__)
+def test_parts_that_need_weights_as_they_were_sent_are_refused(kind, name):
+    try:
+        settings = made(PARTS[name])
+    except TypeError:
+        pytest.skip("the class needs arguments of its own")
+    sentence = "start from models of their own" if kind in OWN_START else "share none|the clients share, got none"
+    refused(kind(net=Perceptron), f"{name}.*({sentence})", transfer_data(), **settings)
+
+
+def test_there_are_such_clients():
+    assert OWN_START
+    assert len(SHARE_NOTHING) > 2
+
+
+# --- a server module that makes the weights itself ------------------------------------------------------------------
+
+
+class Alone(ServerModule):
+    """Steps from the weights by itself, as q-FedAvg does."""
+
+    makes_weights = True
+
+    def add(self, update):
+        self.sum("own", update.weights)
+
+    def finish(self, exchange, aggregate):
+        return {name: value.to(aggregate[name].dtype) / 5 for name, value in self.summed("own").items()}
+
+
+@pytest.mark.parametrize("rule", [*RULES, type("Own", (Aggregator,), {})], ids=lambda rule: rule.__name__)
+def test_a_rule_beside_a_server_module_that_makes_the_weights_is_refused(rule):
+    refused(
+        FedAvg(),
+        f"Alone makes the weights .* {rule.__name__} would have no effect",
+        aggregator=rule(),
+        server_module=Alone(),
+    )
+
+
+def test_the_mean_beside_such_a_module_is_taken():
+    assert fit(FedAvg(), 1, server_module=Alone()).round_metrics
+
+
+def test_a_module_may_refuse_a_rule_by_itself():
+    class Picky(ServerModule):
+        def check_aggregator(self, aggregator):
+            assert self.server.trainable
+            if isinstance(aggregator, MedianAggregator):
+                raise ValueError("no median")
+
+    refused(FedAvg(), "no median", aggregator=MedianAggregator(), server_module=Picky())
+    assert fit(FedAvg(), 1, aggregator=RULES[2](), server_module=Picky()).round_metrics
+
+
+# --- the Trainer ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_loaders_that_are_reloaded_are_refused(every):
+    run = trainer(1, reload_dataloaders_every_n_epochs=every)
+    with pytest.raises(ValueError, match=rf"reload_dataloaders_every_n_epochs must stay 0, got {every}; leave"):
+        run.fit(FederatedLoop(FedAvg()), datamodule=toy_data())
+
+
+# --- schedulers -----------------------------------------------------------------------------------------------------
+
+
+def scheduled(make, **settings):
+    class Scheduled(Plain):
+        def configure_optimizers(self):
+            optimizer = SGD(self.parameters(), lr=0.1)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": make(optimizer), **settings}}
+
+    return Scheduled()
+
+
+def told(caplog, module, **settings):
+    """The lines about schedulers, for a client of at most 12 samples in batches of 5: 3 steps an epoch."""
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        fit(module, 1, toy_data((12, 7)), **settings)
+    return [text for text in caplog.messages if "start anew for every client" in text]
+
+
+CANNOT = "{} cannot change the learning rate, because a client has {}"
+ZERO = "{} sets the learning rate to 0 in local {} {} of {}"
+
+
+@pytest.mark.parametrize(
+    ("make", "entry", "settings", "line"),
+    [
+        (partial(StepLR, step_size=1), {}, {}, CANNOT.format("StepLR", "1 local epoch")),
+        (partial(StepLR, step_size=1), {}, {"local_epochs": 2}, ""),
+        (partial(StepLR, step_size=2), {}, {"local_epochs": 2}, CANNOT.format("StepLR", "2 local epochs")),
+        (partial(StepLR, step_size=1), {}, {"local_epochs": [1, 2]}, ""),
+        (partial(StepLR, step_size=3), {"interval": "step"}, {}, CANNOT.format("StepLR", "3 local steps")),
+        (partial(StepLR, step_size=2), {"interval": "step"}, {}, ""),
+        (
+            partial(StepLR, step_size=1),
+            {"interval": "step"},
+            {"max_local_steps": 1},
+            CANNOT.format("StepLR", "1 local step"),
+        ),
+        (
+            partial(StepLR, step_size=2),
+            {"interval": "step"},
+            {"accumulate_grad_batches": 2},
+            CANNOT.format("StepLR", "2 local steps"),
+        ),
+        (
+            partial(StepLR, step_size=1),
+            {"frequency": 3},
+            {"local_epochs": 3},
+            CANNOT.format("StepLR", "3 local epochs"),
+        ),
+        (partial(LambdaLR, lr_lambda=float), {}, {}, ZERO.format("LambdaLR", "epoch", 1, 1)),
+        (partial(CosineAnnealingLR, T_max=2), {}, {"local_epochs": 4}, ZERO.format("CosineAnnealingLR", "epoch", 3, 4)),
+        (partial(CosineAnnealingLR, T_max=2), {}, {"local_epochs": 2}, ""),
+        (
+            partial(ConstantLR, factor=0.0, total_iters=9),
+            {"interval": "step"},
+            {},
+            ZERO.format("ConstantLR", "step", 1, 3),
+        ),
+    ],
+)
+def test_a_scheduler_without_a_use_gets_one_line(caplog, make, entry, settings, line):
+    (text,) = told(caplog, scheduled(make, **entry), **settings)
+    if line:
+        assert f"within which {line}; give them" in text
+    else:
+        assert "within which" not in text
+
+
+def test_looking_at_a_schedule_changes_no_bit():
+    def weights(hook=None):
+        torch.manual_seed(0)
+        module = scheduled(partial(StepLR, step_size=1, gamma=0.5))
+        if hook is not None:
+            # Nobody looks at the schedule of a module with a hook of its own.
+            type(module).lr_scheduler_step = hook
+        return weights_of(fit(module, 2, toy_data((12, 7)), local_epochs=3))
+
+    assert equal(weights(), weights(lambda self, scheduler, metric: scheduler.step()))
+
+
+def test_a_plateau_is_not_a_scheduler_of_a_round(caplog):
+    module = scheduled(ReduceLROnPlateau, monitor="loss", strict=False)
+    assert told(caplog, module) == []
