@@ -27,7 +27,6 @@ SOURCES = sorted(FOLDER.rglob("*.py"))
 TWINS = {"pytorch_lightning": "lightning.", "lightning_fabric": "lightning."}
 
 ALLOWED = {
-    ("cli/errors.py", "issubclass(kind, base)"): "the class that a setting's type asks for, which is refused in words",
     ("cli/classes.py", "issubclass(kind, base)"): "the classes that are offered by their short names",
     ("client/checkpoint_io.py", "type(self.inner) is TorchCheckpointIO"): "of the Trainer, which is our package's",
 }

@@ -11,14 +11,12 @@ commit and machine, unless it has fewer rounds or lacks a log key. Why a run fai
 
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import yaml
-
-from fl_lightning.experiments.cells import Cells, Request, cell_name, identity_of_name
+from fl_lightning.experiments.cells import Cells, Request, located
 from fl_lightning.experiments.experiment import Experiment
+from fl_lightning.experiments.naming import identity_of_name
 from fl_lightning.experiments.results import series_of, stored_keys
 from fl_lightning.papers import PaperTable, Series
 from fl_lightning.papers.drawing import unique
@@ -32,16 +30,11 @@ Key = tuple[str, str, str]
 
 def finished(experiment: Experiment, folder: Path, rounds: float | None = None) -> list[Series]:
     """Read the runs of an experiment that have all their rounds, or so many, whatever their seeds."""
-    names = dict[str, str]()
-    seeds = set[int]()
-    for path in sorted((folder / "cells").glob("*.yaml")):
-        seed = int(identity_of_name(path.stem).partition("-")[0].removeprefix("seed"))
-        seeds.add(seed)
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        names[identity_of_name(cell_name("", seed, config))] = path.stem
+    stored = {path.stem for path in (folder / "cells").glob("*.yaml")}
+    seeds = {int(identity_of_name(name).partition("-")[0].removeprefix("seed")) for name in stored}
     request = Request(seeds=sorted(seeds), rounds=rounds)
-    cells = [(cell, names.get(identity_of_name(cell.name))) for cell in Cells(experiment, request).all()]
-    return series_of([replace(cell, name=name) for cell, name in cells if name], folder, {})
+    cells = located(Cells(experiment, request).all(), folder)
+    return series_of([cell for cell in cells if cell.name in stored], folder, {})
 
 
 def key(row: Row) -> Key:

@@ -1,6 +1,6 @@
 """Fingerprints of samples and of their files, which tell whether two runs or evaluations had the same ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -64,6 +64,9 @@ def bytes_of(value: Tensor) -> bytes:
 MOST_HASHED = 2**24
 """Bytes of training samples in memory that are all read when a run begins. Of more, `NUM_READ` samples are read."""
 
+DEEPEST = 6
+"""Largest depth of the parts of a batch that count in its digest."""
+
 GENERATORS = (np.random.Generator, np.random.RandomState, Random, torch.Generator)
 """Classes of generators that a dataset may keep."""
 
@@ -118,9 +121,35 @@ def digest_of_samples(split: Split, positions: Tensor, batch_size: int, seed: in
     digest = blake2b(digest_size=6)
     with keyed_globals(seed, "data/fingerprint"), generators_kept(getattr(split, "dataset", None)):
         for batch in without_none(split.batches(torch.split(positions, batch_size), None)):
-            for part in batch:
-                digest.update(bytes_of(part) if isinstance(part, Tensor) else repr(part).encode())
+            for leaf in leaves_of(batch):
+                digest.update(leaf)
     return digest.hexdigest()
+
+
+def leaves_of(value: Any, depth: int = 0) -> Iterator[bytes]:
+    """Give the numbers and texts within a batch as bytes. Other objects count by what they hold.
+
+    Args:
+        value: A batch, or a part of it.
+        depth: Depth of the part, from 0. Parts below `DEEPEST` are left out.
+    """
+    if depth > DEEPEST:
+        return
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.as_tensor(value)
+    if isinstance(value, Tensor):
+        yield bytes_of(value.to_dense() if value.layout != torch.strided else value)
+        return
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        yield repr(value).encode()
+        return
+    parts: Iterable[Any] = getattr(value, "__dict__", {}).values()
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    for part in parts:
+        yield from leaves_of(part, depth + 1)
 
 
 @contextmanager

@@ -258,7 +258,12 @@ def described_value(name: str, value: Any, depth: int = 0) -> Settings:
 
 
 def described_items(name: str, items: list[Any], depth: int) -> Settings:
-    """Return the settings of a list. A list of plain values is one setting, and a single value stands for itself."""
+    """Return the settings of a list: one of plain values, one of each object, and none of an empty list.
+
+    A single plain value stands for itself.
+    """
+    if not items:
+        return {}
     if not is_plain(items):
         return joined(described_value(f"{name}.{index}", item, depth + 1) for index, item in enumerate(items))
     return {name: shortened(items[0] if len(items) == 1 else items)}
@@ -411,6 +416,8 @@ def flat_value(name: str, value: Any) -> Settings:
         return flat_part(asdict(FaultPolicy.of(value)), name)
     if isinstance(value, Mapping):
         return flat_part(value, name)
+    if isinstance(value, list) and not value:
+        return {}
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         return flat_part({str(index): item for index, item in enumerate(value)}, name)
     return {name: shortened(value if is_plain(value) else str(value))}

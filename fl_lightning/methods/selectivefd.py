@@ -119,6 +119,8 @@ class SelectiveFD(KnowledgeClient):
         ce_on: Literal["transfer", "local", "none"] = "none",
         **base: Any,
     ) -> None:
+        # The base builds the net at once if it knows the data, and `build` asks for the selector.
+        self.selector = selector
         super().__init__(ce_on=ce_on, **base)
         check_at_least(0, "0 answers for whatever is nearer than the farthest own sample", quantile=quantile)
         check_below(1, quantile=quantile)
@@ -134,7 +136,6 @@ class SelectiveFD(KnowledgeClient):
         self.quantile = quantile
         self.tau_server = tau_server
         self.ambiguity = ambiguity
-        self.selector = selector
         self.selector_weights = selector_weights
         self.width = width
         self.num_reference = num_reference

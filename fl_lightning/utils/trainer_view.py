@@ -34,7 +34,8 @@ class TrainerView:
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """The class of the Trainer, so that `isinstance` accepts the view."""
-        return type(vars(self).get("_trainer", self))
+        trainer = vars(self).get("_trainer")
+        return type(self) if trainer is None else trainer.__class__
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_trainer", "_answers"):

@@ -2,7 +2,7 @@
 
 import inspect
 from itertools import cycle, permutations
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
@@ -95,7 +95,9 @@ def package_wrappers() -> list[str]:
             function = getattr(room, name)
             if inspect.isfunction(function):
                 hints = get_type_hints(function)
-                if hints.get("return") is ClientModule and LightningModule in hints.values():
+                makes_client = hints.pop("return", None) is ClientModule
+                takes_module = any(LightningModule in (hint, *get_args(hint)) for hint in hints.values())
+                if makes_client and takes_module:
                     found.append(f"{room.__name__}.{name}")
     return found
 

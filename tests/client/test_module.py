@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from fl_lightning.aggregation import NormClip, ServerModule
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.data import TensorSource
 from fl_lightning.functional import state as S
 from fl_lightning.functional.losses import proximal
@@ -86,7 +86,12 @@ def test_where_no_parameter_is_shared_nothing_is_pulled(personal):
         FedProx(mu=5.0, net=BatchNormNet, optimizer=sgd()),
         FedCL(strength=5.0, interval=2, when_missing="local", net=BatchNormNet, optimizer=sgd()),
     ):
-        loop = fit(client, 2, data(), personal=personal, transforms=[NormClip(1.0)])
+        loop = fit(
+            client,
+            2,
+            data(),
+            personal=personal,
+        )
         assert all(equal(loop.store.personal(c), plain.store.personal(c)) for c in range(5))
 
 

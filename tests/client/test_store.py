@@ -336,6 +336,8 @@ class FakeTrainer:
         self.log_dir = str(folder)
         self.ckpt_path = None
         self.loggers = []
+        self.default_root_dir = str(folder)
+        self.lightning_module = None
         self.checkpoint_callbacks = [None] * callbacks
         self.strategy = SimpleNamespace(barrier=self.barrier, checkpoint_io=None)
         self.barriers = 0

@@ -51,7 +51,8 @@ def test_nor_by_a_fit_of_a_module(tmp_path):
     train = Lazy()
     data = FederatedDataModule.from_datasets(train, num_clients=2, batch_size=4)
     trainer(1, tmp_path, limit_val_batches=0).fit(FederatedLoop(Plain()), datamodule=data)
-    assert train.reads <= 24 + 2  # the samples of one epoch, and the shape of one
+    of_digest = 24 + 2 * 2  # the samples of the run's digest, two of which are read before to see whether they change
+    assert train.reads <= 24 + 2 + of_digest  # the samples of one epoch, and the shape of one
 
 
 def test_they_are_read_where_the_partition_or_a_net_asks():

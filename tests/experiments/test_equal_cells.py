@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.experiments.cells import identity_of_name, located
+from fl_lightning.experiments.cells import located
+from fl_lightning.experiments.naming import identity_of_name
 from tests.commands import say, working_in
 from tests.experiments.test_compare import BASE
 

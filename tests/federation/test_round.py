@@ -155,12 +155,19 @@ def test_a_stop_iteration_on_the_server_does_not_end_the_round_in_silence(settin
 
 
 class Raising(MeanMetric):
-    """Raises when the values of the round are computed."""
+    """Raises when the values of round 1 are computed."""
 
-    error = None
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+        self.add_state("last_round", torch.tensor(0), dist_reduce_fx="max")
+
+    def update(self, value, round_idx):
+        super().update(value)
+        self.last_round = torch.tensor(round_idx)
 
     def compute(self):
-        if self.error is not None:
+        if self.error is not None and self.last_round == 1:
             raise self.error
         return super().compute()
 
@@ -170,13 +177,11 @@ class Measured(Ditto):
 
     def __init__(self, error, **base):
         super().__init__(**base)
-        self.error = error
-        self.metric = Raising()
+        self.metric = Raising(error)
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        self.metric.error = self.error if self.current_epoch == 1 else None
-        self.metric.update(loss.detach())
+        self.metric.update(loss.detach(), self.current_epoch)
         self.log("train/measured", self.metric)
         return loss
 
