@@ -49,7 +49,7 @@ RECORDS: Mapping[str, SettingRecord] = MappingProxyType(
         "model.chunk": COSTS,
         "model.evaluate_clients_every": COSTS,
         "model.metrics": COSTS,
-        "model.planned_rounds": NOTHING,
+        "model.planned_rounds": COSTS,
         "model.seed": SettingRecord("values", is_seed=True),
         "model.store": COSTS,
         "model.threads": COSTS,

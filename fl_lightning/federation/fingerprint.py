@@ -1,10 +1,10 @@
 """Fingerprints of samples and of their files, which tell whether two runs or evaluations had the same ones."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
-from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -14,7 +14,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
 from fl_lightning.data.loaders import without_none
-from fl_lightning.data.seen import attributes_of, nodes_of
+from fl_lightning.data.seen import NUM_READINGS, attributes_of, nodes_of
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.keyed import keyed_generator, keyed_globals
 
@@ -64,6 +64,15 @@ def bytes_of(value: Tensor) -> bytes:
 MOST_HASHED = 2**24
 """Bytes of training samples in memory that are all read when a run begins. Of more, `NUM_READ` samples are read."""
 
+READ_AT_ONCE = 64
+"""Samples that are read as one batch. The digest depends on it, so that no setting decides it."""
+
+MOST_PARTS = 100
+"""Largest number of items of a list that are searched for generators."""
+
+NUM_PROBED = 3
+"""Samples that are read several times to find out whether reading them is random."""
+
 DEEPEST = 6
 """Largest depth of the parts of a batch that count in its digest."""
 
@@ -71,7 +80,7 @@ GENERATORS = (np.random.Generator, np.random.RandomState, Random, torch.Generato
 """Classes of generators that a dataset may keep."""
 
 
-def digest_of_inputs(split: Split, batch_size: int, seed: int) -> str | None:
+def digest_of_inputs(split: Split, seed: int) -> str | None:
     """Return a digest of the samples of a split, the same in every process and run of a seed.
 
     All samples are read if they lie in memory and are not many. Otherwise `NUM_READ` of them are read, chosen by the
@@ -79,18 +88,17 @@ def digest_of_inputs(split: Split, batch_size: int, seed: int) -> str | None:
 
     Args:
         split: The split.
-        batch_size: Samples per batch.
         seed: Seed of the data.
 
     Returns:
         The digest. None if the samples are a stream, or differ from one reading to the next.
     """
     if split.digest == "":
-        split.digest = read_digest(split, batch_size, seed)
+        split.digest = read_digest(split, seed)
     return split.digest
 
 
-def read_digest(split: Split, batch_size: int, seed: int) -> str | None:
+def read_digest(split: Split, seed: int) -> str | None:
     """Read samples of a split, and return their digest, as `digest_of_inputs` does."""
     size = len(split)
     if not size:  # a stream, or samples that are elsewhere
@@ -101,26 +109,24 @@ def read_digest(split: Split, batch_size: int, seed: int) -> str | None:
         draws = keyed_generator(seed, "data/fingerprint")
         positions = torch.randperm(size, generator=draws)[:NUM_READ].sort().values
     if num_bytes is None:
-        few = positions[:2]
-        read = partial(digest_of_samples, split=split, positions=few, batch_size=batch_size, seed=seed)
-        readings = {read() for _ in range(2)}
+        few = positions[:NUM_PROBED]
+        readings = {digest_of_samples(split, few, seed) for _ in range(NUM_READINGS)}
         if len(readings) > 1:
             return None
-    return digest_of_samples(split=split, positions=positions, batch_size=batch_size, seed=seed)
+    return digest_of_samples(split, positions, seed)
 
 
-def digest_of_samples(split: Split, positions: Tensor, batch_size: int, seed: int) -> str:
+def digest_of_samples(split: Split, positions: Tensor, seed: int) -> str:
     """Return a digest of some samples of a split.
 
     Args:
         split: The split.
         positions: Positions of the samples.
-        batch_size: Samples per batch.
         seed: Key of what a dataset draws from the generators of Python, NumPy and torch.
     """
     digest = blake2b(digest_size=6)
     with keyed_globals(seed, "data/fingerprint"), generators_kept(getattr(split, "dataset", None)):
-        for batch in without_none(split.batches(torch.split(positions, batch_size), None)):
+        for batch in without_none(split.batches(torch.split(positions, READ_AT_ONCE), None)):
             for leaf in leaves_of(batch):
                 digest.update(leaf)
     return digest.hexdigest()
@@ -145,7 +151,7 @@ def leaves_of(value: Any, depth: int = 0) -> Iterator[bytes]:
         return
     parts: Iterable[Any] = getattr(value, "__dict__", {}).values()
     if isinstance(value, Mapping):
-        parts = value.values()
+        parts = chain(value.keys(), value.values())
     elif isinstance(value, list | tuple):
         parts = value
     for part in parts:
@@ -154,25 +160,53 @@ def leaves_of(value: Any, depth: int = 0) -> Iterator[bytes]:
 
 @contextmanager
 def generators_kept(dataset: Any) -> Iterator[None]:
-    """Put the generators that a dataset keeps back to their states after the block, which draws from copies."""
-    kept: list[tuple[Any, str, Any]] = []
-    for node in nodes_of(dataset):
-        for name, value in attributes_of(node).items():
-            if isinstance(value, GENERATORS):
-                kept.append((node, name, value))
+    """Put the generators from which a dataset may draw back to their states after the block."""
+    kept = [(generator, state_of(generator)) for generator in generators_of(dataset)]
     try:
-        for node, name, value in kept:
-            setattr(node, name, copy_of_generator(value))
         yield
     finally:
-        for node, name, value in kept:
-            setattr(node, name, value)
+        for generator, state in kept:
+            set_state(generator, state)
 
 
-def copy_of_generator(generator: Any) -> Any:
-    """Return a generator of the same state."""
-    if not isinstance(generator, torch.Generator):
-        return deepcopy(generator)
-    copied = torch.Generator(generator.device)
-    copied.set_state(generator.get_state())
-    return copied
+def generators_of(dataset: Any) -> list[Any]:
+    """List the generators that a dataset keeps, within other objects too, and those of the modules of its classes."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    remaining: list[tuple[Any, int]] = []
+    for node in nodes_of(dataset):
+        remaining += [(value, 0) for value in attributes_of(node).values()]
+        remaining += [(value, DEEPEST) for value in vars(sys.modules[type(node).__module__]).values()]
+    while remaining:
+        value, depth = remaining.pop()
+        if isinstance(value, GENERATORS):
+            found[id(value)] = value
+        if depth >= DEEPEST or id(value) in seen or isinstance(value, Tensor | np.ndarray | str | type):
+            continue
+        seen.add(id(value))
+        parts: Iterable[Any] = getattr(value, "__dict__", {}).values()
+        if isinstance(value, Mapping):
+            parts = value.values()
+        elif isinstance(value, list | tuple):
+            parts = value[:MOST_PARTS]
+        remaining += [(part, depth + 1) for part in parts]
+    return list(found.values())
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, Random):
+        return generator.getstate()
+    return generator.get_state()
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Put a generator back to a state."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

@@ -77,7 +77,7 @@ class Horizon:
         """Return what the Trainer of a module answers in place of its own limits, by the names of attributes."""
         if self.given is None:
             return {}
-        return {"max_epochs": self.given, "estimated_stepping_batches": self.given}
+        return dict.fromkeys(LENGTHS, self.given)
 
     def state(self) -> int | None:
         """Return the planned rounds if something depends on them, else None."""

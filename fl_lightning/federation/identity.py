@@ -3,13 +3,16 @@
 import hashlib
 import inspect
 import math
+from argparse import Namespace
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from functools import partial
 from importlib.metadata import version
 from pathlib import PurePath
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
@@ -49,6 +52,9 @@ ROOTS = {
 
 MAIN_MODULES = ("__main__.", "__mp_main__.")
 """Prefixes of the names of classes and functions in the main script."""
+
+INPUTS = "data.inputs"
+"""Name of the digest of the training samples. None means that they have none: it is not compared."""
 
 MAX_CHARACTERS = 200
 """Maximal number of characters of a value that is kept whole. A longer value is its beginning and a digest."""
@@ -128,7 +134,8 @@ class RunIdentity:
     def allow(self, names: Iterable[str]) -> None:
         """Let the settings of these names change."""
         for name in names:
-            self.allowed.append(name.replace(".init_args", "").removesuffix(".class_path"))
+            setting = name.replace(".init_args", "").removesuffix(".class_path")
+            self.allowed.append(PLANNED if setting == f"model.{PLANNED}" else setting)
 
     def describe(self, settings: Settings, data: FederatedDataModule, fits: bool) -> None:
         """Set the settings of the objects of the run.
@@ -151,7 +158,7 @@ class RunIdentity:
         if fits:
             dealt = data.client_samples().dealt
             settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
-            settings["data.inputs"] = digest_of_inputs(train, data.eval_batch_size, data.seed)
+            settings[INPUTS] = digest_of_inputs(train, data.seed)
             self.files = fingerprints({"data.source": data.source})
         self.objects = settings
 
@@ -174,11 +181,7 @@ class RunIdentity:
         Raises:
             ValueError: A setting has changed that may not change.
         """
-        is_complete = "code" in saved  # Checkpoints of 0.2.0 do not hold all settings.
-        changed: list[Difference] = []
-        for was, now in ((saved["config"], self.config), (saved["objects"], self.objects)):
-            if was and now and not changed:
-                changed = [one for one in differences(was, now, only_shared=not is_complete) if is_fixed(one.name)]
+        changed = self._changed(saved)
         plan = self.horizon.changed(saved.get("horizon", {}).get(PLANNED))
         if plan is not None and not evaluates and PLANNED not in [difference.name for difference in changed]:
             was_planned, planned = plan
@@ -193,6 +196,20 @@ class RunIdentity:
             )
         self.changed = changed
         tell_changed_code(saved.get("code", {}), self.code)
+
+    def _changed(self, saved: Mapping[str, Settings]) -> list[Difference]:
+        """Return the differences in what a continued run must have, each once."""
+        is_complete = "code" in saved  # Checkpoints of 0.2.0 do not hold all settings.
+        changed: list[Difference] = []
+        for was, now in ((saved["config"], self.config), (saved["objects"], self.objects)):
+            if not was or not now:
+                continue
+            known = [difference.name for difference in changed]
+            for difference in differences(was, now, only_shared=not is_complete):
+                is_unknown = difference.name == INPUTS and None in (difference.was, difference.now)
+                if is_fixed(difference.name) and not is_unknown and not belongs_to_any(difference.name, known):
+                    changed.append(difference)
+        return changed
 
 
 # --- what objects hold ---
@@ -228,19 +245,13 @@ def described_value(name: str, value: Any, depth: int = 0) -> Settings:
         value: A plain value, a tensor, a path, a pytree of such values, a factory, a function or another object.
         depth: Depth of the value in its pytree, from 0.
     """
-    value = plain_scalar(value)
-    if isinstance(value, PurePath):
-        return {name: str(value)}
-    if isinstance(value, Enum):
-        return {name: f"{class_name(type(value))}.{value.name}"}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {name: shortened(value)}
+    single = described_single(value)
+    if single is not None:
+        return {name: single[0]}
+    if isinstance(value, Namespace | SimpleNamespace):
+        return described_value(name, vars(value), depth)
     if depth > MAX_DEPTH:
-        return {}
-    if isinstance(value, Tensor):
-        return {name: digest_of([value])}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return {name: digest_of([torch.as_tensor(value)])}
+        return {name: shortened(value)} if is_plain(value) else {}
     if isinstance(value, Mapping):
         return joined(described_value(f"{name}.{key}", item, depth + 1) for key, item in value.items())
     if isinstance(value, set | frozenset):
@@ -248,13 +259,42 @@ def described_value(name: str, value: Any, depth: int = 0) -> Settings:
     if isinstance(value, list | tuple):
         return described_items(name, list(value), depth)
     if isinstance(value, partial):
-        return {name: class_name(value.func), **described_arguments(name, value.keywords, depth)}
-    if inspect.isclass(value) or inspect.isroutine(value):
-        return {name: class_name(value)}
+        positional = {str(index): item for index, item in enumerate(value.args)}
+        return {name: class_name(value.func), **described_arguments(name, {**positional, **value.keywords}, depth)}
     arguments = arguments_of(value)
+    if not arguments and tells_itself(value):
+        return {name: f"{class_name(type(value))} {shortened(repr(value))}"}
     places = places_of(type(value))
     compared = {key: item for key, item in arguments.items() if key not in places}
     return {name: class_name(type(value)), **described_arguments(name, compared, depth)}
+
+
+def described_single(value: Any) -> tuple[Any] | None:
+    """Return the one value that stands for a number, a text, a path, a tensor, a class or a function, or None."""
+    if isinstance(value, Enum):
+        return (value.name,)
+    value = plain_scalar(value)
+    if isinstance(value, PurePath):
+        return (str(value),)
+    if value is None or isinstance(value, bool | int | float | str):
+        return (shortened(value),)
+    if isinstance(value, Tensor):
+        return (digest_of([value]),)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return (digest_of([torch.as_tensor(value)]),)
+    if isinstance(value, partial):
+        return None
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return (class_name(value),)
+    return None
+
+
+def tells_itself(value: Any) -> bool:
+    """Return True for an object without known arguments whose text tells what it is, such as a dtype or a date."""
+    if isinstance(value, nn.Module) and not isinstance(value, nn.Sequential):
+        return False
+    text = repr(value)
+    return " at 0x" not in text and " object at " not in text
 
 
 def described_items(name: str, items: list[Any], depth: int) -> Settings:
@@ -301,10 +341,9 @@ def places_of(kind: Any) -> tuple[str, ...]:
 
 def arguments_of(value: Any) -> Mapping[str, Any]:
     """Return the init arguments of an object: its `hparams`, or the arguments that it keeps as attributes."""
+    hparams: Mapping[str, Any] = {}
     if isinstance(value, TrainableModule):
-        hparams: Mapping[str, Any] = getattr(value, "hparams", {})
-        if hparams:
-            return hparams
+        hparams = getattr(value, "hparams", {})
     names: set[str] = set()
     for kind in type(value).__mro__:
         init = vars(kind).get("__init__")
@@ -312,7 +351,8 @@ def arguments_of(value: Any) -> Mapping[str, Any]:
             names.update(inspect.signature(init).parameters)
     attributes: dict[str, Any] = getattr(value, "__dict__", {})
     attributes = {**attributes, **attributes.get("_modules", {})}
-    return {name: attributes[name] for name in sorted(names & attributes.keys())}
+    found = {name: attributes[name] for name in sorted(names & attributes.keys())}
+    return {**found, **hparams}
 
 
 def described_optimizer(name: str, factory: Any) -> Settings:
@@ -350,14 +390,21 @@ def flat(config: Mapping[str, Any]) -> Settings:
     rule = resolved(settings.get("model.aggregator"))
     if inspect.isclass(rule) and issubclass(rule, Aggregator) and rule.plans(below_of(settings, "model.aggregator")):
         settings[PLANNED] = planned_rounds(config)
+        settings.pop(f"model.{PLANNED}", None)  # which the other one tells
     return in_one_form(settings)
 
 
-def in_one_form(settings: Settings) -> Settings:
-    """Return settings in which a setting that stands for another one has its value."""
+def in_one_form(settings: Settings, names: Collection[str] = ()) -> Settings:
+    """Return settings in which a setting that stands for another one has its value.
+
+    Args:
+        settings: The settings.
+        names: Names that the settings get if they lack them.
+    """
     settings = dict(settings)
     for name, other in SAME_SEEDS.items():
-        if settings.get(name, 0) is None and is_number(settings.get(other)):
+        is_asked = name in settings or name in names
+        if is_asked and settings.get(name) is None and is_number(settings.get(other)):
             settings[name] = settings[other]
     size = settings.get("data.cohort_size")
     clients = settings.get("data.num_clients")
@@ -420,6 +467,10 @@ def flat_value(name: str, value: Any) -> Settings:
         return {}
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         return flat_part({str(index): item for index, item in enumerate(value)}, name)
+    if isinstance(value, Enum):
+        return {name: value.name}
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return {name: class_name(value)}
     return {name: shortened(value if is_plain(value) else str(value))}
 
 
@@ -457,8 +508,9 @@ def differences(was: Settings, now: Settings, *, only_shared: bool = False) -> l
         now: The settings of the present or of the second run.
         only_shared: Whether settings are left out that one side lacks, because a side is known to be incomplete.
     """
-    was = in_one_form(was)
-    now = in_one_form(now)
+    known = was.keys() | now.keys()
+    was = in_one_form(was, known)
+    now = in_one_form(now, known)
     names = was.keys() & now.keys() if only_shared else was.keys() | now.keys()
     changed: list[Difference] = []
     for name in sorted(names):
@@ -482,7 +534,8 @@ def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
 
 def places_that_differ(was: Settings, now: Settings) -> list[str]:
     """Return the names of the arguments that say where samples lie, and that are not equal on both sides."""
-    return [name for name in now if is_place(name, now) and name in was and not is_same(was[name], now[name])]
+    places = [name for name in was.keys() | now.keys() if is_place(name, now if name in now else was)]
+    return [name for name in places if not is_same(was.get(name), now.get(name))]
 
 
 def is_place(name: str, settings: Settings) -> bool:
@@ -507,7 +560,9 @@ def has_default(name: str, settings: Settings) -> bool:
         return settings[name] is None  # an option of the command line
     kind = resolved(settings.get(owner, ROOTS.get(owner)))
     default = default_of(kind, name.removeprefix(f"{owner}.").split("."))
-    return default is not inspect.Parameter.empty and is_same(plain_default(default), settings[name])
+    if default is inspect.Parameter.empty:
+        return False
+    return is_same(plain_default(default), settings[name])
 
 
 def default_of(kind: Any, path: Sequence[str]) -> Any:
@@ -524,7 +579,9 @@ def default_of(kind: Any, path: Sequence[str]) -> Any:
             continue
         if not fields_below:
             return parameter.default
-        hint = get_type_hints(function).get(argument)
+        hint: Any = None
+        with suppress(Exception):  # a hint may name what is not imported
+            hint = get_type_hints(function).get(argument)
         for part in get_args(hint) or (hint,):
             if inspect.isclass(part) and is_dataclass(part):
                 return default_of(part, fields_below)
@@ -541,9 +598,10 @@ def constructors_of(kind: Any) -> list[Any]:
 
 def plain_default(default: Any) -> Any:
     """Return a default in the form that settings have."""
-    if isinstance(default, PurePath | Enum):
-        return str(default.value if isinstance(default, Enum) else default)
-    return shortened(default) if is_plain(default) else default
+    if is_plain(default):
+        return shortened(default)
+    described = described_value("default", default)
+    return described["default"] if len(described) == 1 else inspect.Parameter.empty
 
 
 def resolved(name: Any) -> Any:

@@ -48,6 +48,9 @@ from fl_lightning.utils.trainer_view import view_of, watched, whole_trainer
 
 Part = TypeVar("Part")
 
+PLANNING_HOOKS = ("setup", "on_fit_start", "on_train_start")
+"""Hooks in which a module may ask the Trainer how many rounds are planned."""
+
 HOOKS_OF_ALL_PROCESSES = (
     "on_validation",
     "on_test",
@@ -283,6 +286,9 @@ class FederatedLoop(Forwarding):
         The first hook of an evaluation begins it, and the last one ends it. Without a global model no hook of an
         evaluation is called.
         """
+        if name in PLANNING_HOOKS:
+            with watched(self.client_modules(), LENGTHS, self.parts.horizon.rounds):
+                return super().forward_hook(name, *args, **kwargs)
         if not name.startswith(HOOKS_OF_ALL_PROCESSES):
             return super().forward_hook(name, *args, **kwargs)
         around = self.evaluation.around(name) if name in PASS_HOOKS else nullcontext()

@@ -1,39 +1,13 @@
 """Two cells that are one run: which of them is run, and under which name. Tuning on a loss."""
 
 import csv
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from fl_lightning.experiments.cells import located
 from fl_lightning.experiments.naming import identity_of_name
 from tests.commands import say, working_in
 from tests.experiments.test_compare import BASE
-
-
-@dataclass(frozen=True)
-class Named:
-    """Stands in for a cell, of which `located` reads the name."""
-
-    name: str
-
-
-def names(cells):
-    return [cell.name for cell in cells]
-
-
-def test_the_first_of_two_equal_cells_names_the_run(tmp_path):
-    cells = [Named("b-seed0-11111111"), Named("a-seed0-11111111"), Named("a-seed1-11111111"), Named("a-seed0-22222222")]
-    assert names(located(cells, tmp_path)) == ["b-seed0-11111111"] * 2 + ["a-seed1-11111111", "a-seed0-22222222"]
-
-
-def test_a_run_that_is_stored_keeps_its_name(tmp_path):
-    (tmp_path / "cells").mkdir()
-    for name in ("z-seed0-11111111", "of-another-seed1-33333333"):
-        (tmp_path / "cells" / f"{name}.yaml").write_text("")
-    cells = [Named("b-seed0-11111111"), Named("a-seed0-11111111"), Named("c-seed0-33333333")]
-    assert names(located(cells, tmp_path)) == ["z-seed0-11111111"] * 2 + ["c-seed0-33333333"]
 
 
 def test_an_identity_is_the_seed_and_the_digest_whatever_the_stem_is():

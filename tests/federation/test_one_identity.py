@@ -1,21 +1,32 @@
 """Which settings a run has: every setting has one record, and all settings of both sides are compared."""
 
+import importlib
+import inspect
+import sys
+from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from pathlib import Path
+from random import Random, SystemRandom
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
+from torch import nn
 
 from fl_lightning import FederatedLoop
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.data import FEMNIST, MNIST, FederatedDataModule, ImageFolder, Source, TensorSource
 from fl_lightning.experiments.composing import nested_names, option_names
+from fl_lightning.federation.code import changed_code, digests_of_code
 from fl_lightning.federation.effects import RECORDS, distinguishes, is_data, is_fixed, is_seed, record_of
-from fl_lightning.federation.fingerprint import digest_of_inputs
+from fl_lightning.federation.fingerprint import MOST_HASHED, NUM_READ, digest_of_inputs
 from fl_lightning.federation.horizon import Horizon, round_limit
-from fl_lightning.federation.identity import RunIdentity, described_value, differences, flat
+from fl_lightning.federation.identity import RunIdentity, default_of, described_value, differences, flat
 
 
 @dataclass
@@ -235,9 +246,9 @@ def test_the_digest_of_the_samples_draws_nothing_of_the_run(own):
     train.digest = ""
     state = dataset.rng.bit_generator.state
     before = np.random.get_state()[1].copy()
-    first = digest_of_inputs(train, 4, seed=0)
+    first = digest_of_inputs(train, seed=0)
     train.digest = ""
-    assert digest_of_inputs(train, 4, seed=0) == first
+    assert digest_of_inputs(train, seed=0) == first
     assert first is not None
     assert dataset.rng.bit_generator.state == state
     assert (np.random.get_state()[1] == before).all()
@@ -250,7 +261,7 @@ def test_every_sample_in_memory_counts_and_the_seed_chooses_of_many():
     def digest(x, seed=0):
         data = FederatedDataModule(TensorSource((x, y), (x, y)), num_clients=2)
         data.setup("fit")
-        return digest_of_inputs(data.split("train"), 8, seed)
+        return digest_of_inputs(data.split("train"), seed)
 
     assert digest(x) == digest(x.clone()) == digest(x, seed=1)
     for row in (0, 17, 49):
@@ -330,3 +341,208 @@ def test_a_module_that_plans_over_the_rounds_is_not_continued_with_more(tmp_path
     assert set(loop.client.module.seen) == {4}
     trainer.save_checkpoint(tmp_path / "2.ckpt")
     fitted(4, tmp_path / "2.ckpt", name=name, planned_rounds=4)
+
+
+# --- what was found by asking otherwise ---
+
+
+class Color(Enum):
+    RED = 1
+    BLUE = 2
+
+
+def scaled(x):
+    return x
+
+
+def doubled(x):
+    return 2 * x
+
+
+class Others(LightningModule):
+    """A user's module that keeps arguments which its hyper-parameters lack."""
+
+    def __init__(self, lr: float = 0.1, color: Color = Color.RED, loss: Callable = scaled, gamma: float = 0.5) -> None:
+        super().__init__()
+        self.save_hyperparameters("lr")
+        self.color = color
+        self.loss = loss
+        self.gamma = gamma
+
+
+@pytest.mark.parametrize("changed", [{"color": Color.BLUE}, {"loss": doubled}, {"gamma": 0.7}, {"lr": 0.2}], ids=str)
+def test_arguments_beside_the_saved_hyper_parameters_are_compared(changed):
+    (name,) = changed
+    was = described_value("m", Others())
+    assert [one.name for one in differences(was, described_value("m", Others(**changed)))] == [f"m.{name}"]
+    assert differences(was, described_value("m", Others())) == []
+
+
+@pytest.mark.parametrize("given", [{"color": Color.RED}, {"loss": scaled}, {"gamma": 0.5}], ids=str)
+def test_a_default_of_any_kind_is_the_default(given):
+    module = {"class_path": f"{__name__}.Others", "init_args": {}}
+    lacking = {"model": {"client": module}}
+    having = {"model": {"client": {**module, "init_args": given}}}
+    assert differences(flat(lacking), flat(having)) == []
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (partial(torch.add, 1), partial(torch.add, 2)),
+        (SimpleNamespace(lr=1), SimpleNamespace(lr=2)),
+        (Namespace(lr=1), Namespace(lr=2)),
+        (torch.float32, torch.float64),
+        (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.Tanh())),
+        (np.float32(0.1), np.float32(0.2)),
+        (range(3), range(4)),
+        (1 + 2j, 1 + 3j),
+        (b"a", b"b"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_that_say_more_than_their_class_are_compared(was, now):
+    assert differences(described_value("x", was), described_value("x", now)) != []
+    assert differences(described_value("x", was), described_value("x", was)) == []
+
+
+def test_a_hint_that_cannot_be_read_is_no_error():
+    class Hinted:
+        def __init__(self, conf: "Nope" = None) -> None:  # noqa: F821
+            self.conf = conf
+
+    assert default_of(Hinted, ["conf"]) is None
+    assert default_of(Hinted, ["conf", "b"]) is inspect.Parameter.empty
+
+
+def test_a_seed_that_the_stored_settings_lack_is_the_one_that_stands_for_it():
+    stored = {"seed_everything": 0, "data.seed": 0}
+    assert differences(stored, {**stored, "model.seed": None, "data.sampling_seed": 0}) == []
+    assert differences(stored, {**stored, "model.seed": 3}) != []
+
+
+def test_an_allowed_change_lets_no_other_one_through():
+    before = RunIdentity()
+    before.configure({"model": {"client": {"class_path": "a.B", "init_args": {"lr": 1.0}}}})
+    before.objects = {"model.client": "a.B", "model.client.lr": 1.0, "data.inputs": "1a"}
+    after = RunIdentity()
+    after.configure({"model": {"client": {"class_path": "a.B", "init_args": {"lr": 2.0}}}})
+    after.objects = {"model.client": "a.B", "model.client.lr": 2.0, "data.inputs": "2b"}
+    after.allow(["model.client.lr"])
+    with pytest.raises(ValueError, match=r"but data\.inputs was 1a, is 2b"):
+        after.compare(before.state_dict(), evaluates=False)
+    after.objects["data.inputs"] = None  # samples that cannot be digested are not compared
+    after.compare(before.state_dict(), evaluates=False)
+    assert [one.name for one in after.changed] == ["model.client.lr"]
+
+
+@dataclass
+class Pair:
+    """A batch of a user's own kind."""
+
+    x: torch.Tensor
+    more: dict[str, torch.Tensor]
+
+
+class Batches:
+    """Gives samples in batches of any kind, as a split does."""
+
+    digest = ""
+    num_bytes = None
+    dataset = None
+
+    def __init__(self, make, size=12):
+        self.make = make
+        self.size = size
+        self.read: list[int] = []
+
+    def __len__(self):
+        return self.size
+
+    def batches(self, indices, generator):
+        for rows in indices:
+            self.read += rows.tolist()
+            yield self.make(rows.double())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: {"inputs": {"x": x}, "y": x},
+        lambda x: [x, [x]],
+        lambda x: Pair(x, {"y": x}),
+        lambda x: SimpleNamespace(graph=SimpleNamespace(x=x)),
+        lambda x: (x.numpy(), "text"),
+        lambda x: x.to_sparse(),
+    ],
+    ids=["dict", "list", "dataclass", "object", "array", "sparse"],
+)
+def test_batches_of_any_kind_have_a_digest_of_their_numbers(make):
+    first = digest_of_inputs(Batches(make), seed=0)
+    assert first == digest_of_inputs(Batches(make), seed=0)
+    assert first != digest_of_inputs(Batches(lambda x: make(10 * x)), seed=0)
+
+
+def test_samples_that_are_read_otherwise_each_time_have_no_digest():
+    draws = SystemRandom()
+    assert digest_of_inputs(Batches(lambda x: x * (1 if draws.random() < 0.5 else -1)), seed=0) is None
+
+
+def test_of_many_samples_some_are_read_chosen_by_the_seed():
+    def read(seed, size, num_bytes):
+        split = Batches(lambda x: x, size)
+        split.num_bytes = num_bytes
+        digest_of_inputs(split, seed)
+        return split.read
+
+    assert len(read(0, 1000, MOST_HASHED + 1)) == NUM_READ
+    assert read(0, 1000, MOST_HASHED + 1) != read(1, 1000, MOST_HASHED + 1)
+    assert len(read(0, 1000, MOST_HASHED)) == 1000
+
+
+GENERATOR = np.random.default_rng(0)
+"""Draws for the samples of a dataset, at the level of a module."""
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Draws from a generator of its transform, and from one of the module."""
+
+    def __init__(self):
+        self.transform = SimpleNamespace(parts=[SimpleNamespace(rng=np.random.default_rng(1))], random=Random(2))
+
+    def __getitem__(self, index):
+        drawn = self.transform.parts[0].rng.normal() + GENERATOR.normal() + self.transform.random.random()
+        return torch.tensor([float(index) + drawn])
+
+
+def test_generators_that_a_dataset_reaches_are_put_back():
+    dataset = Augmented()
+
+    def states():
+        own = dataset.transform.parts[0].rng.bit_generator.state
+        return repr((own, GENERATOR.bit_generator.state, dataset.transform.random.getstate()))
+
+    split = Batches(lambda x: torch.stack([dataset[int(row)] for row in x]))
+    split.dataset = dataset
+    before = states()
+    digest_of_inputs(split, seed=0)
+    assert states() == before
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_a_changed_base_class_is_changed_code(tmp_path, monkeypatch, base):
+    (tmp_path / "coded.py").write_text("class Base:\n    rate = 1\n\nclass Mine(Base):\n    size = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    coded = importlib.import_module("coded")
+    was = digests_of_code([coded.Mine, torch.nn.Linear, FederatedLoop])
+    assert list(was) == ["coded.Mine"], "the user's own only"
+    assert changed_code(was) == []
+    text = (tmp_path / "coded.py").read_text()
+    name = "rate" if base else "size"
+    (tmp_path / "coded.py").write_text(text.replace(f"{name} = 1", f"{name} = 22"))
+    del sys.modules["coded"]
+    importlib.invalidate_caches()
+    importlib.import_module("coded")
+    assert changed_code(was) == ["coded.Mine"]
+    del sys.modules["coded"]
