@@ -370,7 +370,11 @@ class Others(LightningModule):
         self.gamma = gamma
 
 
-@pytest.mark.parametrize("changed", [{"color": Color.BLUE}, {"loss": doubled}, {"gamma": 0.7}, {"lr": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [{"color": Color.BLUE}, {"loss": doubled}, {"gamma": 0.7}, {"lr": 0.2}],
+    ids=lambda given: next(iter(given)),
+)
 def test_arguments_beside_the_saved_hyper_parameters_are_compared(changed):
     (name,) = changed
     was = described_value("m", Others())
@@ -378,7 +382,9 @@ def test_arguments_beside_the_saved_hyper_parameters_are_compared(changed):
     assert differences(was, described_value("m", Others())) == []
 
 
-@pytest.mark.parametrize("given", [{"color": Color.RED}, {"loss": scaled}, {"gamma": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{"color": Color.RED}, {"loss": scaled}, {"gamma": 0.5}], ids=lambda given: next(iter(given))
+)
 def test_a_default_of_any_kind_is_the_default(given):
     module = {"class_path": f"{__name__}.Others", "init_args": {}}
     lacking = {"model": {"client": module}}
