@@ -1,5 +1,7 @@
 """The number of rounds that a run is planned for, for everything that depends on it."""
 
+from collections.abc import Mapping
+
 from fl_lightning.utils.settings import check_count
 
 PLANNED = "planned_rounds"
@@ -46,15 +48,22 @@ class Horizon:
         self.given = given
         self.was_read = False
         self.planned = given
+        self._limits: dict[str, int | None] = {}
+        """What the Trainer answers to modules, by the names of attributes."""
+        self._asked: set[str] = set()
+        """Names of the attributes that modules have asked for."""
 
-    def begin_run(self, limit: int | None) -> None:
-        """Take the number of rounds to which the Trainer limits the run.
+    def begin_run(self, max_epochs: int | None, max_steps: int | None = None) -> None:
+        """Take the limits of a Trainer.
 
         Args:
-            limit: Number of rounds, from `round_limit`. None means no limit.
+            max_epochs: Number of rounds. None and -1 mean no limit.
+            max_steps: Number of steps, one for each round. None and -1 mean no limit.
         """
         self.was_read = False
-        self.planned = limit if self.given is None else self.given
+        self.planned = round_limit(max_epochs, max_steps) if self.given is None else self.given
+        self._limits = {"max_epochs": max_epochs, "max_steps": max_steps, **self.answers()}
+        self._asked = set()
 
     def check(self, limit: int | None) -> None:
         """Refuse a fit of more rounds than the user plans.
@@ -79,22 +88,38 @@ class Horizon:
             return {}
         return dict.fromkeys(LENGTHS, self.given)
 
-    def state(self) -> int | None:
-        """Return the planned rounds if something depends on them, else None."""
-        return self.planned if self.was_read else None
+    def asked(self, name: str) -> None:
+        """Note that a module has asked its Trainer for one of `LENGTHS`, on which the run depends from now on."""
+        if name in ("max_epochs", "max_steps"):
+            self._asked.add(name)
+        else:
+            self.was_read = True
 
-    def changed(self, was: int | None) -> tuple[int, int | None] | None:
-        """Compare the plan with that of a checkpoint, on which the run then depends.
+    def state(self) -> dict[str, int | None]:
+        """Return the numbers on which something depends, by the names of settings."""
+        numbers = {f"trainer.{name}": self._limits[name] for name in sorted(self._asked)}
+        if self.was_read:
+            numbers[PLANNED] = self.planned
+        return numbers
+
+    def changed(self, was: Mapping[str, int | None]) -> dict[str, tuple[int | None, int | None]]:
+        """Compare the numbers with those of a checkpoint, on which the run then depends.
 
         Args:
-            was: The planned rounds of the checkpoint, from `state`.
+            was: The numbers of the checkpoint, from `state`.
 
         Returns:
-            The two numbers of rounds. None if they are equal, or if nothing depends on them.
+            The number before and now, by the name of the setting, of those that differ.
         """
-        if was is None:
-            return None
-        self.was_read = True
-        if was == self.planned:
-            return None
-        return was, self.planned
+        found: dict[str, tuple[int | None, int | None]] = {}
+        for name, number in was.items():
+            attribute = name.removeprefix("trainer.")
+            if attribute in self._limits:
+                self._asked.add(attribute)
+                now = self._limits[attribute]
+            else:
+                self.was_read = True
+                now = self.planned
+            if number != now:
+                found[name] = (number, now)
+        return found

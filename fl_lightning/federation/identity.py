@@ -34,6 +34,9 @@ from fl_lightning.metrics.keys import is_accuracy
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.plain import plain_scalar, plain_value
 
+LIMITS = ("trainer.max_epochs", "trainer.max_steps")
+"""Settings that differ only if a module has asked for them."""
+
 COMPARED_IN_EVALUATION = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
 
@@ -91,7 +94,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         sentence = f"{self.name} was {self.was}, is {self.now}"
-        if self.name == PLANNED:
+        if self.name == PLANNED or belongs_to_any(self.name, LIMITS):
             return (
                 f"{sentence} (the run has used them, as a privacy budget does; a run that will be longer than its "
                 f"first part names all rounds from the start by model.planned_rounds)"
@@ -168,7 +171,7 @@ class RunIdentity:
             "objects": self.objects,
             "code": dict(self.code),
             "files": dict(self.files),
-            "horizon": {PLANNED: self.horizon.state()},
+            "horizon": self.horizon.state(),
         }
 
     def compare(self, saved: Mapping[str, Settings], evaluates: bool) -> None:
@@ -182,10 +185,10 @@ class RunIdentity:
             ValueError: A setting has changed that may not change.
         """
         changed = self._changed(saved)
-        plan = self.horizon.changed(saved.get("horizon", {}).get(PLANNED))
-        if plan is not None and not evaluates and PLANNED not in [difference.name for difference in changed]:
-            was_planned, planned = plan
-            changed.append(Difference(PLANNED, was=was_planned, now=planned))
+        plans = {} if evaluates else self.horizon.changed(saved.get("horizon", {}))
+        for name, (was, now) in plans.items():
+            if name not in [difference.name for difference in changed]:
+                changed.append(Difference(name, was=was, now=now))
         if evaluates:
             changed = [difference for difference in changed if belongs_to_any(difference.name, COMPARED_IN_EVALUATION)]
         refused = [difference for difference in changed if not belongs_to_any(difference.name, self.allowed)]
@@ -271,9 +274,9 @@ def described_value(name: str, value: Any, depth: int = 0) -> Settings:
 
 def described_single(value: Any) -> tuple[Any] | None:
     """Return the one value that stands for a number, a text, a path, a tensor, a class or a function, or None."""
+    value = plain_scalar(value)
     if isinstance(value, Enum):
         return (value.name,)
-    value = plain_scalar(value)
     if isinstance(value, PurePath):
         return (str(value),)
     if value is None or isinstance(value, bool | int | float | str):
@@ -467,6 +470,7 @@ def flat_value(name: str, value: Any) -> Settings:
         return {}
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         return flat_part({str(index): item for index, item in enumerate(value)}, name)
+    value = plain_scalar(value)
     if isinstance(value, Enum):
         return {name: value.name}
     if inspect.isclass(value) or inspect.isroutine(value):

@@ -287,7 +287,7 @@ class FederatedLoop(Forwarding):
         evaluation is called.
         """
         if name in PLANNING_HOOKS:
-            with watched(self.client_modules(), LENGTHS, self.parts.horizon.rounds):
+            with watched(self.client_modules(), LENGTHS, self.parts.horizon.asked):
                 return super().forward_hook(name, *args, **kwargs)
         if not name.startswith(HOOKS_OF_ALL_PROCESSES):
             return super().forward_hook(name, *args, **kwargs)
@@ -358,7 +358,7 @@ class FederatedLoop(Forwarding):
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
-        with watched(self.client_modules(), LENGTHS, self.parts.horizon.rounds):
+        with watched(self.client_modules(), LENGTHS, self.parts.horizon.asked):
             # A module may plan the rates of its optimizers over the rounds.
             optimizers, schedulers = check_local_training(self.engine.local, self.data)
         self.parts.plateau.begin_fit(self.client, optimizers, schedulers)

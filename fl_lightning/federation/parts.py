@@ -261,7 +261,7 @@ class FederationParts:
         self._check_not_replaced(loop)
         self._seed_of_run = self._present_seed()
         limit = round_limit(trainer.max_epochs, trainer.max_steps)
-        self.horizon.begin_run(limit)
+        self.horizon.begin_run(trainer.max_epochs, trainer.max_steps)
         check_parts(self.client)
         check_files_of(trainer.strategy)
         data = checks.check_data(trainer, self.settings.local_epochs)

@@ -64,7 +64,7 @@ class ServerCLI(FederatedCLI):
         """Find the nodes, and let their clients be trained where they are."""
         super().before_fit()
         parts = self.model.parts
-        parts.horizon.begin_run(round_limit(self.trainer.max_epochs, self.trainer.max_steps))
+        parts.horizon.begin_run(self.trainer.max_epochs, self.trainer.max_steps)
         settings = shared_settings(
             parts,
             self.datamodule,

@@ -63,19 +63,19 @@ class WatchedView(TrainerView):
     Args:
         trainer: The Trainer, or a view of it.
         names: The names of the attributes.
-        on_read: Is called if one of them is read.
+        on_read: Is called with the name of one of them that is read.
     """
 
     _names: Collection[str]
-    _on_read: Callable[[], object]
+    _on_read: Callable[[str], object]
 
-    def __init__(self, trainer: Any, names: Collection[str], on_read: Callable[[], object]) -> None:
+    def __init__(self, trainer: Any, names: Collection[str], on_read: Callable[[str], object]) -> None:
         super().__init__(trainer, {})
         vars(self).update(_names=names, _on_read=on_read)
 
     def __getattr__(self, name: str) -> Any:
         if name in vars(self).get("_names", ()):
-            self._on_read()
+            self._on_read(name)
         return super().__getattr__(name)
 
 
@@ -95,13 +95,13 @@ def view_of(trainer: Trainer | None, answers: Mapping[str, Any] = NO_ANSWERS) ->
 
 
 @contextmanager
-def watched(modules: Sequence[Any], names: Collection[str], on_read: Callable[[], object]) -> Iterator[None]:
+def watched(modules: Sequence[Any], names: Collection[str], on_read: Callable[[str], object]) -> Iterator[None]:
     """Context in which a function is called if a module reads one of some attributes of its Trainer.
 
     Args:
         modules: The modules. They are attached to a Trainer or to a view of it.
         names: The names of the attributes.
-        on_read: The function.
+        on_read: The function. It gets the name.
     """
     seen = [(module, module.trainer) for module in modules]
     for module, trainer in seen:

@@ -51,7 +51,7 @@ def test_nor_by_a_fit_of_a_module(tmp_path):
     train = Lazy()
     data = FederatedDataModule.from_datasets(train, num_clients=2, batch_size=4)
     trainer(1, tmp_path, limit_val_batches=0).fit(FederatedLoop(Plain()), datamodule=data)
-    of_digest = 24 + 2 * 2  # the samples of the run's digest, two of which are read before to see whether they change
+    of_digest = 24 + 3 * 6  # the samples of the run's digest, three of which are read six times to see if they change
     assert train.reads <= 24 + 2 + of_digest  # the samples of one epoch, and the shape of one
 
 

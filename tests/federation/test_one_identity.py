@@ -25,7 +25,7 @@ from fl_lightning.experiments.composing import nested_names, option_names
 from fl_lightning.federation.code import changed_code, digests_of_code
 from fl_lightning.federation.effects import RECORDS, distinguishes, is_data, is_fixed, is_seed, record_of
 from fl_lightning.federation.fingerprint import MOST_HASHED, NUM_READ, digest_of_inputs
-from fl_lightning.federation.horizon import Horizon, round_limit
+from fl_lightning.federation.horizon import Horizon
 from fl_lightning.federation.identity import RunIdentity, default_of, described_value, differences, flat
 
 
@@ -275,19 +275,33 @@ def test_every_sample_in_memory_counts_and_the_seed_chooses_of_many():
 
 def test_a_horizon_is_part_of_a_run_only_if_something_has_read_it():
     horizon = Horizon()
-    horizon.begin_run(round_limit(8, -1))
-    assert horizon.state() is None
-    assert horizon.changed(None) is None
+    horizon.begin_run(8, -1)
+    assert horizon.state() == {}
+    assert horizon.changed({}) == {}
     assert horizon.rounds() == 8
-    assert horizon.state() == 8
+    assert horizon.state() == {"planned_rounds": 8}
     again = Horizon()
-    again.begin_run(round_limit(12, None))
-    assert again.changed(8) == (8, 12)
-    assert again.state() == 12, "the run depends on it from now on"
+    again.begin_run(12)
+    assert again.changed({"planned_rounds": 8}) == {"planned_rounds": (8, 12)}
+    assert again.state() == {"planned_rounds": 12}, "the run depends on it from now on"
     named = Horizon(8)
     named.begin_run(2)
-    assert named.changed(8) is None
+    assert named.changed({"planned_rounds": 8}) == {}
     assert (named.rounds(), named.planned) == (8, 8)
+
+
+def test_a_number_that_a_module_has_asked_for_is_compared_by_itself():
+    cut = Horizon()
+    cut.begin_run(3, 1)
+    cut.asked("max_epochs")
+    assert cut.state() == {"trainer.max_epochs": 3}
+    whole = Horizon()
+    whole.begin_run(3, -1)
+    assert whole.changed(cut.state()) == {}, "it was cut by the other limit"
+    longer = Horizon()
+    longer.begin_run(5, -1)
+    assert longer.changed(cut.state()) == {"trainer.max_epochs": (3, 5)}
+    assert longer.state() == {"trainer.max_epochs": 5}
 
 
 @pytest.mark.parametrize("given", [0, -3])
@@ -335,7 +349,7 @@ def test_a_module_that_plans_over_the_rounds_is_not_continued_with_more(tmp_path
     if not name:
         fitted(4, tmp_path / "2.ckpt", name=name)
         return
-    with pytest.raises(ValueError, match=r"planned_rounds was 2, is 4 "):
+    with pytest.raises(ValueError, match=r"(planned_rounds|trainer\.max_epochs) was 2, is 4 "):
         fitted(4, tmp_path / "2.ckpt", name=name)
     loop, trainer = fitted(2, name=name, planned_rounds=4)
     assert set(loop.client.module.seen) == {4}
