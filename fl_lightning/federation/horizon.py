@@ -89,7 +89,7 @@ class Horizon:
         return dict.fromkeys(LENGTHS, self.given)
 
     def asked(self, name: str) -> None:
-        """Note that a module has asked its Trainer for one of `LENGTHS`."""
+        """Remember that a module has asked its Trainer for one of `LENGTHS`."""
         if name in ("max_epochs", "max_steps"):
             self._asked.add(name)
         else:
