@@ -18,15 +18,15 @@ from fl_lightning.federation.identity import (
     places_that_differ,
     resolved,
 )
-from fl_lightning.reports.saved import load_config
+from fl_lightning.reports.saved import START, load_config
 from fl_lightning.runs.checkpoints import CHECKPOINTS
 from fl_lightning.runs.folder import LAST, identity_in, newest_first, runs
 
 LONGEST_STEM = 80
 """Bytes of a name that a reader knows a cell by."""
 
-START = "model.initial_weights"
-"""Setting of the weights that a run begins with."""
+LIMITS = ("max_epochs", "max_steps", "max_time")
+"""Settings of the Trainer that end a run; a step is a round."""
 
 
 def settings_of(config: Mapping[str, Any], start: str = "") -> Settings:
@@ -92,6 +92,20 @@ def read_fingerprint(source: str, places: tuple[tuple[str, str], ...]) -> str | 
     """
     found: str | None = resolved(source).fingerprint(dict(places))
     return found
+
+
+def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose the limits that are limits.
+
+    >>> limits_of({"max_epochs": None, "max_steps": -1, "max_time": "00:00:10:00", "devices": 1})
+    {'max_time': '00:00:10:00'}
+    """
+    return {name: given[name] for name in LIMITS if given.get(name) not in (None, -1)}
+
+
+def start_identity(name: str, limits: Mapping[str, Any]) -> str:
+    """Return what tells the last weights of a cell that others begin with: its identity, and its limits."""
+    return f"{identity_of_name(name)} {dict(limits)}"
 
 
 class StoredCells:
@@ -192,21 +206,3 @@ class StoredCells:
             digest = hashlib.sha256(free.encode()).hexdigest()[:8]
             free = f"{name.rpartition('-')[0]}-{digest}"
         return free
-
-
-LIMITS = ("max_epochs", "max_steps", "max_time")
-"""Settings of the Trainer that end a run; a step is a round."""
-
-
-def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the limits that are limits.
-
-    >>> limits_of({"max_epochs": None, "max_steps": -1, "max_time": "00:00:10:00", "devices": 1})
-    {'max_time': '00:00:10:00'}
-    """
-    return {name: given[name] for name in LIMITS if given.get(name) not in (None, -1)}
-
-
-def start_identity(name: str, limits: Mapping[str, Any]) -> str:
-    """Return what tells the last weights of a cell that others begin with: its identity, and its limits."""
-    return f"{identity_of_name(name)} {dict(limits)}"

@@ -7,7 +7,6 @@ from fl_lightning.utils.settings import check_count
 PLANNED = "planned_rounds"
 """Name of the planned rounds among the settings of a run, if something depends on them."""
 
-
 LENGTHS = ("max_epochs", "max_steps", "estimated_stepping_batches")
 """Attributes of a Trainer that tell how many rounds a run has."""
 
