@@ -272,16 +272,31 @@ class Kept:
     aggregator: Kind
 
 
+@dataclass(frozen=True)
+class MergedFile:
+    """Holds what must stay, before and after a file was merged.
+
+    Attributes:
+        prefix: The name of the command whose settings the file has, with a dot, or an empty text.
+        before: What the configuration had before, with the options that stand before the file.
+        after: What it has with the file.
+    """
+
+    prefix: str
+    before: Kept
+    after: Kept
+
+
 NO_PRIVACY = "leave one of the two out"
 
-FILES: ContextVar[list[Kept]] = ContextVar("FILES")
-"""What the files have set, for each file of the command line that is being parsed."""
+FILES: ContextVar[list[MergedFile]] = ContextVar("FILES")
+"""The files of the command line that is being parsed, in order."""
 
 
 @contextmanager
-def files_recorded() -> Iterator[list[Kept]]:
-    """Collect in a list what each file has set that is merged in the block."""
-    recorded: list[Kept] = []
+def files_recorded() -> Iterator[list[MergedFile]]:
+    """Collect in a list the files that are merged in the block."""
+    recorded: list[MergedFile] = []
     token = FILES.set(recorded)
     try:
         yield recorded
@@ -335,7 +350,7 @@ class Merge:
             self._set_client(put_back(self.removed, client, self.source))
         after = kept_in(self.config, self.prefix)
         check_kept(self.before, after, self.source)
-        FILES.get([]).append(after)
+        FILES.get([]).append(MergedFile(prefix=self.prefix, before=self.before, after=after))
 
     def _set_client(self, client: Any) -> None:
         option = f"{self.prefix}{CLIENT}"
@@ -344,11 +359,11 @@ class Merge:
             self.config[option] = client
 
 
-def check_options(files: Sequence[Kept], config: Namespace) -> None:
-    """Refuse options of a command line that drop what its files have set.
+def check_options(files: Sequence[MergedFile], config: Namespace) -> None:
+    """Refuse options of a command line, between its files or after them, that drop what the files have set.
 
     Args:
-        files: What the files have set.
+        files: The files of the command line, in order.
         config: The configuration of the command line.
 
     Raises:
@@ -356,8 +371,11 @@ def check_options(files: Sequence[Kept], config: Namespace) -> None:
     """
     command = config.get("subcommand")
     prefix = f"{command}." if command else ""
-    if files:
-        check_kept(files[-1], kept_in(config, prefix), "the options", options=True)
+    # A file may have the settings of other commands, too.
+    read = [file for file in files if file.prefix in ("", prefix)]
+    following = [file.before for file in read[1:]]
+    for file, later in zip(read, [*following, kept_in(config, prefix)], strict=False):
+        check_kept(file.after, later, "the options", options=True)
 
 
 def client_in(source: str, *, is_file: bool) -> tuple[str, Any]:

@@ -215,6 +215,31 @@ def test_an_option_does_not_drop_a_wrapper(path, option, parser, tmp_path, capsy
     assert chain(config["model"]["client"]) == [path.rpartition(".")[2], "FedProx"]
 
 
+OPTION_BETWEEN = ("--model.client FedProx", "--model.client=FedProx", "--model.client.class_path fl_lightning.methods.FedNTD")
+
+
+@pytest.mark.parametrize("path", WRAPPERS)
+@pytest.mark.parametrize("option", OPTION_BETWEEN)
+def test_an_option_between_two_files_does_not_drop_a_wrapper(path, option, parser, tmp_path, capsys):
+    base = written(tmp_path, "base", wrapped(path, CLIENT))
+    for later in ("data: {pooled: true}", str(CONFIGS / "method/fedprox.yaml"), "model: {local_epochs: 2}"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["-c", base, *option.split(), "-c", later])
+        sentence = capsys.readouterr().err
+        assert f"model.client must keep {path.rpartition('.')[2]}" in sentence
+        assert "from the options" in sentence
+    inner = f"--model.client.{WRAPPERS[path]}"
+    config = parser.parse_args(["-c", base, inner, "FedProx", "-c", "model: {local_epochs: 2}"]).as_dict()
+    assert chain(config["model"]["client"]) == [path.rpartition(".")[2], "FedProx"]
+
+
+def test_an_option_between_two_files_that_replaces_a_private_rule_says_so(parser):
+    private = str(CONFIGS / "method/dpfedavg.yaml")
+    words = ["-c", private, "--model.aggregator", "MedianAggregator", "-c", "model: {local_epochs: 2}"]
+    with pytest.warns(UserWarning, match=r"model\.aggregator is MedianAggregator by an option, in place of DPFedAvg"):
+        parser.parse_args(words)
+
+
 def test_two_wrappers_stay_in_their_order(client_of, tmp_path):
     both = wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
     base = written(tmp_path, "base", both)
