@@ -10,10 +10,11 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities import rank_zero_warn
 
+from fl_lightning.attacks import Attack
 from fl_lightning.cli.classes import find_object, same_name
 from fl_lightning.cli.yaml_keys import LOADER
 from fl_lightning.client import ClientModule
@@ -78,6 +79,11 @@ def is_private(kind: Kind | None) -> bool:
     return getattr(kind, "is_private", False) is True
 
 
+def is_attack(kind: Kind | None) -> bool:
+    """Return True for a class of clients of which some are malicious."""
+    return isinstance(kind, type) and issubclass(kind, Attack)
+
+
 def takes_module(hint: Any) -> bool:
     """Return True if an argument with this type takes a LightningModule."""
     if get_origin(hint) in (Union, UnionType):
@@ -102,15 +108,37 @@ def module_arguments(kind: Kind) -> dict[str, bool]:
     """Return the arguments of a class or function that take a LightningModule, and whether each must be given."""
     found: dict[str, bool] = {}
     for function in initializers(kind):
-        try:
-            hints = get_type_hints(function)
-        except (NameError, TypeError):
-            hints = dict(getattr(function, "__annotations__", {}))
+        hints = hints_of(function)
         for name, parameter in inspect.signature(function).parameters.items():
             is_untyped_client = name in INNER and name not in hints
             if takes_module(hints.get(name)) or is_untyped_client:
                 found.setdefault(name, parameter.default is inspect.Parameter.empty)
+    if not isinstance(kind, type):
+        for name in handed_on(kind):
+            if name in INNER:
+                found.setdefault(name, True)
     return found
+
+
+def hints_of(function: Any) -> dict[str, Any]:
+    """Return the type hints of a function, as text where they cannot be read."""
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):
+        return dict(getattr(function, "__annotations__", {}))
+
+
+def handed_on(function: Any) -> list[str]:
+    """Return the names of the arguments that a function takes by its `**kwargs` and hands on, empty without these."""
+    parameters = inspect.signature(function).parameters
+    if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return []
+    try:
+        names = ArgumentParser().add_function_arguments(function, fail_untyped=False)
+    except ValueError:
+        # The parser reports a function that it cannot read.
+        return []
+    return [name for name in names if name not in parameters]
 
 
 def argument_names(kind: Kind) -> set[str]:
@@ -118,6 +146,8 @@ def argument_names(kind: Kind) -> set[str]:
     names: set[str] = set()
     for function in initializers(kind):
         names.update(inspect.signature(function).parameters)
+    if not isinstance(kind, type):
+        names.update(handed_on(kind))
     return names
 
 
@@ -125,7 +155,8 @@ def inner_argument(node: Any) -> str | None:
     """Return the argument by which settings of a wrapper take their client, None if they are of no wrapper.
 
     A function that takes a LightningModule is a wrapper, and so is a class of clients with an argument `client`.
-    Another class may keep a module for a purpose of its own, such as a teacher. It is a wrapper if a client is in it.
+    Another class may keep a module for a purpose of its own, such as a teacher. Whatever has the settings of a client
+    among its arguments is a wrapper.
     """
     kind = kind_of(node)
     if kind is None:
@@ -133,12 +164,18 @@ def inner_argument(node: Any) -> str | None:
     names = module_arguments(kind)
     if not isinstance(kind, type) or (is_client(kind) and INNER[0] in names):
         usual = [name for name in (*INNER, *names) if name in names]
-        return usual[0] if usual else None
-    given = arguments_of(node)
-    for name in names:
-        if makes_client(given.get(name)):
+        if usual:
+            return usual[0]
+    for name, value in arguments_of(node).items():
+        # Text may mean anything, unless the type of the argument says that it names a class.
+        if (name in names or has_class(value)) and makes_client(value):
             return name
     return None
+
+
+def has_class(value: Any) -> bool:
+    """Return True for settings with a `class_path`."""
+    return isinstance(value, Mapping | Namespace) and "class_path" in value
 
 
 def makes_client(node: Any) -> bool:
@@ -146,7 +183,17 @@ def makes_client(node: Any) -> bool:
     kind = kind_of(node)
     if kind is None:
         return False
-    return not isinstance(kind, type) or is_client(kind) or inner_argument(node) is not None
+    is_maker = not isinstance(kind, type) and takes_module(hints_of(kind).get("return"))
+    return is_maker or is_client(kind) or inner_argument(node) is not None
+
+
+def has_client(value: Any) -> bool:
+    """Return True if a value of an argument has the settings of a client somewhere in it."""
+    if has_class(value):
+        return makes_client(value)
+    if isinstance(value, Mapping):
+        return any(has_client(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(has_client(item) for item in value)
 
 
 def path_of(node: Any) -> str:
@@ -287,7 +334,7 @@ class MergedFile:
     after: Kept
 
 
-NO_PRIVACY = "leave one of the two out"
+ONE_OF_TWO = "leave one of the two out"
 
 FILES: ContextVar[list[MergedFile]] = ContextVar("FILES")
 """The files of the command line that is being parsed, in order."""
@@ -501,9 +548,11 @@ def arrange_client(client: Any, asked: Any, source: str) -> tuple[Any, list[Wrap
 
 
 def keeps_module(node: Any) -> bool:
-    """Return True if a class of clients must be given a module, or a LightningModule has another one in it."""
+    """Return True if settings have clients or another LightningModule in them, or a class of clients needs a module."""
     kind = kind_of(node)
     given = arguments_of(node)
+    if any(has_client(value) for value in given.values()):
+        return True
     arguments = module_arguments(kind)
     if is_client(kind):
         return any(arguments.values())
@@ -552,8 +601,9 @@ def check_kept(before: Kept, after: Kept, source: str, options: bool = False) ->
         if options:
             remedy = f"write --{inner} NAME for the client in it, or leave the wrapper out of the file"
         raise ValueError(lost_sentence(CLIENT, names_of(lost), got=name_of(got), source=source, remedy=remedy))
-    if is_private(kind_of(client)) and not is_private(kind_of(now)):
-        raise ValueError(lost_sentence(CLIENT, name_of(client), got=name_of(got), source=source, remedy=NO_PRIVACY))
+    for must_stay in (is_private, is_attack):
+        if must_stay(kind_of(client)) and not must_stay(kind_of(now)):
+            raise ValueError(lost_sentence(CLIENT, name_of(client), got=name_of(got), source=source, remedy=ONE_OF_TWO))
     if is_plain(kind_of(client)) and is_client(kind_of(now)) and arguments_of(now).get(MODULE) is None:
         inner = ".".join([CLIENT, *(wrapper.argument for wrapper in after.layers.wrappers), MODULE])
         remedy = f"add --{inner} {path_of(client)}"
@@ -562,7 +612,7 @@ def check_kept(before: Kept, after: Kept, source: str, options: bool = False) ->
         ours = before.aggregator.__name__
         theirs = getattr(after.aggregator, "__name__", "none")
         if not options:
-            raise ValueError(lost_sentence(AGGREGATOR, ours, got=theirs, source=source, remedy=NO_PRIVACY))
+            raise ValueError(lost_sentence(AGGREGATOR, ours, got=theirs, source=source, remedy=ONE_OF_TWO))
         # An option that names the rule itself asks for another one, such as the run without privacy of a comparison.
         rank_zero_warn(
             f"{AGGREGATOR} is {theirs} by an option, in place of {ours}: the run makes no guarantee of privacy"

@@ -1,8 +1,9 @@
 """Wrappers stay around the client, whichever files and options come after them, or the command line refuses."""
 
 import inspect
+from collections.abc import Callable
 from itertools import cycle, permutations
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
@@ -12,11 +13,13 @@ from pytorch_lightning import LightningModule
 import fl_lightning.attacks
 import fl_lightning.methods
 from fl_lightning import ClientModule
+from fl_lightning.attacks import Attack, sign_flip
 from fl_lightning.cli.main import DEFAULTS
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.experiments.composing import Composer
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.methods import dp_sgd
+from fl_lightning.methods import FedAvg, dp_sgd
+from fl_lightning.nets import Perceptron
 from tests.commands import CONFIGS
 
 HERE = __name__
@@ -83,6 +86,48 @@ def shielded(student: "LightningModule", bits: int = 8) -> ClientModule:
     return ClientModule(module=student)
 
 
+class Named(FedAvg):
+    """A method with a text of its own."""
+
+    def __init__(self, title: str = "", **base) -> None:
+        super().__init__(**base)
+
+
+def make_net(num_classes: int, input_shape: tuple[int, ...]) -> Perceptron:
+    return Perceptron(num_classes, input_shape)
+
+
+def handing_on(factor: float = 2.0, **others) -> ClientModule:
+    """A user's wrapper that hands its arguments on."""
+    return sign_flip(factor=factor, **others)
+
+
+def lazily(client: Callable[[], ClientModule], times: int = 1) -> ClientModule:
+    """A user's wrapper that makes its client itself."""
+    return client()
+
+
+def tolerant(client: Any, bits: int = 8) -> ClientModule:
+    """A user's wrapper without a type."""
+    return client
+
+
+class Noisy(ClientModule):
+    """A user's wrapper whose client is the `module` of its base."""
+
+    def __init__(self, strength: float = 1.0, **base) -> None:
+        super().__init__(**base)
+
+
+def chosen(clients: list[ClientModule], index: int = 0) -> ClientModule:
+    """It takes several clients, of which none is known to be replaced."""
+    return clients[index]
+
+
+class Evil(Attack, FedAvg):
+    """A user's attack that is no wrapper."""
+
+
 SETTINGS = {"attackers": [0], "noise_multiplier": 1.0}
 """Arguments without a default of the wrappers of the package."""
 
@@ -107,6 +152,7 @@ WRAPPERS = {path: "client" for path in package_wrappers()} | {
     f"{HERE}.Harder": "client",
     f"{HERE}.shielded": "student",
     f"{HERE}.Makers.rounded": "module",
+    f"{HERE}.handing_on": "client",
 }
 """Import paths of wrappers, with the argument that takes the client."""
 
@@ -125,6 +171,8 @@ def wrapped(path: str, client: object = None, **settings) -> dict:
     """The settings of a wrapper, around a client or none."""
     name = path.rpartition(".")[2]
     home = getattr(fl_lightning.methods, name, None) or getattr(fl_lightning.attacks, name, None)
+    if name == "handing_on":
+        home = sign_flip
     needed = inspect.signature(home).parameters if home else ()
     arguments = {key: value for key, value in SETTINGS.items() if key in needed}
     if client is not None:
@@ -328,6 +376,44 @@ def test_a_class_that_may_be_a_wrapper_is_not_lost(parser, client_of, tmp_path, 
         tmp_path, "taught", {"class_path": f"{HERE}.Taught", "init_args": {"teacher": {"class_path": f"{HERE}.Lit"}}}
     )
     assert chain(client_of(taught, CONFIGS / "method/fedprox.yaml")) == ["FedProx"]
+
+
+@pytest.mark.parametrize(("name", "argument"), [("lazily", "client"), ("tolerant", "client"), ("Noisy", "module")])
+def test_whatever_has_a_client_in_it_is_a_wrapper(name, argument, client_of, tmp_path):
+    """Its arguments may have any type."""
+    path = f"{HERE}.{name}"
+    base = written(tmp_path, "base", {"class_path": path, "init_args": {argument: CLIENT}})
+    for method in ("fedprox", "fedntd", "fedavg"):
+        made = client_of(base, CONFIGS / f"method/{method}.yaml")
+        assert chain(made) == [name, method_of(CONFIGS / f"method/{method}.yaml")]
+        inner = made["init_args"][argument]["init_args"]
+        assert inner["net"]["class_path"].endswith("Perceptron")
+
+
+def test_text_and_functions_among_arguments_are_no_clients(client_of, tmp_path):
+    """A net may come from a function, and text may be the name of a method."""
+    settings = {"title": "FedAvg", "net": f"{HERE}.make_net"}
+    base = written(tmp_path, "base", {"class_path": f"{HERE}.Named", "init_args": settings})
+    made = client_of(base, CONFIGS / "method/fedprox.yaml")
+    assert chain(made) == ["FedProx"]
+    assert made["init_args"]["net"] is make_net
+
+
+def test_several_clients_in_one_are_not_lost(parser, tmp_path, capsys):
+    base = written(tmp_path, "base", {"class_path": f"{HERE}.chosen", "init_args": {"clients": [CLIENT]}})
+    with pytest.raises(SystemExit):
+        parser.parse_args(["-c", base, "-c", str(CONFIGS / "method/fedprox.yaml")])
+    assert "model.client has chosen, which keeps a module and would be lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--model.client", "FedProx"], ["-c", str(CONFIGS / "method/fedprox.yaml")]], ids=["option", "file"]
+)
+def test_an_attack_that_is_no_wrapper_is_not_lost(words, parser, tmp_path, capsys):
+    base = written(tmp_path, "base", {"class_path": f"{HERE}.Evil"})
+    with pytest.raises(SystemExit):
+        parser.parse_args(["-c", base, *words])
+    assert "model.client must keep Evil" in capsys.readouterr().err
 
 
 RULES = [path for path in METHODS if "aggregator" in yaml.safe_load(path.read_text())["model"]]
