@@ -209,6 +209,17 @@ def arguments_of(node: Any) -> dict[str, Any]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
+def partial_arguments(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments in settings without a `class_path`, which may leave out `init_args`, too.
+
+    >>> partial_arguments({"init_args": {"mu": 1}}), partial_arguments({"mu": 1})
+    ({'mu': 1}, {'mu': 1})
+    """
+    if "init_args" in named:
+        return arguments_of(named)
+    return dict(named)
+
+
 # --- layers ---------------------------------------------------------------------------------------
 
 
@@ -468,11 +479,32 @@ def value_of(option: str, content: Any) -> Any:
     if option in content:
         return content[option]
     start = f"{option}."
-    below = {key.removeprefix(start): value for key, value in content.items() if str(key).startswith(start)}
+    below: dict[str, Any] = {}
+    for key, value in content.items():
+        if str(key).startswith(start):
+            put(below, key.removeprefix(start), value)
     first, _, further = option.partition(".")
     if below or not further:
         return below or None
     return value_of(further, content.get(first))
+
+
+def put(settings: dict[str, Any], name: str, value: Any) -> None:
+    """Put a value into nested settings, at the place of a name with dots.
+
+    >>> settings = {}
+    >>> put(settings, "init_args.mu", 1)
+    >>> put(settings, "class_path", "FedProx")
+    >>> settings
+    {'init_args': {'mu': 1}, 'class_path': 'FedProx'}
+    """
+    first, _, further = name.partition(".")
+    if not further:
+        settings[first] = value
+        return
+    nested = settings.setdefault(first, {})
+    if isinstance(nested, dict):
+        put(nested, further, value)
 
 
 def arrange(layers: Layers, named: Any, source: str) -> tuple[Any, list[Wrapper | None]]:
@@ -492,7 +524,7 @@ def arrange(layers: Layers, named: Any, source: str) -> tuple[Any, list[Wrapper 
     asked = layers_of(named)
     if kind_of(named) is None:
         # The file names no class: its settings are of the first layer that has one of them.
-        names = set(arguments_of(named))
+        names = set(partial_arguments(named))
         depth = len(layers.wrappers)
         for place, kind in enumerate(layers.kinds):
             if names & argument_names(kind):

@@ -263,7 +263,11 @@ def test_an_option_does_not_drop_a_wrapper(path, option, parser, tmp_path, capsy
     assert chain(config["model"]["client"]) == [path.rpartition(".")[2], "FedProx"]
 
 
-OPTION_BETWEEN = ("--model.client FedProx", "--model.client=FedProx", "--model.client.class_path fl_lightning.methods.FedNTD")
+OPTION_BETWEEN = (
+    "--model.client FedProx",
+    "--model.client=FedProx",
+    "--model.client.class_path fl_lightning.methods.FedNTD",
+)
 
 
 @pytest.mark.parametrize("path", WRAPPERS)
@@ -305,6 +309,29 @@ def test_two_wrappers_stay_in_their_order(client_of, tmp_path):
         assert chain(settings) == ["sign_flip", "dp_sgd", "FedProx"]
         nested = {"sign_flip": settings["init_args"], "dp_sgd": settings["init_args"]["client"]["init_args"]}
         assert setting.items() <= nested[path].items()
+
+
+PARTLY = [
+    "model: {client: {init_args: {attackers: [3]}}}",
+    "model: {client: {attackers: [3]}}",
+    "model.client: {init_args: {attackers: [3]}}",
+    "model.client.init_args: {attackers: [3]}",
+    "model.client.init_args.attackers: [3]",
+    "model.client.attackers: [3]",
+    "model: {client.init_args.attackers: [3]}",
+]
+
+
+@pytest.mark.parametrize("text", PARTLY)
+def test_a_file_may_name_an_argument_of_a_wrapper_in_every_way(text, client_of, tmp_path):
+    """Its class is that of the file before."""
+    both = wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
+    settings = client_of(written(tmp_path, "base", both), text)
+    assert chain(settings) == ["sign_flip", "dp_sgd", "FedAvg"]
+    assert settings["init_args"]["attackers"] == [3]
+    inner = client_of(written(tmp_path, "base", both), text.replace("attackers: [3]", "noise_multiplier: 7.0"))
+    assert chain(inner) == ["sign_flip", "dp_sgd", "FedAvg"]
+    assert inner["init_args"]["client"]["init_args"]["noise_multiplier"] == 7.0
 
 
 def test_a_file_with_both_wrappers_says_how_they_are_nested(client_of, tmp_path):
