@@ -1,7 +1,7 @@
 """Wrappers of clients in configurations: the wrapper of one file stays around the client of the next file."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -295,6 +295,47 @@ def layers_of(node: Any) -> Layers:
         node = inner
         argument = inner_argument(node)
     return Layers(wrappers, node)
+
+
+def placed_option(option: str, layers: Layers) -> str:
+    """Return the name of an option of the client, of which the wrapper around the client has none.
+
+    Args:
+        option: The name, such as `model.client.optimizer.lr`. An option of anything else stays.
+        layers: The client and its wrappers.
+    """
+    start = f"{CLIENT}."
+    name = option.removeprefix(start).removeprefix("init_args.")
+    first = name.partition(".")[0].removesuffix("+")
+    if not option.startswith(start) or first == "class_path":
+        return option
+    path = [CLIENT]
+    for wrapper in layers.wrappers:
+        if first in argument_names(wrapper.kind):
+            break
+        path.append(wrapper.argument)
+    if len(path) == 1:
+        return option
+    return ".".join([*path, name])
+
+
+def short_options(names: Collection[str], layers: Layers) -> set[str]:
+    """Return the names that options of a client in wrappers have without the wrappers, as `placed_option` reads them.
+
+    Args:
+        names: Names of all options.
+        layers: The client and its wrappers.
+    """
+    found: set[str] = set()
+    inner = CLIENT
+    for wrapper in layers.wrappers:
+        inner = f"{inner}.{wrapper.argument}"
+        for name in names:
+            if name.startswith(f"{inner}."):
+                short = f"{CLIENT}{name.removeprefix(inner)}"
+                if placed_option(short, layers) == name:
+                    found.add(short)
+    return found
 
 
 def places(few: Sequence[Kind], many: Sequence[Kind]) -> list[int] | None:

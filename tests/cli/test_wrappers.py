@@ -16,7 +16,10 @@ from fl_lightning import ClientModule
 from fl_lightning.attacks import Attack, sign_flip
 from fl_lightning.cli.main import DEFAULTS
 from fl_lightning.cli.parser import FederatedParser
+from fl_lightning.cli.wrappers import layers_of
+from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.composing import Composer
+from fl_lightning.experiments.experiment import Experiment, Runs, Tables
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.methods import FedAvg, dp_sgd
 from fl_lightning.nets import Perceptron
@@ -482,6 +485,37 @@ def test_compare_keeps_the_wrapper_of_the_base(tmp_path):
         assert chain(composer.compose(method)["model"]["client"])[0] == "local_dp"
     with pytest.raises(SystemExit):
         composer.compose("FedAvg", [("model.client", "FedProx")])
+
+
+@pytest.mark.parametrize("option", ["model.client.optimizer.lr", "model.client.init_args.optimizer.lr"])
+def test_an_option_of_compare_reaches_the_client_in_every_wrapper(option, tmp_path):
+    """A comparison of clean and attacked runs would compare two learning rates."""
+    dp = written(tmp_path, "dp", wrapped("fl_lightning.methods.dp_sgd"))
+    attack = written(tmp_path, "attack", wrapped("fl_lightning.attacks.sign_flip"))
+    both = written(
+        tmp_path, "both", wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
+    )
+    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+    base = written(
+        tmp_path, "base", {"class_path": "fl_lightning.methods.FedAvg", "init_args": {"optimizer": optimizer}}
+    )
+    methods = ["FedAvg", "FedProx", dp, attack, both]
+    experiment = Experiment(base=[base], runs=[Runs(methods)], cases={"": {option: 0.5}}, tables=Tables())
+    cells = Cells(experiment, Request()).all()
+    assert len(cells) == len(methods)
+    for cell in cells:
+        client = layers_of(cell.config["model"]["client"]).client
+        assert client["init_args"]["optimizer"]["init_args"]["lr"] == 0.5
+
+
+def test_an_option_of_a_wrapper_stays_the_wrappers(tmp_path):
+    both = wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
+    composer = Composer([written(tmp_path, "base", both)])
+    options = [("model.client.attackers", "[2]"), ("model.client.noise_multiplier", "3.0"), ("model.client.mu", "0.7")]
+    made = layers_of(composer.compose("FedProx", options)["model"]["client"])
+    assert made.wrappers[0].settings["attackers"] == [2]
+    assert made.wrappers[1].settings["noise_multiplier"] == 3.0
+    assert made.client["init_args"]["mu"] == 0.7
 
 
 def test_files_without_a_wrapper_merge_as_before(client_of, tmp_path):
