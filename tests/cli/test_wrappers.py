@@ -508,6 +508,17 @@ def test_an_option_of_compare_reaches_the_client_in_every_wrapper(option, tmp_pa
         assert client["init_args"]["optimizer"]["init_args"]["lr"] == 0.5
 
 
+@pytest.mark.parametrize("path", [path for path in WRAPPERS if WRAPPERS[path] == "client"])
+def test_an_option_that_a_wrapper_lacks_is_looked_for_in_the_client(path, parser, tmp_path, capsys):
+    base = written(tmp_path, "base", wrapped(path, CLIENT))
+    words = ["-c", base, "-c", str(CONFIGS / "method/fedprox.yaml")]
+    with pytest.raises(SystemExit):
+        parser.parse_args([*words, "--model.client.mu", "0.7"])
+    assert "unknown option 'mu'; write client.mu for an option of the client in it" in capsys.readouterr().err
+    made = parser.parse_args([*words, "--model.client.client.mu", "0.7"]).as_dict()["model"]["client"]
+    assert layers_of(made).client["init_args"]["mu"] == 0.7
+
+
 def test_an_option_of_a_wrapper_stays_the_wrappers(tmp_path):
     both = wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
     composer = Composer([written(tmp_path, "base", both)])
