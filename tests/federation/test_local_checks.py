@@ -391,6 +391,23 @@ def test_a_server_that_never_moves_is_refused(settings):
     refused(FedAvg(), "model.server_optimizer must move the model, got a learning rate of 0 in every round", **settings)
 
 
+def test_a_server_optimizer_may_look_at_the_parameters():
+    """The trial of the start has as many of them, and leaves alone what depends on their shapes."""
+    base = fit(FedAvg(optimizer=sgd()), 1, server_optimizer=partial(SGD, lr=0.5))
+    number = len(list(base.client.parameters()))
+
+    def by_place(params):
+        return SGD([{"params": [p], "lr": 0.5} for p, _ in zip(params, range(number), strict=True)])
+
+    def by_shape(params):
+        params = list(params)
+        assert max(p.numel() for p in params) > 1
+        return SGD(params, lr=0.5)
+
+    for factory in (by_place, by_shape):
+        assert equal(weights_of(fit(FedAvg(optimizer=sgd()), 1, server_optimizer=factory)), weights_of(base))
+
+
 def test_a_server_optimizer_that_takes_no_dense_gradient_is_refused():
     optimizer = partial(torch.optim.SparseAdam, lr=1.0)
     refused(FedAvg(), "model.server_optimizer must step on dense gradients.*SparseAdam", server_optimizer=optimizer)
