@@ -2,13 +2,15 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle, permutations
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
-from jsonargparse import ActionConfigFile
+from jsonargparse import ActionConfigFile, Namespace
 from pytorch_lightning import LightningModule
+from torch import nn
 
 import fl_lightning.attacks
 import fl_lightning.methods
@@ -16,7 +18,7 @@ from fl_lightning import ClientModule
 from fl_lightning.attacks import Attack, sign_flip
 from fl_lightning.cli.main import DEFAULTS
 from fl_lightning.cli.parser import FederatedParser
-from fl_lightning.cli.wrappers import layers_of
+from fl_lightning.cli.wrappers import Kept, MergedFile, check_options, layers_of
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.composing import Composer
 from fl_lightning.experiments.experiment import Experiment, Runs, Tables
@@ -90,10 +92,14 @@ def shielded(student: "LightningModule", bits: int = 8) -> ClientModule:
 
 
 class Named(FedAvg):
-    """A method with a text of its own."""
+    """A method with a text and a part of its own."""
 
-    def __init__(self, title: str = "", **base) -> None:
+    def __init__(self, title: str = "", loss: nn.Module | None = None, **base) -> None:
         super().__init__(**base)
+
+
+def make_loss(weight: float = 1.0) -> nn.Module:
+    return nn.CrossEntropyLoss()
 
 
 def make_net(num_classes: int, input_shape: tuple[int, ...]) -> Perceptron:
@@ -295,6 +301,17 @@ def test_an_option_between_two_files_that_replaces_a_private_rule_says_so(parser
         parser.parse_args(words)
 
 
+def test_a_file_for_another_command_is_not_compared():
+    """`fl-lightning -c FILE fit` takes a file with the settings of several commands."""
+    wrapper = layers_of(wrapped("fl_lightning.methods.local_dp", CLIENT))
+    bare = layers_of(CLIENT)
+    lost = MergedFile(prefix="test.", before=Kept(bare, None), after=Kept(wrapper, None))
+    config = Namespace(subcommand="fit", fit=Namespace(model=Namespace(client=Namespace(CLIENT))))
+    check_options([lost], config)
+    with pytest.raises(ValueError, match="must keep local_dp"):
+        check_options([replace(lost, prefix="fit.")], config)
+
+
 def test_two_wrappers_stay_in_their_order(client_of, tmp_path):
     both = wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
     base = written(tmp_path, "base", both)
@@ -422,7 +439,8 @@ def test_whatever_has_a_client_in_it_is_a_wrapper(name, argument, client_of, tmp
 
 def test_text_and_functions_among_arguments_are_no_clients(client_of, tmp_path):
     """A net may come from a function, and text may be the name of a method."""
-    settings = {"title": "FedAvg", "net": f"{HERE}.make_net"}
+    loss = {"class_path": f"{HERE}.make_loss", "init_args": {"weight": 2.0}}
+    settings = {"title": "FedAvg", "net": f"{HERE}.make_net", "loss": loss}
     base = written(tmp_path, "base", {"class_path": f"{HERE}.Named", "init_args": settings})
     made = client_of(base, CONFIGS / "method/fedprox.yaml")
     assert chain(made) == ["FedProx"]
