@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.__main__ import main
+from fl_lightning.experiments.compare import default_folder
 from tests.test_contributing import ROOT, commands
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -105,3 +106,16 @@ def test_the_folder_of_a_comparison_is_named_after_the_last_file(folder):
     words = "-c digits_fedavg -c method/fedprox --methods FedAvg --seeds 0".replace("digits", "experiment/digits")
     main(["compare", *words.split(), *SHORT])
     assert (folder / "comparisons/fedprox/results.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("configs", "name"),
+    [
+        (["a/one.yaml", "two.yaml"], "two"),
+        (["a/one.yaml", "data: {source: {root: /srv/data}}"], "one"),
+        (["experiment/digits_fedavg", "trainer: {max_epochs: 1}"], "digits_fedavg"),
+        (["trainer: {max_epochs: 1}"], "compare"),
+    ],
+)
+def test_yaml_on_the_command_line_names_no_folder(configs, name):
+    assert default_folder(configs) == Path("comparisons") / name

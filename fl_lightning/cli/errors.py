@@ -191,6 +191,9 @@ def unknown_option(
     known = [option.removesuffix(".class_path") for option in options if ".init_args." not in option]
     near = meant(name, [*known, *further])
     hint = f"; the nearest is {near!r}" if near else suggestion(name, known)
+    if "client" in options:
+        # The options are those of a wrapper, and the name may be one of the client in it.
+        hint = f"; write client.{name} for an option of the client in it"
     all_options = (
         f"there are {', '.join(options) or 'none'}" if len(options) <= 20 else f"{PROG} fit --help all lists them"
     )

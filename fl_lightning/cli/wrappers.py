@@ -1,7 +1,7 @@
 """Wrappers of clients in configurations: the wrapper of one file stays around the client of the next file."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities import rank_zero_warn
 
+from fl_lightning.attacks import Attack
 from fl_lightning.cli.classes import find_object, same_name
 from fl_lightning.cli.yaml_keys import LOADER
 from fl_lightning.client import ClientModule
@@ -78,6 +79,11 @@ def is_private(kind: Kind | None) -> bool:
     return getattr(kind, "is_private", False) is True
 
 
+def is_attack(kind: Kind | None) -> bool:
+    """Return True for a class of clients of which some are malicious."""
+    return isinstance(kind, type) and issubclass(kind, Attack)
+
+
 def takes_module(hint: Any) -> bool:
     """Return True if an argument with this type takes a LightningModule."""
     if get_origin(hint) in (Union, UnionType):
@@ -102,15 +108,37 @@ def module_arguments(kind: Kind) -> dict[str, bool]:
     """Return the arguments of a class or function that take a LightningModule, and whether each must be given."""
     found: dict[str, bool] = {}
     for function in initializers(kind):
-        try:
-            hints = get_type_hints(function)
-        except (NameError, TypeError):
-            hints = dict(getattr(function, "__annotations__", {}))
+        hints = hints_of(function)
         for name, parameter in inspect.signature(function).parameters.items():
             is_untyped_client = name in INNER and name not in hints
             if takes_module(hints.get(name)) or is_untyped_client:
                 found.setdefault(name, parameter.default is inspect.Parameter.empty)
+    if not isinstance(kind, type):
+        for name in handed_on(kind):
+            if name in INNER:
+                found.setdefault(name, True)
     return found
+
+
+def hints_of(function: Any) -> dict[str, Any]:
+    """Return the type hints of a function, as text where they cannot be read."""
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):
+        return dict(getattr(function, "__annotations__", {}))
+
+
+def handed_on(function: Any) -> list[str]:
+    """Return the names of the arguments that a function takes by its `**kwargs` and hands on, empty without these."""
+    parameters = inspect.signature(function).parameters
+    if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return []
+    try:
+        names = ArgumentParser().add_function_arguments(function, fail_untyped=False)
+    except ValueError:
+        # The parser reports a function that it cannot read.
+        return []
+    return [name for name in names if name not in parameters]
 
 
 def argument_names(kind: Kind) -> set[str]:
@@ -118,6 +146,8 @@ def argument_names(kind: Kind) -> set[str]:
     names: set[str] = set()
     for function in initializers(kind):
         names.update(inspect.signature(function).parameters)
+    if not isinstance(kind, type):
+        names.update(handed_on(kind))
     return names
 
 
@@ -125,7 +155,8 @@ def inner_argument(node: Any) -> str | None:
     """Return the argument by which settings of a wrapper take their client, None if they are of no wrapper.
 
     A function that takes a LightningModule is a wrapper, and so is a class of clients with an argument `client`.
-    Another class may keep a module for a purpose of its own, such as a teacher. It is a wrapper if a client is in it.
+    Another class may keep a module for a purpose of its own, such as a teacher. Whatever has the settings of a client
+    among its arguments is a wrapper.
     """
     kind = kind_of(node)
     if kind is None:
@@ -133,12 +164,18 @@ def inner_argument(node: Any) -> str | None:
     names = module_arguments(kind)
     if not isinstance(kind, type) or (is_client(kind) and INNER[0] in names):
         usual = [name for name in (*INNER, *names) if name in names]
-        return usual[0] if usual else None
-    given = arguments_of(node)
-    for name in names:
-        if makes_client(given.get(name)):
+        if usual:
+            return usual[0]
+    for name, value in arguments_of(node).items():
+        # Text may mean anything, unless the type of the argument says that it names a class.
+        if (name in names or has_class(value)) and makes_client(value):
             return name
     return None
+
+
+def has_class(value: Any) -> bool:
+    """Return True for settings with a `class_path`."""
+    return isinstance(value, Mapping | Namespace) and "class_path" in value
 
 
 def makes_client(node: Any) -> bool:
@@ -146,7 +183,17 @@ def makes_client(node: Any) -> bool:
     kind = kind_of(node)
     if kind is None:
         return False
-    return not isinstance(kind, type) or is_client(kind) or inner_argument(node) is not None
+    is_maker = not isinstance(kind, type) and takes_module(hints_of(kind).get("return"))
+    return is_maker or is_client(kind) or inner_argument(node) is not None
+
+
+def has_client(value: Any) -> bool:
+    """Return True if a value of an argument has the settings of a client somewhere in it."""
+    if has_class(value):
+        return makes_client(value)
+    if isinstance(value, Mapping):
+        return any(has_client(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(has_client(item) for item in value)
 
 
 def path_of(node: Any) -> str:
@@ -160,6 +207,17 @@ def arguments_of(node: Any) -> dict[str, Any]:
     if isinstance(found, Namespace):
         return dict(vars(found))
     return dict(found) if isinstance(found, Mapping) else {}
+
+
+def partial_arguments(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments in settings without a `class_path`, which may leave out `init_args`, too.
+
+    >>> partial_arguments({"init_args": {"mu": 1}}), partial_arguments({"mu": 1})
+    ({'mu': 1}, {'mu': 1})
+    """
+    if "init_args" in named:
+        return arguments_of(named)
+    return dict(named)
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -239,6 +297,47 @@ def layers_of(node: Any) -> Layers:
     return Layers(wrappers, node)
 
 
+def placed_option(option: str, layers: Layers) -> str:
+    """Return the name of an option of the client, of which the wrapper around the client has none.
+
+    Args:
+        option: The name, such as `model.client.optimizer.lr`. An option of anything else stays.
+        layers: The client and its wrappers.
+    """
+    start = f"{CLIENT}."
+    name = option.removeprefix(start).removeprefix("init_args.")
+    first = name.partition(".")[0].removesuffix("+")
+    if not option.startswith(start) or first == "class_path":
+        return option
+    path = [CLIENT]
+    for wrapper in layers.wrappers:
+        if first in argument_names(wrapper.kind):
+            break
+        path.append(wrapper.argument)
+    if len(path) == 1:
+        return option
+    return ".".join([*path, name])
+
+
+def short_options(names: Collection[str], layers: Layers) -> set[str]:
+    """Return the names that options of a client in wrappers have without the wrappers, as `placed_option` reads them.
+
+    Args:
+        names: Names of all options.
+        layers: The client and its wrappers.
+    """
+    found: set[str] = set()
+    inner = CLIENT
+    for wrapper in layers.wrappers:
+        inner = f"{inner}.{wrapper.argument}"
+        for name in names:
+            if name.startswith(f"{inner}."):
+                short = f"{CLIENT}{name.removeprefix(inner)}"
+                if placed_option(short, layers) == name:
+                    found.add(short)
+    return found
+
+
 def places(few: Sequence[Kind], many: Sequence[Kind]) -> list[int] | None:
     """Return the places of some kinds among others that have them in the same order, None if they do not.
 
@@ -272,16 +371,31 @@ class Kept:
     aggregator: Kind
 
 
-NO_PRIVACY = "leave one of the two out"
+@dataclass(frozen=True)
+class MergedFile:
+    """Holds what must stay, before and after a file was merged.
 
-FILES: ContextVar[list[Kept]] = ContextVar("FILES")
-"""What the files have set, for each file of the command line that is being parsed."""
+    Attributes:
+        prefix: The name of the command whose settings the file has, with a dot, or an empty text.
+        before: What the configuration had before, with the options that stand before the file.
+        after: What it has with the file.
+    """
+
+    prefix: str
+    before: Kept
+    after: Kept
+
+
+ONE_OF_TWO = "leave one of the two out"
+
+FILES: ContextVar[list[MergedFile]] = ContextVar("FILES")
+"""The files of the command line that is being parsed, in order."""
 
 
 @contextmanager
-def files_recorded() -> Iterator[list[Kept]]:
-    """Collect in a list what each file has set that is merged in the block."""
-    recorded: list[Kept] = []
+def files_recorded() -> Iterator[list[MergedFile]]:
+    """Collect in a list the files that are merged in the block."""
+    recorded: list[MergedFile] = []
     token = FILES.set(recorded)
     try:
         yield recorded
@@ -335,7 +449,7 @@ class Merge:
             self._set_client(put_back(self.removed, client, self.source))
         after = kept_in(self.config, self.prefix)
         check_kept(self.before, after, self.source)
-        FILES.get([]).append(after)
+        FILES.get([]).append(MergedFile(prefix=self.prefix, before=self.before, after=after))
 
     def _set_client(self, client: Any) -> None:
         option = f"{self.prefix}{CLIENT}"
@@ -344,11 +458,11 @@ class Merge:
             self.config[option] = client
 
 
-def check_options(files: Sequence[Kept], config: Namespace) -> None:
-    """Refuse options of a command line that drop what its files have set.
+def check_options(files: Sequence[MergedFile], config: Namespace) -> None:
+    """Refuse options of a command line, between its files or after them, that drop what the files have set.
 
     Args:
-        files: What the files have set.
+        files: The files of the command line, in order.
         config: The configuration of the command line.
 
     Raises:
@@ -356,8 +470,11 @@ def check_options(files: Sequence[Kept], config: Namespace) -> None:
     """
     command = config.get("subcommand")
     prefix = f"{command}." if command else ""
-    if files:
-        check_kept(files[-1], kept_in(config, prefix), "the options", options=True)
+    # A file may have the settings of other commands, too.
+    read = [file for file in files if file.prefix in ("", prefix)]
+    following = [file.before for file in read[1:]]
+    for file, later in zip(read, [*following, kept_in(config, prefix)], strict=False):
+        check_kept(file.after, later, "the options", options=True)
 
 
 def client_in(source: str, *, is_file: bool) -> tuple[str, Any]:
@@ -403,11 +520,32 @@ def value_of(option: str, content: Any) -> Any:
     if option in content:
         return content[option]
     start = f"{option}."
-    below = {key.removeprefix(start): value for key, value in content.items() if str(key).startswith(start)}
+    below: dict[str, Any] = {}
+    for key, value in content.items():
+        if str(key).startswith(start):
+            put(below, key.removeprefix(start), value)
     first, _, further = option.partition(".")
     if below or not further:
         return below or None
     return value_of(further, content.get(first))
+
+
+def put(settings: dict[str, Any], name: str, value: Any) -> None:
+    """Put a value into nested settings, at the place of a name with dots.
+
+    >>> settings = {}
+    >>> put(settings, "init_args.mu", 1)
+    >>> put(settings, "class_path", "FedProx")
+    >>> settings
+    {'init_args': {'mu': 1}, 'class_path': 'FedProx'}
+    """
+    first, _, further = name.partition(".")
+    if not further:
+        settings[first] = value
+        return
+    nested = settings.setdefault(first, {})
+    if isinstance(nested, dict):
+        put(nested, further, value)
 
 
 def arrange(layers: Layers, named: Any, source: str) -> tuple[Any, list[Wrapper | None]]:
@@ -427,7 +565,7 @@ def arrange(layers: Layers, named: Any, source: str) -> tuple[Any, list[Wrapper 
     asked = layers_of(named)
     if kind_of(named) is None:
         # The file names no class: its settings are of the first layer that has one of them.
-        names = set(arguments_of(named))
+        names = set(partial_arguments(named))
         depth = len(layers.wrappers)
         for place, kind in enumerate(layers.kinds):
             if names & argument_names(kind):
@@ -483,9 +621,11 @@ def arrange_client(client: Any, asked: Any, source: str) -> tuple[Any, list[Wrap
 
 
 def keeps_module(node: Any) -> bool:
-    """Return True if a class of clients must be given a module, or a LightningModule has another one in it."""
+    """Return True if settings have clients or another LightningModule in them, or a class of clients needs a module."""
     kind = kind_of(node)
     given = arguments_of(node)
+    if any(has_client(value) for value in given.values()):
+        return True
     arguments = module_arguments(kind)
     if is_client(kind):
         return any(arguments.values())
@@ -534,8 +674,9 @@ def check_kept(before: Kept, after: Kept, source: str, options: bool = False) ->
         if options:
             remedy = f"write --{inner} NAME for the client in it, or leave the wrapper out of the file"
         raise ValueError(lost_sentence(CLIENT, names_of(lost), got=name_of(got), source=source, remedy=remedy))
-    if is_private(kind_of(client)) and not is_private(kind_of(now)):
-        raise ValueError(lost_sentence(CLIENT, name_of(client), got=name_of(got), source=source, remedy=NO_PRIVACY))
+    for must_stay in (is_private, is_attack):
+        if must_stay(kind_of(client)) and not must_stay(kind_of(now)):
+            raise ValueError(lost_sentence(CLIENT, name_of(client), got=name_of(got), source=source, remedy=ONE_OF_TWO))
     if is_plain(kind_of(client)) and is_client(kind_of(now)) and arguments_of(now).get(MODULE) is None:
         inner = ".".join([CLIENT, *(wrapper.argument for wrapper in after.layers.wrappers), MODULE])
         remedy = f"add --{inner} {path_of(client)}"
@@ -544,7 +685,7 @@ def check_kept(before: Kept, after: Kept, source: str, options: bool = False) ->
         ours = before.aggregator.__name__
         theirs = getattr(after.aggregator, "__name__", "none")
         if not options:
-            raise ValueError(lost_sentence(AGGREGATOR, ours, got=theirs, source=source, remedy=NO_PRIVACY))
+            raise ValueError(lost_sentence(AGGREGATOR, ours, got=theirs, source=source, remedy=ONE_OF_TWO))
         # An option that names the rule itself asks for another one, such as the run without privacy of a comparison.
         rank_zero_warn(
             f"{AGGREGATOR} is {theirs} by an option, in place of {ours}: the run makes no guarantee of privacy"

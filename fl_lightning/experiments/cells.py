@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from fl_lightning.cli.wrappers import layers_of, short_options
 from fl_lightning.experiments.composing import (
     Composer,
     Setting,
@@ -259,7 +260,9 @@ class Cells:
     def options_of(self, row: Runs, method: str, case: Mapping[str, Any], more: SettingPairs = ()) -> set[str]:
         """Collect the names of the options that a method of a row has in a case, before the case's settings."""
         settings = (*as_settings(row.settings), *more)
-        names = {*nested_names(), *option_names(self.composer.compose(method, settings, self.configs_of(case)))}
+        config = self.composer.compose(method, settings, self.configs_of(case))
+        names = {*nested_names(), *option_names(config)}
+        names |= short_options(names, layers_of(config["model"]["client"]))
         self.options |= names
         return names
 

@@ -60,7 +60,7 @@ def run(argv: list[str]) -> None:
     words, overrides = split_overrides(argv)
     given = command_parser().parse_args(words)
     check_at_least(0, "0 makes the runs in this process", processes=given.processes)
-    folder = given.output or FOLDER / Path(given.config[-1]).stem
+    folder = given.output or default_folder(given.config)
     check_output(folder)
     check_seeds(given.seeds)
     experiment = experiment_of(given, overrides)
@@ -75,6 +75,20 @@ def run(argv: list[str]) -> None:
     check_starts([cells], given.processes, [folder])
     write_file(folder / FILE, as_text(experiment))
     Maker(cells, folder, given.processes).make(notes_of(cells))
+
+
+def default_folder(configs: Sequence[str]) -> Path:
+    """Return the folder of an experiment that no option names a folder for, after its last file.
+
+    Args:
+        configs: Values of `-c`: paths and names of files, or YAML, which names nothing.
+
+    >>> default_folder(["experiment/digits_fedavg", "mine/more.yaml", "trainer: {max_epochs: 1}"]).as_posix()
+    'comparisons/more'
+    """
+    files = [config for config in configs if ":" not in config]
+    name = Path(files[-1]).stem if files else "compare"
+    return FOLDER / name
 
 
 def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
@@ -154,7 +168,7 @@ def command_parser() -> CommandParser:
     methods = "files in configs/method by name, paths of files or classes; A+B takes both, NAME=A names it"
     add_list("--methods", type=str, required=True, help=methods)
     add_list("--seeds", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
-    folder = "folder of the experiment; None: comparisons/ and the name of the last file of -c"
+    folder = "folder of the experiment; None: comparisons/ and the name of the last file of -c, compare without a file"
     add("--output", type=Path | None, default=None, help=folder)
     add_more("--set", help="NAME=V1,V2: one table for each value")
     tuned = "NAME=V1,V2: chosen for each method on the server's validation split"

@@ -16,6 +16,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.methods import printed_names
 from fl_lightning.cli.parser_only import fit_parser
+from fl_lightning.cli.wrappers import CLIENT, Layers, layers_of, placed_option
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.keys import parse_directions
@@ -47,6 +48,8 @@ class Composer:
     def compose(self, method: str, settings: Iterable[Setting] = (), configs: Sequence[str] = ()) -> dict[str, Any]:
         """Merge the base, further files, the files of a method and settings, which win.
 
+        An option of the client reaches the client in a wrapper, unless the wrapper has such an option.
+
         Args:
             method: name or path of its file; `FedED+SAM` has two, an empty name none.
             settings: as on the command line.
@@ -60,11 +63,24 @@ class Composer:
         if key not in self._composed:
             files = [*self.base, *configs, *map(method_config, filter(None, method.split("+")))]
             words = [word for file in files for word in ("-c", file)]
-            words += [word for name, value in key[1] for word in (f"--{name}", value)]
+            layers = Layers([], None)
+            if any(name.startswith(f"{CLIENT}.") for name, _ in key[1]):
+                layers = self.layers_of(method, configs)
+            for name, value in key[1]:
+                words += [f"--{placed_option(name, layers)}", value]
             config = self.parser.parse_args(["fit", *words]).fit.as_dict()
             kept = {name: paths_as_text(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
             self._composed[key] = kept
         return self._composed[key]
+
+    def layers_of(self, method: str, configs: Sequence[str] = ()) -> Layers:
+        """Return the client that files make, and its wrappers.
+
+        Args:
+            method: As for `compose`.
+            configs: As for `compose`.
+        """
+        return layers_of(self.compose(method, configs=configs)["model"]["client"])
 
 
 def method_config(name: str) -> str:

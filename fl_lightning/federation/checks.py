@@ -1,12 +1,15 @@
 """Checks at the start of a run: settings of the Trainer, needs of a method, and combinations of settings."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
+from typing import Any
 
+import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
@@ -54,6 +57,9 @@ REFUSED = {
 
 SMALL_STEP = 0.1
 """The share of the way to the aggregate below which the step of a server optimizer is reported."""
+
+MAX_ROUNDS = 10_000
+"""Steps of the server's scheduler that are tried at the start. A longer schedule is judged by its first steps."""
 
 HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 """Precisions of the Trainer that keep the weights in half precision."""
@@ -304,6 +310,84 @@ def check_server_optimizer(optimizer: Optimizer, scheduler: object) -> None:
             "a server_lr_scheduler is stepped once a round, without a metric, got ReduceLROnPlateau; take one that "
             "counts rounds, such as StepLR"
         )
+
+
+def check_server_steps(
+    factory: Callable[[Iterable[Any]], Optimizer],
+    scheduler_factory: Callable[[Optimizer], LRScheduler] | None,
+    *,
+    dimensions: Iterable[int],
+    rounds: int | None,
+) -> None:
+    """Refuse a server optimizer and a scheduler that fail in a later round, or never move the model.
+
+    Copies of both are stepped once for each round, with small parameters.
+
+    Args:
+        factory: Makes the server optimizer of parameters.
+        scheduler_factory: Makes the scheduler of the server optimizer. None means a constant learning rate.
+        dimensions: Number of dimensions of each parameter.
+        rounds: Number of planned rounds. None means that it is not known.
+
+    Raises:
+        ValueError: The optimizer takes no dense gradient, the schedule ends before the rounds, or the learning rate is
+            0 in every round.
+    """
+    params = [Parameter(torch.zeros((1,) * size, dtype=torch.float64)) for size in dimensions]
+    try:
+        optimizer = factory(params)
+        scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
+    except Exception:
+        # The functions have worked with the model's own parameters, and may depend on their shapes.
+        return
+    name = type(optimizer).__name__
+    for parameter in params:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise ValueError(
+            f"model.server_optimizer must step on dense gradients, got {name}, which raised: {error}; take another "
+            f"one, such as SGD or Adam"
+        ) from error
+    rates = [current_rates(optimizer)]
+    if scheduler is not None:
+        rates = server_rates(scheduler, optimizer, rounds or 1)
+    if not any(any(row) for row in rates):
+        raise ValueError(
+            f"model.server_optimizer must move the model, got a learning rate of 0 in every round from {name}; raise "
+            f"its lr"
+        )
+
+
+def server_rates(scheduler: LRScheduler, optimizer: Optimizer, rounds: int) -> list[list[float]]:
+    """Return the learning rates of the server by parameter group, for the rounds in order.
+
+    Args:
+        scheduler: The scheduler, which is stepped.
+        optimizer: Its optimizer.
+        rounds: Number of rounds, ≥ 1.
+
+    Raises:
+        ValueError: The scheduler fails before the last round ends.
+    """
+    rates = [current_rates(optimizer)]
+    for step in range(1, min(rounds, MAX_ROUNDS) + 1):
+        try:
+            scheduler.step()
+        except Exception as error:
+            raise ValueError(
+                f"model.server_lr_scheduler must have a learning rate for each of the {rounds} rounds, got "
+                f"{type(scheduler).__name__}, which raised in step {step}: {type(error).__name__}: {error}; give it at "
+                f"least {rounds + 1} rates, or {rounds} steps"
+            ) from error
+        rates.append(current_rates(optimizer))
+    return rates[:rounds]
+
+
+def current_rates(optimizer: Optimizer) -> list[float]:
+    """Return the learning rates of an optimizer, by parameter group."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def tell_server_rate(optimizer: Optimizer) -> None:

@@ -17,6 +17,7 @@ from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.building import check_automatic
 from fl_lightning.engines.training import LocalTrainer, check_normalized
+from fl_lightning.federation.checks import current_rates
 from fl_lightning.utils.settings import SettingError
 
 MAX_CHANGES = 10_000
@@ -145,7 +146,11 @@ def tell_schedulers(
     own_stepping = overridden(client.lightning_modules()[-1], "lr_scheduler_step", ClientModule)
     if is_known and not own_stepping and not overridden(client, "phases", ClientModule):
         for entry in within_round:
-            fault = useless(entry, optimizers[0], events_of_round(local, data, entry.interval))
+            events = events_of_round(local, data, entry.interval)
+            if not events:
+                continue
+            rates = rates_of_round(entry, optimizers[0], least=min(events), most=max(events))
+            fault = useless(rates, entry.interval, max(events))
             if fault:
                 kind = type(entry.scheduler).__name__
                 rank_zero_info(f"{beginning}, within which {kind} {fault}; {remedy}")
@@ -153,8 +158,8 @@ def tell_schedulers(
     rank_zero_info(f"{beginning}; {remedy}")
 
 
-def events_of_round(local: LocalTrainer, data: FederatedDataModule, interval: str) -> int:
-    """Return the largest number of local epochs, or of optimizer steps, that a client has in a round.
+def events_of_round(local: LocalTrainer, data: FederatedDataModule, interval: str) -> list[int]:
+    """Return the numbers of local epochs, or of optimizer steps, that the clients with samples have in a round.
 
     Args:
         local: The local training.
@@ -162,7 +167,7 @@ def events_of_round(local: LocalTrainer, data: FederatedDataModule, interval: st
         interval: `epoch` or `step`.
     """
     settings = local.settings
-    events = 0
+    events = []
     for client_id in range(data.num_clients):
         size = data.size(client_id)
         if size == 0:
@@ -175,22 +180,19 @@ def events_of_round(local: LocalTrainer, data: FederatedDataModule, interval: st
             steps = min(steps, settings.max_local_steps)
         if interval == "epoch":
             steps = ceil(steps / steps_of_epoch)
-        events = max(events, steps)
+        events.append(steps)
     return events
 
 
-def useless(entry: LRSchedulerConfig, optimizer: Optimizer, events: int) -> str:
+def useless(rates: Sequence[Sequence[float]], interval: str, events: int) -> str:
     """Return why a scheduler has no use within a round, or an empty text.
 
     Args:
-        entry: The scheduler.
-        optimizer: Its optimizer, whose learning rates are put back.
-        events: Number of local epochs or steps of a client in a round, by the interval of the scheduler.
+        rates: Learning rates by parameter group, for the local epochs or steps of a round in order.
+        interval: `epoch` or `step`.
+        events: Number of local epochs or steps of a client in a round.
     """
-    if events == 0:
-        return ""
-    unit = f"local {entry.interval}"
-    rates = rates_of_round(entry, optimizer, events)
+    unit = f"local {interval}"
     for index, row in enumerate(rates):
         if not any(row):
             return f"sets the learning rate to 0 in {unit} {index + 1} of {events}"
@@ -200,31 +202,43 @@ def useless(entry: LRSchedulerConfig, optimizer: Optimizer, events: int) -> str:
     return ""
 
 
-def rates_of_round(entry: LRSchedulerConfig, optimizer: Optimizer, events: int) -> list[list[float]]:
+def rates_of_round(entry: LRSchedulerConfig, optimizer: Optimizer, *, least: int, most: int) -> list[list[float]]:
     """Return the learning rates by parameter group, for the local epochs or steps of a round in order.
 
     Args:
         entry: The scheduler, which is stepped.
         optimizer: Its optimizer, whose learning rates are put back.
-        events: Number of local epochs or steps, ≥ 1.
+        least: Smallest number of local epochs or steps of a client, ≥ 1.
+        most: Largest number of them.
+
+    Raises:
+        SettingError: The schedule is too short for every client.
     """
     scheduler: Any = entry.scheduler
+    last = min(most, MAX_CHANGES)
     with rates_put_back(optimizer):
         rates = [current_rates(optimizer)]
-        for event in range(1, min(events, MAX_CHANGES)):
+        for event in range(1, last + 1):
             if event % entry.frequency == 0:
                 try:
                     scheduler.step()
-                except Exception:
-                    # A schedule that is too short ends the training of a client with so many steps.
+                except Exception as error:
+                    if event <= least:
+                        raise SettingError(short_sentence(entry, least, error)) from error
+                    # The schedule ends the training of the clients with so many steps.
                     break
-            rates.append(current_rates(optimizer))
+            if event < last:
+                rates.append(current_rates(optimizer))
     return rates
 
 
-def current_rates(optimizer: Optimizer) -> list[float]:
-    """Return the learning rates of an optimizer, by parameter group."""
-    return [float(group["lr"]) for group in optimizer.param_groups]
+def short_sentence(entry: LRSchedulerConfig, least: int, error: Exception) -> str:
+    """Sentence about a schedule that ends before the local training of every client."""
+    return (
+        f"{type(entry.scheduler).__name__} lives for one client and one round: it must have a rate after each of its "
+        f"{least} local {entry.interval}s, and raised {type(error).__name__}: {error}; give it their number, since "
+        f"trainer.estimated_stepping_batches counts rounds"
+    )
 
 
 @contextmanager

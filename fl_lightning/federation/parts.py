@@ -485,6 +485,12 @@ class FederationParts:
         if self.server_lr_scheduler is not None:
             scheduler = self.server_lr_scheduler(step.optimizer)
         checks.check_server_optimizer(step.optimizer, scheduler)
+        checks.check_server_steps(
+            self.server_optimizer,
+            self.server_lr_scheduler,
+            dimensions=[value.ndim for value in trainable.values()],
+            rounds=self.horizon.planned,
+        )
         self.server_module.check_server_optimizer(step.optimizer)
         return step, scheduler
 

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint
 
 from fl_lightning.utils.files import write_file
 
@@ -15,6 +16,7 @@ INDEX = "checkpoints.json"
 """Name of the file in a run's folder that names its last and its best checkpoint, if these lie elsewhere."""
 
 Kind = Literal["last", "best"]
+KINDS: tuple[Kind, ...] = ("last", "best")
 
 
 def indexed(run: Path, kind: str) -> Path | None:
@@ -35,8 +37,10 @@ def indexed(run: Path, kind: str) -> Path | None:
     return path if path.is_file() else None
 
 
-class CheckpointIndex(Callback):
+class CheckpointIndex(Checkpoint):
     """Writes the index of a run, from what the user's ModelCheckpoints tell, unless the run's folder shows it.
+
+    It is a `Checkpoint`, and the last one, so that the Trainer calls its hooks after those which write checkpoints.
 
     Args:
         folder: Folder of the run.
@@ -46,7 +50,7 @@ class CheckpointIndex(Callback):
         self.folder = folder
         self._written: dict[str, str] = {}
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -64,6 +68,11 @@ class CheckpointIndex(Callback):
             for kind, path in paths_of(callback).items():
                 if not self._is_found(kind, path):
                     named.setdefault(kind, self._relative(path))
+        for kind in KINDS:
+            kept = indexed(self.folder, kind)
+            if kept is not None:
+                # An earlier part of a continued run may have written it.
+                named.setdefault(kind, self._relative(str(kept)))
         if named and named != self._written:
             write_file(self.folder / INDEX, json.dumps(named, indent=1) + "\n")
             self._written = named

@@ -57,20 +57,42 @@ def stem_of(configs: Sequence[str | Path]) -> str:
 def parent_of(configs: Sequence[str | Path], root: str | Path | None, *, begins: bool) -> Path:
     """Return the folder of the runs of these configuration files.
 
-    A cell of an experiment, `cells/NAME.yaml`, has its runs beside the folder of the cells. A new run of its file is
-    none of the experiment's.
+    A run that is continued or evaluated lies where its file says: beside the folder of the cells for a cell of an
+    experiment, `cells/NAME.yaml`, and around the file for the configuration that a run has written. This holds in any
+    working folder. A new run of such a file is none of the experiment's.
 
     Args:
         configs: The configuration files.
         root: Folder of all runs. None means `DEFAULT_ROOT`.
         begins: Whether a new run begins. Otherwise a run is continued or evaluated.
     """
-    if root is None and len(configs) == 1 and not begins:
-        path = Path(os.path.abspath(configs[0]))
-        runs_of_cell = path.parent.parent / "runs" / path.stem
-        if path.parent.name == "cells" and runs_of_cell.is_dir():
-            return runs_of_cell
-    return Path(root or DEFAULT_ROOT) / stem_of(configs)
+    parent = Path(root or DEFAULT_ROOT) / stem_of(configs)
+    if begins:
+        return parent
+    homes = {home for home in map(home_of, configs) if home is not None}
+    if len(homes) != 1:
+        return parent
+    (home,) = homes
+    is_cell_alone = len(configs) == 1 and root is None and Path(configs[0]).name != CONFIG
+    if parent.is_dir() and not is_cell_alone:
+        # A new run of these files has been begun here.
+        return parent
+    return home
+
+
+def home_of(config: str | Path) -> Path | None:
+    """Return the folder of the runs that a file is known to belong to, None for any other file.
+
+    Args:
+        config: The path of a configuration file.
+    """
+    path = Path(os.path.abspath(config))
+    runs_of_cell = path.parent.parent / "runs" / path.stem
+    if path.parent.name == "cells" and runs_of_cell.is_dir():
+        return runs_of_cell
+    if path.name == CONFIG and NUMBERED.fullmatch(path.parent.name) and path.is_file():
+        return path.parent.parent
+    return None
 
 
 def overrides_of(argv: Sequence[str]) -> str:

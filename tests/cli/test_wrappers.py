@@ -1,22 +1,30 @@
 """Wrappers stay around the client, whichever files and options come after them, or the command line refuses."""
 
 import inspect
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle, permutations
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
-from jsonargparse import ActionConfigFile
+from jsonargparse import ActionConfigFile, Namespace
 from pytorch_lightning import LightningModule
+from torch import nn
 
 import fl_lightning.attacks
 import fl_lightning.methods
 from fl_lightning import ClientModule
+from fl_lightning.attacks import Attack, sign_flip
 from fl_lightning.cli.main import DEFAULTS
 from fl_lightning.cli.parser import FederatedParser
+from fl_lightning.cli.wrappers import Kept, MergedFile, check_options, layers_of
+from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.composing import Composer
+from fl_lightning.experiments.experiment import Experiment, Runs, Tables
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.methods import dp_sgd
+from fl_lightning.methods import FedAvg, dp_sgd
+from fl_lightning.nets import Perceptron
 from tests.commands import CONFIGS
 
 HERE = __name__
@@ -83,6 +91,52 @@ def shielded(student: "LightningModule", bits: int = 8) -> ClientModule:
     return ClientModule(module=student)
 
 
+class Named(FedAvg):
+    """A method with a text and a part of its own."""
+
+    def __init__(self, title: str = "", loss: nn.Module | None = None, **base) -> None:
+        super().__init__(**base)
+
+
+def make_loss(weight: float = 1.0) -> nn.Module:
+    return nn.CrossEntropyLoss()
+
+
+def make_net(num_classes: int, input_shape: tuple[int, ...]) -> Perceptron:
+    return Perceptron(num_classes, input_shape)
+
+
+def handing_on(factor: float = 2.0, **others) -> ClientModule:
+    """A user's wrapper that hands its arguments on."""
+    return sign_flip(factor=factor, **others)
+
+
+def lazily(client: Callable[[], ClientModule], times: int = 1) -> ClientModule:
+    """A user's wrapper that makes its client itself."""
+    return client()
+
+
+def tolerant(client: Any, bits: int = 8) -> ClientModule:
+    """A user's wrapper without a type."""
+    return client
+
+
+class Noisy(ClientModule):
+    """A user's wrapper whose client is the `module` of its base."""
+
+    def __init__(self, strength: float = 1.0, **base) -> None:
+        super().__init__(**base)
+
+
+def chosen(clients: list[ClientModule], index: int = 0) -> ClientModule:
+    """It takes several clients, of which none is known to be replaced."""
+    return clients[index]
+
+
+class Evil(Attack, FedAvg):
+    """A user's attack that is no wrapper."""
+
+
 SETTINGS = {"attackers": [0], "noise_multiplier": 1.0}
 """Arguments without a default of the wrappers of the package."""
 
@@ -107,6 +161,7 @@ WRAPPERS = {path: "client" for path in package_wrappers()} | {
     f"{HERE}.Harder": "client",
     f"{HERE}.shielded": "student",
     f"{HERE}.Makers.rounded": "module",
+    f"{HERE}.handing_on": "client",
 }
 """Import paths of wrappers, with the argument that takes the client."""
 
@@ -125,6 +180,8 @@ def wrapped(path: str, client: object = None, **settings) -> dict:
     """The settings of a wrapper, around a client or none."""
     name = path.rpartition(".")[2]
     home = getattr(fl_lightning.methods, name, None) or getattr(fl_lightning.attacks, name, None)
+    if name == "handing_on":
+        home = sign_flip
     needed = inspect.signature(home).parameters if home else ()
     arguments = {key: value for key, value in SETTINGS.items() if key in needed}
     if client is not None:
@@ -215,6 +272,46 @@ def test_an_option_does_not_drop_a_wrapper(path, option, parser, tmp_path, capsy
     assert chain(config["model"]["client"]) == [path.rpartition(".")[2], "FedProx"]
 
 
+OPTION_BETWEEN = (
+    "--model.client FedProx",
+    "--model.client=FedProx",
+    "--model.client.class_path fl_lightning.methods.FedNTD",
+)
+
+
+@pytest.mark.parametrize("path", WRAPPERS)
+@pytest.mark.parametrize("option", OPTION_BETWEEN)
+def test_an_option_between_two_files_does_not_drop_a_wrapper(path, option, parser, tmp_path, capsys):
+    base = written(tmp_path, "base", wrapped(path, CLIENT))
+    for later in ("data: {pooled: true}", str(CONFIGS / "method/fedprox.yaml"), "model: {local_epochs: 2}"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["-c", base, *option.split(), "-c", later])
+        sentence = capsys.readouterr().err
+        assert f"model.client must keep {path.rpartition('.')[2]}" in sentence
+        assert "from the options" in sentence
+    inner = f"--model.client.{WRAPPERS[path]}"
+    config = parser.parse_args(["-c", base, inner, "FedProx", "-c", "model: {local_epochs: 2}"]).as_dict()
+    assert chain(config["model"]["client"]) == [path.rpartition(".")[2], "FedProx"]
+
+
+def test_an_option_between_two_files_that_replaces_a_private_rule_says_so(parser):
+    private = str(CONFIGS / "method/dpfedavg.yaml")
+    words = ["-c", private, "--model.aggregator", "MedianAggregator", "-c", "model: {local_epochs: 2}"]
+    with pytest.warns(UserWarning, match=r"model\.aggregator is MedianAggregator by an option, in place of DPFedAvg"):
+        parser.parse_args(words)
+
+
+def test_a_file_for_another_command_is_not_compared():
+    """`fl-lightning -c FILE fit` takes a file with the settings of several commands."""
+    wrapper = layers_of(wrapped("fl_lightning.methods.local_dp", CLIENT))
+    bare = layers_of(CLIENT)
+    lost = MergedFile(prefix="test.", before=Kept(bare, None), after=Kept(wrapper, None))
+    config = Namespace(subcommand="fit", fit=Namespace(model=Namespace(client=Namespace(CLIENT))))
+    check_options([lost], config)
+    with pytest.raises(ValueError, match="must keep local_dp"):
+        check_options([replace(lost, prefix="fit.")], config)
+
+
 def test_two_wrappers_stay_in_their_order(client_of, tmp_path):
     both = wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
     base = written(tmp_path, "base", both)
@@ -232,6 +329,29 @@ def test_two_wrappers_stay_in_their_order(client_of, tmp_path):
         assert chain(settings) == ["sign_flip", "dp_sgd", "FedProx"]
         nested = {"sign_flip": settings["init_args"], "dp_sgd": settings["init_args"]["client"]["init_args"]}
         assert setting.items() <= nested[path].items()
+
+
+PARTLY = [
+    "model: {client: {init_args: {attackers: [3]}}}",
+    "model: {client: {attackers: [3]}}",
+    "model.client: {init_args: {attackers: [3]}}",
+    "model.client.init_args: {attackers: [3]}",
+    "model.client.init_args.attackers: [3]",
+    "model.client.attackers: [3]",
+    "model: {client.init_args.attackers: [3]}",
+]
+
+
+@pytest.mark.parametrize("text", PARTLY)
+def test_a_file_may_name_an_argument_of_a_wrapper_in_every_way(text, client_of, tmp_path):
+    """Its class is that of the file before."""
+    both = wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
+    settings = client_of(written(tmp_path, "base", both), text)
+    assert chain(settings) == ["sign_flip", "dp_sgd", "FedAvg"]
+    assert settings["init_args"]["attackers"] == [3]
+    inner = client_of(written(tmp_path, "base", both), text.replace("attackers: [3]", "noise_multiplier: 7.0"))
+    assert chain(inner) == ["sign_flip", "dp_sgd", "FedAvg"]
+    assert inner["init_args"]["client"]["init_args"]["noise_multiplier"] == 7.0
 
 
 def test_a_file_with_both_wrappers_says_how_they_are_nested(client_of, tmp_path):
@@ -305,6 +425,45 @@ def test_a_class_that_may_be_a_wrapper_is_not_lost(parser, client_of, tmp_path, 
     assert chain(client_of(taught, CONFIGS / "method/fedprox.yaml")) == ["FedProx"]
 
 
+@pytest.mark.parametrize(("name", "argument"), [("lazily", "client"), ("tolerant", "client"), ("Noisy", "module")])
+def test_whatever_has_a_client_in_it_is_a_wrapper(name, argument, client_of, tmp_path):
+    """Its arguments may have any type."""
+    path = f"{HERE}.{name}"
+    base = written(tmp_path, "base", {"class_path": path, "init_args": {argument: CLIENT}})
+    for method in ("fedprox", "fedntd", "fedavg"):
+        made = client_of(base, CONFIGS / f"method/{method}.yaml")
+        assert chain(made) == [name, method_of(CONFIGS / f"method/{method}.yaml")]
+        inner = made["init_args"][argument]["init_args"]
+        assert inner["net"]["class_path"].endswith("Perceptron")
+
+
+def test_text_and_functions_among_arguments_are_no_clients(client_of, tmp_path):
+    """A net may come from a function, and text may be the name of a method."""
+    loss = {"class_path": f"{HERE}.make_loss", "init_args": {"weight": 2.0}}
+    settings = {"title": "FedAvg", "net": f"{HERE}.make_net", "loss": loss}
+    base = written(tmp_path, "base", {"class_path": f"{HERE}.Named", "init_args": settings})
+    made = client_of(base, CONFIGS / "method/fedprox.yaml")
+    assert chain(made) == ["FedProx"]
+    assert made["init_args"]["net"] is make_net
+
+
+def test_several_clients_in_one_are_not_lost(parser, tmp_path, capsys):
+    base = written(tmp_path, "base", {"class_path": f"{HERE}.chosen", "init_args": {"clients": [CLIENT]}})
+    with pytest.raises(SystemExit):
+        parser.parse_args(["-c", base, "-c", str(CONFIGS / "method/fedprox.yaml")])
+    assert "model.client has chosen, which keeps a module and would be lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--model.client", "FedProx"], ["-c", str(CONFIGS / "method/fedprox.yaml")]], ids=["option", "file"]
+)
+def test_an_attack_that_is_no_wrapper_is_not_lost(words, parser, tmp_path, capsys):
+    base = written(tmp_path, "base", {"class_path": f"{HERE}.Evil"})
+    with pytest.raises(SystemExit):
+        parser.parse_args(["-c", base, *words])
+    assert "model.client must keep Evil" in capsys.readouterr().err
+
+
 RULES = [path for path in METHODS if "aggregator" in yaml.safe_load(path.read_text())["model"]]
 
 
@@ -344,6 +503,48 @@ def test_compare_keeps_the_wrapper_of_the_base(tmp_path):
         assert chain(composer.compose(method)["model"]["client"])[0] == "local_dp"
     with pytest.raises(SystemExit):
         composer.compose("FedAvg", [("model.client", "FedProx")])
+
+
+@pytest.mark.parametrize("option", ["model.client.optimizer.lr", "model.client.init_args.optimizer.lr"])
+def test_an_option_of_compare_reaches_the_client_in_every_wrapper(option, tmp_path):
+    """A comparison of clean and attacked runs would compare two learning rates."""
+    dp = written(tmp_path, "dp", wrapped("fl_lightning.methods.dp_sgd"))
+    attack = written(tmp_path, "attack", wrapped("fl_lightning.attacks.sign_flip"))
+    both = written(
+        tmp_path, "both", wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
+    )
+    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+    base = written(
+        tmp_path, "base", {"class_path": "fl_lightning.methods.FedAvg", "init_args": {"optimizer": optimizer}}
+    )
+    methods = ["FedAvg", "FedProx", dp, attack, both]
+    experiment = Experiment(base=[base], runs=[Runs(methods)], cases={"": {option: 0.5}}, tables=Tables())
+    cells = Cells(experiment, Request()).all()
+    assert len(cells) == len(methods)
+    for cell in cells:
+        client = layers_of(cell.config["model"]["client"]).client
+        assert client["init_args"]["optimizer"]["init_args"]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("path", [path for path in WRAPPERS if WRAPPERS[path] == "client"])
+def test_an_option_that_a_wrapper_lacks_is_looked_for_in_the_client(path, parser, tmp_path, capsys):
+    base = written(tmp_path, "base", wrapped(path, CLIENT))
+    words = ["-c", base, "-c", str(CONFIGS / "method/fedprox.yaml")]
+    with pytest.raises(SystemExit):
+        parser.parse_args([*words, "--model.client.mu", "0.7"])
+    assert "unknown option 'mu'; write client.mu for an option of the client in it" in capsys.readouterr().err
+    made = parser.parse_args([*words, "--model.client.client.mu", "0.7"]).as_dict()["model"]["client"]
+    assert layers_of(made).client["init_args"]["mu"] == 0.7
+
+
+def test_an_option_of_a_wrapper_stays_the_wrappers(tmp_path):
+    both = wrapped("fl_lightning.attacks.sign_flip", wrapped("fl_lightning.methods.dp_sgd", CLIENT))
+    composer = Composer([written(tmp_path, "base", both)])
+    options = [("model.client.attackers", "[2]"), ("model.client.noise_multiplier", "3.0"), ("model.client.mu", "0.7")]
+    made = layers_of(composer.compose("FedProx", options)["model"]["client"])
+    assert made.wrappers[0].settings["attackers"] == [2]
+    assert made.wrappers[1].settings["noise_multiplier"] == 3.0
+    assert made.client["init_args"]["mu"] == 0.7
 
 
 def test_files_without_a_wrapper_merge_as_before(client_of, tmp_path):

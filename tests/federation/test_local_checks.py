@@ -7,7 +7,7 @@ import pytest
 import torch
 from pytorch_lightning.plugins.precision import MixedPrecision
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from fl_lightning import FederatedLoop, aggregation, methods
 from fl_lightning.aggregation import Aggregator, Codec, MedianAggregator, NormClip, ServerModule
@@ -289,6 +289,128 @@ def test_a_scheduler_without_a_use_gets_one_line(caplog, make, entry, settings, 
         assert f"within which {line}; give them" in text
     else:
         assert "within which" not in text
+
+
+def one_of(rates):
+    """A rate for each step, which is a function of the number of steps."""
+    return lambda step: rates[step]
+
+
+SHORT = [
+    partial(OneCycleLR, max_lr=0.1, total_steps=1),
+    partial(LambdaLR, lr_lambda=one_of([1.0, 0.5])),
+    partial(LambdaLR, lr_lambda=one_of({0: 1.0, 1: 0.5})),
+]
+
+
+@pytest.mark.parametrize("make", SHORT, ids=["OneCycleLR", "list", "dict"])
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_schedule_that_is_too_short_for_every_client_is_refused(make, interval):
+    name = make.func.__name__
+    sentence = rf"{name} lives for one client and one round.* its 2 local {interval}s, and raised .*counts rounds"
+    module = scheduled(make, interval=interval)
+    type(module).training_step = Untrained.training_step
+    epochs = 2 if interval == "epoch" else 1
+    refused(module, sentence, toy_data((12, 7)), local_epochs=epochs)
+
+
+def test_a_schedule_that_is_too_short_for_one_client_is_that_clients_fault():
+    loop = fit(scheduled(SHORT[1], interval="step"), 1, toy_data((12, 4)), faults="skip")
+    assert [fault.client_id for fault in loop.skipped] == [0]
+
+
+# --- the server's optimizer ------------------------------------------------------------------------------------------
+
+
+def stepping(make, rounds, **settings):
+    """A fit of four rounds with a scheduler of the server."""
+    loop = FederatedLoop(
+        FedAvg(optimizer=sgd()), server_optimizer=partial(SGD, lr=1.0), server_lr_scheduler=make, **settings
+    )
+    run = trainer(rounds)
+    run.fit(loop, datamodule=toy_data())
+    return run
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(OneCycleLR, max_lr=1.0, total_steps=2),
+        partial(OneCycleLR, max_lr=1.0, total_steps=3),
+        partial(LambdaLR, lr_lambda=one_of([1.0, 0.5])),
+        partial(LambdaLR, lr_lambda=one_of({0: 1.0})),
+    ],
+)
+def test_a_schedule_of_the_server_that_is_too_short_is_refused_before_a_client_trains(make, monkeypatch):
+    monkeypatch.setattr(FedAvg, "training_step", lambda *_: pytest.fail("a client was trained"))
+    sentence = (
+        rf"model.server_lr_scheduler must have a learning rate for each of the 4 rounds, got {make.func.__name__}"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        stepping(make, 4)
+    with pytest.raises(ValueError, match=sentence):
+        stepping(make, 1, planned_rounds=4)
+
+
+@pytest.mark.parametrize("total", [4, 7])
+def test_a_schedule_of_the_server_that_is_long_enough_is_taken(total):
+    assert stepping(partial(OneCycleLR, max_lr=1.0, total_steps=total), 4).current_epoch == 4
+
+
+def test_looking_at_a_schedule_of_the_server_changes_no_bit():
+    class Counted(StepLR):
+        made = 0
+
+        def __init__(self, optimizer):
+            type(self).made += 1
+            torch.rand(3)
+            super().__init__(optimizer, step_size=1, gamma=0.5)
+
+    def weights(make):
+        torch.manual_seed(0)
+        run = stepping(make, 3)
+        rates = run.lr_scheduler_configs[0].scheduler.get_last_lr()
+        return weights_of(run.lightning_module), rates
+
+    drawing, rates = weights(Counted)
+    plain, same_rates = weights(partial(StepLR, step_size=1, gamma=0.5))
+    assert Counted.made == 2
+    assert rates == same_rates == [0.125]
+    assert equal(drawing, plain)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"server_optimizer": partial(SGD, lr=0.0)},
+        {"server_optimizer": partial(torch.optim.Adam, lr=0.0)},
+        {"server_optimizer": sgd(), "server_lr_scheduler": partial(LambdaLR, lr_lambda=lambda _: 0.0)},
+    ],
+)
+def test_a_server_that_never_moves_is_refused(settings):
+    refused(FedAvg(), "model.server_optimizer must move the model, got a learning rate of 0 in every round", **settings)
+
+
+def test_a_server_optimizer_may_look_at_the_parameters():
+    """The trial of the start has as many of them, and leaves alone what depends on their shapes."""
+    base = fit(FedAvg(optimizer=sgd()), 1, server_optimizer=partial(SGD, lr=0.5))
+    number = len(list(base.client.parameters()))
+
+    def by_place(params):
+        return SGD([{"params": [p], "lr": 0.5} for p, _ in zip(params, range(number), strict=True)])
+
+    def by_shape(params):
+        params = list(params)
+        assert max(p.numel() for p in params) > 1
+        return SGD(params, lr=0.5)
+
+    for factory in (by_place, by_shape):
+        assert equal(weights_of(fit(FedAvg(optimizer=sgd()), 1, server_optimizer=factory)), weights_of(base))
+
+
+def test_a_server_optimizer_that_takes_no_dense_gradient_is_refused():
+    optimizer = partial(torch.optim.SparseAdam, lr=1.0)
+    refused(FedAvg(), "model.server_optimizer must step on dense gradients.*SparseAdam", server_optimizer=optimizer)
 
 
 def test_looking_at_a_schedule_changes_no_bit():

@@ -4,13 +4,14 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.runs.checkpoints import INDEX
-from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, run_of, stem_of, take
+from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, parent_of, run_of, stem_of, take
 from fl_lightning.utils.files import lock_path
 
 LAST = "checkpoints/last.ckpt"
@@ -211,3 +212,41 @@ def test_a_run_is_called_after_its_experiment(tmp_path, monkeypatch):
     monkeypatch.chdir(run)
     assert stem_of(["config.yaml"]) == "digits"
     assert stem_of(["../../../mine.yaml"]) == "mine"
+
+
+# --- where the runs of a file lie ---
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    """The folder of an experiment with one cell and its run, beside the working folder."""
+    cell = tmp_path / "grid" / "cells" / "FedAvg-seed0.yaml"
+    cell.parent.mkdir(parents=True)
+    cell.write_text("{}")
+    written = tmp_path / "grid" / "runs" / "FedAvg-seed0" / "0" / "config.yaml"
+    written.parent.mkdir(parents=True)
+    written.write_text("{}")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return cell, written
+
+
+@pytest.mark.parametrize("root", [None, "elsewhere"])
+@pytest.mark.parametrize("others", [[], ["more.yaml"], ["trainer/cpu.yaml", "more.yaml"]])
+def test_a_file_of_a_run_is_known_in_any_folder_and_with_further_files(experiment, root, others):
+    for path in experiment:
+        for place in range(len(others) + 1):
+            configs = [*others[:place], os.path.relpath(path), *others[place:]]
+            assert parent_of(configs, root, begins=False) == experiment[1].parent.parent
+            begun = parent_of(configs, root, begins=True)
+            assert begun.parent == Path(root or "runs")
+            if others or path == experiment[1]:
+                begun.mkdir(parents=True, exist_ok=True)
+                assert parent_of(configs, root, begins=False) == begun, "a new run of these files is here"
+                begun.rmdir()
+
+
+def test_files_of_two_runs_belong_to_none_of_them(experiment):
+    other = experiment[0].with_name("FedProx-seed0.yaml")
+    (experiment[1].parents[2] / other.stem).mkdir()
+    assert parent_of([experiment[0], other], None, begins=False).parent == Path("runs")

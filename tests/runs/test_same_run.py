@@ -178,6 +178,36 @@ def test_checkpoints_in_a_folder_of_the_user_are_found(project):
     assert say(f"validate {MINE.removeprefix('fit ')} 3 --ckpt_path best".replace("--plots.format none", "")).code == 0
 
 
+ELSEWHERE = "--trainer.callbacks ModelCheckpoint --trainer.callbacks.dirpath elsewhere"
+WRITTEN = {
+    "the last one alone": "--trainer.callbacks.save_last true --trainer.callbacks.save_top_k 0",
+    "the last one, at the end": (
+        "--trainer.callbacks.save_last true --trainer.callbacks.monitor val/loss --trainer.callbacks.every_n_epochs 3"
+    ),
+    "every round": "--trainer.callbacks.save_top_k -1",
+    "on an error": "--trainer.callbacks.save_last true --trainer.callbacks.save_on_exception true",
+}
+"""When a ModelCheckpoint of the user writes the last checkpoint."""
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_the_last_checkpoint_is_found_whenever_it_was_written(project, written):
+    words = f"{ELSEWHERE} {WRITTEN[written]}"
+    fit(words, 2)
+    (run,) = Path("runs/fit").iterdir()
+    fit(f"{words} --ckpt_path last", 3)
+    assert list(Path("runs/fit").iterdir()) == [run]
+    assert len((run / "metrics.csv").read_text().splitlines()) == 4
+
+
+def test_an_index_keeps_what_a_continued_run_does_not_write(project):
+    fit(f"{ELSEWHERE} --trainer.callbacks.save_last true --trainer.callbacks.monitor val/loss", 2)
+    (run,) = Path("runs/fit").iterdir()
+    best = indexed(run, "best")
+    fit(f"{ELSEWHERE} --trainer.callbacks.save_last true --trainer.callbacks.save_top_k 0 --ckpt_path last", 3)
+    assert indexed(run, "best") == best
+
+
 def test_a_run_whose_folder_has_its_checkpoints_needs_no_index(project):
     fit("")
     assert not list(Path("runs").rglob(INDEX))
