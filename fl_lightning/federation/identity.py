@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fl_lightning.aggregation import Aggregator
@@ -25,7 +26,7 @@ from fl_lightning.data import FederatedDataModule, Source
 from fl_lightning.data.checks import check_simulated
 from fl_lightning.engines.settings import cosine_of
 from fl_lightning.federation.code import tell_changed_code
-from fl_lightning.federation.effects import belongs_to_any, is_data, is_fixed
+from fl_lightning.federation.effects import belongs_to_any, below, is_data, is_fixed
 from fl_lightning.federation.fingerprint import digest_of_inputs
 from fl_lightning.federation.horizon import PLANNED, Horizon, round_limit
 from fl_lightning.functional.state import to_float32
@@ -57,7 +58,10 @@ MAIN_MODULES = ("__main__.", "__mp_main__.")
 """Prefixes of the names of classes and functions in the main script."""
 
 INPUTS = "data.inputs"
-"""Name of the digest of the training samples. None means that they have none: it is not compared."""
+"""Name of the digest of the training samples. Those of other splits are below it, by the name of the split.
+
+None means that samples have no digest. It is not compared, as in a checkpoint that has none.
+"""
 
 MAX_CHARACTERS = 200
 """Maximal number of characters of a value that is kept whole. A longer value is its beginning and a digest."""
@@ -161,8 +165,9 @@ class RunIdentity:
         if fits:
             dealt = data.client_samples().dealt
             settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
-            settings[INPUTS] = digest_of_inputs(train, data.seed)
-            self.files = fingerprints({"data.source": data.source})
+            settings |= digests_of_inputs(data)
+            further = {f"data.extra_splits.{name}": source for name, source in data.extra_splits.items()}
+            self.files = fingerprints({"data.source": data.source, **further})
         self.objects = settings
 
     def state_dict(self) -> dict[str, Settings]:
@@ -199,6 +204,7 @@ class RunIdentity:
             )
         self.changed = changed
         tell_changed_code(saved.get("code", {}), self.code)
+        tell_changed_files(saved.get("files", {}), self.files)
 
     def _changed(self, saved: Mapping[str, Settings]) -> list[Difference]:
         """Return the differences in what a continued run must have, each once."""
@@ -209,8 +215,7 @@ class RunIdentity:
                 continue
             known = [difference.name for difference in changed]
             for difference in differences(was, now, only_shared=not is_complete):
-                is_unknown = difference.name == INPUTS and None in (difference.was, difference.now)
-                if is_fixed(difference.name) and not is_unknown and not belongs_to_any(difference.name, known):
+                if is_fixed(difference.name) and not belongs_to_any(difference.name, known):
                     changed.append(difference)
         return changed
 
@@ -317,6 +322,21 @@ def described_arguments(name: str, arguments: Mapping[str, Any], depth: int) -> 
     return joined(described_value(f"{name}.{key}", item, depth + 1) for key, item in arguments.items())
 
 
+def digests_of_inputs(data: FederatedDataModule) -> Settings:
+    """Return the digests of the samples that are loaded when a fit begins, by the names of settings.
+
+    Sets that are taken from the training samples have none of their own.
+
+    Args:
+        data: The data module, whose clients' samples are dealt.
+    """
+    digests: Settings = {INPUTS: digest_of_inputs(data.split("train"), data.seed)}
+    for name, split in data.loaded_splits.items():
+        if name not in ("train", "shared") and not data.holdout_sizes.get(name):
+            digests[f"{INPUTS}.{name}"] = digest_of_inputs(split, data.seed)
+    return digests
+
+
 def fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the fingerprints of sources and of the sources within them, by name, as far as sources give any.
 
@@ -333,6 +353,46 @@ def fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
             found[name] = fingerprint
         found |= fingerprints({f"{name}.{key}": item for key, item in arguments.items()})
     return found
+
+
+def fingerprint_in(name: str, settings: Settings) -> str | None:
+    """Return the fingerprint of the files that a source of some settings reads today, or None if nothing tells.
+
+    Args:
+        name: Dotted name of the source.
+        settings: Settings with the source and its arguments. An argument without a value has its default.
+    """
+    kind = resolved(settings.get(name))
+    if not places_of(kind):
+        return None
+    arguments: dict[str, Any] = {}
+    for function in reversed(constructors_of(kind)):
+        for key, parameter in inspect.signature(function).parameters.items():
+            if parameter.default is not inspect.Parameter.empty:
+                arguments[key] = parameter.default
+    fingerprint: str | None = kind.fingerprint(arguments | below_of(settings, name))
+    return fingerprint
+
+
+def changed_files(was: Mapping[str, str], settings: Settings) -> list[str]:
+    """Return the names of the sources whose files have changed. Files that are gone have not changed.
+
+    Args:
+        was: Fingerprints of files when the run was begun, by the name of the source.
+        settings: Settings with the sources and their arguments.
+    """
+    now = {name: fingerprint_in(name, settings) for name in was}
+    return [name for name in was if now[name] not in (None, was[name])]
+
+
+def tell_changed_files(was: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Name in one line the sources whose files have changed since the run was begun."""
+    changed = [name for name in was if now.get(name, was[name]) != was[name]]
+    if changed:
+        rank_zero_info(
+            f"{', '.join(changed)}: the files have changed since the run was begun, by their names or sizes; start a "
+            f"new run without --ckpt_path if they hold other samples"
+        )
 
 
 def places_of(kind: Any) -> tuple[str, ...]:
@@ -526,6 +586,8 @@ def differences(was: Settings, now: Settings, *, only_shared: bool = False) -> l
 
 def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
     """Return the difference in one setting, or None if it is the same on both sides."""
+    if below(name, INPUTS) and None in (was.get(name), now.get(name)):
+        return None
     if name in was and name in now:
         if is_same(was[name], now[name]) or is_place(name, now):
             return None
@@ -724,8 +786,14 @@ def class_name(kind: Any) -> str:
 
 # --- for the loggers ---
 
-DIGESTS = ("data.labels", "data.clients", "data.class_names", "data.inputs")
+DIGESTS = ("data.labels", "data.clients", "data.class_names", INPUTS)
 """Settings of the run's identity that are digests, known from checkpoints only."""
+
+
+def is_digest(name: str) -> bool:
+    """Return True for a setting that is a digest, which no configuration tells."""
+    return belongs_to_any(name, DIGESTS)
+
 
 FINAL = "hp_metric"
 """Lightning's name of the metric that TensorBoard shows beside the hyper-parameters."""

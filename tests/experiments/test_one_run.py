@@ -204,6 +204,70 @@ def test_a_done_run_of_code_that_has_changed_is_named_in_one_line(here, base):
     assert here == ["Mine-seed0"], "nothing is run again"
 
 
+KEPT = """
+import numpy as np
+import torch
+from pathlib import Path
+from fl_lightning.data import Source, TensorSource
+
+
+class Kept(Source):
+    places = ("root",)
+
+    def __init__(self, root="a", name="x.npy"):
+        self.root = root
+        self.name = name
+
+    def load(self):
+        x = torch.from_numpy(np.load(Path(self.root) / self.name))
+        samples = (x, torch.arange(len(x)) % 2)
+        return TensorSource(samples, samples).load()
+
+
+class Named(Kept):
+    @classmethod
+    def fingerprint(cls, arguments):
+        path = Path(arguments["root"]) / arguments["name"]
+        return str(path.stat().st_size) if path.is_file() else None
+"""
+
+
+@pytest.fixture
+def kept(here, base):
+    """The same, with sources of a user's own that say which argument is a place."""
+    (base / "kept.py").write_text(KEPT)
+    sys.modules.pop("kept", None)
+    importlib.invalidate_caches()
+    return base
+
+
+@pytest.mark.parametrize("source", ["Kept", "Named"])
+def test_a_done_run_whose_files_have_changed_is_named_in_one_line(here, kept, source):
+    words = f"-c users.yaml --methods own.Mine --seeds 0 1 --metrics val/loss --data.source kept.{source}"
+    assert "the files have changed" not in compare(words).out
+    assert "the files have changed" not in compare(words).out
+    np.save(kept / "a" / "x.npy", np.zeros((30, 4), dtype=np.float32))
+    said = compare(words)
+    (line,) = [line for line in said.out.splitlines() if "the files have changed" in line]
+    assert "data.source: the files have changed since 2 of the runs that are done were begun" in line
+    assert len(here) == 2, "nothing is run again"
+
+
+@pytest.mark.parametrize("source", ["Kept", "Named"])
+def test_a_place_of_a_users_source_is_one_run_if_its_fingerprint_is(kept, source):
+    def settings(root):
+        return {"data.source": {"class_path": f"kept.{source}", "init_args": {"root": root}}}
+
+    for name in ("copy", "other"):
+        (kept / name).mkdir()
+    shutil.copy(kept / "a" / "x.npy", kept / "copy" / "x.npy")
+    np.save(kept / "other" / "x.npy", np.zeros((30, 4), dtype=np.float32))
+    roots = ("a", "copy", "other", "gone")
+    first, copy, other, gone = cells_of(*map(settings, roots), method="own.Mine", base="users.yaml")
+    assert first.name == copy.name
+    assert len({first.name, other.name, gone.name}) == 3
+
+
 def test_more_rounds_with_checkpoints_elsewhere_delete_no_row(here, base):
     elsewhere = '--trainer.callbacks+ "{class_path: ModelCheckpoint, init_args: {dirpath: kept, save_last: true}}"'
     words = f"-c users.yaml --methods own.Mine --seeds 0 --metrics val/loss {elsewhere} --trainer.max_epochs"
