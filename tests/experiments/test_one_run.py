@@ -118,6 +118,88 @@ def test_equal_cells_are_one_run(base):
     assert first.name == second.name, "more rounds continue a run"
 
 
+TYPED = """
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum
+
+import torch
+from torch import nn
+from own import Data
+from own import Mine as Plain
+
+
+class Kind(Enum):
+    MEAN = "mean"
+    SUM = "sum"
+
+
+def half(x):
+    return x / 2
+
+
+def double(x):
+    return 2 * x
+
+
+class Typed(Plain):
+    def __init__(
+        self,
+        scale: Callable = half,
+        layer: type[nn.Module] = nn.Linear,
+        make: Callable[[], nn.Module] = nn.ReLU,
+        kind: Kind = Kind.MEAN,
+        wait: timedelta = timedelta(0),
+        names: set[str] | None = None,
+        both: list[Callable] | None = None,
+        options: dict[str, Callable] | None = None,
+    ):
+        super().__init__()
+        self.scale = scale
+        self.kind = kind
+"""
+
+
+ARGUMENTS = {
+    "scale": ("typed.half", "typed.double"),
+    "layer": ("torch.nn.Linear", "torch.nn.Bilinear"),
+    "make": ("torch.nn.ReLU", "torch.nn.Tanh"),
+    "kind": ("MEAN", "SUM"),
+    "wait": ("0:00:01", "0:00:02"),
+    "names": ("[a]", "[a, b]"),
+    "both": ("[typed.half]", "[typed.half, typed.double]"),
+    "options": ("{f: typed.half}", "{f: typed.double}"),
+}
+"""Two values of each argument of `Typed`."""
+
+
+@pytest.fixture
+def typed(base):
+    """A module with arguments of many types in the working directory."""
+    (base / "typed.py").write_text(TYPED)
+    sys.modules.pop("typed", None)
+    importlib.invalidate_caches()
+    return base
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_values_of_every_type_tell_runs_apart(typed, name):
+    settings = [{f"model.client.{name}": value} for value in ARGUMENTS[name]]
+    first, second = cells_of(*settings, method="typed.Typed", base="users.yaml")
+    assert first.name != second.name
+    store(first, "anything-seed0-00000000")
+    again, _ = cells_of(*settings, method="typed.Typed", base="users.yaml")
+    assert again.name == "anything-seed0-00000000"
+
+
+def test_values_of_every_type_are_run(here, typed):
+    given = " ".join(f"--model.client.{name} {json.dumps(values[1])}" for name, values in ARGUMENTS.items())
+    words = f"-c users.yaml --methods typed.Typed --seeds 0 --metrics val/loss --trainer.max_epochs 1 {given}"
+    compare(words)
+    compare(words)
+    assert len(here) == 1, "it is done"
+
+
 # --- stored cells ---
 
 
