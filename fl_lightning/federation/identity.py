@@ -26,7 +26,7 @@ from fl_lightning.data import FederatedDataModule, Source
 from fl_lightning.data.checks import check_simulated
 from fl_lightning.engines.settings import cosine_of
 from fl_lightning.federation.code import tell_changed_code
-from fl_lightning.federation.effects import belongs_to_any, below, is_data, is_fixed
+from fl_lightning.federation.effects import belongs_to_any, below, counts_or_shares, is_data, is_fixed
 from fl_lightning.federation.fingerprint import digest_of_inputs
 from fl_lightning.federation.horizon import PLANNED, Horizon, round_limit
 from fl_lightning.functional.state import to_float32
@@ -589,7 +589,8 @@ def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
     if below(name, INPUTS) and None in (was.get(name), now.get(name)):
         return None
     if name in was and name in now:
-        if is_same(was[name], now[name]) or is_place(name, now):
+        is_other_kind = counts_or_shares(name) and type(was[name]) is not type(now[name])
+        if is_place(name, now) or (is_same(was[name], now[name]) and not is_other_kind):
             return None
         return Difference(name, was=was[name], now=now[name])
     known = now if name in now else was
@@ -681,10 +682,14 @@ def resolved(name: Any) -> Any:
 
 
 def is_same(was: Any, now: Any) -> bool:
-    """Return True if two values are equal.
+    """Return True if two values are equal. A whole number equals the float, and a truth value equals no number.
 
     A class of the main script is compared by its last name, because the name of the main module differs.
     """
+    if isinstance(was, list | tuple) and isinstance(now, list | tuple):
+        return len(was) == len(now) and all(map(is_same, was, now))
+    if isinstance(was, bool) != isinstance(now, bool):
+        return False
     is_of_main = any(isinstance(value, str) and value.startswith(MAIN_MODULES) for value in (was, now))
     if is_of_main:
         return str(was).rpartition(".")[2] == str(now).rpartition(".")[2]

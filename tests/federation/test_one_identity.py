@@ -179,6 +179,38 @@ def test_values_of_any_kind_are_compared(values):
     assert [one.name for one in differences(described_value("x", first), described_value("x", second))] == ["x"]
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "is_equal"),
+    [
+        (True, 1, False),
+        (False, 0, False),
+        (False, 0.0, False),
+        ([True], [1], False),
+        ([0.1, [True]], [0.1, [1]], False),
+        (1, 1.0, True),
+        ([8, 8], [8.0, 8], True),
+        ([8], 8, False),
+        ("8", 8, False),
+        ("true", True, False),
+        (None, "null", False),
+        (None, 0, False),
+        ([float("nan")], [float("nan")], True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_truth_value_is_no_number_and_a_whole_number_is_the_float(was, now, is_equal, swapped):
+    first, second = (now, was) if swapped else (was, now)
+    assert (names_of(flat(config_of(gamma=first)), flat(config_of(gamma=second))) == []) == is_equal
+
+
+@pytest.mark.parametrize("name", ["limit_val_batches", "limit_test_batches", "limit_predict_batches"])
+def test_a_count_of_batches_is_not_their_share(name):
+    assert [one.name for one in differences({f"trainer.{name}": 1}, {f"trainer.{name}": 1.0})] == [f"trainer.{name}"]
+    assert differences({f"trainer.{name}": 1.0}, {f"trainer.{name}": 1.0}) == []
+    assert differences({f"trainer.{name}": 0.5}, {f"trainer.{name}": 1.0}) != []
+
+
 # --- places of samples ---
 
 
