@@ -22,11 +22,19 @@ from fl_lightning import FederatedLoop
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.data import FEMNIST, MNIST, FederatedDataModule, ImageFolder, Source, TensorSource
 from fl_lightning.experiments.composing import nested_names, option_names
-from fl_lightning.federation.code import changed_code, digests_of_code
+from fl_lightning.federation.code import changed_code, digests_of_code, is_installed
 from fl_lightning.federation.effects import RECORDS, distinguishes, is_data, is_fixed, is_seed, record_of
 from fl_lightning.federation.fingerprint import MOST_HASHED, NUM_READ, digest_of_inputs
 from fl_lightning.federation.horizon import Horizon
-from fl_lightning.federation.identity import RunIdentity, default_of, described_value, differences, flat
+from fl_lightning.federation.identity import (
+    MAX_DEPTH,
+    RunIdentity,
+    default_of,
+    described_value,
+    differences,
+    fingerprints,
+    flat,
+)
 
 
 @dataclass
@@ -598,3 +606,79 @@ def test_a_changed_base_class_is_changed_code(tmp_path, monkeypatch, base):
     importlib.import_module("coded")
     assert changed_code(was) == ["coded.Mine"]
     del sys.modules["coded"]
+
+
+# --- lines that nothing protected ---
+
+
+class Within(Source):
+    """A source that reads what another one gives."""
+
+    def __init__(self, base, root="."):
+        self.base = base
+        self.root = root
+
+    def load(self):
+        return self.base.load()
+
+
+def test_sources_within_a_source_have_fingerprints_of_their_own(tmp_path):
+    (tmp_path / "a.txt").write_text("some")
+    found = fingerprints({"data.source": Within(Within(ImageFolder(tmp_path)), root=tmp_path), "data.num": 3})
+    assert set(found) == {"data.source.base.base"}
+    assert found["data.source.base.base"] == ImageFolder.fingerprint({"root": tmp_path})
+    assert fingerprints({"data.source": ImageFolder(tmp_path / "gone")}) == {}
+    assert fingerprints({"data.source": Within(3)}) == {}
+
+
+def nested(depth, value):
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("depth", [0, 1, MAX_DEPTH, MAX_DEPTH + 1, MAX_DEPTH + 5])
+def test_values_of_any_depth_are_compared(depth):
+    was = described_value("x", nested(depth, 1))
+    assert differences(was, described_value("x", nested(depth, 2))) != []
+    assert differences(was, described_value("x", nested(depth, 1))) == []
+    assert len(was) == 1
+
+
+def test_a_value_that_holds_itself_is_described_once():
+    value = SimpleNamespace(a=1)
+    value.itself = value
+    assert described_value("x", value)["x.a"] == 1
+    assert MAX_DEPTH < len(described_value("x", value)) < 3 * MAX_DEPTH
+
+
+@pytest.mark.parametrize(
+    ("file", "is_of_others"),
+    [
+        (inspect.__file__, True),
+        (np.__file__, True),
+        (torch.__file__, True),
+        (__file__, False),
+        ("/nowhere/site-packages/own.py", False),
+    ],
+)
+def test_files_of_python_and_of_packages_are_installed(file, is_of_others):
+    assert is_installed(file) == is_of_others
+
+
+@pytest.mark.parametrize("kind", [Random, torch.nn.Linear, FederatedLoop, partial, len, 3], ids=str)
+def test_the_code_of_others_is_not_compared(kind):
+    assert digests_of_code([kind]) == {}
+
+
+@pytest.mark.parametrize(("num_bytes", "num_read"), [(2**24, 1000), (2**24 + 1, 64), (None, 64 + 6 * 3)])
+def test_how_many_samples_are_read(num_bytes, num_read):
+    """16 MiB are read whole. Of samples that are loaded, three are read six times more."""
+    split = Batches(lambda x: x, 1000)
+    split.num_bytes = num_bytes
+    digest_of_inputs(split, seed=0)
+    assert len(split.read) == num_read
+
+
+def test_an_empty_split_has_no_digest():
+    assert digest_of_inputs(Batches(lambda x: x, 0), seed=0) is None
