@@ -682,3 +682,41 @@ def test_how_many_samples_are_read(num_bytes, num_read):
 
 def test_an_empty_split_has_no_digest():
     assert digest_of_inputs(Batches(lambda x: x, 0), seed=0) is None
+
+
+class Changes(LightningModule):
+    """Writes into its own hyper-parameters while it trains."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def training_step(self, batch, batch_idx):
+        self.hparams.lr = 0.5 * self.hparams.lr
+        self.hparams.seen = batch_idx
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+
+def test_a_loop_whose_module_changes_its_hyper_parameters_is_fitted_again_and_continued(tmp_path):
+    x = torch.linspace(0, 1, 48).reshape(12, 4)
+
+    def fit(loop, rounds, path=None):
+        data = FederatedDataModule(TensorSource((x, torch.arange(12) % 2), (x, torch.arange(12) % 2)), num_clients=2)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+        trainer = Trainer(max_epochs=rounds, enable_model_summary=False, **quiet)
+        trainer.fit(loop, datamodule=data, ckpt_path=path)
+        return trainer
+
+    loop = FederatedLoop(Changes())
+    fit(loop, 1).save_checkpoint(tmp_path / "1.ckpt")
+    changed = loop.client.module.hparams.lr
+    assert changed < 0.1
+    fit(loop, 2)  # A fit without a checkpoint is compared with nothing.
+    assert loop.identity.objects["model.client.module.lr"] == changed, "the settings with which it was begun"
+    fit(FederatedLoop(Changes()), 2, tmp_path / "1.ckpt")
+    with pytest.raises(ValueError, match=r"model\.client\.module\.lr was 0\.1, is "):
+        fit(loop, 2, tmp_path / "1.ckpt")
