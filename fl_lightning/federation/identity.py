@@ -261,7 +261,8 @@ def described_value(name: str, value: Any, depth: int = 0) -> Settings:
     if depth > MAX_DEPTH:
         return {name: shortened(value)} if is_plain(value) else {}
     if isinstance(value, Mapping):
-        return joined(described_value(f"{name}.{key}", item, depth + 1) for key, item in value.items())
+        items = [described_value(f"{name}.{key}", item, depth + 1) for key, item in value.items()]
+        return joined(items) if items else {name: {}}
     if isinstance(value, set | frozenset):
         return described_items(name, sorted(value, key=str), depth)
     if isinstance(value, list | tuple):
@@ -306,12 +307,10 @@ def tells_itself(value: Any) -> bool:
 
 
 def described_items(name: str, items: list[Any], depth: int) -> Settings:
-    """Return the settings of a list: one of plain values, one of each object, and none of an empty list.
+    """Return the settings of a list: one of plain values, else those of each object.
 
     A single plain value stands for itself.
     """
-    if not items:
-        return {}
     if not is_plain(items):
         return joined(described_value(f"{name}.{index}", item, depth + 1) for index, item in enumerate(items))
     return {name: shortened(items[0] if len(items) == 1 else items)}
@@ -509,7 +508,7 @@ def flat_part(config: Mapping[str, Any], prefix: str) -> Settings:
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
         if key == "class_path" and isinstance(value, str):
             settings[name] = class_name(value)
-        else:
+        elif key != "init_args" or value:
             settings |= flat_value(name, value)
     return settings
 
@@ -525,9 +524,7 @@ def flat_value(name: str, value: Any) -> Settings:
         # The word stands for a policy.
         return flat_part(asdict(FaultPolicy.of(value)), name)
     if isinstance(value, Mapping):
-        return flat_part(value, name)
-    if isinstance(value, list) and not value:
-        return {}
+        return flat_part(value, name) if value else {name: {}}
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         return flat_part({str(index): item for index, item in enumerate(value)}, name)
     value = plain_scalar(value)
@@ -629,6 +626,8 @@ def has_default(name: str, settings: Settings) -> bool:
     default = default_of(kind, name.removeprefix(f"{owner}.").split("."))
     if default is inspect.Parameter.empty:
         return False
+    if default is None and settings[name] in ([], {}):
+        return True  # a part of the run that there is none of
     return is_same(plain_default(default), settings[name])
 
 

@@ -74,11 +74,11 @@ def test_a_long_stem_is_cut(stem, short):
 # --- the start ---
 
 
-@pytest.fixture
-def stored(tmp_path):
-    """A folder with a run that others begin with, and one that began with it."""
+@pytest.fixture(params=["", "elsewhere/out", "."])
+def stored(tmp_path, request):
+    """A folder with a run that others begin with, and one that began with it, by an absolute or a relative path."""
     folder = tmp_path / "out"
-    begun = with_weights(folder / "runs" / "FedAvg-seed0-1a2b3c4d" / "0" / CHECKPOINTS / "last.ckpt")
+    begun = with_weights(Path(request.param or folder) / "runs" / "FedAvg-seed0-1a2b3c4d" / "0" / CHECKPOINTS / "last.ckpt")
     write(folder, "FedAvg-seed0-1a2b3c4d", CONFIG)
     write(folder, "Begun-seed0-00000000", begun)
     return folder

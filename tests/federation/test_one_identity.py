@@ -219,6 +219,48 @@ def test_a_count_of_batches_is_not_their_share(name):
     assert differences({f"trainer.{name}": 0.5}, {f"trainer.{name}": 1.0}) != []
 
 
+class Deep(LightningModule):
+    """A user's module whose arguments are no empty collections unless they are given."""
+
+    def __init__(self, widths: list[int] | None = (64,), config: dict | None = None, more: list[int] = ()) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+EMPTY = [
+    ({"widths": []}, {}),
+    ({"widths": []}, {"widths": [64]}),
+    ({"widths": []}, {"widths": None}),
+    ({"config": {}}, {"config": None}),
+    ({"config": {"a": []}}, {"config": {}}),
+    ({"config": {"a": {}}}, {"config": {}}),
+    ({"config": {"a": [{}]}}, {"config": {"a": []}}),
+    ({"config": {"a": [{"b": 1}, {}]}}, {"config": {"a": [{"b": 1}]}}),
+]
+"""Arguments that differ in an empty list or dict."""
+
+
+@pytest.mark.parametrize(("first", "second"), [*EMPTY, *((second, first) for first, second in EMPTY)], ids=str)
+def test_an_empty_list_or_dict_is_a_value(first, second):
+    def config(arguments):
+        return {"model": {"client": {"class_path": f"{__name__}.Deep", "init_args": arguments}}}
+
+    assert differences(flat(config(first)), flat(config(second))) != []
+    assert differences(flat(config(first)), flat(config(first))) == []
+    assert differences(described_value("m", Deep(**first)), described_value("m", Deep(**second))) != []
+
+
+def test_what_an_older_checkpoint_lacks_is_an_empty_list_or_dict_if_that_is_the_default():
+    def config(arguments):
+        return {"model": {"client": {"class_path": f"{__name__}.Deep", "init_args": arguments}, **further}}
+
+    further = {}
+    older = flat(config({}))
+    assert differences(older, flat(config({"more": [], "config": {}}))) == []
+    further = {"transforms": [], "personal": []}
+    assert differences(older, flat(config({}))) == []
+
+
 # --- places of samples ---
 
 
