@@ -1,12 +1,10 @@
 """Whole configurations of runs, composed of files and settings as the command line would."""
 
-import inspect
 import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -19,11 +17,10 @@ from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.methods import printed_names
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.federation.identity import class_name, is_plain
+from fl_lightning.federation.identity import as_written
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.keys import parse_directions
 from fl_lightning.reports.saved import CLASS_PATH
-from fl_lightning.utils.plain import plain_scalar
 from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.text import folded
 
@@ -110,28 +107,6 @@ def short_name(method: str) -> str:
     """
     parts = (Path(p).stem if p.endswith((".yaml", ".yml")) else p.rpartition(".")[2] for p in method.split("+"))
     return "+".join(parts)
-
-
-def as_written(value: Any) -> Any:
-    """Write the values of a parsed configuration as a file has them, within a pytree.
-
-    A class or a function is its import path, and a member of an Enum its name. Other objects, such as a path or a span
-    of time, are their texts.
-
-    >>> as_written({"act": math.sqrt, "folder": PurePath("a/b"), "widths": (8, 8)})
-    {'act': 'math.sqrt', 'folder': 'a/b', 'widths': [8, 8]}
-    """
-    if isinstance(value, Mapping):
-        return {key: as_written(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_written(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return [as_written(item) for item in sorted(value, key=str)]
-    if isinstance(value, Enum):
-        return value.name
-    if inspect.isclass(value) or inspect.isroutine(value):
-        return class_name(value)
-    return plain_scalar(value) if is_plain(value) else str(value)
 
 
 def option_names(config: Mapping[str, Any], prefix: str = "") -> set[str]:

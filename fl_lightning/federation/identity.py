@@ -72,6 +72,24 @@ MAX_DEPTH = 8
 SAME_SEEDS = {"data.sampling_seed": "data.seed", "model.seed": "seed_everything"}
 """Settings that without a value have the value of another setting."""
 
+SPELLINGS: Mapping[str, Mapping[Any, Any]] = {
+    "trainer.deterministic": {None: False},
+    "trainer.limit_predict_batches": {None: 1.0},
+    "trainer.limit_test_batches": {None: 1.0},
+    "trainer.limit_val_batches": {None: 1.0},
+    "trainer.precision": {
+        None: "32-true",
+        16: "16-mixed",
+        "16": "16-mixed",
+        32: "32-true",
+        "32": "32-true",
+        64: "64-true",
+        "64": "64-true",
+        "bf16": "bf16-mixed",
+    },
+}
+"""Values of the Trainer's settings that Lightning reads as another one."""
+
 COSINE_ROUNDS = "model.lr_decay.rounds"
 """Name of the rounds over which a cosine learning rate falls: those of `lr_decay`, else `trainer.max_epochs`."""
 
@@ -525,14 +543,32 @@ def flat_value(name: str, value: Any) -> Settings:
         return flat_part(asdict(FaultPolicy.of(value)), name)
     if isinstance(value, Mapping):
         return flat_part(value, name) if value else {name: {}}
-    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+    written = as_written(value)
+    if isinstance(written, list) and any(isinstance(item, Mapping) for item in written):
         return flat_part({str(index): item for index, item in enumerate(value)}, name)
-    value = plain_scalar(value)
+    return {name: shortened(written)}
+
+
+def as_written(value: Any) -> Any:
+    """Write the values of a parsed configuration as a file has them, within a pytree.
+
+    A class or a function is its import path, and a member of an Enum its name. Other objects, such as a path or a span
+    of time, are their texts.
+
+    >>> as_written({"act": math.sqrt, "folder": PurePath("a/b"), "names": {"b", "a"}, "widths": (8, 8)})
+    {'act': 'math.sqrt', 'folder': 'a/b', 'names': ['a', 'b'], 'widths': [8, 8]}
+    """
+    if isinstance(value, Mapping):
+        return {key: as_written(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_written(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [as_written(item) for item in sorted(value, key=str)]
     if isinstance(value, Enum):
-        return {name: value.name}
+        return value.name
     if inspect.isclass(value) or inspect.isroutine(value):
-        return {name: class_name(value)}
-    return {name: shortened(value if is_plain(value) else str(value))}
+        return class_name(value)
+    return plain_scalar(value) if is_plain(value) else str(value)
 
 
 def cosine_rounds(model: Any, planned: int | None) -> Settings:
@@ -586,14 +622,23 @@ def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
     if below(name, INPUTS) and None in (was.get(name), now.get(name)):
         return None
     if name in was and name in now:
-        is_other_kind = counts_or_shares(name) and type(was[name]) is not type(now[name])
-        if is_place(name, now) or (is_same(was[name], now[name]) and not is_other_kind):
+        if is_place(name, now) or is_same(as_read(name, was[name]), as_read(name, now[name])):
             return None
         return Difference(name, was=was[name], now=now[name])
     known = now if name in now else was
     if is_place(name, known) or has_default(name, known):
         return None
     return Difference(name, was=was.get(name, UNSET), now=now.get(name, UNSET))
+
+
+def as_read(name: str, value: Any) -> Any:
+    """Return the value of a setting as Lightning reads it. A share of 1 has a name, because it is no count of 1."""
+    spellings = SPELLINGS.get(name)
+    if spellings is not None:
+        value = spellings.get(value, value)
+    if counts_or_shares(name) and isinstance(value, float):
+        return f"a share of {value}"
+    return value
 
 
 def places_that_differ(was: Settings, now: Settings) -> list[str]:

@@ -200,6 +200,19 @@ def test_values_of_every_type_are_run(here, typed):
     assert len(here) == 1, "it is done"
 
 
+def test_a_run_with_values_of_every_type_is_continued(here, typed):
+    given = " ".join(f"--model.client.{name} {json.dumps(values[1])}" for name, values in ARGUMENTS.items())
+    words = f"fit -c users.yaml --model.client typed.Typed {given} --plots.format none --trainer.max_epochs"
+    said = say(f"{words} 1")
+    assert said.code == 0, said.err
+    sys.modules.pop("typed")  # Another process has other objects of the same names.
+    importlib.invalidate_caches()
+    said = say(f"{words} 2 --ckpt_path last")
+    assert said.code == 0, said.err
+    (run,) = Path("runs").glob("*/*")
+    assert len((run / "metrics.csv").read_text().splitlines()) == 3
+
+
 # --- stored cells ---
 
 

@@ -28,6 +28,7 @@ from fl_lightning.federation.fingerprint import MOST_HASHED, NUM_READ, digest_of
 from fl_lightning.federation.horizon import Horizon
 from fl_lightning.federation.identity import (
     MAX_DEPTH,
+    SPELLINGS,
     RunIdentity,
     default_of,
     described_value,
@@ -217,6 +218,37 @@ def test_a_count_of_batches_is_not_their_share(name):
     assert [one.name for one in differences({f"trainer.{name}": 1}, {f"trainer.{name}": 1.0})] == [f"trainer.{name}"]
     assert differences({f"trainer.{name}": 1.0}, {f"trainer.{name}": 1.0}) == []
     assert differences({f"trainer.{name}": 0.5}, {f"trainer.{name}": 1.0}) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "is_equal"),
+    [
+        ("precision", None, "32-true", True),
+        ("precision", 32, "32-true", True),
+        ("precision", "32", None, True),
+        ("precision", 16, "16-mixed", True),
+        ("precision", "bf16", "bf16-mixed", True),
+        ("precision", "bf16", "16-mixed", False),
+        ("precision", 64, None, False),
+        ("precision", "64-true", 64, True),
+        ("limit_val_batches", None, 1.0, True),
+        ("limit_val_batches", None, 1, False),
+        ("limit_val_batches", 2, 2.0, False),
+        ("deterministic", None, False, True),
+        ("deterministic", None, True, False),
+        ("deterministic", "warn", True, False),
+    ],
+)
+def test_flags_of_the_trainer_are_compared_as_lightning_reads_them(name, first, second, is_equal):
+    assert (differences({f"trainer.{name}": first}, {f"trainer.{name}": second}) == []) == is_equal
+    assert (differences({f"trainer.{name}": second}, {f"trainer.{name}": first}) == []) == is_equal
+
+
+@pytest.mark.parametrize("given", [name for name in SPELLINGS["trainer.precision"] if name not in (16, "16")])
+def test_lightning_reads_a_precision_so(given):
+    """Half precision needs a GPU: on a CPU Lightning replaces it."""
+    trainer = Trainer(precision=given, accelerator="cpu", logger=False)
+    assert trainer.precision == SPELLINGS["trainer.precision"][given]
 
 
 class Deep(LightningModule):
