@@ -73,6 +73,7 @@ SAME_SEEDS = {"data.sampling_seed": "data.seed", "model.seed": "seed_everything"
 """Settings that without a value have the value of another setting."""
 
 SPELLINGS: Mapping[str, Mapping[Any, Any]] = {
+    "model.aggregator": {None: f"{Aggregator.__module__}.{Aggregator.__qualname__}"},
     "trainer.deterministic": {None: False},
     "trainer.limit_predict_batches": {None: 1.0},
     "trainer.limit_test_batches": {None: 1.0},
@@ -88,7 +89,7 @@ SPELLINGS: Mapping[str, Mapping[Any, Any]] = {
         "bf16": "bf16-mixed",
     },
 }
-"""Values of the Trainer's settings that Lightning reads as another one."""
+"""Values of settings that are read as another one."""
 
 COSINE_ROUNDS = "model.lr_decay.rounds"
 """Name of the rounds over which a cosine learning rate falls: those of `lr_decay`, else `trainer.max_epochs`."""
@@ -632,7 +633,7 @@ def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
 
 
 def as_read(name: str, value: Any) -> Any:
-    """Return the value of a setting as Lightning reads it. A share of 1 has a name, because it is no count of 1."""
+    """Return the value of a setting as the run reads it. A share of 1 has a name, because it is no count of 1."""
     spellings = SPELLINGS.get(name)
     if spellings is not None:
         value = spellings.get(value, value)

@@ -105,6 +105,17 @@ def test_a_place_makes_two_runs_unless_the_files_are_the_same(base, source):
     assert len({one.name, other.name, missing.name, gone.name}) == 4
 
 
+def test_a_place_may_be_spelled_in_any_way(base, monkeypatch):
+    folder = base / "one" / "train"
+    folder.mkdir(parents=True)
+    (folder / "1.png").write_text("cat")
+    (base / "link").symlink_to(base / "one")
+    monkeypatch.setenv("HOME", str(base))
+    roots = ["one", "./one", "one/", str(base / "one"), "~/one", "link", "one/../one"]
+    settings = [{"data.source": {"class_path": "ImageFolder", "init_args": {"root": root}}} for root in roots]
+    assert len({cell.name for cell in cells_of(*settings)}) == 1
+
+
 def test_a_published_data_set_is_the_same_wherever_it_lies(base):
     def settings(root):
         return {"data.source": {"class_path": "MNIST", "init_args": {"root": root, "download": root == "a"}}}

@@ -48,7 +48,7 @@ def asking(hook, name):
 
 
 def fitted(module, rounds, path=None, **planned):
-    """A Trainer after a fit of a module."""
+    """A Trainer after a fit of a module, or of a loop."""
     data = FederatedDataModule(TensorSource((X, Y), (X, Y)), num_clients=2, batch_size=4)
     trainer = Trainer(
         max_epochs=rounds,
@@ -58,7 +58,8 @@ def fitted(module, rounds, path=None, **planned):
         enable_model_summary=False,
         accelerator="cpu",
     )
-    trainer.fit(FederatedLoop(module, **planned), datamodule=data, ckpt_path=path)
+    loop = module if isinstance(module, FederatedLoop) else FederatedLoop(module, **planned)
+    trainer.fit(loop, datamodule=data, ckpt_path=path)
     return trainer
 
 
@@ -113,12 +114,14 @@ def test_a_module_that_asks_nothing_is_continued_with_more_rounds(tmp_path):
     fitted(asking("training_step", "current_epoch"), 3, tmp_path / "1.ckpt")
 
 
-def test_what_was_asked_in_one_run_is_not_asked_in_the_next(tmp_path):
-    module = asking("training_step", "max_epochs")
-    fitted(module, 1)
+@pytest.mark.parametrize("name", ["max_epochs", "estimated_stepping_batches"])
+def test_what_was_asked_in_one_run_is_not_asked_in_the_next(tmp_path, name):
+    module = asking("training_step", name)
+    loop = FederatedLoop(module)
+    fitted(loop, 1)
     module.training_step = lambda batch, batch_idx: Module.training_step(module, batch, batch_idx)
-    fitted(module, 1).save_checkpoint(tmp_path / "1.ckpt")
-    fitted(module, 3, tmp_path / "1.ckpt")
+    fitted(loop, 1).save_checkpoint(tmp_path / "1.ckpt")
+    fitted(loop, 3, tmp_path / "1.ckpt")
 
 
 class Outer(Module):

@@ -244,6 +244,13 @@ def test_flags_of_the_trainer_are_compared_as_lightning_reads_them(name, first, 
     assert (differences({f"trainer.{name}": second}, {f"trainer.{name}": first}) == []) == is_equal
 
 
+def test_the_rule_that_is_named_is_the_one_that_nobody_named():
+    median = flat({"model": {"aggregator": {"class_path": "fl_lightning.aggregation.Median"}}})
+    assert differences(flat({"model": {"aggregator": None}}), median) != []
+    named = flat({"model": {"aggregator": {"class_path": "fl_lightning.aggregation.Aggregator"}}})
+    assert differences(flat({"model": {"aggregator": None}}), named) == []
+
+
 @pytest.mark.parametrize("given", [name for name in SPELLINGS["trainer.precision"] if name not in (16, "16")])
 def test_lightning_reads_a_precision_so(given):
     """Half precision needs a GPU: on a CPU Lightning replaces it."""
@@ -717,6 +724,12 @@ def test_values_of_any_depth_are_compared(depth):
     assert differences(was, described_value("x", nested(depth, 2))) != []
     assert differences(was, described_value("x", nested(depth, 1))) == []
     assert len(was) == 1
+
+
+def test_objects_are_compared_down_to_a_depth_of_eight():
+    for depth, is_compared in ((8, True), (9, False)):
+        was, now = (described_value("x", nested(depth, partial(max, a))) for a in (1, 2))
+        assert (differences(was, now) != []) == is_compared
 
 
 def test_a_value_that_holds_itself_is_described_once():
