@@ -807,3 +807,35 @@ def test_a_loop_whose_module_changes_its_hyper_parameters_is_fitted_again_and_co
     fit(FederatedLoop(Changes()), 2, tmp_path / "1.ckpt")
     with pytest.raises(ValueError, match=r"model\.client\.module\.lr was 0\.1, is "):
         fit(loop, 2, tmp_path / "1.ckpt")
+
+
+class Rows(torch.utils.data.Dataset):
+    """Samples that are loaded one by one, of which no argument tells."""
+
+    def __init__(self, x):
+        self._samples = x
+
+    def __len__(self):
+        return len(self._samples)
+
+    def __getitem__(self, index):
+        return self._samples[index], index % 2
+
+
+@pytest.mark.parametrize("which", ["train", "val", "test"])
+def test_samples_that_change_between_two_fits_of_a_process_are_compared(tmp_path, which):
+    sets = {name: torch.linspace(0, 1, 48).reshape(12, 4) for name in ("train", "val", "test")}
+    datasets = {name: Rows(x) for name, x in sets.items()}
+    data = FederatedDataModule.from_datasets(**datasets, num_clients=2, num_classes=2)
+
+    def fit(rounds, path=None):
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+        trainer = Trainer(max_epochs=rounds, enable_model_summary=False, **quiet)
+        trainer.fit(FederatedLoop(Planner("")), datamodule=data, ckpt_path=path)
+        return trainer
+
+    fit(1).save_checkpoint(tmp_path / "1.ckpt")
+    fit(2, tmp_path / "1.ckpt")
+    sets[which].mul_(10)
+    with pytest.raises(ValueError, match=r"data\.inputs.* was "):
+        fit(2, tmp_path / "1.ckpt")
