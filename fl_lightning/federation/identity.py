@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import math
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from enum import Enum
@@ -383,12 +383,7 @@ def fingerprint_in(name: str, settings: Settings) -> str | None:
     kind = resolved(settings.get(name))
     if not places_of(kind):
         return None
-    arguments: dict[str, Any] = {}
-    for function in reversed(constructors_of(kind)):
-        for key, parameter in inspect.signature(function).parameters.items():
-            if parameter.default is not inspect.Parameter.empty:
-                arguments[key] = parameter.default
-    fingerprint: str | None = kind.fingerprint(arguments | below_of(settings, name))
+    fingerprint: str | None = kind.fingerprint(defaults_of(kind) | below_of(settings, name))
     return fingerprint
 
 
@@ -634,8 +629,8 @@ def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
 
 def as_read(name: str, value: Any) -> Any:
     """Return the value of a setting as the run reads it. A share of 1 has a name, because it is no count of 1."""
-    spellings = SPELLINGS.get(name)
-    if spellings is not None:
+    spellings = SPELLINGS.get(name, {})
+    if isinstance(value, Hashable):
         value = spellings.get(value, value)
     if counts_or_shares(name) and isinstance(value, float):
         return f"a share of {value}"
@@ -699,6 +694,16 @@ def default_of(kind: Any, path: Sequence[str]) -> Any:
                 return default_of(part, fields_below)
         return inspect.Parameter.empty
     return inspect.Parameter.empty
+
+
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """Return the defaults of the arguments of a class or function, by name."""
+    defaults: dict[str, Any] = {}
+    for function in reversed(constructors_of(kind)):
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.default is not inspect.Parameter.empty:
+                defaults[name] = parameter.default
+    return defaults
 
 
 def constructors_of(kind: Any) -> list[Any]:

@@ -244,6 +244,13 @@ def test_flags_of_the_trainer_are_compared_as_lightning_reads_them(name, first, 
     assert (differences({f"trainer.{name}": second}, {f"trainer.{name}": first}) == []) == is_equal
 
 
+@pytest.mark.parametrize("value", [{}, [], [16], "other", 7])
+def test_a_value_that_no_flag_takes_is_compared_as_it_is(value):
+    for name in SPELLINGS:
+        assert differences({name: value}, {name: value}) == []
+        assert differences({name: value}, {name: None}) != []
+
+
 def test_the_rule_that_is_named_is_the_one_that_nobody_named():
     median = flat({"model": {"aggregator": {"class_path": "fl_lightning.aggregation.Median"}}})
     assert differences(flat({"model": {"aggregator": None}}), median) != []
