@@ -1,5 +1,9 @@
 """A module that asks its Trainer how long the run is, wherever it asks: the run depends on the planned rounds."""
 
+import copy
+import pickle
+from types import SimpleNamespace
+
 import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -7,8 +11,8 @@ from pytorch_lightning import LightningModule, Trainer
 from fl_lightning import FederatedLoop
 from fl_lightning.client.hooks import FORWARDED
 from fl_lightning.data import FederatedDataModule, TensorSource
-from fl_lightning.federation.horizon import LENGTHS
-from fl_lightning.utils.trainer_view import TrainerView
+from fl_lightning.federation.horizon import LENGTHS, Horizon
+from fl_lightning.utils.trainer_view import ALONE, TrainerView, whole_world
 
 X = torch.linspace(0, 1, 48).reshape(12, 4)
 Y = torch.arange(12) % 2
@@ -145,3 +149,36 @@ def test_a_module_without_a_trainer_has_none():
     loop = FederatedLoop(Module())
     loop.trainer = None
     assert not isinstance(loop.client._trainer, TrainerView)
+
+
+def test_in_an_evaluation_of_several_processes_a_module_sees_all_of_them_and_the_planned_rounds():
+    run = SimpleNamespace(world_size=2, global_rank=1, num_nodes=1, num_devices=2, max_epochs=3)
+    asked = []
+    module = Module()
+    module.trainer = TrainerView(run, {**ALONE, "max_epochs": 9}, {"max_epochs": asked.append})
+    assert (module.trainer.world_size, module.trainer.max_epochs) == (1, 9)
+    with whole_world([module]):
+        assert (module.trainer.world_size, module.trainer.global_rank, module.trainer.max_epochs) == (2, 1, 9)
+    assert module.trainer.world_size == 1
+    assert asked == ["max_epochs", "max_epochs"]
+
+
+def test_in_a_run_of_one_process_nothing_is_exchanged_for_an_evaluation():
+    module = Module()
+    module.trainer = TrainerView(SimpleNamespace(), {"max_epochs": 9})
+    view = module.trainer
+    with whole_world([module]):
+        assert module.trainer is view
+
+
+def test_a_copied_or_pickled_view_tells_the_same_horizon():
+    horizon = Horizon()
+    view = TrainerView(SimpleNamespace(max_epochs=3), {}, horizon.readers())
+    horizon.begin_run(3)
+    assert copy.deepcopy(view).max_epochs == 3
+    assert horizon.state() == {"trainer.max_epochs": 3}
+    horizon.forget()
+    there, seen = pickle.loads(pickle.dumps((horizon, view)))
+    assert seen.max_epochs == 3
+    assert there.state() == {"trainer.max_epochs": 3}
+    assert horizon.state() == {}
