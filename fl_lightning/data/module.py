@@ -296,6 +296,8 @@ class FederatedDataModule(Participation):
         if not self._splits:
             with self._keyed():
                 self._set_up()
+        for split in self._splits.values():
+            split.digest = ""  # The samples may have changed since an earlier run of this process.
         if stage in ("fit", None):
             self.client_samples()
 

@@ -37,7 +37,7 @@ from fl_lightning.experiments.naming import (
 from fl_lightning.federation.code import changed_code
 from fl_lightning.federation.effects import SEEDS
 from fl_lightning.federation.horizon import PLANNED
-from fl_lightning.federation.identity import COSINE_ROUNDS, Settings, flat
+from fl_lightning.federation.identity import COSINE_ROUNDS, Settings, changed_files, flat
 from fl_lightning.metrics.keys import Direction, Directions, parse_directions
 from fl_lightning.reports.results import MEASURED
 from fl_lightning.reports.saved import DONE, SavedRun, read_run
@@ -427,11 +427,16 @@ class CellFiles:
         return dict(json.loads(marker.read_text(encoding="utf-8")))
 
     @property
-    def changed_code(self) -> list[str]:
-        """The user's classes and functions whose source has changed since its run was begun."""
+    def changed(self) -> dict[str, str]:
+        """Classes and sources of the user that have changed since its run was begun, and in what.
+
+        The names of classes and functions are with "the source has", those of sources of samples with "the files have".
+        """
         checkpoint = None if self.run is None else checkpoint_of(self.run, "last")
         identity = (None if checkpoint is None else identity_in(checkpoint)) or {}
-        return changed_code(identity.get("code", {}))
+        code = changed_code(identity.get("code", {}))
+        files = changed_files(identity.get("files", {}), identity.get("config", {}))
+        return dict.fromkeys(code, "the source has") | dict.fromkeys(files, "the files have")
 
     @property
     def rounds(self) -> int:

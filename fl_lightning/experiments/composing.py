@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import product
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
@@ -18,6 +18,7 @@ from fl_lightning.cli.methods import printed_names
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.cli.wrappers import CLIENT, Layers, layers_of, placed_option
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.federation.identity import as_written
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.keys import parse_directions
 from fl_lightning.reports.saved import CLASS_PATH
@@ -69,7 +70,7 @@ class Composer:
             for name, value in key[1]:
                 words += [f"--{placed_option(name, layers)}", value]
             config = self.parser.parse_args(["fit", *words]).fit.as_dict()
-            kept = {name: paths_as_text(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
+            kept = {name: as_written(value) for name, value in config.items() if name not in ("config", "ckpt_path")}
             self._composed[key] = kept
         return self._composed[key]
 
@@ -122,15 +123,6 @@ def short_name(method: str) -> str:
     """
     parts = (Path(p).stem if p.endswith((".yaml", ".yml")) else p.rpartition(".")[2] for p in method.split("+"))
     return "+".join(parts)
-
-
-def paths_as_text(value: Any) -> Any:
-    """Write paths as text within a pytree."""
-    if isinstance(value, Mapping):
-        return {key: paths_as_text(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [paths_as_text(item) for item in value]
-    return str(value) if isinstance(value, PurePath) else value
 
 
 def option_names(config: Mapping[str, Any], prefix: str = "") -> set[str]:

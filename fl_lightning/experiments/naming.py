@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.experiments.composing import slug
-from fl_lightning.federation.effects import distinguishes
+from fl_lightning.federation.effects import below, distinguishes
 from fl_lightning.federation.identity import (
     Settings,
-    below_of,
     differences,
+    fingerprint_in,
     flat,
     is_place,
     places_that_differ,
-    resolved,
 )
 from fl_lightning.reports.saved import START, load_config
 from fl_lightning.runs.checkpoints import CHECKPOINTS
@@ -76,22 +75,20 @@ def fingerprint_of(name: str, settings: Settings) -> str | None:
         name: Dotted name of the argument of a source that holds the place.
         settings: Settings with the arguments of the source.
     """
-    owner = name.rpartition(".")[0]
-    arguments = below_of(settings, owner)
-    places = {key: str(value) for key, value in arguments.items() if is_place(f"{owner}.{key}", settings)}
-    return read_fingerprint(settings[owner], tuple(sorted(places.items())))
+    source = name.rpartition(".")[0]
+    arguments = {key: value for key, value in settings.items() if below(key, source)}
+    return read_fingerprint(source, json.dumps(arguments, sort_keys=True, default=str))
 
 
 @cache
-def read_fingerprint(source: str, places: tuple[tuple[str, str], ...]) -> str | None:
+def read_fingerprint(source: str, settings: str) -> str | None:
     """Return the fingerprint of a source's files, which are looked at once.
 
     Args:
-        source: Name of the class of the source.
-        places: Arguments that say where the samples lie, by name.
+        source: Dotted name of the source.
+        settings: The class of the source and its arguments by dotted name, as JSON.
     """
-    found: str | None = resolved(source).fingerprint(dict(places))
-    return found
+    return fingerprint_in(source, json.loads(settings))
 
 
 def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:

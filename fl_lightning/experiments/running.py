@@ -128,7 +128,7 @@ def run_cells(
     cell_progress = CellProgress(waiting, len(by_name), folder)
     left_names = {cell.name for cell in waiting}
     done = [CellFiles.of(cell, folder, test) for cell in by_name.values() if cell.name not in left_names]
-    for sentence in code_sentences(done):
+    for sentence in sentences_on_changes(done):
         cell_progress.print(sentence)
     failed = dict[str, str]()
     of_seed: dict[int, set[str]] = {}
@@ -163,17 +163,19 @@ def run_cells(
     return failed
 
 
-def code_sentences(done: Iterable[CellFiles]) -> list[str]:
-    """Return a sentence for each class of the user whose source has changed since runs that are done were begun."""
-    runs_of: dict[str, int] = {}
+def sentences_on_changes(done: Iterable[CellFiles]) -> list[str]:
+    """Return a sentence for each class and source of the user that has changed since runs that are done were begun."""
+    runs_of: dict[tuple[str, str], int] = {}
     for files in done:
-        for name in files.changed_code:
-            runs_of[name] = runs_of.get(name, 0) + 1
-    return [
-        f"{name}: the source has changed since {count} of the runs that are done were begun, whose values are of the "
-        f"code before; give another folder to run them again"
-        for name, count in runs_of.items()
-    ]
+        for change in files.changed.items():
+            runs_of[change] = runs_of.get(change, 0) + 1
+    sentences = []
+    for (name, subject), count in runs_of.items():
+        sentences.append(
+            f"{name}: {subject} changed since {count} of the runs that are done were begun, whose values are those of "
+            f"before; give another folder to run them again"
+        )
+    return sentences
 
 
 def free_again(elsewhere: Sequence[CellFiles], cell_progress: CellProgress) -> list[CellFiles]:

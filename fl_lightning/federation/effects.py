@@ -22,10 +22,12 @@ class SettingRecord:
     Args:
         affects: What the setting affects.
         is_seed: Whether the runs of one group differ in the setting.
+        counts_or_shares: Whether a whole number is a count and a float a share, so that 1 and 1.0 differ.
     """
 
     affects: Effect
     is_seed: bool = False
+    counts_or_shares: bool = False
 
 
 VALUES = SettingRecord("values")
@@ -67,6 +69,9 @@ RECORDS: Mapping[str, SettingRecord] = MappingProxyType(
         "trainer.enable_model_summary": NOTHING,
         "trainer.enable_progress_bar": NOTHING,
         "trainer.fast_dev_run": NOTHING,
+        "trainer.limit_predict_batches": SettingRecord("values", counts_or_shares=True),
+        "trainer.limit_test_batches": SettingRecord("values", counts_or_shares=True),
+        "trainer.limit_val_batches": SettingRecord("values", counts_or_shares=True),
         "trainer.log_every_n_steps": NOTHING,
         "trainer.logger": NOTHING,
         "trainer.max_epochs": NOTHING,
@@ -117,6 +122,11 @@ def is_data(name: str) -> bool:
 def is_seed(name: str) -> bool:
     """Return True for a setting in which the runs of one group may differ."""
     return record_of(name).is_seed
+
+
+def counts_or_shares(name: str) -> bool:
+    """Return True for a setting in which 1 is a count and 1.0 a share."""
+    return record_of(name).counts_or_shares
 
 
 def distinguishes(name: str) -> bool:

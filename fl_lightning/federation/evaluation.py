@@ -31,7 +31,7 @@ from fl_lightning.metrics.keys import metric_directions
 from fl_lightning.metrics.user_metrics import alone, computed, update, values_of
 from fl_lightning.types import Broadcast, ClientJob, ClientScore, State
 from fl_lightning.utils.life import heartbeat
-from fl_lightning.utils.trainer_view import whole_trainer
+from fl_lightning.utils.trainer_view import whole_world
 
 PASS_HOOKS = frozenset(
     (
@@ -251,7 +251,7 @@ class Evaluation:
         arguments = [batch, batch_idx]
         if self._num_loaders() > 1:
             arguments.append(dataloader_idx)
-        with attach_services(self.modules, self.services.methods), whole_trainer(self.modules):
+        with attach_services(self.modules, self.services.methods), whole_world(self.modules):
             return step(*arguments[: num_arguments(step)])
 
     def _num_loaders(self) -> int:

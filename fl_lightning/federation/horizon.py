@@ -1,6 +1,6 @@
 """The number of rounds that a run is planned for, for everything that depends on it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fl_lightning.utils.settings import check_count
 
@@ -59,9 +59,12 @@ class Horizon:
             max_epochs: Number of rounds. None and -1 mean no limit.
             max_steps: Number of steps, one for each round. None and -1 mean no limit.
         """
-        self.was_read = False
         self.planned = round_limit(max_epochs, max_steps) if self.given is None else self.given
         self._limits = {"max_epochs": max_epochs, "max_steps": max_steps, **self.answers()}
+
+    def forget(self) -> None:
+        """Forget what was asked in an earlier run."""
+        self.was_read = False
         self._asked = set()
 
     def check(self, limit: int | None) -> None:
@@ -86,6 +89,10 @@ class Horizon:
         if self.given is None:
             return {}
         return dict.fromkeys(LENGTHS, self.given)
+
+    def readers(self) -> dict[str, Callable[[str], None]]:
+        """Return the functions that are told when a module reads one of `LENGTHS`, by its name."""
+        return dict.fromkeys(LENGTHS, self.asked)
 
     def asked(self, name: str) -> None:
         """Remember that a module has asked its Trainer for one of `LENGTHS`."""

@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import math
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from enum import Enum
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fl_lightning.aggregation import Aggregator
@@ -25,7 +26,7 @@ from fl_lightning.data import FederatedDataModule, Source
 from fl_lightning.data.checks import check_simulated
 from fl_lightning.engines.settings import cosine_of
 from fl_lightning.federation.code import tell_changed_code
-from fl_lightning.federation.effects import belongs_to_any, is_data, is_fixed
+from fl_lightning.federation.effects import belongs_to_any, below, counts_or_shares, is_data, is_fixed
 from fl_lightning.federation.fingerprint import digest_of_inputs
 from fl_lightning.federation.horizon import PLANNED, Horizon, round_limit
 from fl_lightning.functional.state import to_float32
@@ -57,7 +58,10 @@ MAIN_MODULES = ("__main__.", "__mp_main__.")
 """Prefixes of the names of classes and functions in the main script."""
 
 INPUTS = "data.inputs"
-"""Name of the digest of the training samples. None means that they have none: it is not compared."""
+"""Name of the digest of the training samples. Those of other splits are below it, by the name of the split.
+
+None means that samples have no digest. It is not compared, as in a checkpoint that has none.
+"""
 
 MAX_CHARACTERS = 200
 """Maximal number of characters of a value that is kept whole. A longer value is its beginning and a digest."""
@@ -67,6 +71,25 @@ MAX_DEPTH = 8
 
 SAME_SEEDS = {"data.sampling_seed": "data.seed", "model.seed": "seed_everything"}
 """Settings that without a value have the value of another setting."""
+
+SPELLINGS: Mapping[str, Mapping[Any, Any]] = {
+    "model.aggregator": {None: f"{Aggregator.__module__}.{Aggregator.__qualname__}"},
+    "trainer.deterministic": {None: False},
+    "trainer.limit_predict_batches": {None: 1.0},
+    "trainer.limit_test_batches": {None: 1.0},
+    "trainer.limit_val_batches": {None: 1.0},
+    "trainer.precision": {
+        None: "32-true",
+        16: "16-mixed",
+        "16": "16-mixed",
+        32: "32-true",
+        "32": "32-true",
+        64: "64-true",
+        "64": "64-true",
+        "bf16": "bf16-mixed",
+    },
+}
+"""Values of settings that are read as another one."""
 
 COSINE_ROUNDS = "model.lr_decay.rounds"
 """Name of the rounds over which a cosine learning rate falls: those of `lr_decay`, else `trainer.max_epochs`."""
@@ -161,8 +184,9 @@ class RunIdentity:
         if fits:
             dealt = data.client_samples().dealt
             settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
-            settings[INPUTS] = digest_of_inputs(train, data.seed)
-            self.files = fingerprints({"data.source": data.source})
+            settings |= digests_of_inputs(data)
+            further = {f"data.extra_splits.{name}": source for name, source in data.extra_splits.items()}
+            self.files = fingerprints({"data.source": data.source, **further})
         self.objects = settings
 
     def state_dict(self) -> dict[str, Settings]:
@@ -199,6 +223,7 @@ class RunIdentity:
             )
         self.changed = changed
         tell_changed_code(saved.get("code", {}), self.code)
+        tell_changed_files(saved.get("files", {}), self.files)
 
     def _changed(self, saved: Mapping[str, Settings]) -> list[Difference]:
         """Return the differences in what a continued run must have, each once."""
@@ -209,8 +234,7 @@ class RunIdentity:
                 continue
             known = [difference.name for difference in changed]
             for difference in differences(was, now, only_shared=not is_complete):
-                is_unknown = difference.name == INPUTS and None in (difference.was, difference.now)
-                if is_fixed(difference.name) and not is_unknown and not belongs_to_any(difference.name, known):
+                if is_fixed(difference.name) and not belongs_to_any(difference.name, known):
                     changed.append(difference)
         return changed
 
@@ -256,7 +280,8 @@ def described_value(name: str, value: Any, depth: int = 0) -> Settings:
     if depth > MAX_DEPTH:
         return {name: shortened(value)} if is_plain(value) else {}
     if isinstance(value, Mapping):
-        return joined(described_value(f"{name}.{key}", item, depth + 1) for key, item in value.items())
+        items = [described_value(f"{name}.{key}", item, depth + 1) for key, item in value.items()]
+        return joined(items) if items else {name: {}}
     if isinstance(value, set | frozenset):
         return described_items(name, sorted(value, key=str), depth)
     if isinstance(value, list | tuple):
@@ -301,12 +326,10 @@ def tells_itself(value: Any) -> bool:
 
 
 def described_items(name: str, items: list[Any], depth: int) -> Settings:
-    """Return the settings of a list: one of plain values, one of each object, and none of an empty list.
+    """Return the settings of a list: one of plain values, else those of each object.
 
     A single plain value stands for itself.
     """
-    if not items:
-        return {}
     if not is_plain(items):
         return joined(described_value(f"{name}.{index}", item, depth + 1) for index, item in enumerate(items))
     return {name: shortened(items[0] if len(items) == 1 else items)}
@@ -315,6 +338,21 @@ def described_items(name: str, items: list[Any], depth: int) -> Settings:
 def described_arguments(name: str, arguments: Mapping[str, Any], depth: int) -> Settings:
     """Return the settings of the arguments of an object."""
     return joined(described_value(f"{name}.{key}", item, depth + 1) for key, item in arguments.items())
+
+
+def digests_of_inputs(data: FederatedDataModule) -> Settings:
+    """Return the digests of the samples that are loaded when a fit begins, by the names of settings.
+
+    Sets that are taken from the training samples have none of their own.
+
+    Args:
+        data: The data module, whose clients' samples are dealt.
+    """
+    digests: Settings = {INPUTS: digest_of_inputs(data.split("train"), data.seed)}
+    for name, split in data.loaded_splits.items():
+        if name not in ("train", "shared") and not data.holdout_sizes.get(name):
+            digests[f"{INPUTS}.{name}"] = digest_of_inputs(split, data.seed)
+    return digests
 
 
 def fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
@@ -333,6 +371,41 @@ def fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
             found[name] = fingerprint
         found |= fingerprints({f"{name}.{key}": item for key, item in arguments.items()})
     return found
+
+
+def fingerprint_in(name: str, settings: Settings) -> str | None:
+    """Return the fingerprint of the files that a source of some settings reads today, or None if nothing tells.
+
+    Args:
+        name: Dotted name of the source.
+        settings: Settings with the source and its arguments. An argument without a value has its default.
+    """
+    kind = resolved(settings.get(name))
+    if not places_of(kind):
+        return None
+    fingerprint: str | None = kind.fingerprint(defaults_of(kind) | below_of(settings, name))
+    return fingerprint
+
+
+def changed_files(was: Mapping[str, str], settings: Settings) -> list[str]:
+    """Return the names of the sources whose files have changed. Files that are gone have not changed.
+
+    Args:
+        was: Fingerprints of files when the run was begun, by the name of the source.
+        settings: Settings with the sources and their arguments.
+    """
+    now = {name: fingerprint_in(name, settings) for name in was}
+    return [name for name in was if now[name] not in (None, was[name])]
+
+
+def tell_changed_files(was: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Name in one line the sources whose files have changed since the run was begun."""
+    changed = [name for name in was if now.get(name, was[name]) != was[name]]
+    if changed:
+        rank_zero_info(
+            f"{', '.join(changed)}: the files have changed since the run was begun, by their names or sizes; start a "
+            f"new run without --ckpt_path if they hold other samples"
+        )
 
 
 def places_of(kind: Any) -> tuple[str, ...]:
@@ -449,7 +522,7 @@ def flat_part(config: Mapping[str, Any], prefix: str) -> Settings:
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
         if key == "class_path" and isinstance(value, str):
             settings[name] = class_name(value)
-        else:
+        elif key != "init_args" or value:
             settings |= flat_value(name, value)
     return settings
 
@@ -465,17 +538,33 @@ def flat_value(name: str, value: Any) -> Settings:
         # The word stands for a policy.
         return flat_part(asdict(FaultPolicy.of(value)), name)
     if isinstance(value, Mapping):
-        return flat_part(value, name)
-    if isinstance(value, list) and not value:
-        return {}
-    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return flat_part(value, name) if value else {name: {}}
+    written = as_written(value)
+    if isinstance(written, list) and any(isinstance(item, Mapping) for item in written):
         return flat_part({str(index): item for index, item in enumerate(value)}, name)
-    value = plain_scalar(value)
+    return {name: shortened(written)}
+
+
+def as_written(value: Any) -> Any:
+    """Write the values of a parsed configuration as a file has them, within a pytree.
+
+    A class or a function is its import path, and a member of an Enum its name. Other objects, such as a path or a span
+    of time, are their texts.
+
+    >>> as_written({"act": math.sqrt, "folder": PurePath("a/b"), "names": {"b", "a"}, "widths": (8, 8)})
+    {'act': 'math.sqrt', 'folder': 'a/b', 'names': ['a', 'b'], 'widths': [8, 8]}
+    """
+    if isinstance(value, Mapping):
+        return {key: as_written(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_written(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [as_written(item) for item in sorted(value, key=str)]
     if isinstance(value, Enum):
-        return {name: value.name}
+        return value.name
     if inspect.isclass(value) or inspect.isroutine(value):
-        return {name: class_name(value)}
-    return {name: shortened(value if is_plain(value) else str(value))}
+        return class_name(value)
+    return plain_scalar(value) if is_plain(value) else str(value)
 
 
 def cosine_rounds(model: Any, planned: int | None) -> Settings:
@@ -526,14 +615,26 @@ def differences(was: Settings, now: Settings, *, only_shared: bool = False) -> l
 
 def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
     """Return the difference in one setting, or None if it is the same on both sides."""
+    if below(name, INPUTS) and None in (was.get(name), now.get(name)):
+        return None
     if name in was and name in now:
-        if is_same(was[name], now[name]) or is_place(name, now):
+        if is_place(name, now) or is_same(as_read(name, was[name]), as_read(name, now[name])):
             return None
         return Difference(name, was=was[name], now=now[name])
     known = now if name in now else was
     if is_place(name, known) or has_default(name, known):
         return None
     return Difference(name, was=was.get(name, UNSET), now=now.get(name, UNSET))
+
+
+def as_read(name: str, value: Any) -> Any:
+    """Return the value of a setting as the run reads it. A share of 1 has a name, because it is no count of 1."""
+    spellings = SPELLINGS.get(name, {})
+    if isinstance(value, Hashable):
+        value = spellings.get(value, value)
+    if counts_or_shares(name) and isinstance(value, float):
+        return f"a share of {value}"
+    return value
 
 
 def places_that_differ(was: Settings, now: Settings) -> list[str]:
@@ -566,6 +667,8 @@ def has_default(name: str, settings: Settings) -> bool:
     default = default_of(kind, name.removeprefix(f"{owner}.").split("."))
     if default is inspect.Parameter.empty:
         return False
+    if default is None and settings[name] in ([], {}):
+        return True  # a part of the run that there is none of
     return is_same(plain_default(default), settings[name])
 
 
@@ -591,6 +694,16 @@ def default_of(kind: Any, path: Sequence[str]) -> Any:
                 return default_of(part, fields_below)
         return inspect.Parameter.empty
     return inspect.Parameter.empty
+
+
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """Return the defaults of the arguments of a class or function, by name."""
+    defaults: dict[str, Any] = {}
+    for function in reversed(constructors_of(kind)):
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.default is not inspect.Parameter.empty:
+                defaults[name] = parameter.default
+    return defaults
 
 
 def constructors_of(kind: Any) -> list[Any]:
@@ -619,10 +732,14 @@ def resolved(name: Any) -> Any:
 
 
 def is_same(was: Any, now: Any) -> bool:
-    """Return True if two values are equal.
+    """Return True if two values are equal. A whole number equals the float, and a truth value equals no number.
 
     A class of the main script is compared by its last name, because the name of the main module differs.
     """
+    if isinstance(was, list | tuple) and isinstance(now, list | tuple):
+        return len(was) == len(now) and all(map(is_same, was, now))
+    if isinstance(was, bool) != isinstance(now, bool):
+        return False
     is_of_main = any(isinstance(value, str) and value.startswith(MAIN_MODULES) for value in (was, now))
     if is_of_main:
         return str(was).rpartition(".")[2] == str(now).rpartition(".")[2]
@@ -724,8 +841,14 @@ def class_name(kind: Any) -> str:
 
 # --- for the loggers ---
 
-DIGESTS = ("data.labels", "data.clients", "data.class_names", "data.inputs")
+DIGESTS = ("data.labels", "data.clients", "data.class_names", INPUTS)
 """Settings of the run's identity that are digests, known from checkpoints only."""
+
+
+def is_digest(name: str) -> bool:
+    """Return True for a setting that is a digest, which no configuration tells."""
+    return belongs_to_any(name, DIGESTS)
+
 
 FINAL = "hp_metric"
 """Lightning's name of the metric that TensorBoard shows beside the hyper-parameters."""

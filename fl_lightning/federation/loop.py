@@ -27,7 +27,7 @@ from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.fresh_values import FreshValues
-from fl_lightning.federation.horizon import LENGTHS, Horizon
+from fl_lightning.federation.horizon import Horizon
 from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.local_checks import check_local_training
 from fl_lightning.federation.parts import FederationParts, as_client
@@ -44,12 +44,9 @@ from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
-from fl_lightning.utils.trainer_view import view_of, watched, whole_trainer
+from fl_lightning.utils.trainer_view import view_of, whole_world
 
 Part = TypeVar("Part")
-
-PLANNING_HOOKS = ("setup", "on_fit_start", "on_train_start")
-"""Hooks in which a module may ask the Trainer how many rounds are planned."""
 
 HOOKS_OF_ALL_PROCESSES = (
     "on_validation",
@@ -221,7 +218,10 @@ class FederatedLoop(Forwarding):
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
         LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
-        self.client.trainer = view_of(trainer, self.parts.horizon.answers())
+        horizon = self.parts.horizon
+        if trainer is not None:
+            horizon.forget()
+        self.client.trainer = view_of(trainer, answers=horizon.answers(), readers=horizon.readers())
 
     @property
     def skipped(self) -> list[Fault]:
@@ -286,13 +286,10 @@ class FederatedLoop(Forwarding):
         The first hook of an evaluation begins it, and the last one ends it. Without a global model no hook of an
         evaluation is called.
         """
-        if name in PLANNING_HOOKS:
-            with watched(self.client_modules(), LENGTHS, self.parts.horizon.asked):
-                return super().forward_hook(name, *args, **kwargs)
         if not name.startswith(HOOKS_OF_ALL_PROCESSES):
             return super().forward_hook(name, *args, **kwargs)
         around = self.evaluation.around(name) if name in PASS_HOOKS else nullcontext()
-        with around, whole_trainer(self.client_modules()):
+        with around, whole_world(self.client_modules()):
             if name.startswith(HOOKS_OF_MODEL) and not self.evaluation.has_global:
                 # The module would log values of metric objects that nobody has updated.
                 return []
@@ -358,9 +355,7 @@ class FederatedLoop(Forwarding):
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
-        with watched(self.client_modules(), LENGTHS, self.parts.horizon.asked):
-            # A module may plan the rates of its optimizers over the rounds.
-            optimizers, schedulers = check_local_training(self.engine.local, self.data)
+        optimizers, schedulers = check_local_training(self.engine.local, self.data)
         self.parts.plateau.begin_fit(self.client, optimizers, schedulers)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))

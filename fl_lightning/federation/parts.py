@@ -29,7 +29,7 @@ from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import check_targets
 from fl_lightning.federation.code import digests_of_code, loaded_kind
 from fl_lightning.federation.horizon import Horizon, round_limit
-from fl_lightning.federation.identity import DIGESTS, RunIdentity, described_federation
+from fl_lightning.federation.identity import RunIdentity, described_federation, is_digest
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.codec import check_codec
@@ -396,7 +396,7 @@ class FederationParts:
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the settings by their dotted names, and what the modules saved by `save_hyperparameters`."""
-        values = {key: value for key, value in self.identity.objects.items() if key not in DIGESTS}
+        values = {key: value for key, value in self.identity.objects.items() if not is_digest(key)}
         for module in self.client.lightning_modules():
             saved = dict(module.hparams_initial)
             saved.pop("_class_path", None)

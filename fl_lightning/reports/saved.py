@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fl_lightning.federation.effects import SEEDS, below, is_data, is_fixed, is_seed
 from fl_lightning.federation.horizon import round_limit
-from fl_lightning.federation.identity import DIGESTS, Difference, Settings, differences, flat, is_place
+from fl_lightning.federation.identity import Difference, Settings, differences, flat, is_digest, is_place
 from fl_lightning.metrics.history import History, plain_key
 from fl_lightning.metrics.keys import Direction, Directions, direction_of
 from fl_lightning.reports.figures import Numbers
@@ -314,7 +314,7 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
     checkpoints = (path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT)
     identity = next(filter(None, map(identity_in, checkpoints)), {})
     objects = identity.get("objects", {})
-    known = {name: value for name, value in objects.items() if name not in DIGESTS}
+    known = {name: value for name, value in objects.items() if not is_digest(name)}
     content = load_config(folder / CONFIG)
     planned = planned_rounds(content)
     test = read_test(folder / TEST, last_round)

@@ -1,6 +1,6 @@
-"""A view of the Trainer that hides the other processes from a user's module."""
+"""A view of the Trainer that hides the other processes from a user's module, and answers how long the run is."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from types import MappingProxyType
@@ -11,8 +11,12 @@ from pytorch_lightning import LightningModule, Trainer
 ALONE: Mapping[str, Any] = {"world_size": 1, "global_rank": 0, "num_nodes": 1, "num_devices": 1}
 """What a client sees of the processes of a run: nothing, because one process trains it."""
 
+Readers = Mapping[str, Callable[[str], object]]
+"""Functions that are told when a module reads an attribute, by the attribute's name. Each gets the name."""
 
 NO_ANSWERS: Mapping[str, Any] = MappingProxyType({})
+
+NO_READERS: Readers = MappingProxyType({})
 
 
 class TrainerView:
@@ -23,13 +27,15 @@ class TrainerView:
     Args:
         trainer: The Trainer.
         answers: The values of the attributes that the view answers, by name. None of them can be set.
+        readers: The functions that are told when an attribute is read, by the attribute's name.
     """
 
     _trainer: Trainer
     _answers: Mapping[str, Any]
+    _readers: Readers
 
-    def __init__(self, trainer: Trainer, answers: Mapping[str, Any] = ALONE) -> None:
-        vars(self).update(_trainer=trainer, _answers=dict(answers))
+    def __init__(self, trainer: Trainer, answers: Mapping[str, Any] = ALONE, readers: Readers = NO_READERS) -> None:
+        vars(self).update(_trainer=trainer, _answers=dict(answers), _readers=dict(readers))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -38,9 +44,11 @@ class TrainerView:
         return type(self) if trainer is None else trainer.__class__
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_trainer", "_answers"):
+        if name in ("_trainer", "_answers", "_readers"):
             # The view is being copied, and has no Trainer yet.
             raise AttributeError(name)
+        if name in self._readers:
+            self._readers[name](name)
         if name in self._answers:
             return self._answers[name]
         return getattr(self._trainer, name)
@@ -51,71 +59,33 @@ class TrainerView:
         setattr(self._trainer, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TrainerView":
-        return TrainerView(deepcopy(self._trainer, memo), self._answers)
+        # The copy of a module asks in the same run, so that the same functions are told.
+        return TrainerView(deepcopy(self._trainer, memo), self._answers, self._readers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TrainerView, (self._trainer, self._answers)
+        return TrainerView, (self._trainer, self._answers, self._readers)
 
 
-class WatchedView(TrainerView):
-    """Tells that some attributes of a Trainer were read.
-
-    Args:
-        trainer: The Trainer, or a view of it.
-        names: The names of the attributes.
-        on_read: Is called with the name of one of them that is read.
-    """
-
-    _names: Collection[str]
-    _on_read: Callable[[str], object]
-
-    def __init__(self, trainer: Any, names: Collection[str], on_read: Callable[[str], object]) -> None:
-        super().__init__(trainer, {})
-        vars(self).update(_names=names, _on_read=on_read)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in vars(self).get("_names", ()):
-            self._on_read(name)
-        return super().__getattr__(name)
-
-
-def view_of(trainer: Trainer | None, answers: Mapping[str, Any] = NO_ANSWERS) -> Any:
+def view_of(trainer: Trainer | None, answers: Mapping[str, Any] = NO_ANSWERS, readers: Readers = NO_READERS) -> Any:
     """Return what the modules of clients and the user's data see of a Trainer: a world of one process.
 
     Args:
-        trainer: The Trainer. With one process and without answers it is returned itself. None gives None.
+        trainer: The Trainer. With one process, without answers and without readers it is returned itself. None gives
+            None.
         answers: The values of further attributes that the view answers, by name.
+        readers: The functions that are told when an attribute is read, by the attribute's name.
     """
     if trainer is None:
         return None
     alone = trainer.num_devices * trainer.num_nodes == 1
-    if alone and not answers:
+    if alone and not answers and not readers:
         return trainer
-    return TrainerView(trainer, {**(NO_ANSWERS if alone else ALONE), **answers})
+    return TrainerView(trainer, {**(NO_ANSWERS if alone else ALONE), **answers}, readers)
 
 
 @contextmanager
-def watched(modules: Sequence[Any], names: Collection[str], on_read: Callable[[str], object]) -> Iterator[None]:
-    """Context in which a function is called if a module reads one of some attributes of its Trainer.
-
-    Args:
-        modules: The modules. They are attached to a Trainer or to a view of it.
-        names: The names of the attributes.
-        on_read: The function. It gets the name.
-    """
-    seen = [(module, module.trainer) for module in modules]
-    for module, trainer in seen:
-        module.trainer = WatchedView(trainer, names, on_read)
-    try:
-        yield
-    finally:
-        for module, trainer in seen:
-            module.trainer = trainer
-
-
-@contextmanager
-def whole_trainer(modules: Sequence[LightningModule]) -> Iterator[None]:
-    """Context in which modules see the Trainer itself, because all processes are at the same place.
+def whole_world(modules: Sequence[LightningModule]) -> Iterator[None]:
+    """Context in which modules see all processes of the run, because all of them are at the same place.
 
     Args:
         modules: The modules. They are attached to a Trainer or to a view of it.
@@ -123,10 +93,12 @@ def whole_trainer(modules: Sequence[LightningModule]) -> Iterator[None]:
     views: list[tuple[LightningModule, TrainerView]] = []
     for module in modules:
         seen: Any = module.trainer
-        if isinstance(seen, TrainerView):
+        if isinstance(seen, TrainerView) and ALONE.keys() <= vars(seen)["_answers"].keys():
             views.append((module, seen))
     for module, view in views:
-        module.trainer = vars(view)["_trainer"]
+        parts = vars(view)
+        answers = {name: value for name, value in parts["_answers"].items() if name not in ALONE}
+        module.trainer = TrainerView(parts["_trainer"], answers, parts["_readers"])  # type: ignore[assignment]
     try:
         yield
     finally:

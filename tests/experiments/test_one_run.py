@@ -105,6 +105,17 @@ def test_a_place_makes_two_runs_unless_the_files_are_the_same(base, source):
     assert len({one.name, other.name, missing.name, gone.name}) == 4
 
 
+def test_a_place_may_be_spelled_in_any_way(base, monkeypatch):
+    folder = base / "one" / "train"
+    folder.mkdir(parents=True)
+    (folder / "1.png").write_text("cat")
+    (base / "link").symlink_to(base / "one")
+    monkeypatch.setenv("HOME", str(base))
+    roots = ["one", "./one", "one/", str(base / "one"), "~/one", "link", "one/../one"]
+    settings = [{"data.source": {"class_path": "ImageFolder", "init_args": {"root": root}}} for root in roots]
+    assert len({cell.name for cell in cells_of(*settings)}) == 1
+
+
 def test_a_published_data_set_is_the_same_wherever_it_lies(base):
     def settings(root):
         return {"data.source": {"class_path": "MNIST", "init_args": {"root": root, "download": root == "a"}}}
@@ -116,6 +127,101 @@ def test_a_published_data_set_is_the_same_wherever_it_lies(base):
 def test_equal_cells_are_one_run(base):
     first, second = cells_of({}, {"trainer.max_epochs": 9})
     assert first.name == second.name, "more rounds continue a run"
+
+
+TYPED = """
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum
+
+import torch
+from torch import nn
+from own import Data
+from own import Mine as Plain
+
+
+class Kind(Enum):
+    MEAN = "mean"
+    SUM = "sum"
+
+
+def half(x):
+    return x / 2
+
+
+def double(x):
+    return 2 * x
+
+
+class Typed(Plain):
+    def __init__(
+        self,
+        scale: Callable = half,
+        layer: type[nn.Module] = nn.Linear,
+        make: Callable[[], nn.Module] = nn.ReLU,
+        kind: Kind = Kind.MEAN,
+        wait: timedelta = timedelta(0),
+        names: set[str] | None = None,
+        both: list[Callable] | None = None,
+        options: dict[str, Callable] | None = None,
+    ):
+        super().__init__()
+        self.scale = scale
+        self.kind = kind
+"""
+
+
+ARGUMENTS = {
+    "scale": ("typed.half", "typed.double"),
+    "layer": ("torch.nn.Linear", "torch.nn.Bilinear"),
+    "make": ("torch.nn.ReLU", "torch.nn.Tanh"),
+    "kind": ("MEAN", "SUM"),
+    "wait": ("0:00:01", "0:00:02"),
+    "names": ("[a]", "[a, b]"),
+    "both": ("[typed.half]", "[typed.half, typed.double]"),
+    "options": ("{f: typed.half}", "{f: typed.double}"),
+}
+"""Two values of each argument of `Typed`."""
+
+
+@pytest.fixture
+def typed(base):
+    """A module with arguments of many types in the working directory."""
+    (base / "typed.py").write_text(TYPED)
+    sys.modules.pop("typed", None)
+    importlib.invalidate_caches()
+    return base
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_values_of_every_type_tell_runs_apart(typed, name):
+    settings = [{f"model.client.{name}": value} for value in ARGUMENTS[name]]
+    first, second = cells_of(*settings, method="typed.Typed", base="users.yaml")
+    assert first.name != second.name
+    store(first, "anything-seed0-00000000")
+    again, _ = cells_of(*settings, method="typed.Typed", base="users.yaml")
+    assert again.name == "anything-seed0-00000000"
+
+
+def test_values_of_every_type_are_run(here, typed):
+    given = " ".join(f"--model.client.{name} {json.dumps(values[1])}" for name, values in ARGUMENTS.items())
+    words = f"-c users.yaml --methods typed.Typed --seeds 0 --metrics val/loss --trainer.max_epochs 1 {given}"
+    compare(words)
+    compare(words)
+    assert len(here) == 1, "it is done"
+
+
+def test_a_run_with_values_of_every_type_is_continued(here, typed):
+    given = " ".join(f"--model.client.{name} {json.dumps(values[1])}" for name, values in ARGUMENTS.items())
+    words = f"fit -c users.yaml --model.client typed.Typed {given} --plots.format none --trainer.max_epochs"
+    said = say(f"{words} 1")
+    assert said.code == 0, said.err
+    sys.modules.pop("typed")  # Another process has other objects of the same names.
+    importlib.invalidate_caches()
+    said = say(f"{words} 2 --ckpt_path last")
+    assert said.code == 0, said.err
+    (run,) = Path("runs").glob("*/*")
+    assert len((run / "metrics.csv").read_text().splitlines()) == 3
 
 
 # --- stored cells ---
@@ -202,6 +308,70 @@ def test_a_done_run_of_code_that_has_changed_is_named_in_one_line(here, base):
     lines = [line for line in said.out.splitlines() if "own.Mine" in line and "the source has changed" in line]
     assert len(lines) == 1, said.out
     assert here == ["Mine-seed0"], "nothing is run again"
+
+
+KEPT = """
+import numpy as np
+import torch
+from pathlib import Path
+from fl_lightning.data import Source, TensorSource
+
+
+class Kept(Source):
+    places = ("root",)
+
+    def __init__(self, root="a", name="x.npy"):
+        self.root = root
+        self.name = name
+
+    def load(self):
+        x = torch.from_numpy(np.load(Path(self.root) / self.name))
+        samples = (x, torch.arange(len(x)) % 2)
+        return TensorSource(samples, samples).load()
+
+
+class Named(Kept):
+    @classmethod
+    def fingerprint(cls, arguments):
+        path = Path(arguments["root"]) / arguments["name"]
+        return str(path.stat().st_size) if path.is_file() else None
+"""
+
+
+@pytest.fixture
+def kept(here, base):
+    """The same, with sources of a user's own that say which argument is a place."""
+    (base / "kept.py").write_text(KEPT)
+    sys.modules.pop("kept", None)
+    importlib.invalidate_caches()
+    return base
+
+
+@pytest.mark.parametrize("source", ["Kept", "Named"])
+def test_a_done_run_whose_files_have_changed_is_named_in_one_line(here, kept, source):
+    words = f"-c users.yaml --methods own.Mine --seeds 0 1 --metrics val/loss --data.source kept.{source}"
+    assert "the files have changed" not in compare(words).out
+    assert "the files have changed" not in compare(words).out
+    np.save(kept / "a" / "x.npy", np.zeros((30, 4), dtype=np.float32))
+    said = compare(words)
+    (line,) = [line for line in said.out.splitlines() if "the files have changed" in line]
+    assert "data.source: the files have changed since 2 of the runs that are done were begun" in line
+    assert len(here) == 2, "nothing is run again"
+
+
+@pytest.mark.parametrize("source", ["Kept", "Named"])
+def test_a_place_of_a_users_source_is_one_run_if_its_fingerprint_is(kept, source):
+    def settings(root):
+        return {"data.source": {"class_path": f"kept.{source}", "init_args": {"root": root}}}
+
+    for name in ("copy", "other"):
+        (kept / name).mkdir()
+    shutil.copy(kept / "a" / "x.npy", kept / "copy" / "x.npy")
+    np.save(kept / "other" / "x.npy", np.zeros((30, 4), dtype=np.float32))
+    roots = ("a", "copy", "other", "gone")
+    first, copy, other, gone = cells_of(*map(settings, roots), method="own.Mine", base="users.yaml")
+    assert first.name == copy.name
+    assert len({first.name, other.name, gone.name}) == 3
 
 
 def test_more_rounds_with_checkpoints_elsewhere_delete_no_row(here, base):

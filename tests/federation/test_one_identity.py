@@ -22,11 +22,20 @@ from fl_lightning import FederatedLoop
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.data import FEMNIST, MNIST, FederatedDataModule, ImageFolder, Source, TensorSource
 from fl_lightning.experiments.composing import nested_names, option_names
-from fl_lightning.federation.code import changed_code, digests_of_code
+from fl_lightning.federation.code import changed_code, digests_of_code, is_installed
 from fl_lightning.federation.effects import RECORDS, distinguishes, is_data, is_fixed, is_seed, record_of
 from fl_lightning.federation.fingerprint import MOST_HASHED, NUM_READ, digest_of_inputs
 from fl_lightning.federation.horizon import Horizon
-from fl_lightning.federation.identity import RunIdentity, default_of, described_value, differences, flat
+from fl_lightning.federation.identity import (
+    MAX_DEPTH,
+    SPELLINGS,
+    RunIdentity,
+    default_of,
+    described_value,
+    differences,
+    fingerprints,
+    flat,
+)
 
 
 @dataclass
@@ -177,6 +186,125 @@ def test_values_of_any_kind_are_compared(values):
     first, second = values
     assert differences(described_value("x", first), described_value("x", first)) == []
     assert [one.name for one in differences(described_value("x", first), described_value("x", second))] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "is_equal"),
+    [
+        (True, 1, False),
+        (False, 0, False),
+        (False, 0.0, False),
+        ([True], [1], False),
+        ([0.1, [True]], [0.1, [1]], False),
+        (1, 1.0, True),
+        ([8, 8], [8.0, 8], True),
+        ([8], 8, False),
+        ("8", 8, False),
+        ("true", True, False),
+        (None, "null", False),
+        (None, 0, False),
+        ([float("nan")], [float("nan")], True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_truth_value_is_no_number_and_a_whole_number_is_the_float(was, now, is_equal, swapped):
+    first, second = (now, was) if swapped else (was, now)
+    assert (names_of(flat(config_of(gamma=first)), flat(config_of(gamma=second))) == []) == is_equal
+
+
+@pytest.mark.parametrize("name", ["limit_val_batches", "limit_test_batches", "limit_predict_batches"])
+def test_a_count_of_batches_is_not_their_share(name):
+    assert [one.name for one in differences({f"trainer.{name}": 1}, {f"trainer.{name}": 1.0})] == [f"trainer.{name}"]
+    assert differences({f"trainer.{name}": 1.0}, {f"trainer.{name}": 1.0}) == []
+    assert differences({f"trainer.{name}": 0.5}, {f"trainer.{name}": 1.0}) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "is_equal"),
+    [
+        ("precision", None, "32-true", True),
+        ("precision", 32, "32-true", True),
+        ("precision", "32", None, True),
+        ("precision", 16, "16-mixed", True),
+        ("precision", "bf16", "bf16-mixed", True),
+        ("precision", "bf16", "16-mixed", False),
+        ("precision", 64, None, False),
+        ("precision", "64-true", 64, True),
+        ("limit_val_batches", None, 1.0, True),
+        ("limit_val_batches", None, 1, False),
+        ("limit_val_batches", 2, 2.0, False),
+        ("deterministic", None, False, True),
+        ("deterministic", None, True, False),
+        ("deterministic", "warn", True, False),
+    ],
+)
+def test_flags_of_the_trainer_are_compared_as_lightning_reads_them(name, first, second, is_equal):
+    assert (differences({f"trainer.{name}": first}, {f"trainer.{name}": second}) == []) == is_equal
+    assert (differences({f"trainer.{name}": second}, {f"trainer.{name}": first}) == []) == is_equal
+
+
+@pytest.mark.parametrize("value", [{}, [], [16], "other", 7])
+def test_a_value_that_no_flag_takes_is_compared_as_it_is(value):
+    for name in SPELLINGS:
+        assert differences({name: value}, {name: value}) == []
+        assert differences({name: value}, {name: None}) != []
+
+
+def test_the_rule_that_is_named_is_the_one_that_nobody_named():
+    median = flat({"model": {"aggregator": {"class_path": "fl_lightning.aggregation.Median"}}})
+    assert differences(flat({"model": {"aggregator": None}}), median) != []
+    named = flat({"model": {"aggregator": {"class_path": "fl_lightning.aggregation.Aggregator"}}})
+    assert differences(flat({"model": {"aggregator": None}}), named) == []
+
+
+@pytest.mark.parametrize("given", [name for name in SPELLINGS["trainer.precision"] if name not in (16, "16")])
+def test_lightning_reads_a_precision_so(given):
+    """Half precision needs a GPU: on a CPU Lightning replaces it."""
+    trainer = Trainer(precision=given, accelerator="cpu", logger=False)
+    assert trainer.precision == SPELLINGS["trainer.precision"][given]
+
+
+class Deep(LightningModule):
+    """A user's module whose arguments are no empty collections unless they are given."""
+
+    def __init__(self, widths: list[int] | None = (64,), config: dict | None = None, more: list[int] = ()) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+EMPTY = [
+    ({"widths": []}, {}),
+    ({"widths": []}, {"widths": [64]}),
+    ({"widths": []}, {"widths": None}),
+    ({"config": {}}, {"config": None}),
+    ({"config": {"a": []}}, {"config": {}}),
+    ({"config": {"a": {}}}, {"config": {}}),
+    ({"config": {"a": [{}]}}, {"config": {"a": []}}),
+    ({"config": {"a": [{"b": 1}, {}]}}, {"config": {"a": [{"b": 1}]}}),
+]
+"""Arguments that differ in an empty list or dict."""
+
+
+@pytest.mark.parametrize(("first", "second"), [*EMPTY, *((second, first) for first, second in EMPTY)], ids=str)
+def test_an_empty_list_or_dict_is_a_value(first, second):
+    def config(arguments):
+        return {"model": {"client": {"class_path": f"{__name__}.Deep", "init_args": arguments}}}
+
+    assert differences(flat(config(first)), flat(config(second))) != []
+    assert differences(flat(config(first)), flat(config(first))) == []
+    assert differences(described_value("m", Deep(**first)), described_value("m", Deep(**second))) != []
+
+
+def test_what_an_older_checkpoint_lacks_is_an_empty_list_or_dict_if_that_is_the_default():
+    def config(arguments):
+        return {"model": {"client": {"class_path": f"{__name__}.Deep", "init_args": arguments}, **further}}
+
+    further = {}
+    older = flat(config({}))
+    assert differences(older, flat(config({"more": [], "config": {}}))) == []
+    further = {"transforms": [], "personal": []}
+    assert differences(older, flat(config({}))) == []
 
 
 # --- places of samples ---
@@ -566,3 +694,155 @@ def test_a_changed_base_class_is_changed_code(tmp_path, monkeypatch, base):
     importlib.import_module("coded")
     assert changed_code(was) == ["coded.Mine"]
     del sys.modules["coded"]
+
+
+# --- lines that nothing protected ---
+
+
+class Within(Source):
+    """A source that reads what another one gives."""
+
+    def __init__(self, base, root="."):
+        self.base = base
+        self.root = root
+
+    def load(self):
+        return self.base.load()
+
+
+def test_sources_within_a_source_have_fingerprints_of_their_own(tmp_path):
+    (tmp_path / "a.txt").write_text("some")
+    found = fingerprints({"data.source": Within(Within(ImageFolder(tmp_path)), root=tmp_path), "data.num": 3})
+    assert set(found) == {"data.source.base.base"}
+    assert found["data.source.base.base"] == ImageFolder.fingerprint({"root": tmp_path})
+    assert fingerprints({"data.source": ImageFolder(tmp_path / "gone")}) == {}
+    assert fingerprints({"data.source": Within(3)}) == {}
+
+
+def nested(depth, value):
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("depth", [0, 1, MAX_DEPTH, MAX_DEPTH + 1, MAX_DEPTH + 5])
+def test_values_of_any_depth_are_compared(depth):
+    was = described_value("x", nested(depth, 1))
+    assert differences(was, described_value("x", nested(depth, 2))) != []
+    assert differences(was, described_value("x", nested(depth, 1))) == []
+    assert len(was) == 1
+
+
+def test_objects_are_compared_down_to_a_depth_of_eight():
+    for depth, is_compared in ((8, True), (9, False)):
+        was, now = (described_value("x", nested(depth, partial(max, a))) for a in (1, 2))
+        assert (differences(was, now) != []) == is_compared
+
+
+def test_a_value_that_holds_itself_is_described_once():
+    value = SimpleNamespace(a=1)
+    value.itself = value
+    assert described_value("x", value)["x.a"] == 1
+    assert MAX_DEPTH < len(described_value("x", value)) < 3 * MAX_DEPTH
+
+
+@pytest.mark.parametrize(
+    ("file", "is_of_others"),
+    [
+        (inspect.__file__, True),
+        (np.__file__, True),
+        (torch.__file__, True),
+        (__file__, False),
+        ("/nowhere/site-packages/own.py", False),
+    ],
+)
+def test_files_of_python_and_of_packages_are_installed(file, is_of_others):
+    assert is_installed(file) == is_of_others
+
+
+@pytest.mark.parametrize("kind", [Random, torch.nn.Linear, FederatedLoop, partial, len, 3], ids=str)
+def test_the_code_of_others_is_not_compared(kind):
+    assert digests_of_code([kind]) == {}
+
+
+@pytest.mark.parametrize(("num_bytes", "num_read"), [(2**24, 1000), (2**24 + 1, 64), (None, 64 + 6 * 3)])
+def test_how_many_samples_are_read(num_bytes, num_read):
+    """16 MiB are read whole. Of samples that are loaded, three are read six times more."""
+    split = Batches(lambda x: x, 1000)
+    split.num_bytes = num_bytes
+    digest_of_inputs(split, seed=0)
+    assert len(split.read) == num_read
+
+
+def test_an_empty_split_has_no_digest():
+    assert digest_of_inputs(Batches(lambda x: x, 0), seed=0) is None
+
+
+class Changes(LightningModule):
+    """Writes into its own hyper-parameters while it trains."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def training_step(self, batch, batch_idx):
+        self.hparams.lr = 0.5 * self.hparams.lr
+        self.hparams.seen = batch_idx
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+
+def test_a_loop_whose_module_changes_its_hyper_parameters_is_fitted_again_and_continued(tmp_path):
+    x = torch.linspace(0, 1, 48).reshape(12, 4)
+
+    def fit(loop, rounds, path=None):
+        data = FederatedDataModule(TensorSource((x, torch.arange(12) % 2), (x, torch.arange(12) % 2)), num_clients=2)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+        trainer = Trainer(max_epochs=rounds, enable_model_summary=False, **quiet)
+        trainer.fit(loop, datamodule=data, ckpt_path=path)
+        return trainer
+
+    loop = FederatedLoop(Changes())
+    fit(loop, 1).save_checkpoint(tmp_path / "1.ckpt")
+    changed = loop.client.module.hparams.lr
+    assert changed < 0.1
+    fit(loop, 2)  # A fit without a checkpoint is compared with nothing.
+    assert loop.identity.objects["model.client.module.lr"] == changed, "the settings with which it was begun"
+    fit(FederatedLoop(Changes()), 2, tmp_path / "1.ckpt")
+    with pytest.raises(ValueError, match=r"model\.client\.module\.lr was 0\.1, is "):
+        fit(loop, 2, tmp_path / "1.ckpt")
+
+
+class Rows(torch.utils.data.Dataset):
+    """Samples that are loaded one by one, of which no argument tells."""
+
+    def __init__(self, x):
+        self._samples = x
+
+    def __len__(self):
+        return len(self._samples)
+
+    def __getitem__(self, index):
+        return self._samples[index], index % 2
+
+
+@pytest.mark.parametrize("which", ["train", "val", "test"])
+def test_samples_that_change_between_two_fits_of_a_process_are_compared(tmp_path, which):
+    sets = {name: torch.linspace(0, 1, 48).reshape(12, 4) for name in ("train", "val", "test")}
+    datasets = {name: Rows(x) for name, x in sets.items()}
+    data = FederatedDataModule.from_datasets(**datasets, num_clients=2, num_classes=2)
+
+    def fit(rounds, path=None):
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+        trainer = Trainer(max_epochs=rounds, enable_model_summary=False, **quiet)
+        trainer.fit(FederatedLoop(Planner("")), datamodule=data, ckpt_path=path)
+        return trainer
+
+    fit(1).save_checkpoint(tmp_path / "1.ckpt")
+    fit(2, tmp_path / "1.ckpt")
+    sets[which].mul_(10)
+    with pytest.raises(ValueError, match=r"data\.inputs.* was "):
+        fit(2, tmp_path / "1.ckpt")

@@ -128,3 +128,31 @@ def test_what_test_gave_is_read_for_its_round_only(told, is_read, tmp_path):
     path = tmp_path / "test.json"
     path.write_text(json.dumps({"test/acc": 0.5, "round_best": 0.0, **told}))
     assert read_test(path, 1) == ({"test/acc": 0.5} if is_read else {})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_one"),
+    [
+        ("runs/FedAvg-seed0-1a2b3c4d/0/last.ckpt", "runs/FedAvg-seed1-5e6f7a8b/0/last.ckpt", True),
+        ("runs/FedAvg-seed0-1a2b3c4d/0/last.ckpt", "runs/FedNTD-seed1-5e6f7a8b/0/last.ckpt", False),
+        ("one-seed0.pt", "one-seed1.pt", False),
+        ("one.pt", "two.pt", False),
+        ("one.pt", "one.pt", True),
+        (None, "one.pt", False),
+    ],
+    ids=str,
+)
+def test_runs_that_begin_with_other_weights_are_two_groups_unless_the_weights_are_of_their_own_seeds(
+    tmp_path, first, second, is_one
+):
+    for seed, weights in enumerate((first, second)):
+        config = settings("FedAvg", seed)
+        config["model"]["initial_weights"] = weights
+        write_run(tmp_path / str(seed), [0.1], config)
+    assert (len(groups_of(tmp_path)) == 1) == is_one
+
+
+def test_another_setting_that_looks_like_a_start_is_compared_as_it_is(tmp_path):
+    for seed, name in enumerate(("a-seed0-1a2b3c4d", "a-seed1-5e6f7a8b")):
+        write_run(tmp_path / str(seed), [0.1], settings("FedNTD", seed, note=name))
+    assert len(groups_of(tmp_path)) == 2

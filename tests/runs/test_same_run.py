@@ -125,6 +125,84 @@ def test_samples_that_changed_are_refused(project, factor):
     fit("--ckpt_path last --allow_changes data.inputs", 2)
 
 
+FURTHER = """
+import numpy as np
+import torch
+from pathlib import Path
+from fl_lightning.data import Source, TensorSource
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from own import Data
+
+
+class Lazy(Dataset):
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], index % 2
+
+
+class Further(Data):
+    lazy = False
+
+    def samples(self, name):
+        x = torch.from_numpy(np.load(Path(name) / "x.npy"))
+        return Lazy(x) if self.lazy else TensorDataset(x, torch.arange(len(x)) % 2)
+
+    def val_dataloader(self):
+        return [DataLoader(self.samples(name), batch_size=4) for name in ("val", "more")]
+
+
+class LazyFurther(Further):
+    lazy = True
+
+
+class Tested(Data):
+    def val_dataloader(self):
+        return None
+
+    def test_dataloader(self):
+        return DataLoader(Further().samples("val"), batch_size=4)
+
+
+class Proxy(Source):
+    def load(self):
+        x = torch.from_numpy(np.load(Path("more") / "x.npy"))
+        samples = (x, torch.arange(len(x)) % 2)
+        return TensorSource(samples, samples).load()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "split"),
+    [
+        ("--data.source further.Further", "val", "val"),
+        ("--data.source further.Further", "more", "val/dataloader_idx_1"),
+        ("--data.source further.LazyFurther", "val", "val"),
+        ("--data.source further.Tested", "val", "test"),
+        ("--data.source further.Tested --data.extra_splits.proxy further.Proxy", "more", "proxy"),
+    ],
+)
+def test_samples_of_every_split_that_changed_are_refused(project, words, folder, split):
+    import numpy as np
+
+    (project / "further.py").write_text(FURTHER)
+    sys.modules.pop("further", None)
+    importlib.invalidate_caches()
+    for name in ("val", "more"):
+        (project / name).mkdir()
+        np.save(project / name / "x.npy", np.load(project / "a" / "x.npy"))
+    begin = MINE.replace("--data.source own.Data", words)
+    assert say(f"{begin} 1").code == 0
+    assert say(f"{begin} 2 --ckpt_path last").code == 0, "nothing has changed"
+    np.save(project / folder / "x.npy", np.load(project / folder / "x.npy") * np.float32(10))
+    assert f"data.inputs.{split} was " in refusal(f"{begin} 3 --ckpt_path last", 1)
+    assert say(f"{begin} 3 --ckpt_path last --allow_changes data.inputs").code == 0
+
+
 def told(caplog):
     """The lines that name changed code."""
     return [record.getMessage() for record in caplog.records if "the source has changed" in record.getMessage()]
@@ -143,6 +221,43 @@ def test_code_that_changed_is_named_in_one_line(project, caplog):
     caplog.clear()
     fit("--ckpt_path last", 3)
     assert told(caplog) == [], "the run has this code now"
+
+
+KEPT = """
+from fl_lightning.data import Source, TensorSource
+from further import Proxy
+
+
+class Kept(Proxy):
+    places = ("root",)
+
+    def __init__(self, root: str = "more"):
+        self.root = root
+"""
+
+
+@pytest.mark.parametrize("words", ["--data.source kept.Kept", "--data.extra_splits.proxy kept.Kept"])
+def test_files_that_changed_are_named_in_one_line(project, caplog, words):
+    import numpy as np
+
+    (project / "further.py").write_text(FURTHER)
+    (project / "kept.py").write_text(KEPT)
+    for name in ("further", "kept"):
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    (project / "more").mkdir()
+    np.save(project / "more" / "x.npy", np.load(project / "a" / "x.npy"))
+    caplog.set_level("INFO")
+    fit(words)
+    fit(f"{words} --ckpt_path last", 2)
+    assert "the files have changed" not in caplog.text
+    (project / "more" / "notes.txt").write_text("other files, the same samples")
+    fit(f"{words} --ckpt_path last", 3)
+    name = words.removeprefix("--").partition(" ")[0]
+    assert caplog.text.count(f"{name}: the files have changed since the run was begun") == 1
+    caplog.clear()
+    fit(f"{words} --ckpt_path last", 4)
+    assert "the files have changed" not in caplog.text, "the run has these files now"
 
 
 # --- last ---

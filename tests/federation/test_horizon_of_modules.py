@@ -1,0 +1,184 @@
+"""A module that asks its Trainer how long the run is, wherever it asks: the run depends on the planned rounds."""
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
+
+from fl_lightning import FederatedLoop
+from fl_lightning.client.hooks import FORWARDED
+from fl_lightning.data import FederatedDataModule, TensorSource
+from fl_lightning.federation.horizon import LENGTHS, Horizon
+from fl_lightning.utils.trainer_view import ALONE, TrainerView, whole_world
+
+X = torch.linspace(0, 1, 48).reshape(12, 4)
+Y = torch.arange(12) % 2
+
+
+class Module(LightningModule):
+    """A module of a user's own that plans nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.seen: list[object] = []
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self(x), y)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_loss", torch.nn.functional.cross_entropy(self(x), y))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def asking(hook, name):
+    """A module that asks its Trainer for a number in one hook."""
+
+    def ask(self, *args, **kwargs):
+        self.seen.append(getattr(self.trainer, name))
+        return getattr(Module, hook)(self, *args, **kwargs)
+
+    return type("Asking", (Module,), {hook: ask})()
+
+
+def fitted(module, rounds, path=None, **planned):
+    """A Trainer after a fit of a module, or of a loop."""
+    data = FederatedDataModule(TensorSource((X, Y), (X, Y)), num_clients=2, batch_size=4)
+    trainer = Trainer(
+        max_epochs=rounds,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    loop = module if isinstance(module, FederatedLoop) else FederatedLoop(module, **planned)
+    trainer.fit(loop, datamodule=data, ckpt_path=path)
+    return trainer
+
+
+STEPS = ("forward", "training_step", "validation_step", "optimizer_step")
+OTHERS = ("configure_callbacks", "configure_optimizers", *STEPS)
+HOOKS = sorted({*FORWARDED, *OTHERS})
+"""All hooks of a LightningModule that are called in a federation, and its steps."""
+
+
+def called_before_a_checkpoint():
+    """The hooks that are called by the end of two rounds, found by a module that asks nothing."""
+    called = set()
+
+    def note(hook):
+        def noted(self, *args, **kwargs):
+            if self._trainer is not None:
+                called.add(hook)
+            return getattr(Module, hook)(self, *args, **kwargs)
+
+        return noted
+
+    fitted(type("Noting", (Module,), {hook: note(hook) for hook in HOOKS})(), 2)
+    return sorted(called - {"on_train_end", "on_fit_end", "teardown"})
+
+
+CALLED = called_before_a_checkpoint()
+
+
+def test_the_hooks_in_question_are_many():
+    asked = {"setup", "configure_model", "configure_callbacks", "training_step", "on_train_batch_start"}
+    assert asked | {"validation_step", "on_validation_start", "on_before_optimizer_step"} <= set(CALLED)
+
+
+@pytest.mark.parametrize("hook", CALLED)
+def test_a_module_that_asks_in_any_hook_is_not_continued_with_more_rounds(tmp_path, hook):
+    trainer = fitted(asking(hook, "max_epochs"), 1)
+    trainer.save_checkpoint(tmp_path / "1.ckpt")
+    with pytest.raises(ValueError, match=r"trainer\.max_epochs was 1, is 3 "):
+        fitted(asking(hook, "max_epochs"), 3, tmp_path / "1.ckpt")
+
+
+@pytest.mark.parametrize("hook", CALLED)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_module_is_told_the_planned_rounds_in_any_hook(hook, name):
+    module = asking(hook, name)
+    fitted(module, 1, planned_rounds=4)
+    assert set(module.seen) == {4}
+
+
+def test_a_module_that_asks_nothing_is_continued_with_more_rounds(tmp_path):
+    fitted(asking("training_step", "current_epoch"), 1).save_checkpoint(tmp_path / "1.ckpt")
+    fitted(asking("training_step", "current_epoch"), 3, tmp_path / "1.ckpt")
+
+
+@pytest.mark.parametrize("name", ["max_epochs", "estimated_stepping_batches"])
+def test_what_was_asked_in_one_run_is_not_asked_in_the_next(tmp_path, name):
+    module = asking("training_step", name)
+    loop = FederatedLoop(module)
+    fitted(loop, 1)
+    module.training_step = lambda batch, batch_idx: Module.training_step(module, batch, batch_idx)
+    fitted(loop, 1).save_checkpoint(tmp_path / "1.ckpt")
+    fitted(loop, 3, tmp_path / "1.ckpt")
+
+
+class Outer(Module):
+    """A module with another one that asks."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = asking("forward", "max_epochs")
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_modules_within_the_module_ask_too(tmp_path):
+    fitted(Outer(), 1).save_checkpoint(tmp_path / "1.ckpt")
+    with pytest.raises(ValueError, match=r"trainer\.max_epochs was 1, is 3 "):
+        fitted(Outer(), 3, tmp_path / "1.ckpt")
+
+
+def test_a_module_without_a_trainer_has_none():
+    loop = FederatedLoop(Module())
+    loop.trainer = None
+    assert not isinstance(loop.client._trainer, TrainerView)
+
+
+def test_in_an_evaluation_of_several_processes_a_module_sees_all_of_them_and_the_planned_rounds():
+    run = SimpleNamespace(world_size=2, global_rank=1, num_nodes=1, num_devices=2, max_epochs=3)
+    asked = []
+    module = Module()
+    module.trainer = TrainerView(run, {**ALONE, "max_epochs": 9}, {"max_epochs": asked.append})
+    assert (module.trainer.world_size, module.trainer.max_epochs) == (1, 9)
+    with whole_world([module]):
+        assert (module.trainer.world_size, module.trainer.global_rank, module.trainer.max_epochs) == (2, 1, 9)
+    assert module.trainer.world_size == 1
+    assert asked == ["max_epochs", "max_epochs"]
+
+
+def test_in_a_run_of_one_process_nothing_is_exchanged_for_an_evaluation():
+    module = Module()
+    module.trainer = TrainerView(SimpleNamespace(), {"max_epochs": 9})
+    view = module.trainer
+    with whole_world([module]):
+        assert module.trainer is view
+
+
+def test_a_copied_or_pickled_view_tells_the_same_horizon():
+    horizon = Horizon()
+    view = TrainerView(SimpleNamespace(max_epochs=3), {}, horizon.readers())
+    horizon.begin_run(3)
+    assert copy.deepcopy(view).max_epochs == 3
+    assert horizon.state() == {"trainer.max_epochs": 3}
+    horizon.forget()
+    there, seen = pickle.loads(pickle.dumps((horizon, view)))
+    assert seen.max_epochs == 3
+    assert there.state() == {"trainer.max_epochs": 3}
+    assert horizon.state() == {}
