@@ -17,7 +17,7 @@ from fl_lightning.federation.identity import class_name, is_plain
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.files import DIGEST, save_with_digest
 from fl_lightning.utils.packages import distribution_of, lightning_base
-from fl_lightning.utils.plain import is_readable, plain_value
+from fl_lightning.utils.plain import is_readable, plain_value, without_refused
 
 
 class ClientCheckpoint(Callback):
@@ -83,7 +83,7 @@ class ClientCheckpoint(Callback):
     def _writable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checkpoint in plain form, without the objects that cannot be written, which are reported once."""
         left_out: list[str] = []
-        writable = without_unpicklable(plain_value(checkpoint), prefix="", left_out=left_out)
+        writable = without_refused(plain_value(checkpoint), keeps=is_writable, left_out=left_out)
         names = [name for name in left_out if name not in self._reported]
         self._reported.update(names)
         if names:
@@ -182,25 +182,6 @@ def arguments_of(module: LightningModule) -> dict[str, Any]:
             if has_name and hasattr(module, parameter.name):
                 values[parameter.name] = getattr(module, parameter.name)
     return values
-
-
-def without_unpicklable(entries: Mapping[Any, Any], prefix: str, left_out: list[str]) -> dict[Any, Any]:
-    """Return a copy of nested entries without those that cannot be written to a file.
-
-    Args:
-        entries: Entries by name, nested, in plain form.
-        prefix: Beginning of the names in `left_out`.
-        left_out: Receives the names of the entries that the copy lacks.
-    """
-    writable: dict[Any, Any] = {}
-    for key, value in entries.items():
-        if type(value) is dict:
-            writable[key] = without_unpicklable(value, prefix=f"{prefix}{key}.", left_out=left_out)
-        elif is_writable(value):
-            writable[key] = value
-        else:
-            left_out.append(f"{prefix}{key}")
-    return writable
 
 
 def is_writable(value: Any) -> bool:
