@@ -13,6 +13,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client import ClientModule
+from fl_lightning.client.hooks import own_hook
 from fl_lightning.federation.identity import class_name, is_plain
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.files import DIGEST, save_with_digest
@@ -76,7 +77,12 @@ class ClientCheckpoint(Callback):
             "state_dict": {name.removeprefix(prefix): value for name, value in client.state_dict().items()},
             **hyperparameters(inner, self.configured),
         }
-        forward(inner, "on_save_checkpoint", checkpoint)
+        if own_hook(inner, "on_save_checkpoint") is not None:
+            of_trainer = states_of_trainer(trainer)
+            checkpoint |= of_trainer
+            forward(inner, "on_save_checkpoint", checkpoint)
+            for name in of_trainer:
+                checkpoint.pop(name, None)
         checkpoint[DIGEST] = "sha256"
         save_with_digest(self._writable(checkpoint), Path(self.dirpath or trainer.default_root_dir, self.filename))
 
@@ -92,6 +98,22 @@ class ClientCheckpoint(Callback):
                 f"load_from_checkpoint"
             )
         return writable
+
+
+def states_of_trainer(trainer: Trainer) -> dict[str, Any]:
+    """Return what Lightning keeps in a checkpoint besides the module, which its hook may read or delete.
+
+    The states of callbacks, which are not of the module, are left out.
+
+    Args:
+        trainer: The Trainer of the run.
+    """
+    return {
+        "loops": {"fit_loop": trainer.fit_loop.state_dict()},
+        "callbacks": {},
+        "optimizer_states": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "lr_schedulers": [entry.scheduler.state_dict() for entry in trainer.lr_scheduler_configs],
+    }
 
 
 def call_on_save(module: LightningModule, name: str, checkpoint: dict[str, Any]) -> None:
