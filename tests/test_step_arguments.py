@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import pytorch_lightning as pl
@@ -121,6 +122,88 @@ def passes(module, data, makes_model):
         getattr(run, name)(model, datamodule=data)
         found[name] = list(module.met)
     return found
+
+
+class NamedOnly(Net):
+    """Its third argument can be given by name only."""
+
+    def validation_step(self, batch, batch_idx, *, dataloader_idx=0):
+        self.note(batch_idx, dataloader_idx)
+
+
+class ThirdAndFourth(Net):
+    def validation_step(self, batch, batch_idx, stage="val", dataloader_idx=0):
+        assert stage == "val"
+        self.note(batch_idx, dataloader_idx)
+
+
+class Wrapped(Net):
+    """Its step is called through a wrapper, which takes anything."""
+
+    @torch.no_grad()
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.note(batch_idx, dataloader_idx)
+
+
+class WithoutGradients(Net):
+    @torch.no_grad()
+    def validation_step(self, batch, batch_idx, stage="val"):
+        self.note(batch_idx, stage)
+
+
+class Set(Net):
+    """Its step is set on the object, with its last argument given."""
+
+    def __init__(self):
+        super().__init__()
+        self.validation_step = partial(self.evaluate, stage="val")
+
+    def evaluate(self, batch, batch_idx, stage):
+        self.note(batch_idx, stage)
+
+
+@pytest.mark.parametrize("kind", [NamedStage, OnlyBatch, WithoutGradients, Set])
+def test_a_third_argument_of_another_meaning_keeps_its_default_with_several_loaders(kind):
+    """Plain Lightning refuses such a step."""
+    module = kind()
+    data = FederatedDataModule.from_datamodule(Data(2), num_clients=1, eval_batch_size=4)
+    trainer(1).validate(FederatedLoop(FedAvg(module=module)), datamodule=data)
+    once = [(4,), (3,)] if kind is OnlyBatch else [(0, "val"), (1, "val")]
+    assert module.met == once * 2
+
+
+@pytest.mark.parametrize("kind", [Loader, NamedOnly, ThirdAndFourth, Wrapped, Anything])
+def test_the_index_of_the_loader_is_given_wherever_a_step_takes_it(kind):
+    module = kind()
+    data = FederatedDataModule.from_datamodule(Data(2), num_clients=1, eval_batch_size=4)
+    trainer(1).validate(FederatedLoop(FedAvg(module=module)), datamodule=data)
+    assert module.met == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+STEPS = {"fit": "validation_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_that_cannot_be_called_is_refused_before_anything_trains(name):
+    def step(self, batch, batch_idx, dataloader_idx):
+        self.note("called")
+
+    kind = type("Needs", (Net,), {STEPS[name]: step})
+    module = kind()
+    loop = FederatedLoop(FedAvg(module=module))
+    data = FederatedDataModule.from_datamodule(Data(1), num_clients=1, eval_batch_size=4)
+    with pytest.raises(TypeError, match=rf"Needs\.{STEPS[name]} is called with \(batch, batch_idx\), but takes"):
+        getattr(trainer(1), name)(loop, datamodule=data)
+    assert module.met == []
+    if name == "fit":
+        trainer(1, limit_val_batches=0).fit(loop, datamodule=data)
+
+
+@pytest.mark.parametrize("name", ["training_step", *sorted(set(STEPS.values()))])
+def test_a_step_that_draws_its_own_batches_is_refused(name):
+    kind = type("Draws", (Net,), {name: lambda self, dataloader_iter: None})
+    with pytest.raises(TypeError, match=rf"Draws\.{name} takes dataloader_iter"):
+        FederatedLoop(kind())
 
 
 @pytest.mark.parametrize("kind", [NamedStage, OnlyBatch, Loader, Anything])
