@@ -1,5 +1,6 @@
 """A step of a user's module is given what plain Lightning gives it, and its batch weighs what it weighs there."""
 
+import inspect
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop, methods
+from fl_lightning.functional.sample_gradients import sample_gradients
 from fl_lightning.methods import FedAvg
-from tests.toys import samples, trainer
+from tests.toys import samples, trainer, weights_of
 
 
 class Data(pl.LightningDataModule):
@@ -275,3 +277,77 @@ def test_a_batch_weighs_what_it_weighs_in_lightning(kind):
     ours.fit(loop, datamodule=data)
     for key in ("train/size", "val/size"):
         assert loop.round_metrics[key] == pytest.approx(float(plain.callback_metrics[key]), rel=1e-6), key
+
+
+# --- methods that take the samples of a batch one by one ---
+
+MIXED = {
+    "text first": KINDS["text first"],
+    "dataclass": KINDS["dataclass"],
+    "none first": lambda items: (None, *stacked(items)),
+    "texts and a number": lambda items: {"id": ["a"] * len(items), "xy": stacked(items), "n": torch.tensor(2.0)},
+}
+
+
+def x_and_y(batch):
+    if isinstance(batch, Graph):
+        return batch.x, batch.y
+    if isinstance(batch, dict):
+        return batch.get("xy") or (batch["x"], batch["y"])
+    return batch[-2], batch[-1]
+
+
+class Trains(Net):
+    def __init__(self):
+        super().__init__()
+        nn.init.ones_(self.net.weight)
+        nn.init.zeros_(self.net.bias)
+
+    def training_step(self, batch, batch_idx):
+        x, y = x_and_y(batch)
+        loss = F.cross_entropy(self.net(x), y)
+        self.log("train/loss", loss)
+        return loss
+
+
+METHODS = {
+    name: kind
+    for name in dir(methods)
+    if inspect.isclass(kind := getattr(methods, name)) and issubclass(kind, ClientModule) and not kind.needs
+}
+WRAPPERS = {
+    "dp_sgd": lambda module: methods.dp_sgd(module, noise_multiplier=0.1),
+    "local_dp": lambda module: methods.local_dp(module, noise_multiplier=0.1),
+}
+
+
+@pytest.mark.parametrize("name", [*METHODS, *WRAPPERS])
+def test_a_method_does_not_depend_on_what_else_is_in_a_batch(name):
+    def fit(collate):
+        client = WRAPPERS[name](Trains()) if name in WRAPPERS else METHODS[name](module=Trains())
+        data = FederatedDataModule.from_datamodule(Data(collate=collate), num_clients=2, proxy_size=0.2)
+        loop = FederatedLoop(client, seed=1)
+        trainer(1, limit_val_batches=0).fit(loop, datamodule=data)
+        return weights_of(loop)
+
+    expected = fit(stacked)
+    for kind, collate in MIXED.items():
+        # Gradients of single samples are taken one by one if a batch has texts.
+        torch.testing.assert_close(fit(collate), expected, rtol=1e-5, atol=1e-7, msg=kind)
+
+
+def test_each_sample_has_its_own_text():
+    batch = {"text": ["a", "bb", "ccc"], "x": torch.tensor([1.0, 2.0, 3.0]), "n": 2}
+
+    def loss(params, sample):
+        assert sample["n"] == 2
+        return params["w"] * sample["x"].sum() * len(sample["text"][0])
+
+    found = sample_gradients(loss, {"w": torch.tensor(1.0)}, batch, at_once=2)
+    assert torch.cat([part["w"] for part in found]).tolist() == [1.0, 4.0, 9.0]
+
+
+def test_samples_that_cannot_be_told_apart_are_refused():
+    batch = (torch.tensor(1.0), torch.zeros(4, 2))
+    with pytest.raises(ValueError, match=r"must have one length .*, got 1 samples and a tensor of 4"):
+        list(sample_gradients(lambda params, sample: params["w"], {"w": torch.tensor(1.0)}, batch, at_once=8))

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import batch_length
 from fl_lightning.functional.state import clone, is_entry
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Batch, ClientData, State
+from fl_lightning.utils.batches import batch_length
 
 OWN = "own_models"
 """Key of the client's own models in its memory."""

@@ -8,11 +8,9 @@ from numbers import Number
 from typing import Any, ClassVar
 
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.utilities import GradClipAlgorithmType
-from pytorch_lightning.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -30,6 +28,7 @@ from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_ot
 from fl_lightning.functional.classes import WHOLE, class_labels
 from fl_lightning.functional.state import to_host
 from fl_lightning.metrics.keys import Direction, check_writer, metric_directions
+from fl_lightning.utils.batches import batch_length
 from fl_lightning.utils.life import LIFE
 
 MOST_ROWS = 512
@@ -361,18 +360,6 @@ def exact_sum(values: Sequence[float]) -> float:
 
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"sum": exact_sum, "max": max, "min": min}
 """The reductions besides the weighted mean, by name."""
-
-
-def batch_length(batch: Any) -> int:
-    """Return the number of samples in a batch, as Lightning counts them. A batch in which it finds none counts as one.
-
-    >>> batch_length({"text": ["a", "b"], "x": torch.zeros(2, 3)}), batch_length([{"x": torch.zeros(5)}])
-    (2, 5)
-    """
-    try:
-        return extract_batch_size(batch)
-    except MisconfigurationException:
-        return 1
 
 
 class ClientServices:

@@ -12,7 +12,6 @@ from torch import Tensor
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.personal import check_features
-from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import without_none
 from fl_lightning.engines.held_entries import HeldEntries
@@ -23,6 +22,7 @@ from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.user_metrics import computed
 from fl_lightning.types import Batch
+from fl_lightning.utils.batches import batch_length
 from fl_lightning.utils.keyed import keyed_generator
 
 Moment = tuple[Hashable, ...]
