@@ -25,6 +25,7 @@ from fl_lightning.client.metric_states import (
     states_of,
 )
 from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
+from fl_lightning.data.loaders import without_none
 from fl_lightning.functional.classes import WHOLE, class_labels
 from fl_lightning.functional.state import to_host
 from fl_lightning.metrics.keys import Direction, check_writer, metric_directions
@@ -552,6 +553,10 @@ class BatchTransfer:
         self.moves = hooked_before or overridden(transfer_owner, "transfer_batch_to_device")
         self.hooked = self.moves or bool(self._after)
         self._has_own_loss = len(modules) > 1
+
+    def each(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches as a call returns them, without those that a `collate_fn` or a hook skips by None."""
+        return without_none(map(self, without_none(batches)))
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device and in the Trainer's precision.

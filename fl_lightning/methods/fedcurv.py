@@ -168,7 +168,7 @@ class FedCurv(ClientModule):
         samples = self.fisher == "sample"
         batches = local.batches(batch_size=samples_at_once(params)) if samples else local.batches(epoch=0)
         with self.evaluation_mode():
-            given = map(self.transferred, batches)
+            given = self.transfer_each(batches)
             if samples:
                 return importance(self.loss_at, params, given, "square")
             return batch_fisher(self.loss_at, params, given, self.fisher_samples)

@@ -114,7 +114,7 @@ class SCAFFOLD(ClientModule):
         self.round["travelled"] = 0.0
         if self.option == "I" and local.size():
             with self.evaluation_mode():
-                batches = map(self.transferred, local.batches())
+                batches = self.transfer_each(local.batches())
                 self.round_buffer("gradient", mean_gradient(self.loss_at, self.received, batches))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
