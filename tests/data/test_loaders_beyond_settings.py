@@ -299,6 +299,8 @@ def skipped_by(hook, method=FedAvg, callbacks=(), **settings):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_batch_that_a_hook_skips_is_skipped_in_every_pass_of_a_method(name):
     """FedALA and others pass over the samples besides their training."""
+    if "proxy" in METHODS[name].server_class.needs:
+        pytest.skip("the proxy samples are one batch, which is skipped, and the method refuses to go without")
     by_hook, by_collate = (skipped_by(hook, METHODS[name]) for hook in (True, False))
     assert equal(weights_of(by_hook), weights_of(by_collate))
     assert by_hook.round_metrics == by_collate.round_metrics
