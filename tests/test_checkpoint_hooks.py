@@ -12,7 +12,7 @@ from pytorch_lightning.cli import OptimizerCallable
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.__main__ import main
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.methods import FedProx
@@ -228,6 +228,73 @@ def test_a_federation_that_is_loaded_alone_gives_the_hooks_their_checkpoint(tmp_
     assert "net.weight" in seen["names"]
 
 
+REPLACED = {
+    "layer": lambda module: setattr(module, "net", nn.Linear(4, 3)),
+    "layers": lambda module: setattr(module, "body", nn.Sequential(nn.Linear(4, 4))),
+    "layer within": lambda module: module.body.append(nn.Identity()),
+    "values": lambda module: module.net.bias.data.zero_(),
+    "parameter": lambda module: setattr(module.net, "weight", nn.Parameter(torch.zeros(3, 4))),
+}
+
+
+@BOTH
+@AROUND
+@pytest.mark.parametrize("kind", REPLACED)
+def test_a_hook_that_replaces_a_layer_is_refused_and_never_loses_it(kind, around, package, tmp_path):
+    """The federation would exchange the layer that was replaced."""
+
+    class Replacing(Steps, package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.build()
+            self.body = nn.Sequential(nn.Linear(4, 4))
+
+        def on_load_checkpoint(self, checkpoint):
+            REPLACED[kind](self)
+
+    run(Replacing(), around=around).trainer.save_checkpoint(tmp_path / "one.ckpt")
+    whole = run(Replacing(), rounds=2, around=around)
+    if kind in ("layer", "layers"):
+        layer = {"layer": "module.net", "layers": r"module.body\.0"}[kind]
+        with pytest.raises(ValueError, match=f"on_load_checkpoint must keep the modules of the client.*{layer}'"):
+            run(Replacing(), rounds=2, ckpt_path=tmp_path / "one.ckpt", around=around)
+        return
+    again = run(Replacing(), rounds=2, ckpt_path=tmp_path / "one.ckpt", around=around)
+    assert equal(weights_of(whole), weights_of(again))
+
+
+@BOTH
+def test_the_state_of_a_data_module_is_kept(package, tmp_path):
+    class Data(package.LightningDataModule):
+        def __init__(self):
+            super().__init__()
+            self.seen = 0
+
+        def setup(self, stage):
+            self.seen += 1
+
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(*samples(20)), batch_size=5)
+
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state_dict):
+            self.seen = state_dict["seen"] + 10
+
+    def fit(rounds, ckpt_path=None):
+        inner = Data()
+        data = FederatedDataModule.from_datamodule(inner, num_clients=2)
+        fitted = trainer(rounds, limit_val_batches=0)
+        fitted.fit(FederatedLoop(plain(package)(), seed=3), datamodule=data, ckpt_path=ckpt_path)
+        return fitted, inner
+
+    fitted, first = fit(1)
+    fitted.save_checkpoint(tmp_path / "one.ckpt")
+    _, again = fit(2, tmp_path / "one.ckpt")
+    assert again.seen == first.seen + 10
+
+
 # --- client.ckpt ---
 
 
@@ -356,6 +423,35 @@ def test_client_ckpt_loads_where_the_file_of_lightning_does(kind, around, packag
         assert equal({name: loaded.state_dict()[name] for name in module.state_dict()}, module.state_dict())
     if kind is with_objects:
         assert (loaded.hparams.setting, loaded.act.factor) == (Setting(5), 2.0)
+
+
+READ = {
+    "deletes states": lambda checkpoint: checkpoint.pop("optimizer_states"),
+    "deletes loops": lambda checkpoint: checkpoint.pop("loops"),
+    "reads loops": lambda checkpoint: checkpoint["loops"]["fit_loop"]["epoch_progress"],
+    "reads rates": lambda checkpoint: checkpoint["optimizer_states"][0]["param_groups"][0]["lr"],
+    "reads others": lambda checkpoint: (checkpoint["callbacks"], checkpoint["lr_schedulers"]),
+}
+
+
+@BOTH
+@AROUND
+@pytest.mark.parametrize("kind", READ)
+def test_a_hook_may_read_and_delete_what_lightning_keeps(kind, around, package, tmp_path):
+    class Reads(Steps, package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.build()
+
+        def on_save_checkpoint(self, checkpoint):
+            READ[kind](checkpoint)
+
+    plain_fit(package, Reads(), tmp_path)
+    module = Reads()
+    run(module, folder=tmp_path, around=around)
+    saved = torch.load(tmp_path / "client.ckpt", weights_only=True)
+    assert not saved.keys() & {"loops", "callbacks", "optimizer_states", "lr_schedulers"}
+    assert equal(saved["state_dict"], dict(module.state_dict()))
 
 
 def test_client_ckpt_of_a_plain_fit_is_built_in_the_same_way(tmp_path):

@@ -1,7 +1,9 @@
 """A step of a user's module is given what plain Lightning gives it, and its batch weighs what it weighs there."""
 
+import inspect
 from collections import namedtuple
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import pytorch_lightning as pl
@@ -10,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop, methods
+from fl_lightning.functional.sample_gradients import sample_gradients
 from fl_lightning.methods import FedAvg
-from tests.toys import samples, trainer
+from tests.toys import samples, trainer, weights_of
 
 
 class Data(pl.LightningDataModule):
@@ -123,6 +126,88 @@ def passes(module, data, makes_model):
     return found
 
 
+class NamedOnly(Net):
+    """Its third argument can be given by name only."""
+
+    def validation_step(self, batch, batch_idx, *, dataloader_idx=0):
+        self.note(batch_idx, dataloader_idx)
+
+
+class ThirdAndFourth(Net):
+    def validation_step(self, batch, batch_idx, stage="val", dataloader_idx=0):
+        assert stage == "val"
+        self.note(batch_idx, dataloader_idx)
+
+
+class Wrapped(Net):
+    """Its step is called through a wrapper, which takes anything."""
+
+    @torch.no_grad()
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.note(batch_idx, dataloader_idx)
+
+
+class WithoutGradients(Net):
+    @torch.no_grad()
+    def validation_step(self, batch, batch_idx, stage="val"):
+        self.note(batch_idx, stage)
+
+
+class Set(Net):
+    """Its step is set on the object, with its last argument given."""
+
+    def __init__(self):
+        super().__init__()
+        self.validation_step = partial(self.evaluate, stage="val")
+
+    def evaluate(self, batch, batch_idx, stage):
+        self.note(batch_idx, stage)
+
+
+@pytest.mark.parametrize("kind", [NamedStage, OnlyBatch, WithoutGradients, Set])
+def test_a_third_argument_of_another_meaning_keeps_its_default_with_several_loaders(kind):
+    """Plain Lightning refuses such a step."""
+    module = kind()
+    data = FederatedDataModule.from_datamodule(Data(2), num_clients=1, eval_batch_size=4)
+    trainer(1).validate(FederatedLoop(FedAvg(module=module)), datamodule=data)
+    once = [(4,), (3,)] if kind is OnlyBatch else [(0, "val"), (1, "val")]
+    assert module.met == once * 2
+
+
+@pytest.mark.parametrize("kind", [Loader, NamedOnly, ThirdAndFourth, Wrapped, Anything])
+def test_the_index_of_the_loader_is_given_wherever_a_step_takes_it(kind):
+    module = kind()
+    data = FederatedDataModule.from_datamodule(Data(2), num_clients=1, eval_batch_size=4)
+    trainer(1).validate(FederatedLoop(FedAvg(module=module)), datamodule=data)
+    assert module.met == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+STEPS = {"fit": "validation_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_that_cannot_be_called_is_refused_before_anything_trains(name):
+    def step(self, batch, batch_idx, dataloader_idx):
+        self.note("called")
+
+    kind = type("Needs", (Net,), {STEPS[name]: step})
+    module = kind()
+    loop = FederatedLoop(FedAvg(module=module))
+    data = FederatedDataModule.from_datamodule(Data(1), num_clients=1, eval_batch_size=4)
+    with pytest.raises(TypeError, match=rf"Needs\.{STEPS[name]} is called with \(batch, batch_idx\), but takes"):
+        getattr(trainer(1), name)(loop, datamodule=data)
+    assert module.met == []
+    if name == "fit":
+        trainer(1, limit_val_batches=0).fit(loop, datamodule=data)
+
+
+@pytest.mark.parametrize("name", ["training_step", *sorted(set(STEPS.values()))])
+def test_a_step_that_draws_its_own_batches_is_refused(name):
+    kind = type("Draws", (Net,), {name: lambda self, dataloader_iter: None})
+    with pytest.raises(TypeError, match=rf"Draws\.{name} takes dataloader_iter"):
+        FederatedLoop(kind())
+
+
 @pytest.mark.parametrize("kind", [NamedStage, OnlyBatch, Loader, Anything])
 @pytest.mark.parametrize("loaders", [1, 2])
 def test_steps_are_given_lightnings_arguments(kind, loaders):
@@ -192,3 +277,77 @@ def test_a_batch_weighs_what_it_weighs_in_lightning(kind):
     ours.fit(loop, datamodule=data)
     for key in ("train/size", "val/size"):
         assert loop.round_metrics[key] == pytest.approx(float(plain.callback_metrics[key]), rel=1e-6), key
+
+
+# --- methods that take the samples of a batch one by one ---
+
+MIXED = {
+    "text first": KINDS["text first"],
+    "dataclass": KINDS["dataclass"],
+    "none first": lambda items: (None, *stacked(items)),
+    "texts and a number": lambda items: {"id": ["a"] * len(items), "xy": stacked(items), "n": torch.tensor(2.0)},
+}
+
+
+def x_and_y(batch):
+    if isinstance(batch, Graph):
+        return batch.x, batch.y
+    if isinstance(batch, dict):
+        return batch.get("xy") or (batch["x"], batch["y"])
+    return batch[-2], batch[-1]
+
+
+class Trains(Net):
+    def __init__(self):
+        super().__init__()
+        nn.init.ones_(self.net.weight)
+        nn.init.zeros_(self.net.bias)
+
+    def training_step(self, batch, batch_idx):
+        x, y = x_and_y(batch)
+        loss = F.cross_entropy(self.net(x), y)
+        self.log("train/loss", loss)
+        return loss
+
+
+METHODS = {
+    name: kind
+    for name in dir(methods)
+    if inspect.isclass(kind := getattr(methods, name)) and issubclass(kind, ClientModule) and not kind.needs
+}
+WRAPPERS = {
+    "dp_sgd": lambda module: methods.dp_sgd(module, noise_multiplier=0.1),
+    "local_dp": lambda module: methods.local_dp(module, noise_multiplier=0.1),
+}
+
+
+@pytest.mark.parametrize("name", [*METHODS, *WRAPPERS])
+def test_a_method_does_not_depend_on_what_else_is_in_a_batch(name):
+    def fit(collate):
+        client = WRAPPERS[name](Trains()) if name in WRAPPERS else METHODS[name](module=Trains())
+        data = FederatedDataModule.from_datamodule(Data(collate=collate), num_clients=2, proxy_size=0.2)
+        loop = FederatedLoop(client, seed=1)
+        trainer(1, limit_val_batches=0).fit(loop, datamodule=data)
+        return weights_of(loop)
+
+    expected = fit(stacked)
+    for kind, collate in MIXED.items():
+        # Gradients of single samples are taken one by one if a batch has texts.
+        torch.testing.assert_close(fit(collate), expected, rtol=1e-5, atol=1e-7, msg=kind)
+
+
+def test_each_sample_has_its_own_text():
+    batch = {"text": ["a", "bb", "ccc"], "x": torch.tensor([1.0, 2.0, 3.0]), "n": 2}
+
+    def loss(params, sample):
+        assert sample["n"] == 2
+        return params["w"] * sample["x"].sum() * len(sample["text"][0])
+
+    found = sample_gradients(loss, {"w": torch.tensor(1.0)}, batch, at_once=2)
+    assert torch.cat([part["w"] for part in found]).tolist() == [1.0, 4.0, 9.0]
+
+
+def test_samples_that_cannot_be_told_apart_are_refused():
+    batch = (torch.tensor(1.0), torch.zeros(4, 2))
+    with pytest.raises(ValueError, match=r"must have one length .*, got 1 samples and a tensor of 4"):
+        list(sample_gradients(lambda params, sample: params["w"], {"w": torch.tensor(1.0)}, batch, at_once=8))

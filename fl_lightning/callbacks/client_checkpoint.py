@@ -13,11 +13,12 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client import ClientModule
+from fl_lightning.client.hooks import own_hook
 from fl_lightning.federation.identity import class_name, is_plain
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.files import DIGEST, save_with_digest
 from fl_lightning.utils.packages import distribution_of, lightning_base
-from fl_lightning.utils.plain import is_readable, plain_value
+from fl_lightning.utils.plain import is_readable, plain_value, without_refused
 
 
 class ClientCheckpoint(Callback):
@@ -76,14 +77,19 @@ class ClientCheckpoint(Callback):
             "state_dict": {name.removeprefix(prefix): value for name, value in client.state_dict().items()},
             **hyperparameters(inner, self.configured),
         }
-        forward(inner, "on_save_checkpoint", checkpoint)
+        if own_hook(inner, "on_save_checkpoint") is not None:
+            of_trainer = states_of_trainer(trainer)
+            checkpoint |= of_trainer
+            forward(inner, "on_save_checkpoint", checkpoint)
+            for name in of_trainer:
+                checkpoint.pop(name, None)
         checkpoint[DIGEST] = "sha256"
         save_with_digest(self._writable(checkpoint), Path(self.dirpath or trainer.default_root_dir, self.filename))
 
     def _writable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checkpoint in plain form, without the objects that cannot be written, which are reported once."""
         left_out: list[str] = []
-        writable = without_unpicklable(plain_value(checkpoint), prefix="", left_out=left_out)
+        writable = without_refused(plain_value(checkpoint), keeps=is_writable, left_out=left_out)
         names = [name for name in left_out if name not in self._reported]
         self._reported.update(names)
         if names:
@@ -92,6 +98,22 @@ class ClientCheckpoint(Callback):
                 f"load_from_checkpoint"
             )
         return writable
+
+
+def states_of_trainer(trainer: Trainer) -> dict[str, Any]:
+    """Return what Lightning keeps in a checkpoint besides the module, which its hook may read or delete.
+
+    The states of callbacks, which are not of the module, are left out.
+
+    Args:
+        trainer: The Trainer of the run.
+    """
+    return {
+        "loops": {"fit_loop": trainer.fit_loop.state_dict()},
+        "callbacks": {},
+        "optimizer_states": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "lr_schedulers": [entry.scheduler.state_dict() for entry in trainer.lr_scheduler_configs],
+    }
 
 
 def call_on_save(module: LightningModule, name: str, checkpoint: dict[str, Any]) -> None:
@@ -182,25 +204,6 @@ def arguments_of(module: LightningModule) -> dict[str, Any]:
             if has_name and hasattr(module, parameter.name):
                 values[parameter.name] = getattr(module, parameter.name)
     return values
-
-
-def without_unpicklable(entries: Mapping[Any, Any], prefix: str, left_out: list[str]) -> dict[Any, Any]:
-    """Return a copy of nested entries without those that cannot be written to a file.
-
-    Args:
-        entries: Entries by name, nested, in plain form.
-        prefix: Beginning of the names in `left_out`.
-        left_out: Receives the names of the entries that the copy lacks.
-    """
-    writable: dict[Any, Any] = {}
-    for key, value in entries.items():
-        if type(value) is dict:
-            writable[key] = without_unpicklable(value, prefix=f"{prefix}{key}.", left_out=left_out)
-        elif is_writable(value):
-            writable[key] = value
-        else:
-            left_out.append(f"{prefix}{key}")
-    return writable
 
 
 def is_writable(value: Any) -> bool:

@@ -15,7 +15,7 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.types import TrainableModule
 from fl_lightning.utils.packages import is_of_lightning, lightning_base
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
-from fl_lightning.utils.signatures import check_call
+from fl_lightning.utils.signatures import POSITIONAL, check_call
 
 KNOWN = frozenset(
     {
@@ -35,6 +35,9 @@ KNOWN = frozenset(
 
 METHOD_HOOKS = ("training_step", "receive", "phases", "reply", "accumulated_lr_slope")
 """Hooks that the coefficients of a method switch off, if these make the method FedAvg."""
+
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+"""The steps of a module, which are given batches."""
 
 MAX_STEP_ARGUMENTS = 3
 """Positional arguments that a step can be given: batch, index of the batch, index of the dataloader."""
@@ -65,6 +68,7 @@ def check_module(module: object) -> None:
             f"{remedy_for(module)}"
         )
     check_training_step(module)
+    check_draws_no_batches(module)
     kind: Any = type(module)
     parameters = inspect.signature(kind.state_dict).parameters
     if "prefix" not in parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
@@ -98,13 +102,23 @@ def check_training_step(module: Any) -> None:
             f"returning the loss"
         )
     step = module.training_step
-    if "dataloader_iter" in inspect.signature(step).parameters:
-        raise TypeError(
-            f"{kind.__name__}.training_step takes dataloader_iter, but the batches of a client are drawn for it; "
-            f"take (batch, batch_idx)"
-        )
     arguments = ["batch", "batch_idx"][: max(1, num_arguments(step))]
     check_call(f"{kind.__name__}.training_step", step, arguments, of_object=True)
+
+
+def check_draws_no_batches(module: Any) -> None:
+    """Refuse a module with a step that draws its batches from an iterator.
+
+    Raises:
+        TypeError: A step takes `dataloader_iter`.
+    """
+    for name in STEPS:
+        step = getattr(module, name, None)
+        if step is not None and "dataloader_iter" in inspect.signature(step).parameters:
+            raise TypeError(
+                f"{type(module).__name__}.{name} takes dataloader_iter, but the batches of a client are drawn for it; "
+                f"take (batch, batch_idx)"
+            )
 
 
 def num_arguments(step: Callable[..., Any]) -> int:
@@ -118,8 +132,59 @@ def num_arguments(step: Callable[..., Any]) -> int:
     kinds = [parameter.kind for parameter in inspect.signature(step).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return MAX_STEP_ARGUMENTS
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(kind in positional for kind in kinds)
+    return sum(kind in POSITIONAL for kind in kinds)
+
+
+def evaluation_arguments(
+    step: Callable[..., Any], *, batch_idx: int, dataloader_idx: int | None
+) -> tuple[list[int], dict[str, int]]:
+    """Return the arguments of a step of an evaluation besides the batch, by place and by name.
+
+    As in Lightning, a step is given the index of the dataloader only if there are several. A third argument of another
+    meaning keeps its default.
+
+    Args:
+        step: The step.
+        batch_idx: Index of the batch in its dataloader.
+        dataloader_idx: Index of the dataloader. None: there is only one.
+
+    >>> evaluation_arguments(lambda batch, batch_idx, stage="val": None, batch_idx=4, dataloader_idx=1)
+    ([4], {})
+    >>> evaluation_arguments(lambda batch, batch_idx, dataloader_idx=0: None, batch_idx=4, dataloader_idx=1)
+    ([4, 1], {})
+    """
+    placed = [batch_idx][: num_arguments(step) - 1]
+    if dataloader_idx is None:
+        return placed, {}
+    parameters = inspect.signature(step).parameters
+    places = [name for name, parameter in parameters.items() if parameter.kind in POSITIONAL]
+    is_third = places[2:3] == ["dataloader_idx"]
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
+    if is_third or (takes_any and len(places) < MAX_STEP_ARGUMENTS):
+        return [*placed, dataloader_idx], {}
+    if "dataloader_idx" in parameters:
+        return placed, {"dataloader_idx": dataloader_idx}
+    return placed, {}
+
+
+def check_evaluation_step(module: LightningModule, name: str, num_loaders: int) -> None:
+    """Refuse a step of an evaluation that cannot be called.
+
+    Args:
+        module: The module.
+        name: Name of the step.
+        num_loaders: Number of its dataloaders.
+
+    Raises:
+        TypeError: The step has a further argument without a default.
+    """
+    if not overridden(module, name):
+        return
+    step = getattr(module, name)
+    placed, named = evaluation_arguments(step, batch_idx=0, dataloader_idx=0 if num_loaders > 1 else None)
+    if not named:
+        given = ["batch", "batch_idx", "dataloader_idx"][: 1 + len(placed)]
+        check_call(f"{type(module).__name__}.{name}", step, given, of_object=True)
 
 
 def check_client_arguments(

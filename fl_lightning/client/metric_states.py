@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,12 @@ from fl_lightning.metrics.user_metrics import computed
 
 MetricState = Mapping[str, Tensor | list[Tensor]]
 """The state of one metric object, by the name under which the object keeps it."""
+
+OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes in which torch keeps the parts of a module."""
+
+MOST_HELD = 100
+"""Largest number of items of a list or dict that are searched for metric objects."""
 
 NOBODY = -1
 """Id of no client, for what was logged before the first client."""
@@ -34,8 +41,39 @@ class ClientMetric(NamedTuple):
 
 
 def parts_that_count(client: nn.Module) -> list[Metric | MetricCollection]:
-    """List the metric objects and collections in a module."""
-    return [part for part in client.modules() if isinstance(part, Metric | MetricCollection)]
+    """List the metric objects and collections in a module, each once."""
+    return list({id(part): part for part in counting_by_name(client).values()}.values())
+
+
+def counting_by_name(client: nn.Module) -> dict[str, Metric | MetricCollection]:
+    """Return the metric objects and collections in a module by name.
+
+    A metric object in a list or dict, which torch does not take for a part of the module, is found too.
+    """
+    found: dict[str, Metric | MetricCollection] = {}
+    for path, part in client.named_modules():
+        if isinstance(part, Metric | MetricCollection):
+            found[path] = part
+            continue
+        for attribute, value in vars(part).items():
+            if attribute not in OF_TORCH and isinstance(value, list | tuple | dict):
+                found |= counting_in(f"{path}.{attribute}".lstrip("."), value)
+    return found
+
+
+def counting_in(name: str, holder: Sequence[Any] | Mapping[Any, Any]) -> dict[str, Metric | MetricCollection]:
+    """Return the metric objects and collections in a list or dict by name.
+
+    Args:
+        name: Name of the list or dict.
+        holder: The list or dict, of which the first items are searched.
+    """
+    items = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
+    found: dict[str, Metric | MetricCollection] = {}
+    for key, value in islice(items, MOST_HELD):
+        if isinstance(value, Metric | MetricCollection):
+            found |= {f"{name}.{key}.{path}".rstrip("."): part for path, part in counting_by_name(value).items()}
+    return found
 
 
 @contextmanager

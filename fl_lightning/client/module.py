@@ -133,7 +133,7 @@ class ClientModule(CheckedLoading):
         self.context = ClientContext()
         self.forward_context: ForwardContext = nullcontext
         self.outputs: dict[str, Any] = {}
-        self._transfer: Callable[[Batch], Batch] | None = None
+        self._transfer: BatchTransfer | None = None
         self._teachers: dict[str, Teacher] = {}
         self._parameter_owners: list[tuple[str, nn.Module, str]] = []
         """The trainable parameters: name, the module that has it, and its name there."""
@@ -436,9 +436,21 @@ class ClientModule(CheckedLoading):
         Args:
             batch: The batch, on any device.
         """
+        return self._transfer_of_run()(batch)
+
+    def transfer_each(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Put batches on the device as `transferred` does. As in training, a batch of None is skipped.
+
+        Args:
+            batches: The batches, on any device.
+        """
+        return self._transfer_of_run().each(batches)
+
+    def _transfer_of_run(self) -> BatchTransfer:
+        """Return what transfers batches, which is made at its first use."""
         if self._transfer is None:
             self._transfer = BatchTransfer(self.lightning_modules(), device=next(self.parameters()).device)
-        return self._transfer(batch)
+        return self._transfer
 
     def over(
         self, local: ClientData, fn: Callable[[Batch], Any], split: str = "train", batch_size: int | None = None
@@ -455,7 +467,8 @@ class ClientModule(CheckedLoading):
             The result for each batch.
         """
         with self.evaluation_mode():
-            return [fn(self.transferred(batch)) for batch in local.batches(split, batch_size=batch_size)]
+            batches = local.batches(split, batch_size=batch_size)
+            return [fn(batch) for batch in self.transfer_each(batches)]
 
     def loss_at(self, params: State, batch: Batch) -> Tensor:
         """Return `local_loss` of a batch at other values of some parameters. It is differentiable in them.
@@ -493,12 +506,12 @@ class ClientModule(CheckedLoading):
         if isinstance(self.net, HeterogeneousNets):
             self.net.choose(context.client_id)
 
-    def connect(self, forward_context: ForwardContext, transfer: Callable[[Batch], Batch]) -> None:
+    def connect(self, forward_context: ForwardContext, transfer: BatchTransfer) -> None:
         """Use the Trainer's precision and the user's transfer hooks.
 
         Args:
             forward_context: The context of the precision.
-            transfer: A function that puts a batch on the device.
+            transfer: Puts batches on the device.
         """
         self.forward_context = forward_context
         self._transfer = transfer

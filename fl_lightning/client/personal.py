@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import batch_length
 from fl_lightning.functional.state import clone, is_entry
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Batch, ClientData, State
+from fl_lightning.utils.batches import batch_length
 
 OWN = "own_models"
 """Key of the client's own models in its memory."""
@@ -68,14 +68,18 @@ class OwnModelClient(ClientModule):
         return {}
 
     def mean_over(self, local: ClientData, loss: Callable[[Batch], Tensor]) -> Tensor:
-        """Return the mean of a loss over the client's samples in eval mode, () float64.
+        """Return the mean of a loss over the client's samples in eval mode, () float64. Without a sample it is 0.
 
         Args:
             local: The client's data.
             loss: Returns the mean loss of a batch, ().
         """
-        losses = self.over(local, lambda batch: (loss(batch).detach().double(), batch_length(batch)))
-        num_samples = local.size()
+        losses: list[tuple[Tensor, int]] = self.over(
+            local, lambda batch: (loss(batch).detach().double(), batch_length(batch))
+        )
+        num_samples = sum(size for _, size in losses)
+        if not num_samples:
+            return torch.zeros((), dtype=torch.float64)
         return torch.stack([value * (size / num_samples) for value, size in losses]).sum()
 
     def deployed(self) -> Callable[[Tensor], Tensor]:

@@ -134,5 +134,6 @@ def common_group(optimizers: list[Optimizer]) -> dict[str, Any] | None:
         return None
     groups = optimizers[0].param_groups
     is_plain = all(not group["dampening"] and not group["maximize"] for group in groups)
-    settings = {(group["lr"], group["momentum"], group["nesterov"]) for group in groups}
+    # A rate may be a tensor or an array of one number, which does not tell by its hash which number it is.
+    settings = {(float(group["lr"]), float(group["momentum"]), group["nesterov"]) for group in groups}
     return groups[0] if is_plain and len(settings) == 1 else None

@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fl_lightning.utils.devices import copy_to_device
-from fl_lightning.utils.plain import plain_scalar
+from fl_lightning.utils.plain import plain_scalar, plain_tensor
 
 TREE = "tree"
 """Name of the tensor that holds the pytree itself, as the bytes of its JSON text."""
@@ -121,7 +121,8 @@ def copy_pytree(value: Any, name: str, device: torch.device | None = None) -> An
         TypeError: The pytree holds something that cannot be kept.
     """
     if isinstance(value, Tensor):
-        moved = value.detach() if device is None else copy_to_device(value.detach(), device)
+        detached = plain_tensor(value.detach())
+        moved = detached if device is None else copy_to_device(detached, device)
         # A tensor that was on the device already has not been copied.
         return moved.clone() if moved.device == value.device else moved
     if isinstance(value, dict):

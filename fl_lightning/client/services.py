@@ -8,11 +8,9 @@ from numbers import Number
 from typing import Any, ClassVar
 
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.utilities import GradClipAlgorithmType
-from pytorch_lightning.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -27,9 +25,11 @@ from fl_lightning.client.metric_states import (
     states_of,
 )
 from fl_lightning.client.optimizers import LocalOptimizers, frozen, params_of_others
+from fl_lightning.data.loaders import without_none
 from fl_lightning.functional.classes import WHOLE, class_labels
 from fl_lightning.functional.state import to_host
 from fl_lightning.metrics.keys import Direction, check_writer, metric_directions
+from fl_lightning.utils.batches import batch_length
 from fl_lightning.utils.life import LIFE
 
 MOST_ROWS = 512
@@ -363,18 +363,6 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"sum": exact_sum, "
 """The reductions besides the weighted mean, by name."""
 
 
-def batch_length(batch: Any) -> int:
-    """Return the number of samples in a batch, as Lightning counts them. A batch in which it finds none counts as one.
-
-    >>> batch_length({"text": ["a", "b"], "x": torch.zeros(2, 3)}), batch_length([{"x": torch.zeros(5)}])
-    (2, 5)
-    """
-    try:
-        return extract_batch_size(batch)
-    except MisconfigurationException:
-        return 1
-
-
 class ClientServices:
     """Implements a client's `self.log`, `self.optimizers()`, … while an engine or evaluation drives it.
 
@@ -565,6 +553,10 @@ class BatchTransfer:
         self.moves = hooked_before or overridden(transfer_owner, "transfer_batch_to_device")
         self.hooked = self.moves or bool(self._after)
         self._has_own_loss = len(modules) > 1
+
+    def each(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches as a call returns them, without those that a `collate_fn` or a hook skips by None."""
+        return without_none(map(self, without_none(batches)))
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device and in the Trainer's precision.

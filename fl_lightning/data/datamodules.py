@@ -152,6 +152,12 @@ class DataModuleSource(Source):
         loader = self._loader("predict_dataloader")
         return None if loader is None else make_split(loader.dataset, read_loader(loader))
 
+    def state_dict(self) -> dict[str, Any]:
+        return self.datamodule.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.datamodule.load_state_dict(state_dict)
+
     def teardown(self, stage: str) -> None:
         self.datamodule.teardown(stage)
 

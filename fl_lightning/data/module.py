@@ -630,12 +630,17 @@ class FederatedDataModule(Participation):
         state = {"class_counts": {}} if self._samples is None else self._samples.state_dict()
         if self.secret:
             state = {**state, "secret": self.secret}
+        kept = self.source.state_dict()
+        if kept:
+            state = {**state, "source": kept}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         secret = state_dict.get("secret", "")
         if secret:
             self.take_secret(secret)
+        if "source" in state_dict:
+            self.source.load_state_dict(state_dict["source"])
         self.client_samples().load_state_dict(state_dict)
         self._forget_counts()
 

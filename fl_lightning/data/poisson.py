@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fl_lightning.types import Batch, ClientData
+from fl_lightning.utils.batches import some_samples
 
 
 class PoissonSamples:
@@ -104,7 +104,7 @@ class PoissonSamples:
             taken = drawn if len(drawn) else torch.zeros(1, dtype=torch.int64)
             some = self.local.restricted("train", taken)
             (batch,) = some.batches("train", number * steps + index, len(taken), shuffle=False, **settings)
-            yield batch if len(drawn) else apply_to_collection(batch, Tensor, lambda t: t[:0])
+            yield batch if len(drawn) else some_samples(batch, slice(0, 0))
 
     def _besides(self, split: str, what: str) -> ClientData:
         """Give the client's data for what is read outside training steps.

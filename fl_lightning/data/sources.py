@@ -126,6 +126,17 @@ class Source(ABC):
             stage: What the Trainer did, as Lightning names it.
         """
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what checkpoints keep of the source. Most sources keep nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 - most sources keep nothing
+        """Take what a checkpoint has kept of the source.
+
+        Args:
+            state_dict: What `state_dict` has returned.
+        """
+
     def predicted(self) -> Split | None:
         """Give the samples to be predicted. None: the test samples are predicted."""
         return None

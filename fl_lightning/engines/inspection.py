@@ -12,7 +12,6 @@ from torch import Tensor
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.personal import check_features
-from fl_lightning.client.services import batch_length
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.loaders import without_none
 from fl_lightning.engines.held_entries import HeldEntries
@@ -23,6 +22,7 @@ from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.user_metrics import computed
 from fl_lightning.types import Batch
+from fl_lightning.utils.batches import batch_length
 from fl_lightning.utils.keyed import keyed_generator
 
 Moment = tuple[Hashable, ...]
@@ -165,8 +165,9 @@ class Inspection:
             total = 0.0
             count = 0
             with self.look():
-                for batch_idx, batch in enumerate(self._batches_of(client_id, "train")):
-                    loss = self._loss(self._transfer(batch), batch_idx)
+                batches = self._transfer.each(self._batches_of(client_id, "train"))
+                for batch_idx, batch in enumerate(batches):
+                    loss = self._loss(batch, batch_idx)
                     size = batch_length(batch)
                     total += float(loss) * size
                     count += size
@@ -256,7 +257,7 @@ class Inspection:
     def over(self, batches: Iterator[Batch], fn: Callable[[Any], Value]) -> list[Value]:
         """Return the value of `fn` for every batch, on the device of the module."""
         with self.look():
-            return [fn(self._transfer(batch)) for batch in batches]
+            return [fn(batch) for batch in self._transfer.each(batches)]
 
     def batches(self, split: str, samples: int | None = None) -> Iterator[Batch]:
         """Return the batches of a split, in order and without augmentation.
@@ -299,8 +300,7 @@ class Inspection:
         """Return the values of `scores` over some batches."""
         self._metric.reset()
         with self.look():
-            for batch in batches:
-                x, y = self._transfer(batch)
+            for x, y in self._transfer.each(batches):
                 self._metric.update(self._predict(x), y)
             scores: Tensor = computed(self._metric).cpu()
         return scores

@@ -323,7 +323,7 @@ class SequentialEngine:
                 yield score(
                     client_id=job.client_id,
                     predict=self.client.deployed(),
-                    batches=map(self.local.transfer, batches),
+                    batches=self.local.transfer.each(batches),
                     device=self.local.device,
                     metrics=metrics,
                     channels_last=channels_last,

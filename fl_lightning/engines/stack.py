@@ -11,11 +11,12 @@ from torch.func import functional_call, vmap
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientServices, MetricAccumulator, batch_length
+from fl_lightning.client.services import ClientServices, MetricAccumulator
 from fl_lightning.engines.pytrees import Stacked, StackingError, rows_of, stack_pytrees, stacked_leaves, with_leaves
 from fl_lightning.engines.stack_logits import RowLogits
 from fl_lightning.functional.state import FlatState, flat_rows
 from fl_lightning.types import Batch, State
+from fl_lightning.utils.batches import batch_length
 
 Step = Callable[[Batch, int], Tensor]
 """`(batch, batch_idx) -> loss` of one client."""

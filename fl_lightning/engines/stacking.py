@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torchmetrics import Metric
 
 from fl_lightning.client.hooks import overridden
+from fl_lightning.client.metric_states import parts_that_count
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.unwrapped_step import no_hook, unwrapped_step
@@ -145,10 +146,11 @@ def _reason_of_modules(client: ClientModule, chunk: Chunk, device: torch.device)
             return f"{kind} would draw other numbers"
         if has_backward_hooks(module):
             return f"a backward hook of {kind} would not be called"
-        if isinstance(module, Metric):
-            return f"{kind} counts one client's batch at a time"
         if isinstance(module, CONVOLUTIONS) and device.type == "cpu" and chunk == "auto":
             return f"{kind} is slower for several clients at once on a CPU; ask for it by model.chunk=K"
+    for counting in parts_that_count(client):
+        if isinstance(counting, Metric):
+            return f"{type(counting).__name__} counts one client's batch at a time"
     return None
 
 

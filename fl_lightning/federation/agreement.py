@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.splits import Split
 from fl_lightning.distributed import Communicator
-from fl_lightning.federation.fingerprint import bytes_of
+from fl_lightning.federation.fingerprint import bytes_of, digest_of_inputs
 
 SETTINGS = ("num_clients", "batch_size", "eval_batch_size", "shuffle", "drop_last")
 """Settings of the data that a source or a loader may give."""
@@ -21,10 +21,12 @@ class SamplesOfSplit(NamedTuple):
     Args:
         size: Number of samples, or of streams.
         labels: Digest of the labels. Empty if they are not known.
+        inputs: Digest of some samples. Empty if reading them is random, or they are a stream.
     """
 
     size: int
     labels: str
+    inputs: str
 
 
 def check_same_everywhere(data: FederatedDataModule, communicator: Communicator, *, fits: bool) -> None:
@@ -36,12 +38,12 @@ def check_same_everywhere(data: FederatedDataModule, communicator: Communicator,
         fits: Whether the samples of the clients are dealt.
 
     Raises:
-        ValueError: A setting, the number of samples of a split, its labels or the clients' samples differ.
+        ValueError: A setting, the number of samples of a split, its labels, its inputs or the clients' samples differ.
     """
     if communicator.world == 1:
         return
     settings = {name: getattr(data, name) for name in SETTINGS}
-    splits = {name: samples_of(split) for name, split in data.loaded_splits.items()}
+    splits = {name: samples_of(split, data.seed) for name, split in data.loaded_splits.items()}
     dealt = ""
     if fits:
         clients = data.client_samples().dealt
@@ -58,10 +60,19 @@ def check_same_everywhere(data: FederatedDataModule, communicator: Communicator,
             )
 
 
-def samples_of(split: Split) -> SamplesOfSplit:
-    """Return what processes compare of a split."""
+def samples_of(split: Split, seed: int) -> SamplesOfSplit:
+    """Return what processes compare of a split.
+
+    Args:
+        split: The split.
+        seed: Seed of the data, which chooses the samples that are read.
+    """
     labels = split.known_labels
-    return SamplesOfSplit(size=len(split), labels="" if labels is None else digest_of(labels))
+    return SamplesOfSplit(
+        size=len(split),
+        labels="" if labels is None else digest_of(labels),
+        inputs=digest_of_inputs(split, seed) or "",
+    )
 
 
 def digest_of(*tensors: Tensor) -> str:
@@ -100,17 +111,20 @@ def check_splits(first: Mapping[str, SamplesOfSplit], other: Mapping[str, Sample
         rank: The other rank.
 
     Raises:
-        ValueError: A process has other splits, sizes or labels.
+        ValueError: A process has other splits, sizes, labels or inputs.
     """
-    nothing = SamplesOfSplit(size=0, labels="")
+    nothing = SamplesOfSplit(size=0, labels="", inputs="")
     for name in sorted({*first, *other}):
         one = first.get(name, nothing)
         another = other.get(name, nothing)
-        if one == another:
-            continue
-        difference = f"{one.size} {name} samples at rank 0 and {another.size} at rank {rank}"
-        if one.size == another.size:
+        if one.size != another.size:
+            difference = f"{one.size} {name} samples at rank 0 and {another.size} at rank {rank}"
+        elif one.labels != another.labels:
             difference = f"other labels of the {name} samples at rank {rank} than at rank 0"
+        elif one.inputs and another.inputs and one.inputs != another.inputs:
+            difference = f"other inputs of the {name} samples at rank {rank} than at rank 0"
+        else:
+            continue
         raise ValueError(
             f"data.source must give every process the same samples, since clients are spread over processes, got "
             f"{difference}; leave rank and world size out of its samples"

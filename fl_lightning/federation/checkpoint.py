@@ -86,19 +86,26 @@ class SavedFederation:
         if self.initial_weights is not None:
             global_weights.client.load_state_dict(client_state(Path(self.initial_weights), global_weights.client))
 
-    def give(self, members: Members) -> None:
+    def give(self, members: Members, global_weights: GlobalWeights) -> None:
         """Load the states of a checkpoint into the members, once these exist.
 
+        Args:
+            members: The members.
+            global_weights: The global weights.
+
         Raises:
-            ValueError: The checkpoint has another number of transforms.
+            ValueError: The checkpoint has another number of transforms, or a hook has replaced a module of the client.
         """
         states = self._states
         self._states = {}
-        with seen_by_hooks(members, self._checkpoint):
-            self._checkpoint = {}
+        checkpoint = self._checkpoint
+        self._checkpoint = {}
+        with seen_by_hooks(members, checkpoint):
             for member in members.all:
                 if does(member, "load_state_dict") and member.name in states:
                     member.load_state_dict(states[member.name])
+        if checkpoint:
+            global_weights.check_owners()
 
     def take_deferred(self) -> dict[str, Any]:
         """Return the entries that `loadable` has kept, and forget them."""

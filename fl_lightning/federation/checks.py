@@ -15,6 +15,7 @@ from torchmetrics import Metric
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import overridden
+from fl_lightning.client.metric_states import counting_by_name
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
@@ -657,7 +658,7 @@ def check_carried(
             raise not_carried(type(callback).__name__, "looks at clients while they are trained")
     if batch_hooks:
         raise not_carried(batch_hooks[0], "of a callback that the client makes is called at the server only")
-    for name, part in client.named_modules():
+    for name, part in counting_by_name(client).items():
         if isinstance(part, Metric):
             raise not_carried(name, "is a metric object that counts a client's samples (model.metrics may)")
     for transform in transforms:

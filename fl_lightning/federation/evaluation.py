@@ -12,7 +12,7 @@ from pytorch_lightning import Callback
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from fl_lightning.client.checks import num_arguments, runs_foreign_code
+from fl_lightning.client.checks import evaluation_arguments, runs_foreign_code
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.services import attach_services
 from fl_lightning.data.loaders import EMPTY_BATCH
@@ -243,16 +243,11 @@ class Evaluation:
         return self._call(module.predict_step, batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
     def _call(self, step: Callable[..., Any], batch: Any, *, batch_idx: int, dataloader_idx: int) -> Any:
-        """Call a step of the user's module with logging attached, and with as many arguments as the step takes.
-
-        As in Lightning, a step is given the index of the dataloader only if there are several. A third argument of
-        another meaning keeps its default.
-        """
-        arguments = [batch, batch_idx]
-        if self._num_loaders() > 1:
-            arguments.append(dataloader_idx)
+        """Call a step of the user's module with logging attached, and with the arguments that the step takes."""
+        of_several = dataloader_idx if self._num_loaders() > 1 else None
+        placed, named = evaluation_arguments(step, batch_idx=batch_idx, dataloader_idx=of_several)
         with attach_services(self.modules, self.services.methods), whole_world(self.modules):
-            return step(*arguments[: num_arguments(step)])
+            return step(batch, *placed, **named)  # style: ok, a step takes them by place, as in Lightning
 
     def _num_loaders(self) -> int:
         """Return the number of dataloaders of the present pass."""

@@ -309,7 +309,7 @@ def described_single(value: Any) -> tuple[Any] | None:
     if isinstance(value, Tensor):
         return (digest_of([value]),)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return (digest_of([torch.as_tensor(value)]),)
+        return (digest_of([torch.as_tensor(plain_value(value))]),)
     if isinstance(value, partial):
         return None
     if inspect.isclass(value) or inspect.isroutine(value):

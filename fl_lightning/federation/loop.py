@@ -342,7 +342,7 @@ class FederatedLoop(Forwarding):
             forward=self.forward_to,
             engine_factory=self.engine_factory,
         )
-        self._saved.give(self._run.members)
+        self._saved.give(self._run.members, self.global_weights)
 
     def configure_optimizers(self) -> Any:
         self._server_step, scheduler = self.parts.make_server_step(self.server)
@@ -618,7 +618,7 @@ class FederatedLoop(Forwarding):
                 checkpoint["current_model_state"] = checkpoint["state_dict"]
             if trainer.state.fn != "fit":  # A fit copies the files into its own folder.
                 self.store.look_beside(trainer.ckpt_path)
-            self._saved.give(built(self._run).members)
+            self._saved.give(built(self._run).members, self.global_weights)
 
 
 def built(part: Part | None) -> Part:

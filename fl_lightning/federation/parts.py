@@ -14,7 +14,7 @@ from torchmetrics import MetricCollection
 
 from fl_lightning.aggregation import Aggregator, Codec, NonFiniteGuard, ServerModule, UpdateTransform
 from fl_lightning.client.checkpoint_io import check_files_of
-from fl_lightning.client.checks import check_module, uncompiled
+from fl_lightning.client.checks import check_evaluation_step, check_module, uncompiled
 from fl_lightning.client.deriving import check_parts
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.module import ClientModule
@@ -47,6 +47,9 @@ FEDERATED_HOOKS = ("on_client_start", "on_client_epoch_end", "on_client_end", "o
 
 LOOP_ATTRIBUTES = ("client", "aggregator", "server_module", "metrics", "store", "recorder", "identity")
 """Parts that the loop has under the same names."""
+
+STEP_OF = {"fit": "validation_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+"""The step of an evaluation that each function of the Trainer calls, by name."""
 
 Hooks = dict[str, list[Callable[..., None]]]
 """The callbacks' hooks by name. Trainer and loop are bound already."""
@@ -265,6 +268,7 @@ class FederationParts:
         check_parts(self.client)
         check_files_of(trainer.strategy)
         data = checks.check_data(trainer, self.settings.local_epochs)
+        self._check_evaluation(trainer, data)
         self._collect_hooks(trainer, loop)
         checks.check_needs(
             client=self.client,
@@ -296,6 +300,17 @@ class FederationParts:
         if server is not None:
             self.build_net(data)
             server.attach(data)
+
+    def _check_evaluation(self, trainer: Trainer, data: FederatedDataModule) -> None:
+        """Refuse a module of the user's whose step of this run's evaluation cannot be called."""
+        module = self.client.module
+        name = next(step for function, step in STEP_OF.items() if trainer.state.fn == function)
+        is_validation = name == "validation_step"
+        is_called = not is_validation or (data.evaluated is not None and trainer.limit_val_batches != 0)
+        if module is None or not is_called:
+            return
+        num_loaders = 1 + len(data.further_validation) if is_validation else 1
+        check_evaluation_step(module, name, num_loaders)
 
     def _check_not_replaced(self, loop: LightningModule) -> None:
         """Refuse a loop whose attributes are no longer these parts."""

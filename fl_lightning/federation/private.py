@@ -8,6 +8,7 @@ from torchmetrics import Metric
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import overridden
+from fl_lightning.client.metric_states import counting_by_name
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.members.faults import FaultPolicy
@@ -147,7 +148,8 @@ def check_samples_apart(client: ClientModule) -> None:
                 f"dp_sgd bounds the gradient of each sample, which {type(part).__name__} {name!r} makes of the "
                 f"whole batch; take GroupNorm or LayerNorm"
             )
-        if isinstance(part, Metric):
+    for name, counting in counting_by_name(client).items():
+        if isinstance(counting, Metric):
             raise ValueError(
                 f"dp_sgd lets nothing of single samples out of a step, and {name!r} is a metric object, which counts "
                 f"them; leave it out, or set model.metrics"

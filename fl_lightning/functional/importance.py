@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 from torch.nn import functional as F
 
+from fl_lightning.functional.sample_gradients import sample_gradients
 from fl_lightning.functional.state import State, StateLike, to_float32
+from fl_lightning.utils.batches import batch_length
 
 Importance = Literal["abs", "square", "tensor"]
 
@@ -50,25 +51,29 @@ def importance(
     }
 
     def of_one(state: State, sample: Any) -> Tensor:
-        return to_float32(loss(state, apply_to_collection(sample, Tensor, lambda t: t.unsqueeze(0))))
+        return to_float32(loss(state, sample))
 
-    gradients_of = grad(loss) if kind == "tensor" else vmap(grad(of_one), in_dims=(None, 0))
     n = 0
     for batch in batches:
-        n += first_length(batch)
+        size = batch_length(batch)
+        n += size
         try:
-            gradients = gradients_of(params, batch)
+            if kind == "tensor":
+                found = [grad(loss)(params, batch)]
+            else:
+                found = list(sample_gradients(of_one, State(params), batch, at_once=max(1, size)))
         except RuntimeError as error:
             raise RuntimeError(
                 f"gradients of single samples are taken by torch.func, whose rules the loss must keep (no .item(), no "
                 f"branch on a tensor's value), got: {error}; change the loss, or take the gradients of "
                 f"batches (FedCL: importance=tensor, FedCurv: fisher=batch)"
             ) from error
-        for name, gradient in gradients.items():
-            if kind == "tensor":
-                total[name] += gradient.double().square().sum()
-            else:
-                total[name] += (gradient.abs() if kind == "abs" else gradient.square()).sum(0, dtype=torch.float64)
+        for gradients in found:
+            for name, gradient in gradients.items():
+                if kind == "tensor":
+                    total[name] += gradient.double().square().sum()
+                else:
+                    total[name] += (gradient.abs() if kind == "abs" else gradient.square()).sum(0, dtype=torch.float64)
     if not n:
         raise ValueError("importance needs at least one sample, got none; give a set with samples")
     return {name: (value / n).to(params[name].dtype) for name, value in total.items()}
@@ -126,13 +131,6 @@ def samples_at_once(params: StateLike) -> int:
     4
     """
     return max(1, GRADIENT_FLOATS // sum(value.numel() for value in params.values()))
-
-
-def first_length(batch: Any) -> int:
-    """Count the samples in a batch, by the length of its first tensor."""
-    lengths: list[int] = []
-    apply_to_collection(batch, Tensor, lambda t: lengths.append(len(t)))
-    return lengths[0]
 
 
 class _Method(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.types import Member
-from fl_lightning.utils.plain import is_readable, plain_value
+from fl_lightning.utils.plain import is_readable, plain_value, without_refused
 
 LEFT_OUT = "left_out"
 """Key of the names of the entries that were left out, because they are objects."""
@@ -63,7 +63,7 @@ class UserEntries(Member):
         if not self._has_hook("on_save_checkpoint") and not self._has_hook("on_load_checkpoint"):
             return {}
         left_out: list[str] = []
-        readable = _readable(self._entries(), prefix="", left_out=left_out)
+        readable = without_refused(plain_value(self._entries()), keeps=is_readable, left_out=left_out)
         if left_out:
             readable[LEFT_OUT] = left_out
         return readable
@@ -180,25 +180,6 @@ def _say_unused(module: LightningModule, edited: Mapping[str, Any], whole: Mappi
             f"on_load_checkpoint of {type(module).__name__} leaves other weights in the state dict ({others[0]} ...): "
             f"a federation goes on with the weights that it had; change them in on_fit_start"
         )
-
-
-def _readable(entries: Mapping[Any, Any], prefix: str, left_out: list[str]) -> dict[Any, Any]:
-    """Return a copy of the entries in plain form, without entries that `torch.load(weights_only=True)` does not read.
-
-    Args:
-        entries: Entries by name, nested.
-        prefix: Beginning of the names in `left_out`.
-        left_out: Receives the names of the entries that the copy lacks.
-    """
-    readable: dict[Any, Any] = {}
-    for key, value in plain_value(entries).items():
-        if isinstance(value, dict):
-            readable[key] = _readable(value, prefix=f"{prefix}{key}.", left_out=left_out)
-        elif is_readable(value):
-            readable[key] = value
-        else:
-            left_out.append(f"{prefix}{key}")
-    return readable
 
 
 def _overlaid(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:

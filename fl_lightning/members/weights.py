@@ -115,6 +115,21 @@ class GlobalWeights(Member):
                     f"{list(self.entries)[:8]}"
                 )
 
+    def check_owners(self) -> None:
+        """Refuse a client whose hook `on_load_checkpoint` has replaced a module with entries.
+
+        Raises:
+            ValueError: A module with entries is no part of the client any more.
+        """
+        present = {id(module) for module in self.client.modules()}
+        for name, (owner, attribute) in self.entries.items():
+            if id(owner) not in present:
+                layer = name.removesuffix(f".{attribute}")
+                raise ValueError(
+                    f"on_load_checkpoint must keep the modules of the client, got another one for {layer!r}; make it "
+                    f"in __init__, setup or configure_model"
+                )
+
     @property
     def features(self) -> list[Member]:
         """The members for what not every model has: extra states, buffers in no state dict, frozen entries."""

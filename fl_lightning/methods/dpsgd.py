@@ -6,19 +6,18 @@ Source: Abadi et al., CCS 2016, arXiv:1607.00133, Algorithm 1.
 from typing import Any, cast
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import LightningModule
 from torch import Tensor
-from torch.func import grad, vmap
 
 from fl_lightning.client import ClientModule
 from fl_lightning.client.deriving import with_part
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
-from fl_lightning.client.services import attach_services, batch_length
+from fl_lightning.client.services import attach_services
 from fl_lightning.data.poisson import PoissonSamples
 from fl_lightning.federation import private
-from fl_lightning.functional.importance import GRADIENT_FLOATS, as_function
+from fl_lightning.functional.importance import as_function, samples_at_once
 from fl_lightning.functional.privacy import check_delta, clipped_sum, counted, epsilon, gaussian_noise
+from fl_lightning.functional.sample_gradients import sample_gradients
 from fl_lightning.functional.state import State, to_float32
 from fl_lightning.metrics.history import EPSILON_SAMPLES
 from fl_lightning.types import Batch, Broadcast, ClientData, TrainableModule
@@ -97,25 +96,22 @@ class DPSGD(ClientModule):
         loss = as_function(self, "sample_loss")
         total = State()
 
-        def of_one(state: State, sample: Batch) -> Tensor:
-            return cast(Tensor, loss(state, apply_to_collection(sample, Tensor, lambda t: t.unsqueeze(0)), batch_idx))
+        def of_sample(state: State, sample: Batch) -> Tensor:
+            return cast(Tensor, loss(state, sample, batch_idx))
 
-        gradients_of = vmap(grad(of_one), in_dims=(None, 0), randomness="different")
-        constants = {name: value.detach() for name, value in params.items()}
-        at_once = max(1, GRADIENT_FLOATS // sum(value.numel() for value in params.values()))
+        constants = State({name: value.detach() for name, value in params.items()})
+        parts = sample_gradients(of_sample, constants, batch, at_once=samples_at_once(params), randomness="different")
         silent = {"log": ignored, "log_dict": ignored}  # a logged value would be a sample's
         with attach_services(self.lightning_modules(), silent), self.in_full_precision():
-            for first in range(0, batch_length(batch), at_once):
-                part = apply_to_collection(batch, Tensor, lambda t, i=first: t[i : i + at_once])
-                try:
-                    gradients = gradients_of(constants, part)
-                except RuntimeError as error:
-                    raise RuntimeError(
-                        f"dp_sgd takes gradients of single samples by torch.func, whose rules the step of "
-                        f"{type(self).__name__} must keep (no .item(), no branch on a tensor's value), got: {error}"
-                    ) from error
-                for name, value in clipped_sum(gradients, self.max_grad_norm).items():
-                    total[name] = total.get(name, 0.0) + value
+            try:
+                for gradients in parts:
+                    for name, value in clipped_sum(gradients, self.max_grad_norm).items():
+                        total[name] = total.get(name, 0.0) + value
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"dp_sgd takes gradients of single samples by torch.func, whose rules the step of "
+                    f"{type(self).__name__} must keep (no .item(), no branch on a tensor's value), got: {error}"
+                ) from error
         return total
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class FedCL(ClientModule):
     def importance_of(self, weights: State, batches: Iterable[Batch]) -> State:
         """Estimate Ω of the shared trainable `weights`, the net in eval mode."""
         with self.evaluation_mode():
-            given = map(self.transferred, batches)
+            given = self.transfer_each(batches)
             if self.importance == "si":
                 omega = path_importance(self.loss_at, weights, given, self.importance_lr)
             elif self.importance == "mas":

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from fl_lightning.aggregation import ServerModule, StateBuffers
 from fl_lightning.client import ClientModule
 from fl_lightning.functional import state as S
-from fl_lightning.functional.importance import first_length, importance, samples_at_once
+from fl_lightning.functional.importance import importance, samples_at_once
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State
+from fl_lightning.utils.batches import batch_length
 from fl_lightning.utils.settings import check_at_least, check_choice, is_plain_sgd
 
 
@@ -42,7 +43,7 @@ def batch_fisher(
     seen = 0
     for batch in batches:
         total.add({name: gradient.square() for name, gradient in grad(loss)(params, batch).items()})
-        seen += first_length(batch)
+        seen += batch_length(batch)
         if max_samples is not None and seen > max_samples:
             break
     return S.mean_of(total)
@@ -167,7 +168,7 @@ class FedCurv(ClientModule):
         samples = self.fisher == "sample"
         batches = local.batches(batch_size=samples_at_once(params)) if samples else local.batches(epoch=0)
         with self.evaluation_mode():
-            given = map(self.transferred, batches)
+            given = self.transfer_each(batches)
             if samples:
                 return importance(self.loss_at, params, given, "square")
             return batch_fisher(self.loss_at, params, given, self.fisher_samples)

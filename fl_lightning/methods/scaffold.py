@@ -18,8 +18,8 @@ from fl_lightning.aggregation import ServerModule, StateBuffers
 from fl_lightning.client import ClientModule
 from fl_lightning.client.optimizers import parse_optimizers
 from fl_lightning.functional import state as S
-from fl_lightning.functional.importance import first_length
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State
+from fl_lightning.utils.batches import batch_length
 from fl_lightning.utils.settings import check_choice, is_plain_sgd
 
 
@@ -43,7 +43,7 @@ def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: 
     params = S.clone(params)
     total = S.StateSum()
     for batch in batches:
-        total.add(grad(loss)(params, batch), first_length(batch))
+        total.add(grad(loss)(params, batch), batch_length(batch))
     return S.mean_of(total)
 
 
@@ -114,7 +114,7 @@ class SCAFFOLD(ClientModule):
         self.round["travelled"] = 0.0
         if self.option == "I" and local.size():
             with self.evaluation_mode():
-                batches = map(self.transferred, local.batches())
+                batches = self.transfer_each(local.batches())
                 self.round_buffer("gradient", mean_gradient(self.loss_at, self.received, batches))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -14,7 +14,7 @@ from fl_lightning import FaultPolicy, FederatedDataModule, FederatedLoop, monito
 from fl_lightning.aggregation import MedianAggregator
 from fl_lightning.client.metric_states import ClientMetric, fresh_metrics, joined_value, parts_that_count, states_of
 from fl_lightning.client.services import MetricAccumulator
-from fl_lightning.methods import FedALA, FedCurv, FedFOMO, Local
+from fl_lightning.methods import FedALA, FedAvg, FedCurv, FedFOMO, Local, dp_sgd
 from tests.toys import samples, trainer
 
 REGRESSION = {
@@ -271,3 +271,62 @@ def test_a_client_that_is_left_out_has_counted_nothing(repeats):
 def test_local_logs_no_values_of_a_model_that_does_not_exist():
     loop = federate(Local(module=Logging()))
     assert not [key for key in loop.round_metrics if key.startswith(("val/", "global/"))]
+
+
+HOLDERS = {
+    "list": lambda metric: [metric],
+    "tuple": lambda metric: (metric,),
+    "dict": lambda metric: {"mae": metric},
+    "ModuleDict": lambda metric: nn.ModuleDict({"mae": metric}),
+    "ModuleList": lambda metric: nn.ModuleList([metric]),
+}
+
+
+class Held(pl.LightningModule):
+    """Keeps its metric object in a list or dict, of which torch may know nothing.
+
+    Args:
+        holder: Name of the kind of list or dict.
+    """
+
+    def __init__(self, holder):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+        nn.init.ones_(self.net.weight)
+        nn.init.zeros_(self.net.bias)
+        self.metrics = HOLDERS[holder](torchmetrics.MeanAbsoluteError())
+        self.is_mapping = holder in ("dict", "ModuleDict")
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self.net(x)
+        metric = self.metrics["mae" if self.is_mapping else 0]
+        self.seen.append((batch_idx, metric.update_count))
+        metric.update(logits[:, 0], y.float())
+        self.log("train/mae", metric)
+        return F.cross_entropy(logits, y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("settings", [{}, {"chunk": 3}, {"method": FedALA}, {"method": FedCurv}])
+def test_a_metric_object_counts_wherever_a_module_keeps_it(holder, settings):
+    def run(kept_in):
+        module = Held(kept_in)
+        rest = dict(settings)
+        client = rest.pop("method", FedAvg)(module=module)
+        return federate(client, **rest), module.seen
+
+    loop, seen = run(holder)
+    expected, seen_of_part = run("ModuleDict")
+    assert loop.round_metrics == expected.round_metrics
+    assert seen == seen_of_part
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_dp_sgd_refuses_a_metric_object_wherever_a_module_keeps_it(holder):
+    with pytest.raises(ValueError, match=r"'module\.metrics\.(0|mae)' is a metric object"):
+        federate(dp_sgd(Held(holder), noise_multiplier=1.0))

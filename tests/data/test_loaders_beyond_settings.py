@@ -1,5 +1,8 @@
 """Loaders that do more than their settings say are refused by name; a batch of None is skipped, as in Lightning."""
 
+import inspect
+import math
+
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -17,7 +20,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop, methods, monitors
 from fl_lightning.attacks import label_flip, noise, sign_flip
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.data import FixedPartition
@@ -256,6 +259,64 @@ def test_a_batch_of_none_of_a_net_is_skipped(settings):
         found.append(weights_of(loop))
         assert 0 <= loop.round_metrics["global/acc" if "global/acc" in loop.round_metrics else "val/acc"] <= 1
     assert equal(found[0], found[-1])
+
+
+class Skips(Net):
+    """A transfer hook skips the batches that `skipping` leaves out."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return None if batch[0][0, 0] > 0 else batch
+
+
+METHODS = {
+    name: kind
+    for name in dir(methods)
+    if inspect.isclass(kind := getattr(methods, name)) and issubclass(kind, ClientModule) and not kind.needs
+}
+MONITORS = {
+    "ClientTable": {},
+    "DriftMonitor": {},
+    "FeatureProbe": {"layer": "module.net"},
+    "ForgettingMonitor": {},
+    "LossLandscape": {},
+    "NeuronActivations": {"layer": "module.net"},
+    "PersonalisedAccuracy": {},
+}
+"""Monitors that pass over samples, with their settings."""
+
+
+def skipped_by(hook, method=FedAvg, callbacks=(), **settings):
+    """Fit for two rounds. A hook or a `collate_fn` skips the same batches."""
+    made = Data("none", None)
+    made.loader = lambda name: loader(collate_fn=default_collate if hook else skipping)
+    data = FederatedDataModule.from_datamodule(made, num_clients=2, eval_batch_size=4, proxy_size=0.5)
+    loop = FederatedLoop(method(module=Skips() if hook else Net()), seed=1, **settings)
+    trainer(2, callbacks=list(callbacks)).fit(loop, datamodule=data)
+    return loop
+
+
+@pytest.mark.filterwarnings("ignore:a training batch is None")
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_that_a_hook_skips_is_skipped_in_every_pass_of_a_method(name):
+    """FedALA and others pass over the samples besides their training."""
+    if "proxy" in METHODS[name].server_class.needs:
+        pytest.skip("the proxy samples are one batch, which is skipped, and the method refuses to go without")
+    by_hook, by_collate = (skipped_by(hook, METHODS[name]) for hook in (True, False))
+    assert equal(weights_of(by_hook), weights_of(by_collate))
+    assert by_hook.round_metrics == by_collate.round_metrics
+
+
+@pytest.mark.filterwarnings("ignore:a training batch is None")
+@pytest.mark.parametrize("name", [*MONITORS, "evaluate_clients_every"])
+def test_a_batch_that_a_hook_skips_is_skipped_wherever_samples_are_measured(name, tmp_path):
+    found = []
+    for hook in (True, False):
+        if name in MONITORS:
+            loop = skipped_by(hook, callbacks=[getattr(monitors, name)(**MONITORS[name])])
+        else:
+            loop = skipped_by(hook, evaluate_clients_every=1)
+        found.append({key: value for key, value in loop.round_metrics.items() if not math.isnan(value)})
+    assert found[0] == found[1]
 
 
 # --- steps that are set on the object ---

@@ -5,7 +5,7 @@ import copy
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import TensorSource
@@ -34,8 +34,9 @@ class Pair(Communicator):
         return [self.shared, value]
 
 
-def data_of(size=40, labels=None, test=10, **settings):
+def data_of(size=40, labels=None, inputs=None, test=10, **settings):
     x, y = samples(size)
+    x = x if inputs is None else inputs(x)
     source = TensorSource((x, y if labels is None else labels(y)), samples(test, seed=1), num_classes=3)
     data = FederatedDataModule(source, num_clients=4, **settings)
     data.setup()
@@ -57,6 +58,7 @@ DIFFERENCES = {
     "length": ({"size": 20}, "got 40 train samples at rank 0 and 20 at rank 1"),
     "length of another split": ({"test": 5}, "got 10 test samples at rank 0 and 5 at rank 1"),
     "labels": ({"labels": lambda y: y.flip(0)}, "got other labels of the train samples at rank 1"),
+    "inputs": ({"inputs": lambda x: x + 1}, "got other inputs of the train samples at rank 1"),
     "batch size": ({"batch_size": 4}, "data.batch_size .* got 32 at rank 0 and 4 at rank 1"),
     "batch size of evaluation": ({"eval_batch_size": 4}, "data.eval_batch_size .* and 4 at rank 1"),
     "order": ({"shuffle": False}, "data.shuffle .* got True at rank 0 and False at rank 1"),
@@ -95,6 +97,60 @@ class Loaders(pl.LightningDataModule):
         return DataLoader(TensorDataset(*samples(12)), batch_size=4)
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+class Shard(pl.LightningDataModule):
+    """Takes every second sample, from the one of its rank on: of equal number, without labels.
+
+    Args:
+        rank: The rank.
+        split: The split of which it takes a part.
+        draws: Whether reading a sample draws from the generators of torch.
+    """
+
+    def __init__(self, rank, split, draws=False):
+        super().__init__()
+        self.rank = rank
+        self.split = split
+        self.draws = draws
+
+    def loader(self, name):
+        dataset = Targets(draws=self.draws)
+        if name == self.split:
+            dataset = Subset(dataset, range(self.rank, 24, 2))
+        return DataLoader(dataset, batch_size=4)
+
+    def train_dataloader(self):
+        return self.loader("train")
+
+    def val_dataloader(self):
+        return self.loader("val")
+
+
+class Targets(Dataset):
+    def __init__(self, draws=False):
+        self.draws = draws
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        noise = torch.rand(2) if self.draws else 0.0
+        return torch.full((2,), float(index)) + noise, torch.tensor([float(index)])
+
+
+def sharded(rank, split, **settings):
+    data = FederatedDataModule.from_datamodule(Shard(rank, split, **settings), num_clients=2)
+    data.setup("fit")
+    return data
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("draws", [False, True])
+def test_shards_of_equal_length_without_labels_are_refused(split, draws):
+    compare(sharded(0, split, draws=draws), sharded(0, split, draws=draws))
+    with pytest.raises(ValueError, match=f"got other inputs of the {split} samples at rank 1"):
+        compare(sharded(0, split, draws=draws), sharded(1, split, draws=draws))
 
 
 @pytest.mark.parametrize("name", PASSES)

@@ -1,6 +1,6 @@
 """Every checkpoint loads with `weights_only=True`, whatever types the numbers and texts of a run have."""
 
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, UserList, defaultdict, deque, namedtuple
 from collections.abc import Mapping
 from enum import Enum, IntEnum
 from functools import partial
@@ -37,11 +37,19 @@ class Text(str):
     """A subclass of a plain type."""
 
 
+class Image(torch.Tensor):
+    """A tensor of another class, which can be copied, as those of torchvision."""
+
+    def __deepcopy__(self, memo):
+        return self.as_subclass(torch.Tensor).clone().as_subclass(Image)
+
+
 Pair = namedtuple("Pair", ["first", "second"])
 
 NUMBERS = {
     "np.float64": np.linspace(0, 1, 3)[1],
     "np.float32": np.float32(0.5),
+    "np.longdouble": np.longdouble(0.5),
     "enum of floats": Half.VALUE,
 }
 """Forms of 0.5."""
@@ -60,7 +68,29 @@ VALUES = {
     "path": Path("a"),
     "array": np.linspace(0, 1, 3),
     "texts": np.array(["a", "b"]),
+    "array in another byte order": np.array([0.5, 1.0], dtype=">f8"),
+    "array of long doubles": np.array([0.5, 1.0], dtype=np.longdouble),
+    "frozen set": frozenset([np.int64(1)]),
+    "frozen set as a key": {frozenset("ba"): 1, (1, frozenset([2])): np.float64(0.5)},
+    "set of frozen sets": {frozenset("a")},
+    "deque": deque([np.float64(0.5)], maxlen=3),
+    "range": range(3),
+    "list of the user's": UserList([Word.A]),
+    "tensor of another class": torch.ones(2).as_subclass(Image),
 }
+
+CHANGED = {
+    "path": "a",
+    "frozen set as a key": {("a", "b"): 1, (1, (2,)): 0.5},
+    "set of frozen sets": {("a",)},
+    "deque": [0.5],
+    "range": [0, 1, 2],
+}
+"""Plain forms that are not equal to the value."""
+
+IN_MEMORY = {name: value for name, value in VALUES.items() if isinstance(value, np.generic | str | int | float | tuple)}
+IN_MEMORY |= {name: VALUES[name] for name in ("nested", "defaultdict", "tensor of another class")}
+"""Values that the memory of a client keeps. It refuses others in a sentence."""
 
 
 def plain_types(value):
@@ -76,15 +106,13 @@ def plain_types(value):
 def test_the_plain_form_has_exact_types_and_the_value(kind):
     value = VALUES[kind]
     plain = plain_value(value)
-    assert plain_types(plain) <= {dict, list, tuple, str, int, float, bool, torch.Tensor}
+    assert plain_types(plain) <= {dict, list, tuple, set, str, int, float, bool, torch.Tensor}
     assert is_readable(plain)
     assert plain_value(plain) is plain
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | torch.Tensor):
         assert [*plain] == [*value]
-    elif isinstance(value, Path):
-        assert plain == "a"
     else:
-        assert plain == value
+        assert plain == CHANGED.get(kind, value)
 
 
 def test_a_plain_value_is_the_same_object():
@@ -106,7 +134,7 @@ class Remembers(FedProx):
 
     def reply(self, exchange, local):
         before = self.memory.get("value")
-        assert plain_types(before) <= {type(None), dict, list, str, int, float, bool}
+        assert plain_types(before) <= {type(None), dict, list, str, int, float, bool, torch.Tensor}
         self.memory["value"] = self.kept
         return {}
 
@@ -190,12 +218,12 @@ def in_settings(value):
 PLACES = {
     "module": (in_module, VALUES),
     "settings": (in_settings, {name: value for name, value in NUMBERS.items() if isinstance(value, float)}),
-    "memory": (in_memory, {name: value for name, value in VALUES.items() if name not in ("path", "array", "texts")}),
+    "memory": (in_memory, IN_MEMORY),
     "transform": (lambda value: {"client": FedAvg(), "transforms": [Keeps(value)]}, VALUES),
     "callback": (lambda value: {"client": FedAvg(), "callbacks": [Holds(value)]}, VALUES),
     "data": (lambda value: {"client": FedAvg(), "data": data_with(value)}, VALUES),
 }
-"""Where a value comes in, and the values that make sense there. The memory refuses paths and arrays in a sentence."""
+"""Where a value comes in, and the values that make sense there."""
 
 CASES = [(place, kind) for place, (_, values) in PLACES.items() for kind in values]
 
@@ -236,6 +264,41 @@ def test_settings_are_compared_by_value(tmp_path):
 
 class Odd:
     """An object without a plain form."""
+
+
+class Color(Enum):
+    RED = "red"
+
+
+KEYS = {"enum": Color.RED, "class": Odd, "enum in a tuple": (1, Color.RED)}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_an_object_that_is_a_key_is_found(kind, tmp_path, caplog):
+    """A module's entry is left out and named; a callback's state is named."""
+    caplog.set_level("INFO")
+    value = {"a": 1, KEYS[kind]: 2}
+    path = tmp_path / "one.ckpt"
+    assert not is_readable(plain_value(value))
+    run({"client": Module(more=value)}, 1, tmp_path).trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    assert saved["federated"]["client"]["mine"] == {"a": 1}
+    assert f"mine.{KEYS[kind]}" in saved["federated"]["client"]["left_out"]
+    run({"client": FedAvg(), "callbacks": [Holds(value)]}, 1, tmp_path).trainer.save_checkpoint(path)
+    assert f"callbacks.Holds.value.{KEYS[kind]} of the checkpoint are objects" in caplog.text
+
+
+@pytest.mark.parametrize("lr", [np.array(0.5), np.longdouble(0.5), torch.tensor(0.5)], ids=["array", "long", "tensor"])
+def test_a_rate_of_one_number_is_that_number(lr, tmp_path):
+    found = []
+    for rate in (0.5, lr):
+        path = tmp_path / "one.ckpt"
+        parts = {"client": FedProx(mu=0.1, optimizer=partial(torch.optim.SGD, lr=rate))}
+        loop = run(parts, 1, tmp_path)
+        loop.trainer.save_checkpoint(path)
+        torch.load(path, weights_only=True)
+        found.append(weights_of(loop))
+    assert equal(*found)
 
 
 def test_an_object_of_a_callback_is_named(tmp_path, caplog):
