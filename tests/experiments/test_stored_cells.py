@@ -78,7 +78,8 @@ def test_a_long_stem_is_cut(stem, short):
 def stored(tmp_path, request):
     """A folder with a run that others begin with, and one that began with it, by an absolute or a relative path."""
     folder = tmp_path / "out"
-    begun = with_weights(Path(request.param or folder) / "runs" / "FedAvg-seed0-1a2b3c4d" / "0" / CHECKPOINTS / "last.ckpt")
+    run = Path(request.param or folder) / "runs" / "FedAvg-seed0-1a2b3c4d" / "0"
+    begun = with_weights(run / CHECKPOINTS / "last.ckpt")
     write(folder, "FedAvg-seed0-1a2b3c4d", CONFIG)
     write(folder, "Begun-seed0-00000000", begun)
     return folder
