@@ -33,6 +33,7 @@ def script(tmp_path_factory):
         ("c", ["configs", "check", "compare"]),
         ("compare --see", ["--seeds"]),
         ("report --for", ["--format"]),
+        ("report --run", []),
         ("reproduce feded/t", [f"feded/table{n}" for n in range(1, 8)]),
         ("pre", ["predict"]),
         ("fit --trainer.max_ep", ["--trainer.max_epochs"]),

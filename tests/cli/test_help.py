@@ -66,3 +66,20 @@ def test_a_narrow_terminal_has_the_table_in_parts_with_whole_headings(monkeypatc
         assert all(heading in shown.split() for heading in columns)
         assert shown.count("cat  ") == (2 if width == 40 else 1)
         assert max(map(len, shown.splitlines())) <= width
+
+
+def test_a_long_line_is_broken_below_itself(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    sentence = "    an indented sentence that is longer than the terminal is wide"
+    option = f"  --a_rather_long_name_of_an_option{' ' * 4}what it does, in several words"
+    lines = fitted(
+        f"{sentence}\n{option}\n  --short  what it does, in more words than the terminal has room for\n"
+    ).splitlines()
+    assert lines == [
+        "    an indented sentence that is longer than the",
+        "    terminal is wide",
+        "  --a_rather_long_name_of_an_option",
+        "      what it does, in several words",
+        "  --short  what it does, in more words than the",
+        "           terminal has room for",
+    ]

@@ -133,7 +133,7 @@ def nobody_reads():
 def test_a_reader_that_goes_away_ends_a_command_quietly(here, nobody_reads, words):
     command = [sys.executable, "-m", "fl_lightning", *words.split()]
     done = subprocess.run(command, stdout=nobody_reads, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
-    assert done.returncode in (0, 1, 141), done.stderr
+    assert done.returncode == 141, done.stderr
     assert done.stderr == ""
 
 
@@ -142,7 +142,7 @@ def test_it_ends_commands_that_load_torch_quietly_too(here, nobody_reads, words)
     """In a process that has loaded it already."""
     script = Path(fl_lightning.__file__).with_name("__main__.py")
     done = run_script(script, *words.split(), cwd=here, timeout=120, stdout=nobody_reads)
-    assert done.returncode in (0, 1, 141), done.stderr
+    assert done.returncode == 141, done.stderr
     assert done.stderr == ""
 
 
