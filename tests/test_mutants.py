@@ -135,14 +135,6 @@ def test_the_nearest_tests_come_first(checkout):
     assert order[1] == ["tests/test_sums.py", "tests/room/test_other.py"]
 
 
-def test_a_map_orders_tests_by_how_many_run_the_line(checkout):
-    (fault, *_) = faults(checkout)["room"]
-    lines = {fault.file: {fault.line: ["tests/a.py", "tests/b.py", "tests/b.py"]}}
-    assert mutants.by_map(lines, fault) == ["tests/b.py", "tests/a.py"]
-    assert mutants.by_map({}, fault) == []
-    assert mutants.file_of_context("tests.room.test_other.test_double", checkout) == "tests/room/test_other.py"
-
-
 def command(checkout, *arguments):
     return mutants.main([*arguments, "--root", str(checkout), "--package", "made_up"])
 
@@ -207,5 +199,48 @@ def test_a_list_of_another_source_is_refused(checkout):
     assert mutants.found_again(mutants.Fault(**{**vars(fault), "before": "77"}), checkout, "made_up") is None
 
 
+MARKED = """
+def outer(x, low=1):
+    \"\"\"Docstring.\"\"\"
+    if x > low:
+        x = 2 * x
+    else:
+        x = 3
+    return x
+"""
+
+
+def test_a_mark_stands_before_its_statement_and_changes_nothing():
+    marked = mutants.with_marks(MARKED, "a.py", [2, 4, 5])
+    lines = [line for line in marked.splitlines() if line]
+    mark = "__import__('mutants_marks').mark('a.py:{}')"
+    assert lines == [
+        mark.format(2),
+        "def outer(x, low=1):",
+        '    """Docstring."""',
+        f"    {mark.format(2)}",
+        f"    {mark.format(4)}",
+        "    if x > low:",
+        f"        {mark.format(5)}",
+        "        x = 2 * x",
+        "    else:",
+        "        x = 3",
+        "    return x",
+    ]
+
+
+def test_a_map_holds_the_tests_that_run_a_line_and_others_are_not_tried(checkout, monkeypatch):
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")  # the suite runs in several processes
+    command(checkout, "draw", "--each", "100")
+    command(checkout, "map")
+    found = mutants.read_map(checkout / ".mutants_map")
+    by_change = {(fault.operator, fault.after): fault for fault in rows(checkout)}
+    swapped = by_change["arithmetic swapped", "(x - LIMIT)"]
+    assert found[f"{swapped.file}:{swapped.line}"] == ["tests/test_sums.py::test_sums"]
+    row = rows(checkout).index(swapped) + 1
+    command(checkout, "run", "--rows", str(row))
+    assert rows(checkout)[row - 1].killed_by == "tests/test_sums.py::test_sums"
+
+
 def test_without_a_map_no_line_is_known(tmp_path):
-    assert mutants.read_map(tmp_path / "none", tmp_path) == {}
+    assert mutants.read_map(tmp_path / "none") == {}

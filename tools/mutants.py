@@ -1,6 +1,7 @@
 """Draws small faults in the package, and finds out which of them the tests notice.
 
     python -m tools.mutants draw --seed 0 --each 10     # ten faults in every room, into tools/mutants.csv
+    python -m tools.mutants map                         # finds the tests that run the lines of these faults
     python -m tools.mutants run                         # runs the tests of all faults without a result
     python -m tools.mutants run --rows 3 17             # runs these again, after a test was written
     python -m tools.mutants score                       # how many were noticed, by room
@@ -9,14 +10,16 @@ A fault changes one expression or statement of one file. The tests run on a copy
 first, and end at the first test that fails. A row of the list is written after each fault, so that a run may be stopped
 at any time. If no test can notice a fault, write the reason into the column `equivalent`: the row then does not count.
 
-The order of the test files comes from a map of the lines that each test runs, if there is one (`map`, which needs
-`coverage`). Otherwise it comes from names: the tests of the module, of its room, and those that name its classes.
+The tests of a fault come from a map of the tests that run its line, if there is one (`map`, which runs the whole suite
+once). Otherwise the order of the test files comes from names: the tests of the module, of its room, and those that name
+its classes.
 """
 
 import argparse
 import ast
 import copy
 import csv
+import json
 import os
 import random
 import re
@@ -86,7 +89,7 @@ LEFT_OUT = (".git", ".venv", "runs", "comparisons", "site", "build", "dist")
 """Folders at the root of the checkout that the copy does not need. A room of the package may have the same name."""
 
 OFFERED_FIRST = 12
-"""Test files of the first run of a fault. The other files run only if none of these notices it."""
+"""Tests, or files of tests, of the first run of a fault. The others run only if none of these notices it."""
 
 
 @dataclass(frozen=True)
@@ -515,64 +518,183 @@ def nearest_first(root: Path, package: str, tests: str, *, fault: Fault) -> list
     return sorted(test_files(root, tests), key=distance)
 
 
-def by_map(lines: dict[str, dict[int, list[str]]], fault: Fault) -> list[str]:
-    """Return the test files that run the line of a fault, those first of which most tests do.
+# --- the map of lines ---
+
+MARKS = "mutants_marks"
+"""Name of the module of a measured copy that records which test runs which line."""
+
+MARKS_SOURCE = """
+import os
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "marks"
+SEEN = set()
+
+
+def mark(line):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    if test and (test, line) not in SEEN:
+        SEEN.add((test, line))
+        write("lines", f"{line}\\t{test}")
+
+
+def write(name, text):
+    with open(FOLDER / f"{name}-{os.getpid()}", "a", encoding="utf-8") as file:
+        file.write(text + "\\n")
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" and "PYTEST_XDIST_WORKER" not in os.environ:
+        write("seconds", f"{report.duration}\\t{report.nodeid}")
+"""
+"""The module. A process that a test starts inherits the name of the test."""
+
+
+class Marker(ast.NodeTransformer):
+    """Puts a call before the statements of some lines, which records that a test runs them.
+
+    A default of an argument is marked at the beginning of its function.
 
     Args:
-        lines: The test files by file and line, a file once for each test.
-        fault: The fault.
+        file: Path of the file, from the root of the checkout.
+        lines: The lines.
     """
-    counted = Counter(lines.get(fault.file, {}).get(fault.line, ()))
-    return [file for file, _ in counted.most_common()]
+
+    def __init__(self, file: str, lines: Iterable[int]) -> None:
+        self._file = file
+        self._lines = set(lines)
+
+    def marked(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        """Return statements with marks."""
+        kept = len(body) - len(without_docstring(body)) if body else 0
+        found = body[:kept]
+        for statement in body[kept:]:
+            found += [self._mark(line) for line in sorted(self._own_lines(statement))]
+            found.append(self.visit(statement))
+        return found
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                setattr(node, name, self.marked(value))
+            elif isinstance(value, list):
+                for item in value:
+                    if isinstance(item, ast.ExceptHandler | ast.match_case):
+                        self.generic_visit(item)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        defaults = [*node.args.defaults, *node.args.kw_defaults]
+        of_defaults = {line for default in defaults if default is not None for line in self._lines_in(default)}
+        self.generic_visit(node)
+        kept = len(node.body) - len(without_docstring(node.body))
+        node.body[kept:kept] = [self._mark(line) for line in sorted(of_defaults)]
+        return node
+
+    def _own_lines(self, statement: ast.stmt) -> set[int]:
+        """Return the lines of a statement, without those of the statements in it."""
+        lines = self._lines_in(statement)
+        for node in ast.walk(statement):
+            if node is not statement and isinstance(node, ast.stmt):
+                lines -= self._lines_in(node)
+        return lines
+
+    def _lines_in(self, node: ast.stmt | ast.expr) -> set[int]:
+        last = node.end_lineno or node.lineno
+        return self._lines & set(range(node.lineno, last + 1))
+
+    def _mark(self, line: int) -> ast.stmt:
+        return ast.parse(f"__import__({MARKS!r}).mark({f'{self._file}:{line}'!r})").body[0]
 
 
-def read_map(path: Path, root: Path) -> dict[str, dict[int, list[str]]]:
-    """Return the test files by file and line of a file that `coverage` wrote with `dynamic_context = test_function`.
+def with_marks(source: str, file: str, lines: Iterable[int]) -> str:
+    """Return the text of a file with marks before some lines.
 
     Args:
-        path: The file. Without it the map is empty.
-        root: The root of the checkout that was measured.
+        source: The text of the file.
+        file: Path of the file, from the root of the checkout.
+        lines: The lines.
     """
+    tree = ast.parse(source)
+    marker = Marker(file, lines)
+    kept = len(tree.body) - len(without_docstring(tree.body)) if tree.body else 0
+    while kept < len(tree.body) and ast.unparse(tree.body[kept]).startswith("from __future__"):
+        kept += 1
+    tree.body[kept:] = marker.marked(tree.body[kept:])
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def write_map(options: argparse.Namespace) -> None:
+    """Run the suite on a copy whose faulty lines are marked, and write which tests run them.
+
+    Args:
+        options: The options of the command line.
+    """
+    lines: dict[str, set[int]] = defaultdict(set)
+    for fault in read_list(options.list):
+        now = found_again(fault, options.root, options.package)
+        if now is not None:
+            lines[now.file].add(now.line)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copied = Path(folder) / "checkout"
+        copy_checkout(options.root, copied)
+        (copied / f"{MARKS}.py").write_text(MARKS_SOURCE, encoding="utf-8")
+        (copied / "marks").mkdir()
+        for file, of_file in lines.items():
+            path = copied / file
+            path.write_text(with_marks(path.read_text(encoding="utf-8"), file, of_file), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", MARKS, "-m", "not slow and not gpu"]
+        command += ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
+        subprocess.run(command, cwd=copied, env=environment_of(copied), check=False)
+        seconds = {test: float(duration) for duration, test in records(copied / "marks", "seconds")}
+        found: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        for place, test in records(copied / "marks", "lines"):
+            found[place].append((seconds.get(test, 0.0), test))
+    ordered = {place: spread(tests) for place, tests in sorted(found.items())}
+    options.map.write_text(json.dumps(ordered, indent=1), encoding="utf-8")
+    print(f"{options.map}: {len(ordered)} of {sum(map(len, lines.values()))} lines are run by tests")
+
+
+def records(folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the records of all processes, each once."""
+    texts = {text for path in folder.glob(f"{name}-*") for text in path.read_text(encoding="utf-8").splitlines()}
+    for text in sorted(texts):
+        first, _, second = text.partition("\t")
+        yield first, second
+
+
+def spread(tests: Iterable[tuple[float, str]]) -> list[str]:
+    """Return tests in the order in which they are tried: one case of each function first, the quick ones first.
+
+    >>> spread([(1, "a.py::f[1]"), (2, "a.py::f[2]"), (3, "b.py::g")])
+    ['a.py::f[1]', 'b.py::g', 'a.py::f[2]']
+    """
+    seen: Counter[str] = Counter()
+    ordered: list[tuple[int, float, str]] = []
+    for seconds, test in sorted(set(tests)):
+        function = test.partition("[")[0]
+        ordered.append((seen[function], seconds, test))
+        seen[function] += 1
+    return [test for _, _, test in sorted(ordered)]
+
+
+def read_map(path: Path) -> dict[str, list[str]]:
+    """Return the tests by `file:line`, empty without a map."""
     if not path.is_file():
         return {}
-    # Only a map needs this package.
-    import coverage  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
-
-    data = coverage.CoverageData(str(path))
-    data.read()
-    lines: dict[str, dict[int, list[str]]] = {}
-    for measured in data.measured_files():
-        if not Path(measured).is_relative_to(root):
-            continue
-        by_line: dict[int, list[str]] = {}
-        for line, contexts in data.contexts_by_lineno(measured).items():
-            by_line[line] = [file_of_context(context, root) for context in contexts if context]
-        lines[Path(measured).relative_to(root).as_posix()] = by_line
-    return lines
+    found: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
-def file_of_context(context: str, root: Path) -> str:
-    """Return the test file of a context such as `tests.nets.test_nets.test_a_net`."""
-    parts = context.split(".")
-    while parts and not (root / Path(*parts).with_suffix(".py")).is_file():
-        parts.pop()
-    return Path(*parts).with_suffix(".py").as_posix() if parts else ""
-
-
-def write_map(root: Path, tests: str, path: Path) -> int:
-    """Measure which test runs which line, in the whole suite, and return pytest's exit status.
-
-    Args:
-        root: The root of the checkout.
-        tests: Name of the folder of tests.
-        path: The file that `coverage` writes.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder) / "coveragerc"
-        settings.write_text("[run]\ndynamic_context = test_function\n", encoding="utf-8")
-        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={path}"]
-        command += ["-m", "pytest", "-m", "not slow and not gpu", tests]
-        return subprocess.run(command, cwd=root, check=False).returncode
+def environment_of(copied: Path) -> dict[str, str]:
+    """Return the environment in which the tests of a copy run."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(copied),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "1000",
+    }
 
 
 class Tests:
@@ -582,8 +704,8 @@ class Tests:
         root: The root of the checkout.
         tests: Name of the folder of tests.
         seconds: Time limit of the tests of a fault, > 0.
-        lines: The test files by file and line. Empty without a map.
-        max_files: Largest number of test files of a fault. None means all.
+        lines: The tests by `file:line`. Empty without a map.
+        most: Largest number of tests of a fault, or of test files without a map. None means all.
 
     Attributes:
         copy: The root of the copy.
@@ -597,15 +719,15 @@ class Tests:
         package: str,
         tests: str,
         seconds: float,
-        lines: dict[str, dict[int, list[str]]],
-        max_files: int | None = None,
+        lines: dict[str, list[str]],
+        most: int | None = None,
     ) -> None:
         self.copy = copy_at
         self._package = package
         self._tests = tests
         self._seconds = seconds
         self._lines = lines
-        self._max_files = max_files
+        self._most = most
         self._sound: dict[str, bool] = {}
         """Whether a test that failed with a fault passes without one."""
         copy_checkout(root, copy_at)
@@ -627,11 +749,12 @@ class Tests:
         return fault.ended(SURVIVED)
 
     def _files(self, fault: Fault) -> list[str]:
-        """Return the files whose tests run, in order, the doctests of the file itself first."""
-        files = by_map(self._lines, fault)
-        if not files:
-            files = nearest_first(self.copy, self._package, self._tests, fault=fault)
-        return [fault.file, *files][: self._max_files]
+        """Return the tests that run, or the files with them, in order, the doctests of the file itself first."""
+        tests = self._lines.get(f"{fault.file}:{fault.line}", [])
+        if tests:
+            return tests[: self._most]
+        files = nearest_first(self.copy, self._package, self._tests, fault=fault)
+        return [fault.file, *files][: self._most]
 
     def _group(self, fault: Fault, files: list[str], *, source: str, changed: str) -> Fault | None:
         """Run some files until a test fails that passes without the fault. None if no such test fails.
@@ -674,17 +797,10 @@ class Tests:
         """Run pytest up to the first failure, and return its output, or None at the time limit."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
         command += ["-W", "ignore", "-m", "not slow and not gpu", *arguments]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.copy),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-            "COLUMNS": "1000",
-        }
         process = subprocess.Popen(
             command,
             cwd=self.copy,
-            env=environment,
+            env=environment_of(self.copy),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -764,7 +880,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rooms", nargs="*", default=[], help="rooms; default all")
     parser.add_argument("--rows", nargs="*", type=int, default=[], help="rows of the list, from 1, to run again")
     parser.add_argument("--seconds", type=float, default=900.0, help="time limit of the tests of a fault")
-    parser.add_argument("--files", type=int, default=None, help="largest number of test files of a fault")
+    parser.add_argument(
+        "--most", type=int, default=None, help="largest number of tests of a fault (without a map: files)"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout")
     parser.add_argument("--package", default="fl_lightning", help="folder of the package")
     parser.add_argument("--tests", default="tests", help="folder of the tests")
@@ -799,8 +917,8 @@ def run(options: argparse.Namespace) -> None:
         "package": options.package,
         "tests": options.tests,
         "seconds": options.seconds,
-        "lines": read_map(options.map, options.root),
-        "max_files": options.files,
+        "lines": read_map(options.map),
+        "most": options.most,
     }
     with tests_on_copy(options.root, **settings) as tests:
         for row in rows:
@@ -822,7 +940,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command, and return the exit status."""
     options = parsed(arguments)
     if options.command == "map":
-        return write_map(options.root, options.tests, options.map)
+        write_map(options)
+        return 0
     if options.command == "draw":
         draw(options)
     if options.command == "run":
