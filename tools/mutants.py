@@ -585,7 +585,10 @@ class Marker(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         defaults = [*node.args.defaults, *node.args.kw_defaults]
-        of_defaults = {line for default in defaults if default is not None for line in self._lines_in(default)}
+        of_defaults: set[int] = set()
+        for default in defaults:
+            if default is not None:
+                of_defaults |= self._lines_in(default)
         self.generic_visit(node)
         kept = len(node.body) - len(without_docstring(node.body))
         node.body[kept:kept] = [self._mark(line) for line in sorted(of_defaults)]
@@ -657,7 +660,9 @@ def write_map(options: argparse.Namespace) -> None:
 
 def records(folder: Path, name: str) -> Iterator[tuple[str, str]]:
     """Yield the records of all processes, each once."""
-    texts = {text for path in folder.glob(f"{name}-*") for text in path.read_text(encoding="utf-8").splitlines()}
+    texts: set[str] = set()
+    for path in folder.glob(f"{name}-*"):
+        texts.update(path.read_text(encoding="utf-8").splitlines())
     for text in sorted(texts):
         first, _, second = text.partition("\t")
         yield first, second

@@ -54,6 +54,7 @@ ROOMS = {
     "fl_lightning.functional.importance": "Importance of weights",
     "fl_lightning.functional.losses": "Losses",
     "fl_lightning.functional.privacy": "Differential privacy",
+    "fl_lightning.functional.sample_gradients": "Gradients of single samples",
     "fl_lightning.functional.simplex": "Weights on the simplex",
     "fl_lightning.functional.state": "States",
     "fl_lightning.functional.traffic": "Bytes of messages",

@@ -630,7 +630,8 @@ class FederatedDataModule(Participation):
         state = {"class_counts": {}} if self._samples is None else self._samples.state_dict()
         if self.secret:
             state = {**state, "secret": self.secret}
-        kept = self.source.state_dict()
+        with self.source.keyed("state_dict"):
+            kept = self.source.state_dict()
         if kept:
             state = {**state, "source": kept}
         return state
@@ -640,7 +641,8 @@ class FederatedDataModule(Participation):
         if secret:
             self.take_secret(secret)
         if "source" in state_dict:
-            self.source.load_state_dict(state_dict["source"])
+            with self.source.keyed("load_state_dict"):
+                self.source.load_state_dict(state_dict["source"])
         self.client_samples().load_state_dict(state_dict)
         self._forget_counts()
 

@@ -208,6 +208,13 @@ class Drawing(Source):
         self.drawn["predicted"] = draw()
         return TensorSplit(*samples(10))
 
+    def state_dict(self):
+        self.drawn["state_dict"] = draw()
+        return {"drawn": 1}
+
+    def load_state_dict(self, state_dict):
+        self.drawn["load_state_dict"] = draw()
+
 
 class Dealing(Partition):
     """Draws in every method from the global generators in place of the one that it is given."""
@@ -246,6 +253,7 @@ def test_hooks_of_sources_and_partitions_draw_by_the_seed_of_the_data(lazily):
         data.setup("fit")
         data.client_indices("test", 0)
         data.predict_dataloader()
+        data.load_state_dict(data.state_dict())
         assert states() == before
         assert set(source.drawn) == set(SOURCE_HOOKS)
         assert set(partition.drawn) == set(PARTITION_HOOKS)

@@ -19,7 +19,7 @@ def trainer_of(is_global_zero=True, **paths):
 
 
 MOMENTS = {
-    "on_train_epoch_start": (),
+    "on_train_epoch_end": (),
     "on_train_end": (),
     "on_exception": (KeyboardInterrupt(),),
 }
