@@ -529,6 +529,7 @@ class BatchTransfer:
             is no such data module.
 
     Attributes:
+        datamodule: The user's own data module.
         hooked: Whether a hook of the user may change a batch.
         moves: Whether a hook of the user sees a batch before the batch lies on the device.
     """
@@ -542,6 +543,7 @@ class BatchTransfer:
     ) -> None:
         self._precision = precision or Precision()
         self._device = device
+        self.datamodule = datamodule
         data: Any = datamodule
         module = modules[-1]
         before_owner = data if overridden(data, "on_before_batch_transfer") else module

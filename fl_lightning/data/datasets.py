@@ -30,6 +30,7 @@ from fl_lightning.data.splits import Array, LoadedSplit, Split, TensorSplit
 from fl_lightning.data.streams import Stream, StreamSplit, are_streams
 from fl_lightning.types import Batch, DataModule
 from fl_lightning.utils.keyed import keyed_globals
+from fl_lightning.utils.own_generators import OwnGenerator, generators_in
 from fl_lightning.utils.settings import described
 from fl_lightning.utils.signatures import checks_arguments
 
@@ -149,6 +150,10 @@ class DatasetSplit(LoadedSplit):
     def may_transform(self) -> bool:
         return self.loader_spec.collate_fn is not default_collate or may_transform(self.dataset)
 
+    @cached_property
+    def own_generators(self) -> list[OwnGenerator]:
+        return generators_in(self.dataset, self.loader_spec.collate_fn)
+
     def seen_as(self, other: Split) -> tuple[Split, list[str]]:
         """Make a split of the same samples with the transforms and batches of another dataset."""
         if not isinstance(other, DatasetSplit):
@@ -167,6 +172,7 @@ class DatasetSplit(LoadedSplit):
         return self.loader_spec.collate_fn(items)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
+        self.key_own_generators(generator)
         spec = self.loader_spec
         staging = self.staging
         if spec.num_workers:

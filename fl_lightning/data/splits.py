@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.functional.classes import class_labels
 from fl_lightning.types import Batch
 from fl_lightning.utils.devices import copy_to_device
+from fl_lightning.utils.own_generators import OwnGenerator, generators_in, key_generators
 from fl_lightning.utils.staging import Staging, fits, staging_for
 
 Array = np.ndarray[Any, Any]
@@ -103,6 +104,21 @@ class Split(ABC):
     def may_transform(self) -> bool:
         """Tell whether samples may be transformed in another way than those of another split."""
         return False
+
+    @property
+    def own_generators(self) -> list[OwnGenerator]:
+        """The random generators that code of the user's keeps, by which samples are read."""
+        return []
+
+    def key_own_generators(self, generator: torch.Generator | None) -> None:
+        """Seed the user's own generators for a pass over samples.
+
+        Args:
+            generator: The generator of the pass. None: the pass is an evaluation, and all passes have one seed.
+        """
+        if self.own_generators:
+            seed = 0 if generator is None else int(torch.randint(2**31, (), generator=generator))
+            key_generators(self.own_generators, seed)
 
     def seen_as(self, other: "Split") -> tuple["Split", list[str]]:
         """Make a split of the same samples that are transformed as those of another split.
@@ -229,6 +245,9 @@ class TensorSplit(Split):
             self.labels = class_labels(y).cpu()
         self._staging: Staging | None = None
         """Copies batches of samples that do not fit on the device."""
+        self._searched: Transform | None = None
+        """The transform that was searched for random generators."""
+        self._own_generators: list[OwnGenerator] = []
 
     def __len__(self) -> int:
         return len(self.x)
@@ -273,6 +292,13 @@ class TensorSplit(Split):
     def may_transform(self) -> bool:
         return self.transform is not None
 
+    @property
+    def own_generators(self) -> list[OwnGenerator]:
+        if self._searched is not self.transform:
+            self._searched = self.transform
+            self._own_generators = generators_in(self.transform)
+        return self._own_generators
+
     def seen_as(self, other: Split) -> tuple["Split", list[str]]:
         if not isinstance(other, TensorSplit):
             return self, ["they are no tensors in memory"]
@@ -316,6 +342,7 @@ class TensorSplit(Split):
         return copy_to_device(indices, self.x.device)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
+        self.key_own_generators(generator)
         x = self.x
         y = self.y
         transform = self.transform

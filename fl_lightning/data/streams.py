@@ -16,6 +16,7 @@ from fl_lightning.data.loaders import LoaderSpec, check_loader_class
 from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.splits import LoadedSplit
 from fl_lightning.types import Batch
+from fl_lightning.utils.own_generators import generators_in, key_generators
 
 
 class Stream(NamedTuple):
@@ -232,6 +233,10 @@ class StreamView(ClientView):
             dataset.set_epoch(self.round_idx)
         spec = replace(spec, collate_fn=partial(counted_batch, spec.collate_fn))
         generator = self.generator(f"stream/{epoch}")
+        own_generators = generators_in(dataset, spec.collate_fn)
+        if own_generators:
+            key = torch.randint(2**31, (), generator=self.generator(f"own/{epoch}"))
+            key_generators(own_generators, int(key))
         drop_last = self.drop_last and epoch is not None
         loader = spec.loader(dataset, generator, self._streams.pins, batch_size=batch_size, drop_last=drop_last)
         staging = self._streams.staging

@@ -1,12 +1,14 @@
 """Whether code has drawn random numbers from the generators that all code of a process shares."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from fl_lightning.engines.pytrees import StackingError
+from fl_lightning.utils.own_generators import OwnGenerator, states_of_generators
 
 
 class SharedDraws:
@@ -16,10 +18,12 @@ class SharedDraws:
 
     Args:
         device: The device on which clients are trained, whose generator is watched too.
+        own: Generators that the user's module keeps, which are watched too.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, own: Sequence[OwnGenerator] = ()) -> None:
         self._device = device
+        self._own = own
         self._states = self._read()
 
     def restart(self) -> None:
@@ -50,7 +54,7 @@ class SharedDraws:
         states: list[Any] = [random.getstate(), (bytes(keys), *of_numpy[2:]), torch.get_rng_state()]
         if self._device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self._device))
-        return states
+        return [*states, *states_of_generators(self._own)]
 
 
 def is_equal(state: Any, other: Any) -> bool:

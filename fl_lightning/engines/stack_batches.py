@@ -49,6 +49,7 @@ class StackBatches:
         known_views = [view for view in views if isinstance(view, ClientView)]
         source: Split | None = None
         if len(known_views) == len(views):
+            check_own_generators(known_views, split)
             source = common_source(known_views, split)
         # A transfer hook of the user gets the batch of one client at a time.
         if isinstance(source, TensorSplit) and not transfer.hooked:
@@ -114,6 +115,20 @@ class StackBatches:
         if positions is None:
             return batch
         return batch, copy_to_device(positions, self._device)
+
+
+def check_own_generators(views: Sequence[ClientView], split: str) -> None:
+    """Check that samples are read without random generators of the user's own.
+
+    Args:
+        views: The data of the clients.
+        split: The name of the split.
+
+    Raises:
+        StackingError: They are not.
+    """
+    if any(view.source(split).own_generators for view in views):
+        raise StackingError("its samples draw random numbers, which are keyed for one client at a time")
 
 
 def common_source(views: Sequence[ClientView], split: str) -> Split | None:

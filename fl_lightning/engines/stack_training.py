@@ -105,7 +105,7 @@ class StackTrainer:
         self.client = client
         self.local = local
         self._cautious = cautious
-        self.draws = SharedDraws(local.device)
+        self.draws = SharedDraws(local.device, local.own_generators)
 
     def is_alone(self, job: ClientJob, phase: Phase = DEFAULT_PHASE) -> bool:
         """Return True if the client must be alone in the module, because BatchNorm sees batches of one sample."""

@@ -31,6 +31,7 @@ from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.types import Batch, ClientData, Phase
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.utils.own_generators import generators_of, key_generators
 from fl_lightning.utils.settings import SettingError
 
 EpochHook = Callable[[int, int], None]
@@ -107,6 +108,10 @@ class LocalTrainer:
         )
         self._deadline = inf
         self._round_idx = 0
+        owners: list[object] = list(client.modules())
+        if transfer.datamodule is not None:
+            owners.append(transfer.datamodule)
+        self.own_generators = generators_of(*owners)
 
     def scale_lr(self, factors: Sequence[Sequence[float]]) -> None:
         """Set the factors of the learning rates of all clients to come.
@@ -191,7 +196,7 @@ class LocalTrainer:
                 module.training = mode
 
     def seed(self, purpose: str, data: ClientData) -> None:
-        """Seed the global generators for one purpose, client and round.
+        """Seed the global generators, and those of the user's own, for one purpose, client and round.
 
         Dropout and the user's own code draw from them.
         """
@@ -201,6 +206,8 @@ class LocalTrainer:
         np.random.seed(seed % 2**32)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+        if self.own_generators:
+            key_generators(self.own_generators, seed)
 
     def train(
         self,

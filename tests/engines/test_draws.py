@@ -2,6 +2,7 @@
 
 import logging
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -116,7 +117,79 @@ def in_memory():
     return FederatedDataModule(source, num_clients=6, batch_size=8)
 
 
+OWN = {
+    "numpy": np.random.default_rng,
+    "numpy's old one": np.random.RandomState,
+    "python": random.Random,
+    "torch": lambda seed: torch.Generator().manual_seed(seed),
+}
+HERE = np.random.default_rng(5)
+
+
+def drawn_from(own):
+    if isinstance(own, torch.Generator):
+        return torch.rand((), generator=own).item()
+    return own.random() if hasattr(own, "random") else own.rand()
+
+
+class Shift:
+    """A transform with a generator of its own."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def __call__(self, x=None, generator=None):
+        return drawn_from(self.own) if x is None else x + drawn_from(self.own)
+
+
+class ByGlobal:
+    def __call__(self):
+        return HERE.random()
+
+
+def closure(own):
+    return lambda: drawn_from(own)
+
+
+class MixingByItself(Net):
+    """Draws in its step from a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = [np.random.default_rng(7)]
+
+    def training_step(self, batch, batch_idx):
+        return self.own[0].beta(0.5, 0.5) * super().training_step(batch, batch_idx)
+
+
+class AugmentingByItself(Loaders):
+    def __init__(self):
+        super().__init__()
+        self.own = random.Random(0)
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] + self.own.random(), batch[1]
+
+
+def collate_by(own, items):
+    batch = torch.utils.data.default_collate(items)
+    return batch[0] + own.random(), batch[1]
+
+
+def in_memory_by_itself():
+    source = TensorSource((X, Y), (X, Y), num_classes=3, transform=Shift(random.Random(0)))
+    return FederatedDataModule(source, num_clients=6, batch_size=8)
+
+
 KINDS = {
+    **{f"items, own {name}": (Net, lambda make=make: loaded(draw=Shift(make(1)))) for name, make in OWN.items()},
+    "items, closure": (Net, lambda: loaded(draw=closure(np.random.default_rng(1)))),
+    "items, method": (Net, lambda: loaded(draw=np.random.default_rng(1).random)),
+    "items, global": (Net, lambda: loaded(draw=ByGlobal())),
+    "collate_fn, own": (Net, lambda: loaded(collate=partial(collate_by, random.Random(0)))),
+    "step, own": (MixingByItself, loaded),
+    "hook of the data module, own": (Net, lambda: loaded(AugmentingByItself)),
+    "transform in memory, own": (Net, in_memory_by_itself),
     **{f"items, {name}": (Net, lambda draw=draw: loaded(draw=draw)) for name, draw in DRAWS.items()},
     "collate_fn": (Net, lambda: loaded(collate=drawing_collate)),
     "hook of the module": (Augmenting, loaded),
@@ -144,7 +217,9 @@ def test_clients_that_draw_are_trained_one_by_one(kind, caplog):
     assert equal(weights_of(together), weights_of(alone))
 
 
-@pytest.mark.parametrize("kind", ["items, numpy", "hook of the module", "step"])
+@pytest.mark.parametrize(
+    "kind", ["items, numpy", "hook of the module", "step", *[kind for kind in KINDS if "own" in kind]]
+)
 def test_a_continued_run_draws_what_the_unbroken_one_draws(kind, tmp_path):
     unbroken, _ = fit(kind, chunk=4)
     _, run = fit(kind, rounds=1, chunk=4)
