@@ -557,7 +557,7 @@ class BatchTransfer:
         self._has_own_loss = len(modules) > 1
 
     def each(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches as a call returns them, without those that a `collate_fn` or a hook skips by None."""
+        """Yield batches as a call returns them. A `collate_fn` or a hook skips a batch by None."""
         return without_none(map(self, without_none(batches)))
 
     def __call__(self, batch: Any) -> Any:

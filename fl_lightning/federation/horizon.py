@@ -115,7 +115,7 @@ class Horizon:
             was: The numbers of the checkpoint, from `state`.
 
         Returns:
-            The number before and now, by the name of the setting, of those that differ.
+            The number before and the number now, by the names of the settings that differ.
         """
         found: dict[str, tuple[int | None, int | None]] = {}
         for name, number in was.items():

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.data import TensorSource
@@ -176,6 +176,21 @@ def collate_by(own, items):
     return batch[0] + own.random(), batch[1]
 
 
+class Stream(IterableDataset):
+    """Samples without a length, to which draws from a generator of the stream's own are added."""
+
+    def __init__(self):
+        self.own = np.random.default_rng(2)
+
+    def __iter__(self):
+        for x, y in zip(X[:16], Y[:16], strict=True):
+            yield x + self.own.random(), y
+
+
+def streams():
+    return FederatedDataModule.from_datasets({client_id: Stream() for client_id in range(6)}, batch_size=8)
+
+
 def in_memory_by_itself():
     source = TensorSource((X, Y), (X, Y), num_classes=3, transform=Shift(random.Random(0)))
     return FederatedDataModule(source, num_clients=6, batch_size=8)
@@ -190,6 +205,7 @@ KINDS = {
     "step, own": (MixingByItself, loaded),
     "hook of the data module, own": (Net, lambda: loaded(AugmentingByItself)),
     "transform in memory, own": (Net, in_memory_by_itself),
+    "streams, own": (Net, streams),
     **{f"items, {name}": (Net, lambda draw=draw: loaded(draw=draw)) for name, draw in DRAWS.items()},
     "collate_fn": (Net, lambda: loaded(collate=drawing_collate)),
     "hook of the module": (Augmenting, loaded),
@@ -202,13 +218,13 @@ KINDS = {
 
 def fit(kind, rounds=2, chunk=1, ckpt_path=None, callbacks=()):
     make_module, make_data = KINDS[kind]
-    loop = FederatedLoop(make_module(), seed=3, chunk=chunk, local_epochs=2)
+    loop = FederatedLoop(make_module(), seed=3, chunk=chunk, local_epochs=2, max_local_steps=10)
     run = trainer(rounds, limit_val_batches=0, callbacks=list(callbacks))
     run.fit(loop, datamodule=make_data(), ckpt_path=ckpt_path)
     return loop, run
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "streams, own"])  # no stream is stacked
 def test_clients_that_draw_are_trained_one_by_one(kind, caplog):
     alone, _ = fit(kind)
     with caplog.at_level(logging.INFO):
@@ -221,11 +237,12 @@ def test_clients_that_draw_are_trained_one_by_one(kind, caplog):
     "kind", ["items, numpy", "hook of the module", "step", *[kind for kind in KINDS if "own" in kind]]
 )
 def test_a_continued_run_draws_what_the_unbroken_one_draws(kind, tmp_path):
-    unbroken, _ = fit(kind, chunk=4)
-    _, run = fit(kind, rounds=1, chunk=4)
+    chunk = 1 if kind == "streams, own" else 4
+    unbroken, _ = fit(kind, chunk=chunk)
+    _, run = fit(kind, rounds=1, chunk=chunk)
     path = tmp_path / "first.ckpt"
     run.save_checkpoint(path)
-    continued, _ = fit(kind, chunk=4, ckpt_path=path)
+    continued, _ = fit(kind, chunk=chunk, ckpt_path=path)
     assert equal(weights_of(continued), weights_of(unbroken))
 
 
