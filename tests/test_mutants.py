@@ -242,5 +242,50 @@ def test_a_map_holds_the_tests_that_run_a_line_and_others_are_not_tried(checkout
     assert rows(checkout)[row - 1].killed_by == "tests/test_sums.py::test_sums"
 
 
+FIXTURE_TESTS = """import pytest
+
+from made_up.room.other import double
+
+
+@pytest.fixture(scope="module")
+def doubled():
+    return double(1)
+
+
+def test_that_does_not_look(doubled):
+    assert doubled
+
+
+def test_that_looks(doubled):
+    assert doubled == 2
+"""
+
+
+def test_a_line_that_a_shared_fixture_runs_is_tried_by_all_tests_of_the_file(checkout, monkeypatch):
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    (checkout / "tests" / "room" / "test_other.py").write_text(FIXTURE_TESTS)
+    command(checkout, "draw", "--each", "100")
+    command(checkout, "map")
+    swapped = next(fault for fault in rows(checkout) if fault.after == "(2 / x)")
+    found = mutants.read_map(checkout / ".mutants_map")
+    assert found[f"{swapped.file}:{swapped.line}"] == ["tests/room/test_other.py"]
+
+
+def test_tests_that_fail_for_one_reason_are_found_by_one_run(checkout, monkeypatch):
+    failing = "".join(f"\n\ndef test_{number}():\n    assert False\n" for number in range(9))
+    path = checkout / "tests" / "test_sums.py"
+    path.write_text(TESTS + failing)
+    command(checkout, "draw", "--each", "100")
+    started = []
+    run = mutants.subprocess.Popen
+    monkeypatch.setattr(
+        mutants.subprocess, "Popen", lambda arguments, **options: started.append(0) or run(arguments, **options)
+    )
+    row = [fault.after for fault in rows(checkout)].index("(x - LIMIT)") + 1
+    command(checkout, "run", "--rows", str(row))
+    assert rows(checkout)[row - 1].killed_by == "tests/test_sums.py::test_sums"
+    assert len(started) <= 6
+
+
 def test_without_a_map_no_line_is_known(tmp_path):
     assert mutants.read_map(tmp_path / "none") == {}

@@ -532,7 +532,10 @@ SEEN = set()
 
 
 def mark(line):
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    test, _, phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")
+    if phase == "(setup)":
+        # All tests of the file may share what a fixture makes.
+        test = test.partition("::")[0]
     if test and (test, line) not in SEEN:
         SEEN.add((test, line))
         write("lines", f"{line}\\t{test}")
@@ -649,10 +652,13 @@ def write_map(options: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", MARKS, "-m", "not slow and not gpu"]
         command += ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
         subprocess.run(command, cwd=copied, env=environment_of(copied), check=False)
-        seconds = {test: float(duration) for duration, test in records(copied / "marks", "seconds")}
+        seconds: dict[str, float] = defaultdict(float)
+        for duration, test in records(copied / "marks", "seconds"):
+            for name in (test, test.partition("::")[0]):
+                seconds[name] += float(duration)
         found: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for place, test in records(copied / "marks", "lines"):
-            found[place].append((seconds.get(test, 0.0), test))
+            found[place].append((seconds[test], test))
     ordered = {place: spread(tests) for place, tests in sorted(found.items())}
     options.map.write_text(json.dumps(ordered, indent=1), encoding="utf-8")
     print(f"{options.map}: {len(ordered)} of {sum(map(len, lines.values()))} lines are run by tests")
@@ -698,7 +704,6 @@ def environment_of(copied: Path) -> dict[str, str]:
         "PYTHONPATH": str(copied),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
-        "COLUMNS": "1000",
     }
 
 
@@ -788,20 +793,41 @@ class Tests:
                 return fault.ended(KILLED, test) if is_sound else None
             if test not in self._sound:
                 path.write_text(source, encoding="utf-8")
-                alone = self._pytest([test])
-                self._sound[test] = alone is not None and FAILED.search(alone) is None
+                self._judge(test, [*files, *without])
             if self._sound[test]:
                 return fault.ended(KILLED, test)
         return None
+
+    def _judge(self, test: str, group: list[str]) -> None:
+        """Find out whether a test that failed with a fault passes without one.
+
+        Args:
+            test: The test.
+            group: The arguments of the run in which the test failed. If it fails without the fault, too, others of the
+                group may fail for the same reason: one run finds them all.
+        """
+        alone = self._pytest([test])
+        self._sound[test] = alone is not None and FAILED.search(alone) is None
+        if not self._sound[test]:
+            whole = self._pytest(group, ends_early=False)
+            for failed in FAILED.findall(whole or ""):
+                self._sound[failed] = False
 
     def failing(self) -> list[str]:
         """Return the tests that fail without a fault, too."""
         return [test for test, is_sound in self._sound.items() if not is_sound]
 
-    def _pytest(self, arguments: list[str]) -> str | None:
-        """Run pytest up to the first failure, and return its output, or None at the time limit."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
+    def _pytest(self, arguments: list[str], *, ends_early: bool = True) -> str | None:
+        """Run pytest, and return its output, or None at the time limit.
+
+        Args:
+            arguments: Tests, files and options.
+            ends_early: Whether the run ends at the first failure.
+        """
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
         command += ["-W", "ignore", "-m", "not slow and not gpu", *arguments]
+        if ends_early:
+            command.append("-x")
         process = subprocess.Popen(
             command,
             cwd=self.copy,
