@@ -454,3 +454,18 @@ def test_an_option_of_a_class_that_is_given_by_a_name():
     assert (
         "trainer.strategy must be the path of a class to take the option 'timeout', got a name; give the path" in said
     )
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt("round 3 is complete")
+
+
+@pytest.mark.parametrize(("rank", "says"), [("", "round 3 is complete"), ("0", "round 3 is complete"), ("1", "")])
+def test_of_several_processes_one_says_that_the_run_was_interrupted(rank, says, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr("fl_lightning.cli.main.FederatedCLI", interrupted)
+    said = say(FIT)
+    assert said.code == 130
+    assert said.out == ""
+    assert bool(said.err) == bool(says)
+    assert says in said.err
