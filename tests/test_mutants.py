@@ -181,15 +181,18 @@ def test_a_fault_that_breaks_the_import_of_conftest_is_noticed(checkout):
     assert (rows(checkout)[row - 1].result, rows(checkout)[row - 1].killed_by) == ("killed", "pytest")
 
 
-def test_a_test_that_does_not_end_is_told_apart(checkout):
+@pytest.mark.parametrize(
+    ("seconds", "result", "killed_by"),
+    [("60 * (clipped(4) != 7)", "killed", "no end"), ("60", "timeout", "")],
+)
+def test_a_fault_without_an_end_is_noticed_if_the_tests_end_without_it(checkout, seconds, result, killed_by):
     (checkout / "tests" / "test_sums.py").write_text(
-        "import time\n\nfrom made_up.sums import clipped\n\n\n"
-        "def test_wait():\n    time.sleep(60 * (clipped(4) != 7))\n"
+        f"import time\n\nfrom made_up.sums import clipped\n\n\ndef test_wait():\n    time.sleep({seconds})\n"
     )
     command(checkout, "draw", "--each", "100")
     (row,) = [row for row, fault in enumerate(rows(checkout), 1) if fault.after == "(x - LIMIT)"]
-    command(checkout, "run", "--rows", str(row), "--seconds", "5")
-    assert rows(checkout)[row - 1].result == "timeout"
+    command(checkout, "run", "--rows", str(row), "--seconds", "3")
+    assert (rows(checkout)[row - 1].result, rows(checkout)[row - 1].killed_by) == (result, killed_by)
 
 
 def test_a_list_of_another_source_is_refused(checkout):
@@ -277,14 +280,12 @@ def test_tests_that_fail_for_one_reason_are_found_by_one_run(checkout, monkeypat
     path.write_text(TESTS + failing)
     command(checkout, "draw", "--each", "100")
     started = []
-    run = mutants.subprocess.Popen
-    monkeypatch.setattr(
-        mutants.subprocess, "Popen", lambda arguments, **options: started.append(0) or run(arguments, **options)
-    )
+    process = mutants.FORKED.Process
+    monkeypatch.setattr(mutants.FORKED, "Process", lambda **settings: started.append(0) or process(**settings))
     row = [fault.after for fault in rows(checkout)].index("(x - LIMIT)") + 1
     command(checkout, "run", "--rows", str(row))
     assert rows(checkout)[row - 1].killed_by == "tests/test_sums.py::test_sums"
-    assert len(started) <= 6
+    assert len(started) == 5
 
 
 def test_without_a_map_no_line_is_known(tmp_path):

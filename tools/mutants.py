@@ -20,6 +20,7 @@ import ast
 import copy
 import csv
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -32,6 +33,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,9 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+(?: .*?\])?)(?: - |$)", re.MULTILINE
 BROKEN_ENDS = (2, 3, 4)
 """Exit statuses of pytest if it is interrupted, or cannot begin because conftest.py or what it imports raises."""
 
+ENDLESS = "no end"
+"""Stands for a test where the tests do not end with the fault, and end without it."""
+
 WHOLE_RUN = "pytest"
 """Stands for a test where pytest ends without the name of one."""
 
@@ -87,6 +93,12 @@ CACHES = ("__pycache__", ".*_cache")
 
 LEFT_OUT = (".git", ".venv", "runs", "comparisons", "site", "build", "dist")
 """Folders at the root of the checkout that the copy does not need. A room of the package may have the same name."""
+
+FORKED = multiprocessing.get_context("forkserver")
+"""Starts a process for each run of tests. They share what is imported before the checkout is."""
+
+PRELOADED = ("pytest", "torch", "torchmetrics", "pytorch_lightning", "lightning", "jsonargparse", "matplotlib.pyplot")
+"""The large packages that tests import. Those that are not installed are left out."""
 
 OFFERED_FIRST = 12
 """Tests, or files of tests, of the first run of a fault. The others run only if none of these notices it."""
@@ -104,7 +116,8 @@ class Fault:
         operator: Kind of the fault.
         before: The source that is replaced.
         after: The source in its place.
-        result: `killed`, `survived`, `timeout`, or empty before the tests ran.
+        result: `killed`, `survived`, `timeout` if the tests take too long without the fault, too, or empty before the
+            tests ran.
         killed_by: Name of the first test that failed.
         equivalent: The reason why no test can notice the fault. Empty if a test could.
     """
@@ -547,7 +560,7 @@ def write(name, text):
 
 
 def pytest_runtest_logreport(report):
-    if report.when == "call" and "PYTEST_XDIST_WORKER" not in os.environ:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
         write("seconds", f"{report.duration}\\t{report.nodeid}")
 """
 """The module. A process that a test starts inherits the name of the test."""
@@ -741,6 +754,7 @@ class Tests:
         self._sound: dict[str, bool] = {}
         """Whether a test that failed with a fault passes without one."""
         copy_checkout(root, copy_at)
+        start_server(environment_of(copy_at))
 
     def of(self, fault: Fault) -> Fault:
         """Run the tests of a fault, and return it with the result."""
@@ -781,7 +795,9 @@ class Tests:
             without = [f"--deselect={test}" for test in self.failing()]
             output = self._pytest([*files, *without])
             if output is None:
-                return fault.ended(TIMEOUT)
+                path.write_text(source, encoding="utf-8")
+                alone = self._pytest([*files, *without], ends_early=False)
+                return fault.ended(TIMEOUT) if alone is None else fault.ended(KILLED, ENDLESS)
             failed = FAILED.search(output)
             if failed is None:
                 return None
@@ -824,36 +840,74 @@ class Tests:
             arguments: Tests, files and options.
             ends_early: Whether the run ends at the first failure.
         """
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
-        command += ["-W", "ignore", "-m", "not slow and not gpu", *arguments]
+        options = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-W", "ignore", "-m", "not slow and not gpu"]
         if ends_early:
-            command.append("-x")
-        process = subprocess.Popen(
-            command,
-            cwd=self.copy,
-            env=environment_of(self.copy),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output = process.communicate(timeout=self._seconds)[0]
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
+            options.append("-x")
+        with tempfile.NamedTemporaryFile(mode="r", encoding="utf-8", errors="replace") as output:
+            settings = (self.copy, environment_of(self.copy), [*options, *arguments], output.name)
+            process = FORKED.Process(target=tests_of_fork, args=settings)
+            process.start()
+            process.join(self._seconds)
+            has_ended = process.exitcode is not None
             # A test may have left processes of its own behind.
             end_group(process)
-        if process.returncode in BROKEN_ENDS:
-            return output if FAILED.search(output) else f"{output}\nERROR {WHOLE_RUN}"
-        return output
+            printed = output.read()
+        if not has_ended:
+            return None
+        if process.exitcode in BROKEN_ENDS and not FAILED.search(printed):
+            return f"{printed}\nERROR {WHOLE_RUN}"
+        return printed
 
 
-def end_group(process: subprocess.Popen[str]) -> None:
+def start_server(environment: dict[str, str]) -> None:
+    """Start the process that imports the large packages and forks, unless it runs already.
+
+    Args:
+        environment: The environment of the server, which torch reads when it is imported.
+    """
+    FORKED.set_forkserver_preload(list(PRELOADED))
+    kept = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def tests_of_fork(copied: Path, environment: dict[str, str], arguments: list[str], output: str) -> None:
+    """Run pytest in this process, which has imported nothing of the checkout yet, and end it.
+
+    Args:
+        copied: The root of the copy.
+        environment: The environment of the tests.
+        arguments: The arguments of pytest.
+        output: Path of the file to which pytest prints.
+    """
+    os.setsid()
+    os.chdir(copied)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(os.open(output, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(copied))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tools"]:
+        del sys.modules[name]
+    import pytest  # noqa: PLC0415 - the main process does not need it
+
+    sys.argv = [pytest.__file__, *arguments]
+    status = pytest.main(arguments)
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def end_group(process: BaseProcess) -> None:
     """End a process and all that it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    if process.pid is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.join()
 
 
 def copy_checkout(root: Path, target: Path) -> None:

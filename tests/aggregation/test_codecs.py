@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.aggregation import FP16, QSGD, Codec, RandomK, Sign, TopK
-from fl_lightning.functional.coding import index_bits, pack, unpack
+from fl_lightning.functional.coding import index_bits, pack, quantise, unpack
 from fl_lightning.functional.traffic import traffic
 
 CONTRACTING = [
@@ -149,3 +149,10 @@ class Own(Codec):
 
     def decode(self, message, like, draws):
         return message["values"].to(like.dtype)
+
+
+@pytest.mark.parametrize("noise", [None, torch.full((4,), 0.5)])
+def test_a_bucket_of_zeros_has_the_code_of_zero(noise):
+    codes, scales = quantise(torch.tensor([0.0, 0.0, 1.0, -1.0]), levels=3, bucket=2, noise=noise)
+    assert codes.tolist() == [3, 3, 6, 0]
+    assert scales.tolist() == [0, 1]

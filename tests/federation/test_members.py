@@ -1,13 +1,16 @@
 """The list of members: what a round, its undoing, a skipped client and a checkpoint go through."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 from pytorch_lightning import Callback
 
 from fl_lightning import FaultPolicy, FederatedLoop
+from fl_lightning.client.store import ClientStore
 from fl_lightning.federation import run as federated_run
+from fl_lightning.federation.members import ClientRecords
 from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
@@ -150,3 +153,31 @@ def test_every_verb_does_nothing_by_default():
         rest |= {"undo": [None], "entries_at": [None], "load_state_dict": [{}]}
         result = getattr(member, verb)(*{**given, **rest}.get(verb, []))
         assert result is value if verb in given else not result
+
+
+def records_of(store, *, rank, states):
+    """The records of a rank of two, where `states` are those of all ranks."""
+    communicator = SimpleNamespace(
+        world=2,
+        rank=rank,
+        gather_to_root=lambda state: states if rank == 0 else [],
+        assign_clients=lambda clients, cost, owners: {client_id: client_id % 2 for client_id in clients},
+    )
+    weights = SimpleNamespace(personal=())
+    return ClientRecords(store=store, communicator=communicator, global_weights=weights, initial={}, cost=lambda _: 1)
+
+
+def test_a_checkpoint_of_two_processes_holds_the_records_of_both():
+    """In memory, as in a run without a folder; the records that lie in files are tested with those."""
+    stores = [ClientStore(memory_budget_mb=None) for _ in range(2)]
+    for rank, store in enumerate(stores):
+        store.own({0: 0, 1: 1, 3: 1})
+        store.put({client_id: ({"times": client_id}, None) for client_id in (0, 1, 3) if client_id % 2 == rank}, 0)
+    states = [store.state_dict() for store in stores]
+    state = records_of(stores[0], rank=0, states=states).state_dict()
+    assert list(state["records"]) == [0, 1, 3]
+    for rank, clients in enumerate(({0}, {1, 3})):
+        loaded = ClientStore(memory_budget_mb=None)
+        records_of(loaded, rank=rank, states=[]).load_state_dict(state)
+        assert loaded.clients == clients
+        assert {client_id: loaded.memory(client_id) for client_id in clients} == {c: {"times": c} for c in clients}

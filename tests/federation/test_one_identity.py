@@ -631,6 +631,19 @@ def test_batches_of_any_kind_have_a_digest_of_their_numbers(make):
     assert first != digest_of_inputs(Batches(lambda x: make(10 * x)), seed=0)
 
 
+@pytest.mark.parametrize(("depth", "counts"), [(6, True), (7, False)])
+def test_numbers_count_down_to_the_sixth_level_of_a_batch(depth, counts):
+    """A batch may hold itself, so that there is a last level. It is part of stored digests."""
+
+    def nested(x):
+        for _ in range(depth):
+            x = [x]
+        return x
+
+    first = digest_of_inputs(Batches(nested), seed=0)
+    assert (first != digest_of_inputs(Batches(lambda x: nested(10 * x)), seed=0)) == counts
+
+
 def test_samples_that_are_read_otherwise_each_time_have_no_digest():
     draws = SystemRandom()
     assert digest_of_inputs(Batches(lambda x: x * (1 if draws.random() < 0.5 else -1)), seed=0) is None
