@@ -100,6 +100,9 @@ FORKED = multiprocessing.get_context("forkserver")
 PRELOADED = ("pytest", "torch", "torchmetrics", "pytorch_lightning", "lightning", "jsonargparse", "matplotlib.pyplot")
 """The large packages that tests import. Those that are not installed are left out."""
 
+NEAREST = 3
+"""Files whose tests are tried before others that run the line, the file of the fault included."""
+
 OFFERED_FIRST = 12
 """Tests, or files of tests, of the first run of a fault. The others run only if none of these notices it."""
 
@@ -774,11 +777,14 @@ class Tests:
 
     def _files(self, fault: Fault) -> list[str]:
         """Return the tests that run, or the files with them, in order, the doctests of the file itself first."""
-        tests = self._lines.get(f"{fault.file}:{fault.line}", [])
-        if tests:
-            return tests[: self._most]
         files = nearest_first(self.copy, self._package, self._tests, fault=fault)
-        return [fault.file, *files][: self._most]
+        files = [fault.file, *files]
+        tests = self._lines.get(f"{fault.file}:{fault.line}")
+        if tests is None:
+            return files[: self._most]
+        nearest = set(files[:NEAREST])
+        tests = sorted(tests, key=lambda test: test.partition("::")[0] not in nearest)
+        return tests[: self._most]
 
     def _group(self, fault: Fault, files: list[str], *, source: str, changed: str) -> Fault | None:
         """Run some files until a test fails that passes without the fault. None if no such test fails.
