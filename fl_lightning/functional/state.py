@@ -857,7 +857,7 @@ EXTRA = "_extra_state"
 def is_entry(name: str, value: Any) -> bool:
     """Return True for a parameter or buffer of a state dict, not for an extra state, which may be a tensor too.
 
-    >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor())
-    (True, False)
+    >>> is_entry("net.norm.weight", Tensor()), is_entry("net.norm._extra_state", Tensor()), is_entry("net.step", 3)
+    (True, False, False)
     """
     return isinstance(value, Tensor) and name.rpartition(".")[2] != EXTRA

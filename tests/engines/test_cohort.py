@@ -712,6 +712,13 @@ def with_a_backward_hook(**base):
     return client
 
 
+def with_a_frozen_parameter(**base):
+    torch.manual_seed(0)
+    client = FedAvg(**base, **SHAPE)
+    client.net.head.bias.requires_grad_(False)
+    return client
+
+
 class Draws(Undeclared):
     def training_step(self, batch, batch_idx):
         return self.local_loss(batch, batch_idx) * torch.rand(())
@@ -746,6 +753,7 @@ class Measures(Undeclared):
         ("random", {"kind": Draws}, {}),
         ("a hook of the parameter 'net.head.weight'", {"kind": with_a_hook_of_a_parameter}, {}),
         ("a backward hook of Linear", {"kind": with_a_backward_hook}, {}),
+        ("the parameter 'net.head.bias' is not trained", {"kind": with_a_frozen_parameter}, {}),
         ("MulticlassAccuracy counts", {"kind": Measures}, {}),
         ("NAdam is not known", {"optimizer": torch.optim.NAdam}, {}),
         ("accumulate_grad_batches is 2", {}, {"accumulate_grad_batches": 2}),
