@@ -1,6 +1,7 @@
 """Callbacks in the fit of a module without a federation: each works, or says in one sentence that it does not."""
 
 import warnings
+from time import monotonic
 
 import pytest
 import torch
@@ -94,9 +95,11 @@ def test_plots_and_report_show_the_values_of_the_module(tmp_path, capsys):
 
 
 def test_cost_of_an_epoch(tmp_path):
+    began = monotonic()
     trainer = fit(Linear(), tmp_path, monitors.CostMonitor())
+    elapsed = monotonic() - began
     values = trainer.callback_metrics
     assert values["cost/steps"] == 3
-    assert 0 < values["cost/seconds"] < 60
+    assert 0 < values["cost/seconds"] <= elapsed
     assert values["cost/memory"] > 1e6
     assert "cost/steps" in (tmp_path / "metrics.csv").read_text()

@@ -169,6 +169,18 @@ def test_rounds_without_the_value_wait():
     assert Plateaued.rates == pytest.approx([0.1] * 8 + [0.05] * 4)
 
 
+class Sometimes(Plateaued):
+    def validation_step(self, batch, batch_idx):
+        if self.current_epoch < 2:
+            super().validation_step(batch, batch_idx)
+
+
+def test_a_value_that_was_logged_once_may_be_absent_later():
+    loop = fit(Sometimes, 4)
+    assert "val_loss" not in loop.round_metrics
+    assert Plateaued.rates == pytest.approx([0.1] * 4 + [0.05] * 4)
+
+
 @pytest.mark.parametrize("broken_round", [0, 1])
 def test_a_round_that_skips_all_clients_waits(broken_round):
     """Nobody logs anything in it, which is no reason to refuse the monitor."""
