@@ -233,3 +233,10 @@ def test_the_numbers_of_a_caption_are_those_of_the_files(name, settings, expecte
     series = [Series("FedAvg", "", Group("", [read_run(made_up)]))]
     caption = drawings()[name](**settings).draw(series).caption
     assert NUMBER.findall(caption) == expected(Files(made_up)), caption
+
+
+def test_shares_are_drawn_over_clients_and_classes(made_up):  # noqa: F811
+    figure = drawings()["LocalShares"]().draw([Series("FedAvg", "", Group("", [read_run(made_up)]))]).content
+    maps = [axes for axes in figure.axes if axes.images or axes.collections]
+    assert maps[0].get_xlabel() == "client"
+    assert maps[0].get_ylabel() == "class"

@@ -1,9 +1,11 @@
 """Every table of the papers: its file, its published values, and two rounds of its cells at tiny scale."""
 
+import math
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -13,6 +15,7 @@ from fl_lightning.experiments import experiment as files
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.papers import PaperTable
 from fl_lightning.papers.paper_table import NEVER, number_in
+from fl_lightning.papers.sweeps import text_of
 from tests.commands import say
 
 NAMES = [name for name in files.experiment_names() if "table" in name]
@@ -267,3 +270,18 @@ def test_a_figure_composes_at_the_papers_size(name):
         (label, case) for label, runs in methods for case in experiment.cases_of(runs)
     }
     assert all(cell.all_rounds > 0 for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([70.0, 72.0], "71.0 ± 1.4"),
+        ([70.0, 70.0], "70.0"),
+        ([70.0], "70.0"),
+        ([70.0, math.nan], "70.0 (1 of 2, else nan)"),
+        ([math.inf], "inf"),
+        ([], "–"),
+    ],
+)
+def test_a_cell_says_which_values_are_no_numbers(values, text):
+    assert text_of(np.array(values)) == text

@@ -14,8 +14,10 @@ from fl_lightning.reports.figures import (
     draw_line,
     new_figure,
     plot_accuracy,
+    plot_bubbles,
     plot_classwise,
     plot_partition,
+    plot_sizes,
     plot_values,
 )
 from fl_lightning.runs.logged_figures import pixels
@@ -108,3 +110,11 @@ def test_each_key_has_a_figure_of_its_own(tmp_path):
 
 def test_values_that_are_all_infinite_leave_an_empty_panel():
     pixels(plot_accuracy([0], {"val_acc": [0.5]}, {"val_loss": [float("inf")]}))
+
+
+def test_a_picture_of_clients_grows_with_what_it_shows_up_to_a_limit():
+    few, many, most = (plot_bubbles(np.ones((size, size), dtype=int), [""] * size).get_size_inches() for size in (2, 20, 100))
+    assert few.tolist() == pytest.approx([3.2 + 1.6, 2.4 + 1.2])
+    assert many.tolist() == pytest.approx([0.42 * 20 + 1.6, 0.3 * 20 + 1.2])
+    assert most.tolist() == pytest.approx([14 + 1.6, 9 + 1.2])
+    assert [plot_sizes(np.ones(size)).get_size_inches()[0] for size in (2, 20, 100)] == pytest.approx([4.2, 9.4, 12])
