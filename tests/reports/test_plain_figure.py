@@ -113,7 +113,9 @@ def test_values_that_are_all_infinite_leave_an_empty_panel():
 
 
 def test_a_picture_of_clients_grows_with_what_it_shows_up_to_a_limit():
-    few, many, most = (plot_bubbles(np.ones((size, size), dtype=int), [""] * size).get_size_inches() for size in (2, 20, 100))
+    few, many, most = (
+        plot_bubbles(np.ones((size, size), dtype=int), [""] * size).get_size_inches() for size in (2, 20, 100)
+    )
     assert few.tolist() == pytest.approx([3.2 + 1.6, 2.4 + 1.2])
     assert many.tolist() == pytest.approx([0.42 * 20 + 1.6, 0.3 * 20 + 1.2])
     assert most.tolist() == pytest.approx([14 + 1.6, 9 + 1.2])
