@@ -8,11 +8,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fl_lightning.experiments import making
 from fl_lightning.experiments import run as running
+from fl_lightning.experiments.running import CellProgress
 from fl_lightning.papers.stored import RUN
 from tests.commands import cell_files, refusal, say
 
@@ -369,6 +371,16 @@ def test_without_a_terminal_a_line_a_minute_tells_how_far_it_is(here, monkeypatc
     lines = [line for line in said.out.splitlines() if "rounds of this session" in line]
     assert len(lines) == 8  # each run's begin and its three rounds
     assert lines[1].partition(" ")[2] == "0 of 2 runs, 1 of 6 rounds of this session, about 1 min left"
+
+
+def test_the_time_that_is_left_counts_the_rounds_of_this_session_only(tmp_path, monkeypatch):
+    cells = [SimpleNamespace(name="continued", max_rounds=10), SimpleNamespace(name="waiting", max_rounds=2)]
+    progress = CellProgress(cells, total=3, folder=tmp_path)
+    for done in (4, 6):
+        progress.on_round(SimpleNamespace(name="continued"), done)
+    monkeypatch.setattr("fl_lightning.experiments.running.time.monotonic", lambda: progress.began + 600)
+    text = progress.line().partition(" ")[2]
+    assert text == "1 of 3 runs, 6 of 12 rounds of this session, about 30 min left"
 
 
 @pytest.mark.slow
