@@ -218,10 +218,14 @@ class FederatedLoop(Forwarding):
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
         LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
-        horizon = self.parts.horizon
         if trainer is not None:
-            horizon.forget()
-        self.client.trainer = view_of(trainer, answers=horizon.answers(), readers=horizon.readers())
+            self.parts.horizon.forget()
+        self.client.trainer = self.view_of(trainer)
+
+    def view_of(self, trainer: Any) -> Any:
+        """Return what the user's modules and data see of a Trainer. None gives None."""
+        horizon = self.parts.horizon
+        return view_of(trainer, answers=horizon.answers(), readers=horizon.readers())
 
     @property
     def skipped(self) -> list[Fault]:
