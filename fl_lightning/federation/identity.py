@@ -20,9 +20,10 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from fl_lightning.aggregation import Aggregator
+from fl_lightning.aggregation import Aggregator, ServerModule
 from fl_lightning.client import ClientModule
-from fl_lightning.data import FederatedDataModule, Source
+from fl_lightning.client.store import ClientStore
+from fl_lightning.data import FederatedDataModule, IIDPartition, Source
 from fl_lightning.data.checks import check_simulated
 from fl_lightning.engines.settings import cosine_of
 from fl_lightning.federation.code import tell_changed_code
@@ -72,11 +73,25 @@ MAX_DEPTH = 8
 SAME_SEEDS = {"data.sampling_seed": "data.seed", "model.seed": "seed_everything"}
 """Settings that without a value have the value of another setting."""
 
+LISTS_OF_TEXTS = ("model.keep", "model.personal")
+"""Settings that take a list of texts, or its one text."""
+
+LISTS_OF_OBJECTS = ("model.transforms", "trainer.callbacks", "trainer.plugins")
+"""Settings that take a list of objects, or its one object."""
+
+EMPTY_IS_NONE = (*LISTS_OF_TEXTS, *LISTS_OF_OBJECTS, "data.extra_splits")
+"""Settings in which an empty list or dict is the same as None."""
+
+SERVER_MODULE = "model.server_module"
+PARTITION = "data.partition"
+
 SPELLINGS: Mapping[str, Mapping[Any, Any]] = {
     "model.aggregator": {None: f"{Aggregator.__module__}.{Aggregator.__qualname__}"},
+    "model.store": {None: f"{ClientStore.__module__}.{ClientStore.__qualname__}"},
     "trainer.deterministic": {None: False},
     "trainer.limit_predict_batches": {None: 1.0},
     "trainer.limit_test_batches": {None: 1.0},
+    "trainer.limit_train_batches": {None: 1.0},
     "trainer.limit_val_batches": {None: 1.0},
     "trainer.precision": {
         None: "32-true",
@@ -88,6 +103,7 @@ SPELLINGS: Mapping[str, Mapping[Any, Any]] = {
         "64": "64-true",
         "bf16": "bf16-mixed",
     },
+    "trainer.val_check_interval": {None: 1.0},
 }
 """Values of settings that are read as another one."""
 
@@ -326,13 +342,10 @@ def tells_itself(value: Any) -> bool:
 
 
 def described_items(name: str, items: list[Any], depth: int) -> Settings:
-    """Return the settings of a list: one of plain values, else those of each object.
-
-    A single plain value stands for itself.
-    """
-    if not is_plain(items):
-        return joined(described_value(f"{name}.{index}", item, depth + 1) for index, item in enumerate(items))
-    return {name: shortened(items[0] if len(items) == 1 else items)}
+    """Return the settings of a list: one of plain values, else those of each object."""
+    if is_plain(items):
+        return {name: shortened(items)}
+    return joined(described_value(f"{name}.{index}", item, depth + 1) for index, item in enumerate(items))
 
 
 def described_arguments(name: str, arguments: Mapping[str, Any], depth: int) -> Settings:
@@ -602,12 +615,14 @@ def differences(was: Settings, now: Settings, *, only_shared: bool = False) -> l
         only_shared: Whether settings are left out that one side lacks, because a side is known to be incomplete.
     """
     known = was.keys() | now.keys()
-    was = in_one_form(was, known)
-    now = in_one_form(now, known)
+    was = in_lists(in_one_form(was, known))
+    now = in_lists(in_one_form(now, known))
     names = was.keys() & now.keys() if only_shared else was.keys() | now.keys()
     changed: list[Difference] = []
     for name in sorted(names):
         difference = difference_in(name, was, now)
+        if only_shared and difference is not None and is_one_item(difference.was, difference.now):
+            continue
         if difference is not None and not belongs_to_any(name, [other.name for other in changed]):
             changed.append(difference)
     return changed
@@ -618,7 +633,7 @@ def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
     if below(name, INPUTS) and None in (was.get(name), now.get(name)):
         return None
     if name in was and name in now:
-        if is_place(name, now) or is_same(as_read(name, was[name]), as_read(name, now[name])):
+        if is_place(name, now) or is_same(as_read(name, was), as_read(name, now)):
             return None
         return Difference(name, was=was[name], now=now[name])
     known = now if name in now else was
@@ -627,14 +642,63 @@ def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
     return Difference(name, was=was.get(name, UNSET), now=now.get(name, UNSET))
 
 
-def as_read(name: str, value: Any) -> Any:
-    """Return the value of a setting as the run reads it. A share of 1 has a name, because it is no count of 1."""
+def as_read(name: str, settings: Settings) -> Any:
+    """Return the value of a setting as the run reads it. A share of 1 has a name, because it is no count of 1.
+
+    Args:
+        name: Dotted name of the setting.
+        settings: Settings with the setting, and with those on which the meaning of None depends.
+    """
+    value = settings[name]
+    if name in EMPTY_IS_NONE and value in ([], {}):
+        return None
+    if value is None and name == SERVER_MODULE:
+        return server_class_in(settings)
+    if value is None and name == PARTITION and settings.get("data.by") is None:
+        return class_name(IIDPartition)
     spellings = SPELLINGS.get(name, {})
     if isinstance(value, Hashable):
         value = spellings.get(value, value)
     if counts_or_shares(name) and isinstance(value, float):
         return f"a share of {value}"
     return value
+
+
+def server_class_in(settings: Settings) -> str | None:
+    """Return the name of the class of the server module that a run has if none is given, or None if nothing tells.
+
+    Args:
+        settings: Settings with the client. A function that puts something around a client leaves it its server module.
+    """
+    name = "model.client"
+    kind = resolved(settings.get(name))
+    while inspect.isroutine(kind):
+        within = [f"{name}.{argument}" for argument in ("client", "module")]
+        name = next((inner for inner in within if isinstance(settings.get(inner), str)), "")
+        kind = resolved(settings.get(name))
+    if inspect.isclass(kind) and issubclass(kind, ClientModule):
+        return class_name(kind.server_class)
+    return class_name(ServerModule) if inspect.isclass(kind) else None
+
+
+def in_lists(settings: Settings) -> Settings:
+    """Return settings in which one item that stands for a list of it is that list."""
+    listed: Settings = {}
+    for name, value in settings.items():
+        if name in LISTS_OF_TEXTS and isinstance(value, str):
+            listed[name] = [value]
+            continue
+        owner = next((other for other in LISTS_OF_OBJECTS if below(name, other)), None)
+        if owner is not None and isinstance(settings.get(owner), str):
+            listed[f"{owner}.0{name.removeprefix(owner)}"] = value
+        else:
+            listed[name] = value
+    return listed
+
+
+def is_one_item(was: Any, now: Any) -> bool:
+    """Return True for a list of one item in the present run that 0.2.0 has written as the item."""
+    return isinstance(now, list) and len(now) == 1 and is_same(was, now[0])
 
 
 def places_that_differ(was: Settings, now: Settings) -> list[str]:
@@ -669,7 +733,8 @@ def has_default(name: str, settings: Settings) -> bool:
         return False
     if default is None and settings[name] in ([], {}):
         return True  # a part of the run that there is none of
-    return is_same(plain_default(default), settings[name])
+    by_default = as_read(name, {**settings, name: plain_default(default)})
+    return is_same(by_default, as_read(name, settings))
 
 
 def default_of(kind: Any, path: Sequence[str]) -> Any:
