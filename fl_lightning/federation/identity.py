@@ -34,6 +34,7 @@ from fl_lightning.functional.state import to_float32
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.metrics.keys import is_accuracy
 from fl_lightning.types import TrainableModule
+from fl_lightning.utils.files import content_digest
 from fl_lightning.utils.plain import plain_scalar, plain_value
 
 LIMITS = ("trainer.max_epochs", "trainer.max_steps")
@@ -45,7 +46,10 @@ COMPARED_IN_EVALUATION = ("data.source", "data.labels", "data.num_classes", "dat
 OF_THE_DATA = ("num_clients", "batch_size", "shuffle")
 """Settings of the data module that must be the same for all parties of a real federation."""
 
-OF_THE_SERVER = ("model.initial_weights",)
+INITIAL_WEIGHTS = "model.initial_weights"
+"""Name of the file with the weights that a run begins with."""
+
+OF_THE_SERVER = (INITIAL_WEIGHTS,)
 """Settings of the loop that only the server of a real federation has."""
 
 ROOTS = {
@@ -154,7 +158,8 @@ class RunIdentity:
             of them.
         objects: The settings that the objects of the run hold.
         code: Digests of the source of the user's classes and functions, by name.
-        files: Fingerprints of the files that sources read, by the name of the source.
+        files: Fingerprints of the files that sources read, by the name of the source, and of the initial weights.
+        weights: Path of the initial weights. None means that they are drawn.
         horizon: The planned rounds. They are a setting of the run if something depends on them.
         allowed: Names of the settings that may change, each with all settings below it.
         changed: The allowed settings that have changed since the checkpoint.
@@ -165,9 +170,17 @@ class RunIdentity:
         self.objects: Settings = {}
         self.code: dict[str, str] = {}
         self.files: dict[str, str] = {}
+        self.weights: str | None = None
+        self._weights_when_begun: str | None = None
+        """Fingerprint of the initial weights of a run that continues."""
         self.horizon = horizon or Horizon()
         self.allowed: list[str] = []
         self.changed: list[Difference] = []
+
+    def begin_run(self) -> None:
+        """Forget the run before."""
+        self.changed = []
+        self._weights_when_begun = None
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Set the parsed configuration of the run."""
@@ -202,8 +215,17 @@ class RunIdentity:
             settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
             settings |= digests_of_inputs(data)
             further = {f"data.extra_splits.{name}": source for name, source in data.extra_splits.items()}
-            self.files = fingerprints({"data.source": data.source, **further})
+            self.files = fingerprints({"data.source": data.source, **further}) | self._file_of_weights()
+        if self.weights is not None:
+            settings[INITIAL_WEIGHTS] = self.weights
         self.objects = settings
+
+    def _file_of_weights(self) -> dict[str, str]:
+        """Return the fingerprint of the initial weights by their name: those with which the run was begun."""
+        fingerprint = self._weights_when_begun
+        if fingerprint is None and self.weights is not None:
+            fingerprint = content_digest(self.weights)
+        return {} if fingerprint is None else {INITIAL_WEIGHTS: fingerprint}
 
     def state_dict(self) -> dict[str, Settings]:
         return {
@@ -239,7 +261,9 @@ class RunIdentity:
             )
         self.changed = changed
         tell_changed_code(saved.get("code", {}), self.code)
-        tell_changed_files(saved.get("files", {}), self.files)
+        files = saved.get("files", {})
+        tell_changed_files(files, self.files)
+        self._weights_when_begun = files.get(INITIAL_WEIGHTS)
 
     def _changed(self, saved: Mapping[str, Settings]) -> list[Difference]:
         """Return the differences in what a continued run must have, each once."""
@@ -390,9 +414,12 @@ def fingerprint_in(name: str, settings: Settings) -> str | None:
     """Return the fingerprint of the files that a source of some settings reads today, or None if nothing tells.
 
     Args:
-        name: Dotted name of the source.
+        name: Dotted name of the source, or of the initial weights.
         settings: Settings with the source and its arguments. An argument without a value has its default.
     """
+    if name == INITIAL_WEIGHTS:
+        path = settings.get(name)
+        return None if path is None else content_digest(path)
     kind = resolved(settings.get(name))
     if not places_of(kind):
         return None
@@ -412,8 +439,14 @@ def changed_files(was: Mapping[str, str], settings: Settings) -> list[str]:
 
 
 def tell_changed_files(was: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Name in one line the sources whose files have changed since the run was begun."""
+    """Name in one line the sources whose files have changed since the run was begun, and in another the weights."""
     changed = [name for name in was if now.get(name, was[name]) != was[name]]
+    if INITIAL_WEIGHTS in changed:
+        changed.remove(INITIAL_WEIGHTS)
+        rank_zero_info(
+            f"{INITIAL_WEIGHTS}: the file has changed since the run was begun, which goes on from the weights of "
+            f"before; start a new run without --ckpt_path to begin with these"
+        )
     if changed:
         rank_zero_info(
             f"{', '.join(changed)}: the files have changed since the run was begun, by their names or sizes; start a "

@@ -195,6 +195,7 @@ class FederatedLoop(Forwarding):
         self.store = self.parts.store
         self.recorder = self.parts.recorder
         self.identity = self.parts.identity
+        self.identity.weights = None if initial_weights is None else str(initial_weights)
         self.fresh_values = FreshValues()
         self._averages = EpochAverages()
 

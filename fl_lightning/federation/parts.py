@@ -262,6 +262,7 @@ class FederationParts:
                 in the loop.
         """
         self._check_not_replaced(loop)
+        self.identity.begin_run()
         self._seed_of_run = self._present_seed()
         limit = round_limit(trainer.max_epochs, trainer.max_steps)
         self.horizon.begin_run(trainer.max_epochs, trainer.max_steps)
