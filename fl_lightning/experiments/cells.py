@@ -35,9 +35,11 @@ from fl_lightning.experiments.naming import (
     start_identity,
 )
 from fl_lightning.federation.code import changed_code
+from fl_lightning.federation.configured import COSINE_ROUNDS, flat
 from fl_lightning.federation.effects import SEEDS
+from fl_lightning.federation.files import changed_files
 from fl_lightning.federation.horizon import PLANNED
-from fl_lightning.federation.identity import COSINE_ROUNDS, Settings, changed_files, flat
+from fl_lightning.federation.values import Settings
 from fl_lightning.metrics.keys import Direction, Directions, parse_directions
 from fl_lightning.reports.results import MEASURED
 from fl_lightning.reports.saved import DONE, START, SavedRun, read_run

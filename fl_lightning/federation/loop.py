@@ -26,9 +26,9 @@ from fl_lightning.federation.averages import EpochAverages
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
+from fl_lightning.federation.final import log_final, summary_key
 from fl_lightning.federation.fresh_values import FreshValues
 from fl_lightning.federation.horizon import Horizon
-from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.local_checks import check_local_training
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets

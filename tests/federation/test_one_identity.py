@@ -25,20 +25,14 @@ from fl_lightning.client import ClientModule
 from fl_lightning.data import FEMNIST, MNIST, FederatedDataModule, ImageFolder, Source, TensorSource
 from fl_lightning.experiments.composing import nested_names, option_names
 from fl_lightning.federation.code import changed_code, digests_of_code, is_installed
+from fl_lightning.federation.configured import flat
+from fl_lightning.federation.described import MAX_DEPTH, described_value
+from fl_lightning.federation.differences import EMPTY_IS_NONE, SPELLINGS, default_of, differences
 from fl_lightning.federation.effects import RECORDS, distinguishes, is_data, is_fixed, is_seed, record_of
+from fl_lightning.federation.files import fingerprints
 from fl_lightning.federation.fingerprint import MOST_HASHED, NUM_READ, digest_of_inputs
 from fl_lightning.federation.horizon import Horizon
-from fl_lightning.federation.identity import (
-    EMPTY_IS_NONE,
-    MAX_DEPTH,
-    SPELLINGS,
-    RunIdentity,
-    default_of,
-    described_value,
-    differences,
-    fingerprints,
-    flat,
-)
+from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedCurv
 
 
