@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fl_lightning import FederatedLoop
-from fl_lightning.federation.identity import FINAL
+from fl_lightning.federation.final import FINAL
 from fl_lightning.methods import FedProx
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 from tests.toys import toy_data, trainer

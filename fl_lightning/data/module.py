@@ -278,9 +278,12 @@ class FederatedDataModule(Participation):
     def _attached_sources(self) -> list[Source]:
         """List all sources, which draw by the seed of the data and see the present Trainer from now on."""
         sources = [self.source, *self.extra_splits.values()]
+        fitted = None if self.trainer is None else self.trainer.lightning_module
+        # A federation knows who asks how long the run is. Any other module sees one process.
+        make_view = getattr(fitted, "view_of", view_of)
         for source in sources:
             source.data_seed = self.seed
-            source.attach(view_of(self.trainer))
+            source.attach(make_view(self.trainer))
         return sources
 
     def setup(self, stage: str | None = None) -> None:

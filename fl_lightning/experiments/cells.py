@@ -35,12 +35,14 @@ from fl_lightning.experiments.naming import (
     start_identity,
 )
 from fl_lightning.federation.code import changed_code
+from fl_lightning.federation.configured import COSINE_ROUNDS, flat
 from fl_lightning.federation.effects import SEEDS
+from fl_lightning.federation.files import changed_files
 from fl_lightning.federation.horizon import PLANNED
-from fl_lightning.federation.identity import COSINE_ROUNDS, Settings, changed_files, flat
+from fl_lightning.federation.values import Settings
 from fl_lightning.metrics.keys import Direction, Directions, parse_directions
 from fl_lightning.reports.results import MEASURED
-from fl_lightning.reports.saved import DONE, SavedRun, read_run
+from fl_lightning.reports.saved import DONE, START, SavedRun, read_run
 from fl_lightning.runs.checkpoints import CHECKPOINTS
 from fl_lightning.runs.folder import LAST, checkpoint_of, identity_in, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
@@ -430,13 +432,15 @@ class CellFiles:
     def changed(self) -> dict[str, str]:
         """Classes and sources of the user that have changed since its run was begun, and in what.
 
-        The names of classes and functions are with "the source has", those of sources of samples with "the files have".
+        The names of classes and functions are with "the source has", those of sources of samples with "the files have",
+        and that of the initial weights with "the file has".
         """
         checkpoint = None if self.run is None else checkpoint_of(self.run, "last")
         identity = (None if checkpoint is None else identity_in(checkpoint)) or {}
         code = changed_code(identity.get("code", {}))
         files = changed_files(identity.get("files", {}), identity.get("config", {}))
-        return dict.fromkeys(code, "the source has") | dict.fromkeys(files, "the files have")
+        subjects = {name: "the file has" if name == START else "the files have" for name in files}
+        return dict.fromkeys(code, "the source has") | subjects
 
     @property
     def rounds(self) -> int:

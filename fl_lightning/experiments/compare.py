@@ -23,8 +23,9 @@ from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_tex
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.starting import check_starts
 from fl_lightning.experiments.tuning import check_directions
+from fl_lightning.federation.configured import flat
+from fl_lightning.federation.differences import differences
 from fl_lightning.federation.effects import is_data
-from fl_lightning.federation.identity import differences, flat
 from fl_lightning.reports.results import Column
 from fl_lightning.utils.files import check_output, write_file
 from fl_lightning.utils.settings import check_at_least

@@ -18,7 +18,7 @@ from fl_lightning.cli.methods import printed_names
 from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.cli.wrappers import CLIENT, Layers, layers_of, placed_option
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.federation.identity import as_written
+from fl_lightning.federation.configured import as_written
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.keys import parse_directions
 from fl_lightning.reports.saved import CLASS_PATH

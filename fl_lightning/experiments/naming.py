@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.experiments.composing import slug
+from fl_lightning.federation.configured import flat
+from fl_lightning.federation.differences import differences, is_place, places_that_differ
 from fl_lightning.federation.effects import below, distinguishes
-from fl_lightning.federation.identity import (
-    Settings,
-    differences,
-    fingerprint_in,
-    flat,
-    is_place,
-    places_that_differ,
-)
+from fl_lightning.federation.files import fingerprint_in
+from fl_lightning.federation.values import Settings
 from fl_lightning.reports.saved import START, load_config
 from fl_lightning.runs.checkpoints import CHECKPOINTS
 from fl_lightning.runs.folder import LAST, identity_in, newest_first, runs

@@ -148,3 +148,20 @@ def below(name: str, other: str) -> bool:
 def belongs_to_any(name: str, others: Iterable[str]) -> bool:
     """Return True if a setting is one of `others` or an argument of one of them."""
     return any(below(name, other) for other in others)
+
+
+# --- digests ---
+
+INPUTS = "data.inputs"
+"""Name of the digest of the training samples. Those of other splits are below it, by the name of the split.
+
+None means that samples have no digest. It is not compared, as in a checkpoint that has none.
+"""
+
+DIGESTS = ("data.labels", "data.clients", "data.class_names", INPUTS)
+"""Settings of the run's identity that are digests, known from checkpoints only."""
+
+
+def is_digest(name: str) -> bool:
+    """Return True for a setting that is a digest, which no configuration tells."""
+    return belongs_to_any(name, DIGESTS)

@@ -48,9 +48,9 @@ class Horizon:
         self.was_read = False
         self.planned = given
         self._limits: dict[str, int | None] = {}
-        """What the Trainer answers to modules, by the names of attributes."""
+        """What the Trainer answers to modules and data, by the names of attributes."""
         self._asked: set[str] = set()
-        """Names of the attributes that modules have asked for."""
+        """Names of the attributes that modules and data have asked for."""
 
     def begin_run(self, max_epochs: int | None, max_steps: int | None = None) -> None:
         """Take the limits of a Trainer.
@@ -85,17 +85,17 @@ class Horizon:
         return self.planned
 
     def answers(self) -> dict[str, int]:
-        """Return what the Trainer of a module answers in place of its own limits, by the names of attributes."""
+        """Return what the Trainer of a module or of data answers in place of its own limits, by attribute."""
         if self.given is None:
             return {}
         return dict.fromkeys(LENGTHS, self.given)
 
     def readers(self) -> dict[str, Callable[[str], None]]:
-        """Return the functions that are told when a module reads one of `LENGTHS`, by its name."""
+        """Return the functions that are told when a module or data read one of `LENGTHS`, by its name."""
         return dict.fromkeys(LENGTHS, self.asked)
 
     def asked(self, name: str) -> None:
-        """Remember that a module has asked its Trainer for one of `LENGTHS`."""
+        """Remember that a module or data have asked their Trainer for one of `LENGTHS`."""
         if name in ("max_epochs", "max_steps"):
             self._asked.add(name)
         else:

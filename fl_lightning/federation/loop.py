@@ -26,9 +26,9 @@ from fl_lightning.federation.averages import EpochAverages
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
+from fl_lightning.federation.final import log_final, summary_key
 from fl_lightning.federation.fresh_values import FreshValues
 from fl_lightning.federation.horizon import Horizon
-from fl_lightning.federation.identity import log_final, summary_key
 from fl_lightning.federation.local_checks import check_local_training
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
@@ -195,6 +195,7 @@ class FederatedLoop(Forwarding):
         self.store = self.parts.store
         self.recorder = self.parts.recorder
         self.identity = self.parts.identity
+        self.identity.weights = None if initial_weights is None else str(initial_weights)
         self.fresh_values = FreshValues()
         self._averages = EpochAverages()
 
@@ -218,10 +219,14 @@ class FederatedLoop(Forwarding):
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
         LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
-        horizon = self.parts.horizon
         if trainer is not None:
-            horizon.forget()
-        self.client.trainer = view_of(trainer, answers=horizon.answers(), readers=horizon.readers())
+            self.parts.horizon.forget()
+        self.client.trainer = self.view_of(trainer)
+
+    def view_of(self, trainer: Any) -> Any:
+        """Return what the user's modules and data see of a Trainer. None gives None."""
+        horizon = self.parts.horizon
+        return view_of(trainer, answers=horizon.answers(), readers=horizon.readers())
 
     @property
     def skipped(self) -> list[Fault]:

@@ -28,8 +28,10 @@ from fl_lightning.federation import checks, private
 from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import check_targets
 from fl_lightning.federation.code import digests_of_code, loaded_kind
+from fl_lightning.federation.described import described_federation
+from fl_lightning.federation.effects import is_digest
 from fl_lightning.federation.horizon import Horizon, round_limit
-from fl_lightning.federation.identity import RunIdentity, described_federation, is_digest
+from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.codec import check_codec
@@ -262,6 +264,7 @@ class FederationParts:
                 in the loop.
         """
         self._check_not_replaced(loop)
+        self.identity.begin_run()
         self._seed_of_run = self._present_seed()
         limit = round_limit(trainer.max_epochs, trainer.max_steps)
         self.horizon.begin_run(trainer.max_epochs, trainer.max_steps)

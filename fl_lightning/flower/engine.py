@@ -11,8 +11,8 @@ from torchmetrics import MetricCollection
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.store import hash_of
 from fl_lightning.engines import SequentialEngine
-from fl_lightning.federation.identity import hash_of_value
 from fl_lightning.federation.parts import FederationParts
+from fl_lightning.federation.values import hash_of_value
 from fl_lightning.flower.layouts import Answer, Layouts, message_layout
 from fl_lightning.flower.nodes import Answers, Nodes
 from fl_lightning.flower.wire import Content, demand, part_of, read_score, read_update, shown

@@ -18,10 +18,11 @@ from pytorch_lightning.plugins.precision import Precision
 from fl_lightning.client.files import ClientFiles
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines import SequentialEngine, local_engine
-from fl_lightning.federation.identity import hash_of_value, shared_settings
+from fl_lightning.federation.identity import shared_settings
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.members import members_at_client
 from fl_lightning.federation.server import Server
+from fl_lightning.federation.values import hash_of_value
 from fl_lightning.flower.layouts import message_layout
 from fl_lightning.flower.nodes import schema_of_party
 from fl_lightning.flower.wire import Content, demand, from_records, part_of, parts_of_update, shown, to_records

@@ -14,9 +14,11 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from fl_lightning.federation.effects import SEEDS, below, is_data, is_fixed, is_seed
+from fl_lightning.federation.configured import flat
+from fl_lightning.federation.differences import Difference, differences, is_place
+from fl_lightning.federation.effects import SEEDS, below, is_data, is_digest, is_fixed, is_seed
 from fl_lightning.federation.horizon import round_limit
-from fl_lightning.federation.identity import Difference, Settings, differences, flat, is_digest, is_place
+from fl_lightning.federation.values import Settings
 from fl_lightning.metrics.history import History, plain_key
 from fl_lightning.metrics.keys import Direction, Directions, direction_of
 from fl_lightning.reports.figures import Numbers

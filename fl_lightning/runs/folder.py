@@ -14,8 +14,10 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
 from fl_lightning.client.checkpoint_io import collect_orphans, is_below
 from fl_lightning.federation.checkpoint import federated
+from fl_lightning.federation.configured import flat
+from fl_lightning.federation.differences import differences
 from fl_lightning.federation.effects import is_fixed
-from fl_lightning.federation.identity import Settings, differences, flat, is_plain
+from fl_lightning.federation.values import Settings, is_plain
 from fl_lightning.runs.checkpoints import CHECKPOINTS, INDEX, indexed
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import loaded, lock_path, read_saved, remove_parts

@@ -239,6 +239,14 @@ def check_digest(path: str | Path) -> bool:
     return True
 
 
+def content_digest(path: str | Path) -> str | None:
+    """Return a digest of the content of a file, or None if there is no such file."""
+    if not Path(path).is_file():
+        return None
+    with Path(path).open("rb") as file:
+        return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
+
+
 def loaded(path: str | Path, mmap: bool) -> Any:
     """Load tensors and plain values, mapped where `mmap` is set and the file's form allows it, else whole."""
     with suppress(Exception):

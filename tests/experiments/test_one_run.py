@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from fl_lightning.experiments import results
@@ -308,6 +309,20 @@ def test_a_done_run_of_code_that_has_changed_is_named_in_one_line(here, base):
     lines = [line for line in said.out.splitlines() if "own.Mine" in line and "the source has changed" in line]
     assert len(lines) == 1, said.out
     assert here == ["Mine-seed0"], "nothing is run again"
+
+
+def test_a_done_run_whose_initial_weights_have_changed_is_named_in_one_line(here, base):
+    words = "-c users.yaml --methods own.Mine --seeds 0 1 --metrics val/loss --model.initial_weights one.pt"
+    for factor, count in ((1.0, 0), (1.0, 0), (2.0, 1)):
+        weights = {"layer.weight": factor * torch.ones(2, 4), "layer.bias": torch.zeros(2)}
+        torch.save(weights, base / "one.pt")
+        said = compare(words)
+        lines = [line for line in said.out.splitlines() if "the file has changed" in line]
+        assert len(lines) == count, said.out
+    assert "model.initial_weights: the file has changed since 2 of the runs that are done were begun" in lines[0]
+    (base / "one.pt").unlink()
+    assert "the file has changed" not in compare(words).out, "a file that is gone has not changed"
+    assert len(here) == 2, "nothing is run again"
 
 
 KEPT = """

@@ -1,4 +1,4 @@
-"""A module that asks its Trainer how long the run is, wherever it asks: the run depends on the planned rounds."""
+"""A module, or data, that ask their Trainer how long the run is, wherever they ask: the run depends on the plan."""
 
 import copy
 import pickle
@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedLoop
 from fl_lightning.client.hooks import FORWARDED
-from fl_lightning.data import FederatedDataModule, TensorSource
+from fl_lightning.data import FederatedDataModule, Source, TensorSource
+from fl_lightning.data.splits import TensorSplit
 from fl_lightning.federation.horizon import LENGTHS, Horizon
 from fl_lightning.utils.trainer_view import ALONE, TrainerView, whole_world
 
@@ -51,9 +53,9 @@ def asking(hook, name):
     return type("Asking", (Module,), {hook: ask})()
 
 
-def fitted(module, rounds, path=None, **planned):
+def fitted(module, rounds, path=None, data=None, **planned):
     """A Trainer after a fit of a module, or of a loop."""
-    data = FederatedDataModule(TensorSource((X, Y), (X, Y)), num_clients=2, batch_size=4)
+    data = data or FederatedDataModule(TensorSource((X, Y), (X, Y)), num_clients=2, batch_size=4)
     trainer = Trainer(
         max_epochs=rounds,
         logger=False,
@@ -182,3 +184,92 @@ def test_a_copied_or_pickled_view_tells_the_same_horizon():
     assert seen.max_epochs == 3
     assert there.state() == {"trainer.max_epochs": 3}
     assert horizon.state() == {}
+
+
+# --- data that ask ---
+
+
+class Samples(LightningDataModule):
+    """A data module of a user's own that plans nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[object] = []
+
+    def prepare_data(self):
+        pass
+
+    def setup(self, stage):
+        pass
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(X, Y), batch_size=4)
+
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(X, Y), batch_size=4)
+
+    def state_dict(self):
+        return {}
+
+
+class OwnSource(Source):
+    """A source of a user's own that plans nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[object] = []
+
+    def attach(self, trainer):
+        self.trainer = trainer
+
+    def prepare(self):
+        pass
+
+    def load(self):
+        return TensorSplit(X, Y), TensorSplit(X, Y)
+
+    def state_dict(self):
+        return {}
+
+
+def asking_data(base, hook, name):
+    """A source or data module that asks its Trainer for a number in one hook."""
+
+    def ask(self, *args, **kwargs):
+        self.seen.append(getattr(self.trainer, name))
+        return getattr(base, hook)(self, *args, **kwargs)
+
+    return type("AskingData", (base,), {hook: ask})()
+
+
+DATA_HOOKS = [
+    *((Samples, hook) for hook in ("prepare_data", "setup", "train_dataloader", "val_dataloader", "state_dict")),
+    *((OwnSource, hook) for hook in ("prepare", "load", "state_dict")),
+]
+
+
+@pytest.mark.parametrize("place", ["source", "extra_splits"])
+@pytest.mark.parametrize(("base", "hook"), DATA_HOOKS)
+def test_data_that_ask_in_any_hook_are_not_continued_with_more_rounds(tmp_path, base, hook, place):
+    def data(name):
+        asks = asking_data(base, hook, name)
+        if place == "source":
+            return FederatedDataModule(asks, num_clients=2)
+        return FederatedDataModule(TensorSource((X, Y), (X, Y)), num_clients=2, extra_splits={"proxy": asks})
+
+    if place == "extra_splits" and (base is Samples or hook == "state_dict"):
+        pytest.skip("extra splits are sources, and a checkpoint keeps the state of the first source alone")
+    fitted(Module(), 1, data=data("max_epochs")).save_checkpoint(tmp_path / "1.ckpt")
+    with pytest.raises(ValueError, match=r"trainer\.max_epochs was 1, is 3 "):
+        fitted(Module(), 3, tmp_path / "1.ckpt", data=data("max_epochs"))
+    fitted(Module(), 1, data=data("current_epoch")).save_checkpoint(tmp_path / "1.ckpt")
+    fitted(Module(), 3, tmp_path / "1.ckpt", data=data("current_epoch"))
+
+
+@pytest.mark.parametrize(("base", "hook"), DATA_HOOKS)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_data_are_told_the_planned_rounds_in_any_hook(base, hook, name):
+    asks = asking_data(base, hook, name)
+    fitted(Module(), 1, data=FederatedDataModule(asks, num_clients=2), planned_rounds=4)
+    assert set(asks.seen) <= {4}
+    assert asks.seen or hook == "state_dict", "without a checkpoint nobody asks for the state"

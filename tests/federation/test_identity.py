@@ -8,8 +8,11 @@ import torch
 from pytorch_lightning import LightningModule
 
 from fl_lightning.data import DirichletPartition
+from fl_lightning.federation.configured import flat
+from fl_lightning.federation.described import described_optimizer, described_value
+from fl_lightning.federation.differences import differences
 from fl_lightning.federation.effects import is_fixed
-from fl_lightning.federation.identity import RunIdentity, described_optimizer, described_value, differences, flat
+from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.methods import FedNTD
 from fl_lightning.nets import Perceptron
 

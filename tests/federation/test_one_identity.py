@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
 from types import SimpleNamespace
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -18,24 +19,21 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import nn
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FederatedLoop, methods
 from fl_lightning.cli.parser_only import fit_parser
+from fl_lightning.client import ClientModule
 from fl_lightning.data import FEMNIST, MNIST, FederatedDataModule, ImageFolder, Source, TensorSource
 from fl_lightning.experiments.composing import nested_names, option_names
 from fl_lightning.federation.code import changed_code, digests_of_code, is_installed
+from fl_lightning.federation.configured import flat
+from fl_lightning.federation.described import MAX_DEPTH, described_value
+from fl_lightning.federation.differences import EMPTY_IS_NONE, SPELLINGS, default_of, differences
 from fl_lightning.federation.effects import RECORDS, distinguishes, is_data, is_fixed, is_seed, record_of
+from fl_lightning.federation.files import fingerprints
 from fl_lightning.federation.fingerprint import MOST_HASHED, NUM_READ, digest_of_inputs
 from fl_lightning.federation.horizon import Horizon
-from fl_lightning.federation.identity import (
-    MAX_DEPTH,
-    SPELLINGS,
-    RunIdentity,
-    default_of,
-    described_value,
-    differences,
-    fingerprints,
-    flat,
-)
+from fl_lightning.federation.identity import RunIdentity
+from fl_lightning.methods import SCAFFOLD, FedAvg, FedCurv
 
 
 @dataclass
@@ -220,6 +218,17 @@ def test_a_count_of_batches_is_not_their_share(name):
     assert differences({f"trainer.{name}": 0.5}, {f"trainer.{name}": 1.0}) != []
 
 
+@pytest.mark.parametrize(("one", "few"), [(8, [8]), ("a", ["a"]), (0.5, (0.5,)), (None, [None]), (8, {8})], ids=str)
+def test_a_list_of_one_is_not_its_item(one, few):
+    assert differences(described_value("m", Mine(widths=one)), described_value("m", Mine(widths=few))) != []
+    listed = sorted(few) if isinstance(few, set) else few
+    assert differences(flat(config_of(widths=one)), flat(config_of(widths=listed))) != []
+    # Version 0.2.0 has written the item.
+    was, now = described_value("m", Mine(widths=one)), described_value("m", Mine(widths=few))
+    assert differences(was, now, only_shared=True) == []
+    assert differences({**was, "m.widths": 9}, now, only_shared=True) != []
+
+
 @pytest.mark.parametrize(
     ("name", "first", "second", "is_equal"),
     [
@@ -256,6 +265,161 @@ def test_the_rule_that_is_named_is_the_one_that_nobody_named():
     assert differences(flat({"model": {"aggregator": None}}), median) != []
     named = flat({"model": {"aggregator": {"class_path": "fl_lightning.aggregation.Aggregator"}}})
     assert differences(flat({"model": {"aggregator": None}}), named) == []
+
+
+UNKNOWN_BEFORE = {
+    "data.batch_size": "None takes the batch size of the source's own loader, which no setting tells",
+    "data.shuffle": "None takes what the source's own loader does, which no setting tells",
+    "model.client.optimizer": "None is a function of the package, whose arguments have no names among the settings",
+}
+"""Settings whose value without one is known after the data are read only, or has no spelling, with the reason."""
+
+
+def settings_of_objects():
+    """The settings that a loop and data of defaults have."""
+    samples = (torch.zeros(4, 2), torch.arange(4) % 2)
+    data = FederatedDataModule(TensorSource(samples, samples))
+    return FederatedLoop(FedAvg()).parts.described("32-true", None) | described_value("data", data)
+
+
+OF_OBJECTS = settings_of_objects()
+UNSET = sorted(name for name, value in flat(DEFAULTS).items() if value is None and OF_OBJECTS.get(name) is not None)
+"""Options without a value whose objects have one."""
+
+
+def test_options_without_a_value_whose_objects_have_one_are_many():
+    assert {"model.aggregator", "model.server_module", "model.transforms", "data.partition"} < set(UNSET)
+    assert set(UNKNOWN_BEFORE) < set(UNSET), "a reason that is needed no more"
+
+
+@pytest.mark.parametrize("name", UNSET)
+def test_a_default_that_is_named_is_the_same_run(name):
+    if name in UNKNOWN_BEFORE:
+        pytest.skip(UNKNOWN_BEFORE[name])
+    unset = flat(DEFAULTS)
+    below = {key: value for key, value in OF_OBJECTS.items() if key == name or key.startswith(f"{name}.")}
+    named = {**unset, **below}
+    assert differences(unset, named) == []
+    assert differences(named, unset) == []
+    lacking = {key: value for key, value in unset.items() if key != name}
+    assert differences(lacking, named) == []
+
+
+@pytest.mark.parametrize("value", [None, 1.0])
+@pytest.mark.parametrize("name", [name for name in SPELLINGS if SPELLINGS[name] == {None: 1.0}])
+def test_lightning_reads_no_share_of_batches_as_all(name, value):
+    attribute = name.removeprefix("trainer.")
+    assert getattr(Trainer(accelerator="cpu", logger=False, **{attribute: value}), attribute) == 1.0
+
+
+METHODS_OF_SERVERS = [
+    method
+    for method in (getattr(methods, name) for name in methods.__all__)
+    if inspect.isclass(method) and issubclass(method, ClientModule)
+]
+
+
+@pytest.mark.parametrize("kind", METHODS_OF_SERVERS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("around", [None, "fl_lightning.attacks.sign_flip", "fl_lightning.methods.dp_sgd"])
+def test_the_server_module_of_a_method_may_be_named(kind, around):
+    def config(server_module):
+        client = {"class_path": f"{kind.__module__}.{kind.__qualname__}"}
+        if around is not None:
+            client = {"class_path": around, "init_args": {"client": client}}
+        return flat({"model": {"client": client, "server_module": server_module}})
+
+    server = kind.server_class
+    named = {"class_path": f"{server.__module__}.{server.__qualname__}"}
+    assert differences(config(None), config(named)) == []
+    other = FedCurv.server_class if server is not FedCurv.server_class else SCAFFOLD.server_class
+    assert differences(config(None), config({"class_path": f"{other.__module__}.{other.__qualname__}"})) != []
+
+
+def test_the_server_module_of_a_client_that_nothing_tells_is_not_the_default():
+    def config(server_module):
+        return flat({"model": {"client": {"class_path": "nowhere.Client"}, "server_module": server_module}})
+
+    assert differences(config(None), config({"class_path": "fl_lightning.aggregation.ServerModule"})) != []
+    assert differences(config(None), config(None)) == []
+
+
+def test_the_server_module_of_a_module_is_the_default_one():
+    name = "fl_lightning.aggregation.ServerModule"
+    plain = {"class_path": f"{__name__}.Mine"}
+    for client in (plain, {"class_path": "fl_lightning.attacks.sign_flip", "init_args": {"client": plain}}):
+        was = flat({"model": {"client": client, "server_module": None}})
+        assert differences(was, flat({"model": {"client": client, "server_module": {"class_path": name}}})) == []
+
+
+def takes_several(hint):
+    """Return True for a type of several values or None."""
+    parts = get_args(hint)
+    return type(None) in parts and any((get_origin(part) or part) in (list, dict) for part in parts)
+
+
+SEVERAL = {
+    f"{part}.{name}": hint
+    for part, kind in (("model", FederatedLoop), ("data", FederatedDataModule), ("trainer", Trainer))
+    for name, hint in get_type_hints(kind.__init__).items()
+    if takes_several(hint)
+}
+"""Options that take a list or a dict, or None."""
+
+NO_EMPTY = {
+    "data.availability": "a client without a share is refused",
+    "data.schedule": "a schedule without rounds is refused",
+    "model.metrics": "an empty dict of metrics is refused by the parser",
+    "trainer.max_time": "a dict is a span of time",
+    "trainer.val_check_interval": "a dict is a span of time",
+}
+
+
+@pytest.mark.parametrize("name", sorted(SEVERAL))
+def test_nothing_is_an_empty_list_or_dict(name):
+    if name in NO_EMPTY:
+        pytest.skip(NO_EMPTY[name])
+    empty = {} if "dict" in str(SEVERAL[name]).lower() else []
+    assert differences({name: None}, {name: empty}) == []
+    assert differences({name: ["x"]}, {name: None}) != []
+
+
+def test_every_list_that_may_be_empty_is_an_option():
+    assert set(SEVERAL) - set(NO_EMPTY) == set(EMPTY_IS_NONE)
+
+
+ONE = {"class_path": "fl_lightning.aggregation.NormClip", "init_args": {"max_norm": 3.0}}
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("model.personal", "net.head.*"),
+        ("model.keep", "*"),
+        ("model.transforms", ONE),
+        ("trainer.callbacks", {"class_path": "pytorch_lightning.Callback"}),
+    ],
+)
+def test_one_item_is_the_list_of_it(name, one):
+    part, _, setting = name.partition(".")
+    single = flat({part: {setting: one}})
+    assert differences(single, flat({part: {setting: [one]}})) == []
+    assert differences(flat({part: {setting: [one]}}), single) == []
+    assert differences(flat({part: {setting: [one, one]}}), single) != []
+    assert differences(flat({part: {setting: None}}), single) != []
+
+
+def test_the_store_that_is_named_is_the_one_that_nobody_named():
+    named = {"class_path": "fl_lightning.client.store.ClientStore", "init_args": {"memory_budget_mb": 4096.0}}
+    assert differences(flat({"model": {"store": None}}), flat({"model": {"store": named}})) == []
+    named["init_args"]["memory_budget_mb"] = 1.0
+    assert differences(flat({"model": {"store": None}}), flat({"model": {"store": named}})) != []
+
+
+def test_owners_that_a_column_names_are_not_drawn():
+    iid = {"class_path": "fl_lightning.data.IIDPartition"}
+    drawn = flat({"data": {"partition": iid}})
+    assert differences(flat({"data": {"partition": None, "by": None}}), drawn) == []
+    assert differences(flat({"data": {"partition": None, "by": "user"}}), drawn) != []
 
 
 @pytest.mark.parametrize("given", [name for name in SPELLINGS["trainer.precision"] if name not in (16, "16")])

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytorch_lightning import Trainer, seed_everything
+from pytorch_lightning import LightningModule, Trainer, seed_everything
 from pytorch_lightning.callbacks import Callback
 from torch.utils.data import TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.data import TensorSource
 from fl_lightning.runs.checkpoints import INDEX, indexed
 from tests.commands import EXPERIMENT, refusal, say, working_in
 
@@ -273,6 +274,66 @@ def test_two_runs_with_other_initial_weights_have_two_lasts(project, caplog):
     assert "initial_weights=one.pt, continued from round 1" in caplog.text
     (last,) = Path("runs/fit").glob("1-*/checkpoints/last.ckpt")
     assert "model.initial_weights was two.pt, is None" in refusal(f"{MINE} 2 --ckpt_path {last}", 1)
+
+
+def write_weights(path, factor):
+    torch.save({"layer.weight": factor * torch.ones(2, 4), "layer.bias": torch.zeros(2)}, path)
+
+
+def test_initial_weights_that_changed_are_named_in_one_line(project, caplog):
+    caplog.set_level("INFO")
+    sentence = "model.initial_weights: the file has changed since the run was begun"
+    write_weights(project / "one.pt", 1.0)
+    fit("--model.initial_weights one.pt")
+    fit("--model.initial_weights one.pt --ckpt_path last", 2)
+    assert sentence not in caplog.text
+    write_weights(project / "one.pt", 2.0)
+    for rounds in (3, 4):
+        fit("--model.initial_weights one.pt --ckpt_path last", rounds)
+        assert caplog.text.count(sentence) == 1, "the run is still that of the first weights"
+        caplog.clear()
+
+
+class Linear(LightningModule):
+    """A module of one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.layer(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_new_fit_of_a_loop_forgets_the_weights_of_the_run_before(tmp_path):
+    def digest(loop):
+        return loop.identity.state_dict()["files"]["model.initial_weights"]
+
+    def trainer(rounds):
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        return Trainer(max_epochs=rounds, accelerator="cpu", **quiet)
+
+    write_weights(tmp_path / "one.pt", 1.0)
+    samples = (torch.ones(8, 4), torch.arange(8) % 2)
+    data = FederatedDataModule(TensorSource(samples, samples), num_clients=2)
+    loop = FederatedLoop(Linear(), initial_weights=tmp_path / "one.pt")
+    first = trainer(1)
+    first.fit(loop, datamodule=data)
+    first.save_checkpoint(tmp_path / "1.ckpt")
+    was = digest(loop)
+    write_weights(tmp_path / "one.pt", 2.0)
+    trainer(2).fit(loop, datamodule=data, ckpt_path=tmp_path / "1.ckpt")
+    assert digest(loop) == was
+    other = FederatedLoop(Linear(), initial_weights=tmp_path / "two.pt")
+    write_weights(tmp_path / "two.pt", 1.0)
+    with pytest.raises(ValueError, match=r"model\.initial_weights was \S*one\.pt, is \S*two\.pt"):
+        trainer(2).fit(other, datamodule=data, ckpt_path=tmp_path / "1.ckpt")
+    trainer(1).fit(loop, datamodule=data)
+    assert digest(loop) != was
 
 
 SAVED_ELSEWHERE = (
