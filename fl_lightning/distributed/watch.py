@@ -189,6 +189,8 @@ class Watch:
         The caller raises what is returned.
         """
         self._notified = True
+        # Torch's launcher asks this process to stop as soon as another one has ended, and cleaning up must go on.
+        self._stops.end()
         of_a_collective = isinstance(error, RuntimeError) and module_of(error).startswith("torch.distributed")
         if self.verdict is None and of_a_collective:
             # Another process has ended, and the watch will tell which and why.

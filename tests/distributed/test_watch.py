@@ -691,6 +691,18 @@ def test_a_signal_that_asks_nothing_stops_nobody(ranks):
     assert here._asked is None
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("error", [ValueError("a bug"), RemoteError("rank 2 of 3 failed"), KeyboardInterrupt()])
+def test_a_rank_that_ends_by_an_error_ignores_the_signal_that_follows(ranks, error, number):
+    """Torch's launcher sends it as soon as another rank has ended, while this one writes what it keeps."""
+    here, _ = ranks(2)
+    here._decided = Waits()
+    assert here.explain(error) is error
+    signal.raise_signal(number)
+    here.close()
+    signal.raise_signal(number)  # before the sentence is printed
+
+
 # --- the main thread raises ---
 
 

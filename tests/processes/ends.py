@@ -19,6 +19,7 @@ import psutil
 
 from fl_lightning.__main__ import main
 from tests.commands import CONFIGS
+from tests.processes.mishap import STARTER
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 15
@@ -56,6 +57,7 @@ def start_run(folder, case):
     try:
         os.setsid()
         os.chdir(folder)
+        os.environ[STARTER] = str(os.getpid())
         # A shell's background jobs ignore the first signal, and those of `nohup` the second.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -76,12 +78,14 @@ def start_run(folder, case):
         os._exit(70)
 
 
-def of_session(sid):
-    """Processes of a session that have not ended."""
+def of_run(starter):
+    """Processes of a run that have not ended. Torchrun starts each rank in a session of its own."""
     found = []
     for process in psutil.process_iter():
         try:
-            if os.getsid(process.pid) == sid and process.status() != psutil.STATUS_ZOMBIE:
+            in_session = os.getsid(process.pid) == starter
+            is_started = in_session or process.environ().get(STARTER) == str(starter)
+            if is_started and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (OSError, psutil.Error):
             continue
@@ -102,9 +106,9 @@ def run(folder, name):
     struck = folder / name / "struck"
     after = time.time() - struck.stat().st_mtime if struck.exists() else None
     until = time.monotonic() + 15
-    while code is not None and of_session(child) and time.monotonic() < until:
+    while code is not None and of_run(child) and time.monotonic() < until:
         time.sleep(0.1)
-    left = of_session(child)
+    left = of_run(child)
     for process in left:
         process.kill()
     if code is None:

@@ -5,7 +5,11 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 from pytorch_lightning import Callback
+
+STARTER = "ENDS_STARTER"
+"""Environment variable with the id of the process that was started first."""
 
 
 class Mishap(Callback):
@@ -55,17 +59,17 @@ class Mishap(Callback):
 
     def ctrl_c(self):
         """As by a terminal: all processes are interrupted."""
-        os.killpg(0, signal.SIGINT)
+        to_all(signal.SIGINT)
         time.sleep(5)
 
     def interrupt_starter(self):
         """As by a scheduler: the process that was started first is."""
-        os.kill(os.getsid(0), signal.SIGINT)
+        os.kill(starter(), signal.SIGINT)
         time.sleep(1000)
 
     def kill_starter(self):
         """The process that waits for this one and the other."""
-        os.kill(os.getsid(0), signal.SIGKILL)
+        os.kill(starter(), signal.SIGKILL)
         time.sleep(1000)
 
     def term_itself(self):
@@ -74,16 +78,24 @@ class Mishap(Callback):
 
     def term_group(self):
         """As by a cluster: all processes are asked to end."""
-        os.killpg(0, signal.SIGTERM)
+        to_all(signal.SIGTERM)
         time.sleep(1000)
 
     def term_starter(self):
-        os.kill(os.getsid(0), signal.SIGTERM)
+        os.kill(starter(), signal.SIGTERM)
         time.sleep(1000)
 
     def hup_group(self):
         """As by a terminal that is closed."""
-        os.killpg(0, signal.SIGHUP)
+        to_all(signal.SIGHUP)
+        time.sleep(1000)
+
+    def hup_starter(self):
+        os.kill(starter(), signal.SIGHUP)
+        time.sleep(1000)
+
+    def hup_itself(self):
+        os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(1000)
 
     def interrupt_itself(self):
@@ -97,3 +109,16 @@ class Mishap(Callback):
         for _ in range(100):
             time.sleep(0.2)
             heartbeat()
+
+
+def starter():
+    """Return the id of the process that was started first. Torchrun starts each rank in a session of its own."""
+    return int(os.environ[STARTER])
+
+
+def to_all(number):
+    """Send a signal to every process group of the run, to that of this process last."""
+    processes = [starter(), *(child.pid for child in psutil.Process(starter()).children(recursive=True))]
+    groups = {os.getpgid(process) for process in processes}
+    for group in sorted(groups, key=lambda group: group == os.getpgid(0)):
+        os.killpg(group, number)

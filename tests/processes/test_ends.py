@@ -67,6 +67,13 @@ REST = {
     "term_itself,1,torchrun": STOPPED,
     "term_group,1,torchrun": STOPPED,
     "ctrl_c,0,torchrun": STOPPED,
+    "hup_starter,1,torchrun": STOPPED,
+    "interrupt_starter,0,torchrun": STOPPED,
+    "hup_itself,0,torchrun": STOPPED,
+    "interrupt_itself,1,torchrun": STOPPED,
+    "hup_group,0,torchrun": STOPPED,
+    "exception,0,torchrun": BUG,
+    "exception,1,torchrun": BUG,
 }
 
 
