@@ -36,8 +36,11 @@ def opened():
     made.close()
 
 
-@pytest.mark.parametrize("number", STOPS)
-def test_every_signal_interrupts(number):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_every_signal_interrupts(name):
+    number = getattr(signal, name, None)
+    if number is None:
+        pytest.skip(f"this system has no {name}")
     with pytest.raises(KeyboardInterrupt), stops_interrupt():
         signal.raise_signal(number)
     stops_of_the_test_end()
