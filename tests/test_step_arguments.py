@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop, methods
+from fl_lightning.client.checks import evaluation_arguments
 from fl_lightning.functional.sample_gradients import sample_gradients
+from fl_lightning.functional.state import State
 from fl_lightning.methods import FedAvg
 from tests.toys import samples, trainer, weights_of
 
@@ -351,3 +353,21 @@ def test_samples_that_cannot_be_told_apart_are_refused():
     batch = (torch.tensor(1.0), torch.zeros(4, 2))
     with pytest.raises(ValueError, match=r"must have one length .*, got 1 samples and a tensor of 4"):
         list(sample_gradients(lambda params, sample: params["w"], {"w": torch.tensor(1.0)}, batch, at_once=8))
+
+
+def test_a_named_third_argument_before_any_others_keeps_its_default():
+    def step(batch, batch_idx, stage="val", *rest):
+        return stage
+
+    assert evaluation_arguments(step, batch_idx=4, dataloader_idx=1) == ([4], {})
+
+
+def test_a_number_of_the_batch_in_a_tensor_belongs_to_every_sample():
+    batch = {"x": torch.tensor([1.0, 2.0]), "scale": torch.tensor(3.0)}
+    parts = sample_gradients(
+        lambda params, sample: params["w"] * sample["x"].sum() * sample["scale"],
+        State({"w": torch.tensor(1.0)}),
+        batch,
+        at_once=2,
+    )
+    assert torch.cat([part["w"] for part in parts]).tolist() == [3.0, 6.0]

@@ -15,8 +15,12 @@ EVALUATED = ("test", "val")
 
 
 def flipped(batch: Batch, num_classes: int) -> Batch:
-    """Turn class y into C − 1 − y in a batch (x, y), or ((x, y), positions)."""
+    """Turn class y into C − 1 − y in a batch (x, y), or ((x, y), positions). A skipped batch stays None."""
+    if batch is None:
+        return None
     first, second = batch
+    if first is None:
+        return batch
     if isinstance(first, tuple | list):
         return flipped(first, num_classes), second
     return first, num_classes - 1 - second

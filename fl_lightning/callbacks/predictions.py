@@ -30,13 +30,15 @@ class SavePredictions(BasePredictionWriter):
         self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
     ) -> None:
         ranks = current_communicator(pl_module.device)
-        parts = ranks.gather_to_root([output for output in predictions if output is not None])
+        parts = ranks.gather_to_root(list(predictions))
         if not trainer.is_global_zero:
             return
         # The processes got the batches in turn.
         outputs: list[Any] = []
         for batch_idx in range(sum(map(len, parts))):
-            outputs.append(parts[batch_idx % ranks.world][batch_idx // ranks.world])
+            output = parts[batch_idx % ranks.world][batch_idx // ranks.world]
+            if output is not None:
+                outputs.append(output)
         are_tensors = all(isinstance(output, Tensor) and output.ndim for output in outputs)
         saved: Any = outputs
         if outputs and are_tensors:

@@ -17,6 +17,7 @@ from fl_lightning.reports.saved import CLASSIFICATION
 from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_rounds
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.plain_fit import epoch_values
+from fl_lightning.utils.batches import joined_rows
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least
@@ -250,7 +251,8 @@ def predicted(loop: FederatedLoop, splits: Mapping[str, int]) -> tuple[Tensor, T
             split = loop.data.split(name)
             positions = torch.split(torch.arange(size), loop.data.eval_batch_size)
             batches = split.batches(positions, generator=None)
-            preds += inspection.over(batches, lambda batch: loop.client(batch[0]).argmax(1).cpu())
+            parts = inspection.over(batches, lambda batch: loop.client(batch[0]).argmax(1).cpu())
+            preds.append(joined_rows(parts, num_samples=size, split=name, reader="ClasswiseReport"))
             known: Any = split.labels
             labels.append(known[:size].cpu())
     return torch.cat(preds), torch.cat(labels)

@@ -45,6 +45,7 @@ from fl_lightning.types import (
     State,
     TrainableModule,
 )
+from fl_lightning.utils.batches import joined_rows
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.signatures import check_overrides, checks_arguments, document_arguments_of
 
@@ -435,8 +436,17 @@ class ClientModule(CheckedLoading):
 
         Args:
             batch: The batch, on any device.
+
+        Raises:
+            ValueError: A `collate_fn` or a transfer hook has skipped the batch by None.
         """
-        return self._transfer_of_run()(batch)
+        transferred = None if batch is None else self._transfer_of_run()(batch)
+        if transferred is None:
+            raise ValueError(
+                "samples that are read at once must be a batch, got None; return a batch in collate_fn and transfer "
+                "hooks (None skips a batch)"
+            )
+        return transferred
 
     def transfer_each(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Put batches on the device as `transferred` does. As in training, a batch of None is skipped.
@@ -469,6 +479,23 @@ class ClientModule(CheckedLoading):
         with self.evaluation_mode():
             batches = local.batches(split, batch_size=batch_size)
             return [fn(batch) for batch in self.transfer_each(batches)]
+
+    def rows_over(
+        self, local: ClientData, fn: Callable[[Batch], Tensor], split: str = "train", batch_size: int | None = None
+    ) -> Tensor:
+        """Return a row for every sample of a split, in order and without augmentation, in eval mode: (n, ...).
+
+        Args:
+            local: The client's data.
+            fn: Makes rows (B, ...) of a batch.
+            split: The name of the split.
+            batch_size: The number of samples in a batch. None: the batch size of training.
+
+        Raises:
+            ValueError: A sample has no row, because its batch was skipped.
+        """
+        parts = self.over(local, fn, split=split, batch_size=batch_size)
+        return joined_rows(parts, num_samples=local.size(split), split=split, reader=type(self).__name__)
 
     def loss_at(self, params: State, batch: Batch) -> Tensor:
         """Return `local_loss` of a batch at other values of some parameters. It is differentiable in them.

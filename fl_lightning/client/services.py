@@ -565,8 +565,7 @@ class BatchTransfer:
 
         A batch that lies on the device already is not moved, unless a hook of the user would see the move.
         """
-        on_device = type(batch) is tuple and isinstance(batch[0], Tensor) and batch[0].device == self._device
-        if self.moves or not on_device:
+        if self.moves or not self._is_on_device(batch):
             batch = self._before(batch, 0)
             batch = self._transfer(batch, self._device, 0)
         for hook in self._after:
@@ -577,3 +576,9 @@ class BatchTransfer:
         # A net has the losses and metrics of this package, which read classes in int64.
         x, y = batch
         return (x, class_labels(y)) if isinstance(y, Tensor) and y.dtype in WHOLE else batch
+
+    def _is_on_device(self, batch: Any) -> bool:
+        """Return True for a list or tuple of tensors that all lie on the device."""
+        if type(batch) not in (list, tuple):
+            return False
+        return all(isinstance(part, Tensor) and part.device == self._device for part in batch)

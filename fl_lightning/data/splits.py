@@ -352,13 +352,14 @@ class TensorSplit(Split):
         if self._staging is not None:
             gathered = self._staging.one_ahead(gathered)
         for batch, targets in gathered:
+            # As the batches of a DataLoader, pairs are lists, in which a hook of the user may replace an item.
             if transform is None:
-                yield batch, targets
+                yield [batch, targets]
             else:
-                yield transform(batch, generator), targets
+                yield [transform(batch, generator), targets]
 
-    def together(self, indices: Tensor, generators: Sequence[torch.Generator | None]) -> tuple[Tensor, Tensor]:
-        """Make the batches of several clients as one, (K, B, ...) and (K, B).
+    def together(self, indices: Tensor, generators: Sequence[torch.Generator | None]) -> list[Tensor]:
+        """Make the batches of several clients as one pair, (K, B, ...) and (K, B).
 
         Args:
             indices: Positions of the samples of each client, (K, B) int64.
@@ -372,7 +373,7 @@ class TensorSplit(Split):
         if self.transform is not None:
             seen = [self.transform(samples, draws) for samples, draws in zip(x, generators, strict=True)]
             x = torch.stack(seen)
-        return x, y
+        return [x, y]
 
 
 def after(first: Transform, then: Transform, x: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -22,7 +22,7 @@ from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.user_metrics import computed
 from fl_lightning.types import Batch
-from fl_lightning.utils.batches import batch_length
+from fl_lightning.utils.batches import batch_length, joined_rows
 from fl_lightning.utils.keyed import keyed_generator
 
 Moment = tuple[Hashable, ...]
@@ -205,10 +205,12 @@ class Inspection:
             return self.layer(inputs, layer).cpu(), targets.cpu()
 
         def compute() -> tuple[Tensor, Tensor]:
-            parts = self.over(self.batches(split, samples), of_batch)
+            parts = self.over_split(split, samples, of_batch)
             outputs = [output for output, _ in parts]
             targets = [target for _, target in parts]
-            return torch.cat(outputs), torch.cat(targets)
+            num_samples = len(self.subset(split, samples))
+            rows = joined_rows(outputs, num_samples=num_samples, split=split, reader="a monitor of outputs")
+            return rows, torch.cat(targets)
 
         return self.once(moment, ("outputs", layer, split, samples), compute)
 
@@ -258,6 +260,25 @@ class Inspection:
         """Return the value of `fn` for every batch, on the device of the module."""
         with self.look():
             return [fn(batch) for batch in self._transfer.each(batches)]
+
+    def over_split(self, split: str, samples: int | None, fn: Callable[[Any], Value]) -> list[Value]:
+        """Return the value of `fn` for every batch of a split, of at least one.
+
+        Args:
+            split: Name of the split.
+            samples: The number of samples, drawn once for the run. None takes all.
+            fn: The function of a batch.
+
+        Raises:
+            ValueError: All batches were skipped.
+        """
+        values = self.over(self.batches(split, samples), fn)
+        if not values:
+            raise ValueError(
+                f"monitors must have samples of the {split} split, got no batch; return batches in collate_fn and "
+                f"transfer hooks (None skips a batch)"
+            )
+        return values
 
     def batches(self, split: str, samples: int | None = None) -> Iterator[Batch]:
         """Return the batches of a split, in order and without augmentation.

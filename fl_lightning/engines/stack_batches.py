@@ -95,7 +95,7 @@ class StackBatches:
         indices = torch.stack([order[samples] for order in self._indices[rows]])
         batch: Any = self._source.together(indices, self._generators[rows])
         batch = self._transfer(batch)
-        batch_dims = (0,) * len(batch)
+        batch_dims = type(batch)([0] * len(batch))
         if not self._with_index:
             return batch, batch_dims
         positions = torch.stack([order[samples] for order in self._positions[rows]])

@@ -224,13 +224,13 @@ class KnowledgeClient(ClientModule):
         if exchange != "train":
             return {}
         with torch.no_grad():
-            logits = self.over(
+            logits = self.rows_over(
                 local,
                 lambda batch: to_float32(self(batch[0])),
                 split="transfer",
                 batch_size=KNOWLEDGE_BATCH_SIZE,
             )
-            return {"knowledge": self.predictions(torch.cat(logits))}
+            return {"knowledge": self.predictions(logits)}
 
 
 def soft_labels(logits: Tensor, temperature: float = 1.0) -> Tensor:

@@ -19,6 +19,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.functional.losses import kl_divergence
 from fl_lightning.functional.state import to_float32
 from fl_lightning.types import ClientUpdate, State
+from fl_lightning.utils.batches import joined_rows
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
@@ -108,7 +109,11 @@ class FedDFServer(ServerModule):
     def ensemble(self, teachers: Sequence[State]) -> Tensor:
         """Compute the mean logits of the teachers on the proxy split, (n, C)."""
         proxy = self.server.data("proxy")
-        first, *others = (self.logits(teacher, proxy)[0] for teacher in teachers)
+        by_teacher: list[Tensor] = []
+        for teacher in teachers:
+            parts = [logits for logits, _ in self.answers(teacher, proxy)]
+            by_teacher.append(joined_rows(parts, num_samples=len(proxy), split="proxy", reader="FedDF"))
+        first, *others = by_teacher
         return sum(others, first) / len(teachers)
 
     def distilled(self, student: State, target: Tensor) -> State:
@@ -162,15 +167,16 @@ class FedDFServer(ServerModule):
             return to_float32(functional_call(self.client.built_net, entries, (x,)))
 
     @torch.no_grad()
-    def logits(self, state: State, split: Any) -> tuple[Tensor, Tensor]:
-        """Compute the logits (n, C) of all samples of a split, and get their labels (n,)."""
+    def answers(self, state: State, split: Any) -> list[tuple[Tensor, Tensor]]:
+        """Compute the logits (B, C) of the batches of a split, and get their labels (B,)."""
         rows = torch.split(torch.arange(len(split)), ROWS_AT_ONCE)
-        answers = [(self.predict(state, x), y) for x, y in map(self.client.transferred, split.batches(rows, None))]
-        return torch.cat([logits for logits, _ in answers]), torch.cat([y for _, y in answers])
+        batches = self.client.transfer_each(split.batches(rows, None))
+        return [(self.predict(state, x), y) for x, y in batches]
 
     def accuracy(self, state: State) -> float:
-        """Compute the accuracy on the validation split, NaN without one."""
-        if self.validation is None:
+        """Compute the accuracy on the validation split, NaN without samples."""
+        answers = [] if self.validation is None else self.answers(state, self.validation)
+        if not answers:
             return math.nan
-        logits, y = self.logits(state, self.validation)
-        return float((logits.argmax(1) == y).double().mean())
+        hits = torch.cat([logits.argmax(1) == y for logits, y in answers])
+        return float(hits.double().mean())

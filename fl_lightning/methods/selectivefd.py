@@ -194,7 +194,7 @@ class SelectiveFD(KnowledgeClient):
             self.load_teacher("selector", client_state(Path(self.selector_weights), self))
             net = self.teacher("selector")
         represent = net.features if self.selector == "features" else nn.Identity()
-        return torch.cat(self.over(local, lambda batch: represent(batch[0]).flatten(1).double(), split))
+        return self.rows_over(local, lambda batch: represent(batch[0]).flatten(1).double(), split)
 
     def phases(self, exchange: str) -> Iterable[Phase]:
         (phase,) = super().phases(exchange)

@@ -13,6 +13,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.user_metrics import Metrics, alone, as_collection, update, values_of
 from fl_lightning.monitors.monitor import Monitor, add_to_row
 from fl_lightning.reports.terminal import print_table
+from fl_lightning.utils.batches import batch_length
 
 
 class GroupMetrics(Monitor):
@@ -102,12 +103,16 @@ class GroupMetrics(Monitor):
         """Evaluate the global model on the test samples of these clients."""
         inspection = loop.evaluation.inspection
         metrics = alone(self._collection(loop)).to(loop.device)
+
+        def counted(batch: Any) -> int:
+            update(metrics, batch, loop.client)
+            return batch_length(batch)
+
         samples = 0
         for client_id in clients:
             view = loop.data.view(client_id, loop.server.round_idx)
             batches = view.batches("test", batch_size=loop.data.eval_batch_size)
-            inspection.over(batches, lambda batch: update(metrics, batch, loop.client))
-            samples += view.size("test")
+            samples += sum(inspection.over(batches, counted))
         found = {SAMPLES: float(samples)}
         if samples:
             for name, value in values_of(metrics.compute(), "", inspection.class_names).items():

@@ -114,7 +114,7 @@ class LossLandscape(Monitor):
             client_id: Id of the client whose model it is. −1 is the global model.
         """
         inspection = loop.evaluation.inspection
-        batches = inspection.over(inspection.batches(self._split, self.samples), lambda batch: batch)
+        batches = inspection.over_split(self._split, self.samples, lambda batch: batch)
         params = {name: value.detach() for name, value in inspection.client.trained().items()}
         generator = keyed_generator(
             seed=loop.parts.seed,

@@ -113,7 +113,7 @@ class NeuronActivations(Monitor):
             return activation_sums(activations, target=batch[1], num_classes=classes)
 
         def compute() -> tuple[Tensor, Tensor]:
-            parts = inspection.over(inspection.batches(self._split, self.samples), sums_of)
+            parts = inspection.over_split(self._split, self.samples, sums_of)
             sums = torch.stack([sums_of_batch for sums_of_batch, _ in parts]).sum(0)
             samples = torch.stack([samples_of_batch for _, samples_of_batch in parts]).sum(0)
             return preferred_by_sums(sums, samples).cpu(), dead_neurons(sums).cpu()

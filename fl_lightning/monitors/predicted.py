@@ -1,9 +1,11 @@
 """Monitor of the class distributions that a server reads from its clients' predictions."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
+from torch import Tensor
 
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.classes import estimated_distribution
@@ -36,8 +38,11 @@ class PredictedDistribution(Monitor):
         measured = self.under_way.get(update.client_id)
         if measured is not None and not self.exchange:
             inspection = loop.evaluation.inspection
-            batches = inspection.batches("transfer")
-            parts = inspection.over(batches, lambda batch: to_float32(loop.client(batch[0])).softmax(1).cpu())
+
+            def probabilities(batch: Any) -> Tensor:
+                return to_float32(loop.client(batch[0])).softmax(1).cpu()
+
+            parts = inspection.over_split("transfer", None, probabilities)
             measured["predictions"] = torch.cat(parts)
         super().on_client_end(trainer, loop, update)
 

@@ -1,9 +1,10 @@
 """The number of samples in a batch, and its single samples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.data import extract_batch_size
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch import Tensor
 def batch_length(batch: Any) -> int:
     """Return the number of samples in a batch, as Lightning counts them. A batch in which it finds none counts as one.
 
-    >>> import torch
     >>> batch_length({"text": ["a", "b"], "x": torch.zeros(2, 3)}), batch_length([{"x": torch.zeros(5)}])
     (2, 5)
     """
@@ -20,6 +20,27 @@ def batch_length(batch: Any) -> int:
         return extract_batch_size(batch)
     except MisconfigurationException:
         return 1
+
+
+def joined_rows(parts: Sequence[Tensor], *, num_samples: int, split: str, reader: str) -> Tensor:
+    """Return the rows of all batches of a split as one tensor, (n, ...), for code that finds a sample by its position.
+
+    Args:
+        parts: The rows of each batch, (B, ...).
+        num_samples: Number n of samples of the split.
+        split: Name of the split.
+        reader: Name of the class that reads the rows.
+
+    Raises:
+        ValueError: A sample has no row, because its batch was skipped.
+    """
+    num_rows = sum(len(rows) for rows in parts)
+    if num_rows != num_samples:
+        raise ValueError(
+            f"{reader} needs a row for each of the {num_samples} {split} samples, got {num_rows}; return a batch of "
+            f"all samples in collate_fn and transfer hooks (None skips a batch)"
+        )
+    return torch.cat([*parts])
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -45,7 +66,6 @@ def is_texts(value: Any) -> bool:
 def some_samples(value: Any, samples: slice) -> Any:
     """Return a batch of some samples of a batch. Numbers and single texts are the same.
 
-    >>> import torch
     >>> some_samples({"x": torch.arange(3), "text": ["a", "b", "c"], "n": 3}, slice(1, 2))
     {'x': tensor([1]), 'text': ['b'], 'n': 3}
     """

@@ -2,16 +2,26 @@
 
 import pickle
 import random
-from collections import deque
+import sys
+from collections import UserDict, UserList, deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
-from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.packages import is_of_lightning
@@ -28,19 +38,28 @@ MOST_OBJECTS = 2_000
 MOST_ITEMS = 100
 """Largest number of items of a list or dict that are searched."""
 
-OF_LIBRARIES = ("builtins", "torch", "torchvision", "numpy", "fl_lightning")
-"""Packages whose classes keep no generator in a global variable."""
+OF_LIBRARIES = frozenset(
+    {
+        *sys.stdlib_module_names,
+        *("fl_lightning", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torchmetrics"),
+        *("numpy", "pandas", "PIL", "scipy", "sklearn", "torch", "torchvision"),
+    }
+)
+"""Packages whose classes and functions keep no generator of a user's in a variable of theirs."""
 
-NO_HOLDERS = (str, bytes, int, float, complex, type, ModuleType, Tensor, np.ndarray, np.generic)
+OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes in which torch keeps the parts of a module."""
+
+NO_HOLDERS = (str, bytes, int, float, complex, type, NoneType, ModuleType, Tensor, np.ndarray, np.generic)
 """Types of values that keep nothing."""
 
 
 def generators_in(*holders: Any) -> list[OwnGenerator]:
     """List the random generators that objects keep, in a fixed order, each once.
 
-    Attributes, items of lists and dicts, arguments of a `partial`, variables of functions and global variables that
-    functions name are searched. No code of the objects runs. The generators that all code of a process shares, and
-    Lightning's own objects, are left out.
+    Attributes of objects and of their classes, items of collections, arguments of a `partial`, variables and defaults
+    of functions, and global variables that functions name are searched. No code of the objects runs. The generators
+    that all code of a process shares, and Lightning's own objects, are left out.
 
     Args:
         holders: The objects.
@@ -54,7 +73,8 @@ def generators_in(*holders: Any) -> list[OwnGenerator]:
     waiting = deque((holder, 0) for holder in holders)
     while waiting and len(searched) < MOST_OBJECTS:
         value, depth = waiting.popleft()
-        if id(value) in searched or any(value is generator for generator in shared):
+        is_shared = any(value is generator for generator in shared)
+        if is_shared or id(value) in searched or isinstance(value, NO_HOLDERS):
             continue
         searched[id(value)] = value
         if isinstance(value, OwnGenerator):
@@ -65,17 +85,26 @@ def generators_in(*holders: Any) -> list[OwnGenerator]:
 
 
 def generators_of(*objects: Any) -> list[OwnGenerator]:
-    """List the random generators that objects keep as attributes, or in lists and dicts that are attributes.
+    """List the random generators that objects and their methods use, without those of the modules within them.
 
     Args:
         objects: The objects, such as the parts of a module.
     """
-    found: list[OwnGenerator] = []
+    held: list[Any] = []
     for value in objects:
-        for attribute in vars(value).values():
-            items = parts_of(attribute) if isinstance(attribute, dict | list | tuple) else (attribute,)
-            found += [item for item in items if isinstance(item, OwnGenerator)]
-    return generators_in(found)
+        held += [part for name, part in vars(value).items() if name not in OF_TORCH and may_hold(part)]
+        held += class_members(type(value))
+    return generators_in(*held)
+
+
+def may_hold(value: Any) -> bool:
+    """Return True for a generator, a function, a collection or an object of a user's class."""
+    if isinstance(value, nn.Module) or is_of_lightning(value, ("Trainer", "LightningModule", "LightningDataModule")):
+        return False
+    if isinstance(value, OwnGenerator | dict | list | tuple | deque | UserDict | UserList):
+        return True
+    module = type(value).__module__
+    return not is_of_library(module) or (callable(value) and not module.startswith("fl_lightning."))
 
 
 def shared_generators() -> list[Any]:
@@ -87,13 +116,11 @@ def shared_generators() -> list[Any]:
 
 def parts_of(value: Any) -> Iterator[Any]:
     """Yield what an object keeps."""
-    if isinstance(value, NO_HOLDERS):
-        return
     if isinstance(value, dict):
         yield from islice(value.values(), MOST_ITEMS)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         yield from islice(value, MOST_ITEMS)
-    elif isinstance(value, partial):
+    if isinstance(value, partial):
         yield from (value.func, value.args, value.keywords)
     elif isinstance(value, FunctionType):
         yield from variables_of(value)
@@ -101,30 +128,64 @@ def parts_of(value: Any) -> Iterator[Any]:
         yield from (value.__self__, value.__func__)
     elif isinstance(value, BuiltinMethodType):
         yield value.__self__
-    elif hasattr(value, "__dict__") and not is_of_lightning(value, ("Trainer", "LightningModule")):
+    elif isinstance(value, staticmethod | classmethod):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield value.fget
+    elif not is_of_lightning(value, ("Trainer", "LightningModule")):
+        yield from attributes_of(value)
+        yield from class_members(type(value))
+
+
+def attributes_of(value: Any) -> Iterator[Any]:
+    """Yield the attributes of an object, also those in `__slots__`."""
+    if hasattr(value, "__dict__"):
         yield from vars(value).values()
-        yield from methods_of(type(value))
+    for base in type(value).__mro__:
+        if is_of_library(base.__module__):
+            continue
+        for member in vars(base).values():
+            if isinstance(member, MemberDescriptorType):
+                # A slot may have no value yet.
+                with suppress(AttributeError):
+                    yield member.__get__(value)
+
+
+def class_members(kind: type) -> Iterator[Any]:
+    """Yield the attributes and methods of a user's class, which may name global variables."""
+    for base in kind.__mro__:
+        if not is_of_library(base.__module__):
+            yield from vars(base).values()
 
 
 def variables_of(function: FunctionType) -> Iterator[Any]:
-    """Yield the variables of a function around it, and the generators among the global variables that it names."""
+    """Yield the variables of a function around it, its defaults, and the global variables that it names."""
     for cell in function.__closure__ or ():
-        try:
+        # The variable may have no value yet.
+        with suppress(ValueError):
             yield cell.cell_contents
-        except ValueError:
-            # The variable has no value yet.
-            continue
-    for name in function.__code__.co_names:
+    yield function.__defaults__
+    yield function.__kwdefaults__
+    yield getattr(function, "__wrapped__", None)
+    if is_of_library(function.__module__ or ""):
+        return
+    for name in names_in(function.__code__):
         variable = function.__globals__.get(name)
-        if isinstance(variable, OwnGenerator):
+        if may_hold(variable):
             yield variable
 
 
-def methods_of(kind: type) -> Iterator[FunctionType]:
-    """Yield the methods of a class of a user's, which may name global variables."""
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in OF_LIBRARIES:
-            yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
+def names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names of global variables and attributes in code, also in the functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)
+
+
+def is_of_library(module: str) -> bool:
+    """Return True for the name of a module of `OF_LIBRARIES`."""
+    return module.partition(".")[0] in OF_LIBRARIES
 
 
 def key_generators(generators: Sequence[OwnGenerator], seed: int) -> None:

@@ -10,7 +10,8 @@ from inspect import signature
 from types import FunctionType
 from typing import Any, TypeVar
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 Value = TypeVar("Value")
@@ -45,6 +46,8 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
     TypeError: mu must be a number, got '0.1'
     """
     for name, value in settings.items():
+        if isinstance(value, Tensor | np.ndarray):
+            raise TypeError(f"{name} must be a number, got {described(value)}; give the number in it, {name}.item()")
         if value is None or hasattr(type(value), "__float__"):
             continue
         if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
@@ -63,7 +66,8 @@ def check_whole(hint: str = "", /, **settings: object) -> None:
     TypeError: local_epochs must be a whole number, got 1.5
     """
     for name, value in settings.items():
-        if value is not None and not hasattr(type(value), "__index__"):
+        is_array = isinstance(value, Tensor | np.ndarray)
+        if value is not None and (is_array or not hasattr(type(value), "__index__")):
             raise TypeError(f"{name} must be a whole number, got {described(value)}{hint and '; ' + hint}")
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from typing import NamedTuple
 
 import pytest
 import pytorch_lightning as pl
@@ -317,6 +318,109 @@ def test_a_batch_that_a_hook_skips_is_skipped_wherever_samples_are_measured(name
             loop = skipped_by(hook, evaluate_clients_every=1)
         found.append({key: value for key, value in loop.round_metrics.items() if not math.isnan(value)})
     assert found[0] == found[1]
+
+
+# --- the type of a batch ---
+
+
+def as_it_is(items):
+    """Collate to tuples, which Lightning keeps."""
+    return tuple(default_collate(items))
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Rewrites(Net):
+    """Replaces the inputs within the batch, and remembers the type of each batch."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        if isinstance(batch, list):
+            batch[0] = batch[0] * 2
+        return batch
+
+    def seen(self, name, batch):
+        self.called.append((name, type(batch)))
+
+    def training_step(self, batch, batch_idx):
+        self.seen("train", batch)
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.seen("val", batch)
+
+    def test_step(self, batch, batch_idx):
+        self.seen("test", batch)
+
+    def predict_step(self, batch, batch_idx):
+        self.seen("predict", batch)
+        return self(batch[0])
+
+
+BATCHES = {
+    "pair of tensors": (DATASET, None),
+    "a part of it": (Subset(DATASET, range(20)), None),
+    "three tensors": (TensorDataset(*DATASET.tensors, DATASET.tensors[1]), None),
+    "a list of pairs": (list(DATASET), None),
+    "named tuples": ([Pair(*item) for item in DATASET], None),
+    "tuples of a collate_fn": (DATASET, as_it_is),
+}
+"""Datasets and their `collate_fn`."""
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_batch_has_the_type_that_lightning_gives_it(kind, tmp_path):
+    dataset, collate_fn = BATCHES[kind]
+    found = []
+    for is_federated in (False, True):
+        made = Data("none", None)
+        made.loader = lambda name: DataLoader(dataset, batch_size=4, collate_fn=collate_fn)
+        module = Rewrites()
+        fitted = module
+        if is_federated:
+            made = FederatedDataModule.from_datamodule(
+                made, num_clients=1, eval_batch_size=4, shuffle=False, partition=FixedPartition([list(range(20))])
+            )
+            fitted = FederatedLoop(module, seed=1)
+        run = trainer(1, tmp_path)
+        run.fit(fitted, datamodule=made)
+        run.test(fitted, datamodule=made)
+        run.predict(fitted, datamodule=made)
+        found.append((module.called, dict(module.state_dict())))
+    assert sorted(found[0][0], key=str) == sorted(found[1][0], key=str)
+    assert equal(found[0][1], found[1][1])
+
+
+class Typed(pl.LightningModule):
+    """Remembers the types of its batches. It has no hooks, so that it is stacked."""
+
+    types = set()
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def training_step(self, batch, batch_idx):
+        self.types.add(type(batch))
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_a_batch_of_several_clients_is_a_list_for_each(chunk):
+    module = Typed()
+    module.types.clear()
+    made = Data("none", None)
+    made.loader = lambda name: DataLoader(DATASET, batch_size=5)
+    data = FederatedDataModule.from_datamodule(made, num_clients=4)
+    loop = FederatedLoop(module, seed=1, chunk=chunk)
+    trainer(1, limit_val_batches=0).fit(loop, datamodule=data)
+    assert chunk == 1 or loop.engine.why_not() is None
+    assert module.types == {list}
 
 
 # --- steps that are set on the object ---

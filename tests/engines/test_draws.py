@@ -162,6 +162,42 @@ class MixingByItself(Net):
         return self.own[0].beta(0.5, 0.5) * super().training_step(batch, batch_idx)
 
 
+class Share:
+    """An object of the user's with a generator in `__slots__`."""
+
+    __slots__ = ("own",)
+
+    def __init__(self):
+        self.own = np.random.default_rng(7)
+
+
+class Slotted(Share):
+    __slots__ = ()
+
+    def __call__(self):
+        return self.own.random()
+
+
+class MixingByAnObject(Net):
+    """Draws in its step from the generator of an object that it keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.share = Share()
+
+    def training_step(self, batch, batch_idx):
+        return self.share.own.beta(0.5, 0.5) * super().training_step(batch, batch_idx)
+
+
+def shifted_by_global():
+    return HERE.random()
+
+
+class ByHelper:
+    def __call__(self):
+        return sum(shifted_by_global() for _ in range(2))
+
+
 class AugmentingByItself(Loaders):
     def __init__(self):
         super().__init__()
@@ -203,6 +239,9 @@ KINDS = {
     "items, global": (Net, lambda: loaded(draw=ByGlobal())),
     "collate_fn, own": (Net, lambda: loaded(collate=partial(collate_by, random.Random(0)))),
     "step, own": (MixingByItself, loaded),
+    "step, own object": (MixingByAnObject, loaded),
+    "items, own slots": (Net, lambda: loaded(draw=Slotted())),
+    "items, own global in a helper": (Net, lambda: loaded(draw=ByHelper())),
     "hook of the data module, own": (Net, lambda: loaded(AugmentingByItself)),
     "transform in memory, own": (Net, in_memory_by_itself),
     "streams, own": (Net, streams),

@@ -322,3 +322,19 @@ def test_parties_of_a_real_federation_have_the_same_text_of_equal_settings(kind)
         loop = FederatedLoop(FedProx(mu=value, optimizer=optimizer), seed=1, clip_norm=value)
         texts.append(repr(loop.parts.described("32-true", 3)))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("value", [np.array(0.5), torch.tensor(0.5), np.array([0.5]), torch.ones(2)], ids=str)
+def test_an_array_is_no_number_of_a_setting(value):
+    """Items of `np.linspace` are numbers; a 0-d array ended the first step of training."""
+    made = {
+        "mu": lambda: FedProx(mu=value),
+        "clip_norm": lambda: FederatedLoop(FedAvg(), clip_norm=value),
+    }
+    for name, make in made.items():
+        with pytest.raises(
+            TypeError, match=rf"{name} must be a number, got \w+; give the number in it, {name}\.item\(\)"
+        ):
+            make()
+    with pytest.raises(TypeError, match="local_epochs must be a whole number"):
+        FederatedLoop(FedAvg(), local_epochs=torch.tensor(2))

@@ -1,0 +1,165 @@
+"""The random generators that a user's objects keep are found wherever the objects can reach them."""
+
+import functools
+import random
+import sys
+from collections import UserDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from fl_lightning.utils.own_generators import generators_in, generators_of
+
+MINE = np.random.default_rng(1)
+BOX = {"mine": random.Random(1)}
+
+
+class Slots:
+    __slots__ = ("rng", "unset")
+
+    def __init__(self):
+        self.rng = random.Random(1)
+
+
+class InheritedSlots(Slots):
+    def __init__(self):
+        super().__init__()
+        self.more = 1
+
+
+@dataclass(slots=True)
+class Settings:
+    rng: object
+
+
+class OfTheClass:
+    rng = np.random.default_rng(1)
+
+
+class Holder:
+    def __init__(self):
+        self.rng = torch.Generator()
+
+
+HOLDER = Holder()
+
+
+class Items(list):
+    def __init__(self):
+        self.rng = random.Random(1)
+
+
+class Static:
+    @staticmethod
+    def draw():
+        return MINE.random()
+
+
+class OfClass:
+    @classmethod
+    def draw(cls):
+        return MINE.random()
+
+
+class Property:
+    @property
+    def value(self):
+        return MINE.random()
+
+
+def with_default(x, rng=np.random.default_rng(1)):  # noqa: B008 - the generator is kept by the function
+    return rng.random()
+
+
+def with_named_default(x, *, rng=np.random.default_rng(1)):  # noqa: B008
+    return rng.random()
+
+
+def helper():
+    return MINE.random()
+
+
+def calling():
+    return helper()
+
+
+def in_a_comprehension():
+    return [MINE.random() for _ in range(2)]
+
+
+def in_a_lambda():
+    return lambda: MINE.random() + 1
+
+
+def in_a_dict():
+    return BOX["mine"].random()
+
+
+def in_an_object():
+    return torch.rand((), generator=HOLDER.rng)
+
+
+@functools.wraps(helper)
+def decorated():
+    return helper()
+
+
+PLACES = {
+    "slots": Slots,
+    "slots of a base": InheritedSlots,
+    "dataclass with slots": lambda: Settings(random.Random(1)),
+    "attribute of the class": OfTheClass,
+    "default": lambda: with_default,
+    "named default": lambda: with_named_default,
+    "default of a partial": lambda: functools.partial(with_default),
+    "helper": lambda: calling,
+    "comprehension": lambda: in_a_comprehension,
+    "lambda": lambda: in_a_lambda,
+    "global dict": lambda: in_a_dict,
+    "global object": lambda: in_an_object,
+    "decorated": lambda: decorated,
+    "cached": lambda: functools.lru_cache(helper),
+    "property": Property,
+    "static method": Static,
+    "class method": OfClass,
+    "attribute of a list": Items,
+    "deque": lambda: deque([random.Random(1)]),
+    "user's dict": lambda: UserDict(mine=random.Random(1)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_one_generator_is_found(place):
+    assert len(generators_in(PLACES[place]())) == 1
+
+
+class Module(pl.LightningModule):
+    def __init__(self, **parts):
+        super().__init__()
+        self.net = nn.Linear(1, 1)
+        vars(self).update(parts)
+
+
+class Globally(Module):
+    def training_step(self, batch, batch_idx):
+        return MINE.random()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_module_keeps_it_there(place):
+    assert len(generators_of(Module(mixing=PLACES[place]()))) == 1
+
+
+def test_a_step_names_a_global_one():
+    assert generators_of(Globally()) == [MINE]
+
+
+def test_nothing_of_libraries_and_no_shared_generator_is_found():
+    found = generators_in(random, random.random, np.random.rand, torch.rand, nn.Dropout(), pl.Trainer, sys, print)
+    assert not found
+    module = Module(fit=pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
+    assert not generators_of(module, nn.Sequential(nn.Dropout()))
