@@ -1013,7 +1013,8 @@ def run(options: argparse.Namespace) -> None:
     }
     with tests_on_copy(options.root, **settings) as tests:
         for row in rows:
-            fault = found_again(faults[row - 1], options.root, options.package)
+            # The checkout may change while this runs; the copy does not.
+            fault = found_again(faults[row - 1], tests.copy, options.package)
             if fault is None:
                 print(f"row {row}: its source is gone; draw a new list", flush=True)
                 continue
