@@ -1,6 +1,7 @@
 """The tool that draws faults: what it changes, what it leaves, what it makes of the tests, and how a list goes on."""
 
 import ast
+import json
 
 import pytest
 
@@ -286,6 +287,25 @@ def test_tests_that_fail_for_one_reason_are_found_by_one_run(checkout, monkeypat
     command(checkout, "run", "--rows", str(row))
     assert rows(checkout)[row - 1].killed_by == "tests/test_sums.py::test_sums"
     assert len(started) == 5
+
+
+def test_tests_of_a_map_that_are_gone_are_left_out(checkout):
+    command(checkout, "draw", "--each", "100")
+    row = [fault.after for fault in rows(checkout)].index("(x - LIMIT)")
+    place = f"{rows(checkout)[row].file}:{rows(checkout)[row].line}"
+    tests = ["test_mine.py::test_written_by_a_test", "tests/test_sums.py::test_sums"]
+    (checkout / ".mutants_map").write_text(json.dumps({place: tests}))
+    command(checkout, "run", "--rows", str(row + 1))
+    assert rows(checkout)[row].killed_by == "tests/test_sums.py::test_sums"
+
+
+def test_tests_that_cannot_begin_are_no_result(checkout):
+    command(checkout, "draw", "--each", "100")
+    row = [fault.after for fault in rows(checkout)].index("(x - LIMIT)")
+    place = f"{rows(checkout)[row].file}:{rows(checkout)[row].line}"
+    (checkout / ".mutants_map").write_text(json.dumps({place: ["tests/test_sums.py::test_gone"]}))
+    with pytest.raises(RuntimeError, match="pytest cannot begin without a fault"):
+        command(checkout, "run", "--rows", str(row + 1))
 
 
 def test_without_a_map_no_line_is_known(tmp_path):

@@ -782,9 +782,11 @@ class Tests:
         tests = self._lines.get(f"{fault.file}:{fault.line}")
         if tests is None:
             return files[: self._most]
+        # A test that writes tests and runs them is known by these, which are gone.
+        known = [test for test in tests if (self.copy / test.partition("::")[0]).is_file()]
         nearest = set(files[:NEAREST])
-        tests = sorted(tests, key=lambda test: test.partition("::")[0] not in nearest)
-        return tests[: self._most]
+        known.sort(key=lambda test: test.partition("::")[0] not in nearest)
+        return known[: self._most]
 
     def _group(self, fault: Fault, files: list[str], *, source: str, changed: str) -> Fault | None:
         """Run some files until a test fails that passes without the fault. None if no such test fails.
@@ -811,8 +813,9 @@ class Tests:
             if test == WHOLE_RUN:
                 path.write_text(source, encoding="utf-8")
                 alone = self._pytest(files)
-                is_sound = alone is not None and f"ERROR {WHOLE_RUN}" not in alone
-                return fault.ended(KILLED, test) if is_sound else None
+                if alone is None or f"ERROR {WHOLE_RUN}" in alone:
+                    raise RuntimeError(f"pytest cannot begin without a fault:\n{alone}")
+                return fault.ended(KILLED, test)
             if test not in self._sound:
                 path.write_text(source, encoding="utf-8")
                 self._judge(test, [*files, *without])

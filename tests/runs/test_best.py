@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from fl_lightning.runs.best import BestCheckpoint
 from tests.commands import refusal, run_in, say, working_in
 
 OWN = """
@@ -145,3 +146,25 @@ def test_a_direction_that_nobody_tells_is_never_guessed(own):
 def test_two_options_that_contradict_each_other_are_refused(here):
     said = refusal(f"{LINE} --best.monitor val_r2 --best.mode min --direction val_r2=max", 1)
     assert "best.mode must be the direction of val_r2 in --direction (max), got min; leave out one of them" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "mode"),
+    [
+        ("global/acc", None, "max"),
+        ("global/loss", None, "min"),
+        ("val/mae", None, None),
+        ("val/mae", "min", "min"),
+    ],
+)
+def test_scores_of_0_2_0_which_has_saved_no_mode_count_where_their_direction_is_certain(tmp_path, key, given, mode):
+    written = BestCheckpoint(tmp_path, "best", monitor=key, mode=mode)
+    written._watch(key, mode or "max")
+    state = written.state_dict() | {"best_model_score": torch.tensor(0.25)}
+    del state["mode"]
+    read = BestCheckpoint(tmp_path, "best", mode=given)
+    read.load_state_dict(state)
+    if mode is None:
+        assert read.monitor is None
+    else:
+        assert (read.monitor, read.mode, read.best_model_score) == (key, mode, 0.25)
