@@ -155,6 +155,29 @@ def test_every_verb_does_nothing_by_default():
         assert result is value if verb in given else not result
 
 
+def test_names_of_members_are_those_of_stored_checkpoints():
+    """They are keys of the state of a checkpoint: another name loses the state of a run that is continued."""
+    of_package = [kind for kind in all_kinds(Member) if kind.__module__.startswith("fl_lightning.")]
+    names = {kind.name for kind in of_package if isinstance(kind.name, str) and kind.name}
+    assert names == {
+        "buffers",
+        "client",
+        "frozen",
+        "initial_personal",
+        "plateau",
+        "recorder",
+        "store",
+        "traffic",
+        "transforms",
+    }
+
+
+def all_kinds(base):
+    for kind in base.__subclasses__():
+        yield kind
+        yield from all_kinds(kind)
+
+
 def records_of(store, *, rank, states):
     """The records of a rank of two, where `states` are those of all ranks."""
     communicator = SimpleNamespace(

@@ -125,6 +125,10 @@ def test_the_projection_head_is_what_the_classifier_reads(hidden, units):
     assert loop.round_metrics["train/contrast"] > 0
 
 
+def test_the_projection_is_as_wide_as_the_papers_by_default():
+    assert Projected(3, (4,), net=BatchNormNet).head.in_features == 256
+
+
 def test_bad_settings():
     for settings, sentence in (
         ({"mu": -1.0}, "mu must be at least 0"),

@@ -3,6 +3,7 @@
 import copy
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -21,6 +22,7 @@ from fl_lightning.monitors import (
     PersonalisedAccuracy,
     SampleReduction,
 )
+from fl_lightning.monitors.drift import moved
 from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.callbacks import toy
 from tests.commands import TINY, say
@@ -321,3 +323,11 @@ def test_the_document_names_every_metric_and_monitor():
     ]
     names = {kind.__name__ for kind in kinds} | {name for name in M.__all__ if name != "FederatedMetric"}
     assert not {name for name in names if f"`{name}`" not in text}
+
+
+def test_an_exchange_without_weights_adds_nothing_to_a_clients_move():
+    before = {"w": torch.ones(2, dtype=torch.float64)}
+    client = SimpleNamespace(params=lambda: {"w": torch.tensor([3.0, 5.0])}, received={})
+    assert moved(client, before) is before
+    client.received = {"w": torch.tensor([1.0, 1.0])}
+    assert moved(client, before)["w"].tolist() == [3.0, 5.0]

@@ -153,6 +153,8 @@ def test_the_landscape_is_that_of_the_model(tmp_path):
         np.testing.assert_allclose(file["noise_loss"][0], float(loss_at(zero)), rtol=1e-5)
         assert file["noise_loss"][1].mean() > file["noise_loss"][0].mean()
         assert file["noise_accuracy"].shape == (2, 5)
+        hits = functional_call(net, params, (x,)).argmax(1) == y
+        np.testing.assert_allclose(file["noise_accuracy"][0], float(hits.double().mean()))
         # along the sharpest direction: a parabola near w
         curvature = (file["plane"][0, 1] + file["plane"][2, 1] - 2 * file["plane"][1, 1]) / 0.5**2
         assert curvature == pytest.approx(float(largest[0]), rel=0.5)

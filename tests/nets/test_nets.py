@@ -79,6 +79,17 @@ def test_sizes(build, classes, shape, count, buffers):
     assert sum(b.numel() for b in net.buffers()) == buffers
 
 
+@pytest.mark.parametrize("depth", [8, 20])
+def test_the_stages_of_a_thin_resnet_halve_the_picture_twice(depth):
+    net = CIFARResNet(10, (3, 32, 32), depth=depth)
+    sizes = []
+    x = torch.zeros(1, 3, 32, 32)
+    for layer in net.body[:-2]:
+        x = layer(x)
+        sizes.append(tuple(x.shape[1:]))
+    assert list(dict.fromkeys(sizes)) == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+
+
 @pytest.mark.parametrize(("net_class", "shape"), SMALL + NORMED)
 def test_logits_are_the_head_on_features(net_class, shape):
     net = net_class(4, shape).eval()

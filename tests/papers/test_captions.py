@@ -235,6 +235,17 @@ def test_the_numbers_of_a_caption_are_those_of_the_files(name, settings, expecte
     assert NUMBER.findall(caption) == expected(Files(made_up)), caption
 
 
+def test_a_line_of_one_run_has_no_band(made_up):  # noqa: F811
+    runs = Series("FedAvg", "", Group("", [read_run(made_up)]))
+    curves = drawings()["Curves"](keys={"accuracy": "global/acc"})
+    _, mean, deviation = curves.line_of(runs, "global/acc")
+    assert len(mean) > 1
+    assert deviation is None
+    runs = Series("FedAvg", "", Group("", [read_run(made_up)] * 2))
+    _, _, deviation = curves.line_of(runs, "global/acc")
+    assert deviation.tolist() == [0.0] * len(mean)
+
+
 def test_shares_are_drawn_over_clients_and_classes(made_up):  # noqa: F811
     figure = drawings()["LocalShares"]().draw([Series("FedAvg", "", Group("", [read_run(made_up)]))]).content
     maps = [axes for axes in figure.axes if axes.images or axes.collections]

@@ -112,6 +112,22 @@ def test_values_that_are_all_infinite_leave_an_empty_panel():
     pixels(plot_accuracy([0], {"val_acc": [0.5]}, {"val_loss": [float("inf")]}))
 
 
+def test_maps_grow_with_their_rows_up_to_a_limit():
+    few, many, most = (
+        draw_maps({"a": np.ones((rows, 3))}, "x", "y", "v", [""] * rows).get_size_inches()[1] for rows in (1, 10, 100)
+    )
+    assert many - few == pytest.approx(0.19 * 10 + 0.7 - 1.6)
+    assert most - few == pytest.approx(4.0 - 1.6)
+
+
+def test_the_groups_of_a_class_lie_beside_each_other_around_its_place():
+    table = {name: np.full((2, 3), 0.5) for name in ("a", "b")}
+    axes = plot_forgetting(table, ["x", "y", "z"]).axes[0]
+    places = [line.get_ydata() for line in axes.lines if len(line.get_ydata()) == 3]
+    np.testing.assert_allclose(places[0], np.arange(3) - 0.175)
+    np.testing.assert_allclose(places[1], np.arange(3) + 0.175)
+
+
 def test_a_picture_of_clients_grows_with_what_it_shows_up_to_a_limit():
     few, many, most = (
         plot_bubbles(np.ones((size, size), dtype=int), [""] * size).get_size_inches() for size in (2, 20, 100)
