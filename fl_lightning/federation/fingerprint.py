@@ -1,11 +1,8 @@
 """Fingerprints of samples and of their files, which tell whether two runs or evaluations had the same ones."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import chain
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -14,9 +11,10 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
 from fl_lightning.data.loaders import without_none
-from fl_lightning.data.seen import NUM_READINGS, attributes_of, nodes_of
+from fl_lightning.data.seen import NUM_READINGS
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.keyed import keyed_generator, keyed_globals
+from fl_lightning.utils.own_generators import kept_states
 
 MOST_BYTES = 2**27
 """Bytes of samples in memory that are all read. Of more, and of samples that are loaded, some are."""
@@ -67,17 +65,11 @@ MOST_HASHED = 2**24
 READ_AT_ONCE = 64
 """Samples that are read as one batch. The digest depends on it, so that no setting decides it."""
 
-MOST_PARTS = 100
-"""Largest number of items of a list that are searched for generators."""
-
 NUM_PROBED = 3
 """Samples that are read several times to find out whether reading them is random."""
 
 DEEPEST = 6
 """Largest depth of the parts of a batch that count in its digest."""
-
-GENERATORS = (np.random.Generator, np.random.RandomState, Random, torch.Generator)
-"""Classes of generators that a dataset may keep."""
 
 
 def digest_of_inputs(split: Split, seed: int) -> str | None:
@@ -125,7 +117,7 @@ def digest_of_samples(split: Split, positions: Tensor, seed: int) -> str:
         seed: Key of what a dataset draws from the generators of Python, NumPy and torch.
     """
     digest = blake2b(digest_size=6)
-    with keyed_globals(seed, "data/fingerprint"), generators_kept(getattr(split, "dataset", None)):
+    with keyed_globals(seed, "data/fingerprint"), kept_states(split.own_generators):
         for batch in without_none(split.batches(torch.split(positions, READ_AT_ONCE), None)):
             for leaf in leaves_of(batch):
                 digest.update(leaf)
@@ -156,57 +148,3 @@ def leaves_of(value: Any, depth: int = 0) -> Iterator[bytes]:
         parts = value
     for part in parts:
         yield from leaves_of(part, depth + 1)
-
-
-@contextmanager
-def generators_kept(dataset: Any) -> Iterator[None]:
-    """Put the generators from which a dataset may draw back to their states after the block."""
-    kept = [(generator, state_of(generator)) for generator in generators_of(dataset)]
-    try:
-        yield
-    finally:
-        for generator, state in kept:
-            set_state(generator, state)
-
-
-def generators_of(dataset: Any) -> list[Any]:
-    """List the generators that a dataset keeps, within other objects too, and those of the modules of its classes."""
-    found: dict[int, Any] = {}
-    seen: set[int] = set()
-    remaining: list[tuple[Any, int]] = []
-    for node in nodes_of(dataset):
-        remaining += [(value, 0) for value in attributes_of(node).values()]
-        remaining += [(value, DEEPEST) for value in vars(sys.modules[type(node).__module__]).values()]
-    while remaining:
-        value, depth = remaining.pop()
-        if isinstance(value, GENERATORS):
-            found[id(value)] = value
-        if depth >= DEEPEST or id(value) in seen or isinstance(value, Tensor | np.ndarray | str | type):
-            continue
-        seen.add(id(value))
-        parts: Iterable[Any] = getattr(value, "__dict__", {}).values()
-        if isinstance(value, Mapping):
-            parts = value.values()
-        elif isinstance(value, list | tuple):
-            parts = value[:MOST_PARTS]
-        remaining += [(part, depth + 1) for part in parts]
-    return list(found.values())
-
-
-def state_of(generator: Any) -> Any:
-    """Return the state of a generator."""
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, Random):
-        return generator.getstate()
-    return generator.get_state()
-
-
-def set_state(generator: Any, state: Any) -> None:
-    """Put a generator back to a state."""
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)

@@ -5,7 +5,7 @@ import random
 import sys
 from collections import UserDict, UserList, deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from types import (
@@ -224,3 +224,43 @@ def states_of_generators(generators: Sequence[OwnGenerator]) -> list[bytes]:
         else:
             states.append(pickle.dumps(generator))
     return states
+
+
+@contextmanager
+def kept_states(generators: Sequence[OwnGenerator]) -> Iterator[None]:
+    """Put generators back to their states after the block.
+
+    Args:
+        generators: The generators.
+
+    >>> own = random.Random(0)
+    >>> with kept_states([own]):
+    ...     inside = own.random()
+    >>> own.random() == inside
+    True
+    """
+    states = [state_of(generator) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            set_state(generator, state)
+
+
+def state_of(generator: OwnGenerator) -> Any:
+    """Return the state of a generator, as its own library gives it."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.get_state()
+
+
+def set_state(generator: OwnGenerator, state: Any) -> None:
+    """Put a generator back to a state that `state_of` has returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

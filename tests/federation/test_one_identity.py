@@ -34,6 +34,7 @@ from fl_lightning.federation.fingerprint import MOST_HASHED, NUM_READ, digest_of
 from fl_lightning.federation.horizon import Horizon
 from fl_lightning.federation.identity import RunIdentity
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedCurv
+from fl_lightning.utils.own_generators import generators_in
 
 
 @dataclass
@@ -761,7 +762,7 @@ class Batches:
 
     digest = ""
     num_bytes = None
-    dataset = None
+    own_generators = ()
 
     def __init__(self, make, size=12):
         self.make = make
@@ -848,7 +849,7 @@ def test_generators_that_a_dataset_reaches_are_put_back():
         return repr((own, GENERATOR.bit_generator.state, dataset.transform.random.getstate()))
 
     split = Batches(lambda x: torch.stack([dataset[int(row)] for row in x]))
-    split.dataset = dataset
+    split.own_generators = generators_in(dataset)
     before = states()
     digest_of_inputs(split, seed=0)
     assert states() == before
