@@ -46,13 +46,18 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
     TypeError: mu must be a number, got '0.1'
     """
     for name, value in settings.items():
-        if isinstance(value, Tensor | np.ndarray):
+        if is_array(value):
             raise TypeError(f"{name} must be a number, got {described(value)}; give the number in it, {name}.item()")
         if value is None or hasattr(type(value), "__float__"):
             continue
         if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
             hint = "give nets and modules by name (net=, module=)"
         raise TypeError(f"{name} must be a number, got {described(value)}{hint and '; ' + hint}")
+
+
+def is_array(value: object) -> bool:
+    """Return True for an array of NumPy, which does not multiply with tensors in training, and for several numbers."""
+    return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.ndim > 0)
 
 
 def check_whole(hint: str = "", /, **settings: object) -> None:
@@ -66,8 +71,7 @@ def check_whole(hint: str = "", /, **settings: object) -> None:
     TypeError: local_epochs must be a whole number, got 1.5
     """
     for name, value in settings.items():
-        is_array = isinstance(value, Tensor | np.ndarray)
-        if value is not None and (is_array or not hasattr(type(value), "__index__")):
+        if value is not None and (is_array(value) or not hasattr(type(value), "__index__")):
             raise TypeError(f"{name} must be a whole number, got {described(value)}{hint and '; ' + hint}")
 
 

@@ -17,8 +17,9 @@ from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedProx
+from fl_lightning.nets import Perceptron
 from fl_lightning.utils.plain import is_readable, plain_value
-from tests.toys import equal, samples, toy_data, trainer, weights_of
+from tests.toys import equal, samples, sgd, toy_data, trainer, weights_of
 
 
 class Word(str, Enum):  # noqa: UP042 - as code for Python 3.10 has it
@@ -324,7 +325,7 @@ def test_parties_of_a_real_federation_have_the_same_text_of_equal_settings(kind)
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("value", [np.array(0.5), torch.tensor(0.5), np.array([0.5]), torch.ones(2)], ids=str)
+@pytest.mark.parametrize("value", [np.array(0.5), np.array([0.5]), torch.ones(2)], ids=str)
 def test_an_array_is_no_number_of_a_setting(value):
     """Items of `np.linspace` are numbers; a 0-d array ended the first step of training."""
     made = {
@@ -337,4 +338,13 @@ def test_an_array_is_no_number_of_a_setting(value):
         ):
             make()
     with pytest.raises(TypeError, match="local_epochs must be a whole number"):
-        FederatedLoop(FedAvg(), local_epochs=torch.tensor(2))
+        FederatedLoop(FedAvg(), local_epochs=np.array(2))
+
+
+def test_an_item_of_a_sweep_of_tensors_is_a_number(tmp_path):
+    for value in torch.linspace(0, 1, 3):
+        loop = FederatedLoop(FedProx(net=Perceptron, mu=value, optimizer=sgd()), seed=1, clip_norm=1 + value)
+        fitted = trainer(1)
+        fitted.fit(loop, datamodule=toy_data((4, 4)))
+        fitted.save_checkpoint(tmp_path / "run.ckpt")
+        torch.load(tmp_path / "run.ckpt", weights_only=True)
