@@ -38,7 +38,7 @@ from fl_lightning.federation.code import changed_code
 from fl_lightning.federation.configured import COSINE_ROUNDS, flat
 from fl_lightning.federation.effects import SEEDS
 from fl_lightning.federation.files import changed_files
-from fl_lightning.federation.horizon import PLANNED
+from fl_lightning.federation.horizon import PLANNED, round_limit
 from fl_lightning.federation.values import Settings
 from fl_lightning.metrics.keys import Direction, Directions, parse_directions
 from fl_lightning.reports.results import MEASURED
@@ -429,14 +429,24 @@ class CellFiles:
         return dict(json.loads(marker.read_text(encoding="utf-8")))
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """The identity in the last checkpoint of its run, empty without one."""
+        checkpoint = None if self.run is None else checkpoint_of(self.run, "last")
+        return (None if checkpoint is None else identity_in(checkpoint)) or {}
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """Rounds for which its run is planned, if something of the run has asked for them. Else None."""
+        return round_limit(*self.identity.get("horizon", {}).values())
+
+    @property
     def changed(self) -> dict[str, str]:
         """Classes and sources of the user that have changed since its run was begun, and in what.
 
         The names of classes and functions are with "the source has", those of sources of samples with "the files have",
         and that of the initial weights with "the file has".
         """
-        checkpoint = None if self.run is None else checkpoint_of(self.run, "last")
-        identity = (None if checkpoint is None else identity_in(checkpoint)) or {}
+        identity = self.identity
         code = changed_code(identity.get("code", {}))
         files = changed_files(identity.get("files", {}), identity.get("config", {}))
         subjects = {name: "the file has" if name == START else "the files have" for name in files}

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fl_lightning.experiments.cells import Cell, CellFiles, prepare
+from fl_lightning.experiments.cells import Cell, CellFiles, is_planned, prepare
 from fl_lightning.experiments.run import Outcome
 from fl_lightning.experiments.workers import run_all
 from fl_lightning.utils.text import printable
@@ -119,6 +119,7 @@ def run_cells(
     Raises:
         KeyboardInterrupt: naming how to go on.
     """
+    cells = list(cells)
     by_name = dict[str, Cell]()
     for cell in cells:
         other = by_name.setdefault(cell.name, cell)
@@ -160,7 +161,27 @@ def run_cells(
                 f"interrupted; {cell_progress.ended} of {len(by_name)} runs in {folder} are done, and the same command "
                 f"goes on with the others"
             ) from None
+    for sentence in sentences_on_plans(cells, folder, test):
+        cell_progress.print(sentence)
     return failed
+
+
+def sentences_on_plans(cells: Iterable[Cell], folder: Path, test: bool) -> list[str]:
+    """Return a sentence for each number of rounds that is read off runs of another plan.
+
+    A module or data that ask for the planned rounds are known once they have run only. Cells of fewer rounds were then
+    taken for the first rounds of a longer run.
+    """
+    plans: set[tuple[int, int]] = set()
+    for cell in cells:
+        planned = None if is_planned(cell.config) else CellFiles.of(cell, folder, test).planned_rounds
+        if planned is not None and 0 <= cell.max_rounds != planned:
+            plans.add((cell.max_rounds, planned))
+    return [
+        f"trainer.max_epochs: runs asked for with {rounds} rounds show the first rounds of runs planned for {planned}, "
+        f"whose module or data ask for the plan; give another folder for runs of {rounds} rounds"
+        for rounds, planned in sorted(plans)
+    ]
 
 
 def sentences_on_changes(done: Iterable[CellFiles]) -> list[str]:

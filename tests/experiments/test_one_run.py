@@ -325,6 +325,17 @@ def test_a_done_run_whose_initial_weights_have_changed_is_named_in_one_line(here
     assert len(here) == 2, "nothing is run again"
 
 
+def test_rounds_of_a_longer_plan_are_named_in_one_line(here, base):
+    asks = "class Asks(Mine):\n    def on_train_start(self):\n        self.rounds = self.trainer.max_epochs\n"
+    (base / "own.py").write_text((base / "own.py").read_text() + "\n\n" + asks)
+    words = "-c users.yaml --seeds 0 --metrics val/loss --set trainer.max_epochs=1,2 --methods"
+    for method, count in (("own.Mine", 0), ("own.Asks", 1), ("own.Asks", 1)):
+        said = compare(f"{words} {method}")
+        lines = [line for line in said.out.splitlines() if "planned for" in line]
+        assert len(lines) == count, said.out
+    assert "runs asked for with 1 rounds show the first rounds of runs planned for 2" in lines[0]
+
+
 KEPT = """
 import numpy as np
 import torch
