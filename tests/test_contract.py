@@ -542,6 +542,8 @@ def test_every_robust_rule_goes_with_it_where_weights_are_shared(name, rule):
 
     if name in SHARE_NOTHING:
         refused("share none that is trained; leave model.aggregator unset", data_of(), made)
+    elif name in CLIENTS and CLIENTS[name].own_start:
+        refused("start from models of their own; leave model.aggregator unset", data_of(), made)
     else:
         trained(data_of(), **made())
 

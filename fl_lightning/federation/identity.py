@@ -29,6 +29,10 @@ OF_THE_SERVER = (INITIAL_WEIGHTS,)
 """Settings of the loop that only the server of a real federation has."""
 
 
+FILES_OF_COMMAND = ("config", "ckpt_path")
+"""Options of a command that only name files. A continued run, which names others, is the same run to the last bit."""
+
+
 class RunIdentity:
     """Holds the settings of a run, and the settings that may change when the run continues.
 
@@ -62,8 +66,8 @@ class RunIdentity:
         self._weights_when_begun = None
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """Set the parsed configuration of the run."""
-        self.config = flat(config)
+        """Set the parsed configuration of the run, without the files that the command was given."""
+        self.config = {name: value for name, value in flat(config).items() if name not in FILES_OF_COMMAND}
 
     def allow(self, names: Iterable[str]) -> None:
         """Let the settings of these names change."""
