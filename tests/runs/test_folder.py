@@ -11,7 +11,17 @@ import torch
 
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.runs.checkpoints import INDEX
-from fl_lightning.runs.folder import discard, find_checkpoint, first_round, new_run, parent_of, run_of, stem_of, take
+from fl_lightning.runs.folder import (
+    discard,
+    find_checkpoint,
+    first_round,
+    new_run,
+    parent_of,
+    rounds_kept,
+    run_of,
+    stem_of,
+    take,
+)
 from fl_lightning.utils.files import lock_path
 
 LAST = "checkpoints/last.ckpt"
@@ -250,3 +260,14 @@ def test_files_of_two_runs_belong_to_none_of_them(experiment):
     other = experiment[0].with_name("FedProx-seed0.yaml")
     (experiment[1].parents[2] / other.stem).mkdir()
     assert parent_of([experiment[0], other], None, begins=False).parent == Path("runs")
+
+
+def test_the_rounds_that_a_run_keeps_are_those_of_a_checkpoint_else_of_its_table(tmp_path):
+    run = new_run(tmp_path)
+    assert rounds_kept(run) == 0
+    (run / "metrics.csv").write_text("round,global/acc\n0,0.5\n1,0.6\n")
+    assert rounds_kept(run) == 2
+    path = checkpoint(run)
+    assert rounds_kept(run) == first_round(path) == 3
+    path.write_bytes(b"broken off")
+    assert rounds_kept(run) == 2
