@@ -107,7 +107,8 @@ def run_command(args: list[str] | None) -> None:
         with quiet_lightning():
             FederatedCLI(args)
     except KeyboardInterrupt as stop:
-        if int(os.environ.get("LOCAL_RANK") or 0):  # rank 0 says it
+        rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")  # torchrun's, or that of Lightning's launcher
+        if int(rank or 0):  # rank 0 says it
             sys.exit(130)
         fail(str(stop) or "interrupted", 130)
     except BrokenPipeError:  # of the output, as a rule

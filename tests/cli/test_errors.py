@@ -460,9 +460,20 @@ def interrupted(*_):
     raise KeyboardInterrupt("round 3 is complete")
 
 
-@pytest.mark.parametrize(("rank", "says"), [("", "round 3 is complete"), ("0", "round 3 is complete"), ("1", "")])
-def test_of_several_processes_one_says_that_the_run_was_interrupted(rank, says, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", rank)
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "says"),
+    [
+        ("", "", "round 3 is complete"),
+        ("", "0", "round 3 is complete"),
+        ("0", "0", "round 3 is complete"),
+        ("", "1", ""),
+        ("2", "0", ""),
+    ],
+    ids=["alone", "Lightning's first", "torchrun's first", "Lightning's second", "the first of torchrun's second node"],
+)
+def test_of_several_processes_one_says_that_the_run_was_interrupted(rank, local_rank, says, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr("fl_lightning.cli.main.FederatedCLI", interrupted)
     said = say(FIT)
     assert said.code == 130
