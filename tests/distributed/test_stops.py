@@ -41,6 +41,7 @@ def test_every_signal_interrupts(name):
     number = getattr(signal, name, None)
     if number is None:
         pytest.skip(f"this system has no {name}")
+    assert number in STOPS
     with pytest.raises(KeyboardInterrupt), stops_interrupt():
         signal.raise_signal(number)
     stops_of_the_test_end()
