@@ -146,3 +146,9 @@ def test_memory_of_another_size_is_not_taken():
     total.add({"w": torch.ones(3)})
     assert total.state()["w"].tolist() == [1.0] * 3
     assert S.mean_of(old)["w"].tolist() == [1.0] * 2
+
+
+def test_a_sum_that_was_compared_may_be_divided_without_what_was_sent():
+    total = S.StateSum()
+    total.add({"w": torch.tensor([1.0, 0.0])}, 2, sent={"w": torch.tensor([0.0, 0.0])})
+    assert S.mean_of(total)["w"].tolist() == [1.0, 0.0]
