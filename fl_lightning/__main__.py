@@ -107,7 +107,8 @@ def run_command(args: list[str] | None) -> None:
         with quiet_lightning():
             FederatedCLI(args)
     except KeyboardInterrupt as stop:
-        rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")  # torchrun's, or that of Lightning's launcher
+        is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        rank = os.environ.get("RANK" if is_of_torchrun else "LOCAL_RANK")
         if int(rank or 0):  # rank 0 says it
             sys.exit(130)
         fail(str(stop) or "interrupted", 130)

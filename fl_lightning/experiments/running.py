@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fl_lightning.experiments.cells import Cell, CellFiles, is_planned, prepare
 from fl_lightning.experiments.run import Outcome
 from fl_lightning.experiments.workers import run_all
+from fl_lightning.federation.configured import planned_rounds
 from fl_lightning.utils.text import printable
 
 MINUTE = 60.0
@@ -175,7 +176,7 @@ def sentences_on_plans(cells: Iterable[Cell], folder: Path, test: bool) -> list[
     plans: set[tuple[int, int]] = set()
     for cell in cells:
         planned = None if is_planned(cell.config) else CellFiles.of(cell, folder, test).planned_rounds
-        if planned is not None and 0 <= cell.max_rounds != planned:
+        if planned is not None and 0 <= cell.max_rounds < planned != planned_rounds(cell.config):
             plans.add((cell.max_rounds, planned))
     return [
         f"trainer.max_epochs: runs asked for with {rounds} rounds show the first rounds of runs planned for {planned}, "

@@ -128,6 +128,9 @@ def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
     if below(name, INPUTS) and None in (was.get(name), now.get(name)):
         return None
     if name in was and name in now:
+        if was[name] is None and now[name] is None:
+            # What None stands for follows from another setting, which is compared itself.
+            return None
         if is_place(name, now) or is_same(as_read(name, was), as_read(name, now)):
             return None
         return Difference(name, was=was[name], now=now[name])

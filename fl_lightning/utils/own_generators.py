@@ -3,6 +3,7 @@
 import pickle
 import random
 import sys
+import sysconfig
 from collections import UserDict, UserList, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +47,9 @@ OF_LIBRARIES = frozenset(
     }
 )
 """Packages whose classes and functions keep no generator of a user's in a variable of theirs."""
+
+STDLIB = sysconfig.get_paths()["stdlib"]
+"""Folder of Python's own modules."""
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes in which torch keeps the parts of a module."""
@@ -101,6 +105,9 @@ def may_hold(value: Any) -> bool:
     """Return True for a generator, a function, a collection or an object of a user's class."""
     if isinstance(value, nn.Module) or is_of_lightning(value, ("Trainer", "LightningModule", "LightningDataModule")):
         return False
+    if type(value) in (list, tuple):
+        # Such as the sizes of a convolution: a net has thousands, which would use up the search.
+        return not all(isinstance(item, NO_HOLDERS) for item in islice(value, MOST_ITEMS))
     if isinstance(value, OwnGenerator | dict | list | tuple | deque | UserDict | UserList):
         return True
     module = type(value).__module__
@@ -169,9 +176,12 @@ def variables_of(function: FunctionType) -> Iterator[Any]:
     yield getattr(function, "__wrapped__", None)
     if is_of_library(function.__module__ or ""):
         return
+    is_users = not is_installed(function.__module__)
     for name in names_in(function.__code__):
         variable = function.__globals__.get(name)
-        if may_hold(variable):
+        is_foreign = isinstance(variable, FunctionType) and is_installed(variable.__module__)
+        # What a library keeps for itself, such as a generator of names of files, is not the user's.
+        if isinstance(variable, OwnGenerator) or (is_users and not is_foreign and may_hold(variable)):
             yield variable
 
 
@@ -184,8 +194,23 @@ def names_in(code: CodeType) -> Iterator[str]:
 
 
 def is_of_library(module: str) -> bool:
-    """Return True for the name of a module of `OF_LIBRARIES`."""
-    return module.partition(".")[0] in OF_LIBRARIES
+    """Return True for a module of `OF_LIBRARIES`. A user's own file may have the name of one of Python's."""
+    package = module.partition(".")[0]
+    if package not in sys.stdlib_module_names:
+        return package in OF_LIBRARIES
+    path = path_of(module)
+    return not path or (path.startswith(STDLIB) and not is_installed(module))
+
+
+def is_installed(module: str | None) -> bool:
+    """Return True for the name of a module that lies among installed packages."""
+    path = path_of(module or "")
+    return "site-packages" in path or "dist-packages" in path
+
+
+def path_of(module: str) -> str:
+    """Return the path of the file of an imported module, empty without one."""
+    return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
 def key_generators(generators: Sequence[OwnGenerator], seed: int) -> None:

@@ -472,7 +472,9 @@ def interrupted(*_):
     ids=["alone", "Lightning's first", "torchrun's first", "Lightning's second", "the first of torchrun's second node"],
 )
 def test_of_several_processes_one_says_that_the_run_was_interrupted(rank, local_rank, says, monkeypatch):
-    monkeypatch.setenv("RANK", rank)
+    if rank:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr("fl_lightning.cli.main.FederatedCLI", interrupted)
     said = say(FIT)

@@ -120,3 +120,11 @@ def test_a_change_is_refused_by_name_unless_it_is_allowed():
     after.allow(["model.client.init_args.beta"])
     after.compare(before.state_dict(), evaluates=False)
     assert [one.name for one in after.changed] == ["model.client.beta"]
+
+
+def test_what_is_unset_on_both_sides_is_no_difference():
+    """What it stands for follows from the client or `data.by`, which are compared themselves."""
+    unset = {"model.server_module": None, "data.partition": None}
+    was = {**unset, "model.client": "fl_lightning.client.module.ClientModule", "data.by": None}
+    now = {**unset, "model.client": "fl_lightning.methods.scaffold.SCAFFOLD", "data.by": "user"}
+    assert sorted(difference.name for difference in differences(was, now)) == ["data.by", "model.client"]

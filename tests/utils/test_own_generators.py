@@ -1,6 +1,7 @@
 """The random generators that a user's objects keep are found wherever the objects can reach them."""
 
 import functools
+import importlib
 import random
 import sys
 from collections import UserDict, deque
@@ -163,3 +164,44 @@ def test_nothing_of_libraries_and_no_shared_generator_is_found():
     assert not found
     module = Module(fit=pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
     assert not generators_of(module, nn.Sequential(nn.Dropout()))
+
+
+class Noise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(1)
+
+
+def test_a_generator_behind_a_large_net_is_found():
+    net = nn.Sequential(*[nn.Conv2d(1, 1, 1) for _ in range(500)], Noise())
+    assert generators_of(*net.modules()) == [net[-1].rng]
+
+
+LIBRARY = """
+import random
+
+_rng = random.Random()
+
+
+def new_id():
+    return _rng.random()
+"""
+USER = """
+from a_library import new_id
+
+class Mine:
+    def save(self):
+        return new_id()
+"""
+
+
+@pytest.mark.parametrize(("folder", "count"), [("site-packages", 0), ("mine", 1)])
+def test_a_generator_that_an_installed_library_keeps_for_itself_is_left_alone(tmp_path, monkeypatch, folder, count):
+    for name, place, text in (("a_library", folder, LIBRARY), ("a_user", "own", USER)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path / place))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+    mine = importlib.import_module("a_user").Mine()
+    assert len(generators_in(mine)) == count
