@@ -37,12 +37,12 @@ from fl_lightning.experiments.naming import (
 from fl_lightning.federation.code import changed_code
 from fl_lightning.federation.configured import COSINE_ROUNDS, flat
 from fl_lightning.federation.effects import SEEDS
-from fl_lightning.federation.files import changed_files
+from fl_lightning.federation.files import INITIAL_WEIGHTS, changed_files
 from fl_lightning.federation.horizon import PLANNED, round_limit
 from fl_lightning.federation.values import Settings
 from fl_lightning.metrics.keys import Direction, Directions, parse_directions
 from fl_lightning.reports.results import MEASURED
-from fl_lightning.reports.saved import DONE, START, SavedRun, read_run
+from fl_lightning.reports.saved import DONE, SavedRun, read_run
 from fl_lightning.runs.checkpoints import CHECKPOINTS
 from fl_lightning.runs.folder import LAST, checkpoint_of, identity_in, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
@@ -449,7 +449,7 @@ class CellFiles:
         identity = self.identity
         code = changed_code(identity.get("code", {}))
         files = changed_files(identity.get("files", {}), identity.get("config", {}))
-        subjects = {name: "the file has" if name == START else "the files have" for name in files}
+        subjects = {name: "the file has" if name == INITIAL_WEIGHTS else "the files have" for name in files}
         return dict.fromkeys(code, "the source has") | subjects
 
     @property

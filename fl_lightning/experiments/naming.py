@@ -11,9 +11,9 @@ from fl_lightning.experiments.composing import slug
 from fl_lightning.federation.configured import flat
 from fl_lightning.federation.differences import differences, is_place, places_that_differ
 from fl_lightning.federation.effects import below, distinguishes
-from fl_lightning.federation.files import fingerprint_in
+from fl_lightning.federation.files import INITIAL_WEIGHTS, fingerprint_in
 from fl_lightning.federation.values import Settings
-from fl_lightning.reports.saved import START, load_config
+from fl_lightning.reports.saved import load_config
 from fl_lightning.runs.checkpoints import CHECKPOINTS
 from fl_lightning.runs.folder import LAST, identity_in, newest_first, runs
 
@@ -33,7 +33,7 @@ def settings_of(config: Mapping[str, Any], start: str = "") -> Settings:
     """
     settings = {name: value for name, value in flat(config).items() if distinguishes(name)}
     if start:
-        settings[START] = start
+        settings[INITIAL_WEIGHTS] = start
     return settings
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fl_lightning.federation.configured import flat
 from fl_lightning.federation.differences import Difference, differences, is_place
 from fl_lightning.federation.effects import SEEDS, below, is_data, is_digest, is_fixed, is_seed
+from fl_lightning.federation.files import INITIAL_WEIGHTS
 from fl_lightning.federation.horizon import round_limit
 from fl_lightning.federation.values import Settings
 from fl_lightning.metrics.history import History, plain_key
@@ -55,9 +56,6 @@ CLIENT_COLUMN = "client"
 
 POOLED = "data.pooled"
 """Setting of a reference that has the samples of all clients at one place."""
-
-START = "model.initial_weights"
-"""Setting of the weights that a run begins with. Those of an experiment are of a run with the same seed."""
 
 NAME_OF_SEED = re.compile(r"-seed\d+-[0-9a-f]{8}")
 """Part of the name of an experiment's run that differs from seed to seed."""
@@ -577,7 +575,7 @@ def identity_of_group(run: SavedRun) -> object:
     for name, value in run.settings.items():
         if is_seed(name):
             continue
-        text = NAME_OF_SEED.sub("", str(value)) if name == START else repr(value)
+        text = NAME_OF_SEED.sub("", str(value)) if name == INITIAL_WEIGHTS else repr(value)
         shared.add((name, text))
     if not shared:
         return run.folder
