@@ -152,14 +152,22 @@ class RunIdentity:
         """Return the differences in what a continued run must have, each once."""
         is_complete = "code" in saved  # Checkpoints of 0.2.0 do not hold all settings.
         changed: list[Difference] = []
+        same_weights = self._begins_with_weights_of(saved)
         for was, now in ((saved["config"], self.config), (saved["objects"], self.objects)):
             if not was or not now:
                 continue
             known = [difference.name for difference in changed]
             for difference in differences(was, now, only_shared=not is_complete):
+                if difference.name == INITIAL_WEIGHTS and same_weights:
+                    continue
                 if is_fixed(difference.name) and not belongs_to_any(difference.name, known):
                     changed.append(difference)
         return changed
+
+    def _begins_with_weights_of(self, saved: Mapping[str, Settings]) -> bool:
+        """Return True if the file of the initial weights is that of the checkpoint, whatever its path."""
+        fingerprint = self.files.get(INITIAL_WEIGHTS)
+        return fingerprint is not None and fingerprint == saved.get("files", {}).get(INITIAL_WEIGHTS)
 
 
 def digests_of_inputs(data: FederatedDataModule) -> Settings:

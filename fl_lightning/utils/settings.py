@@ -47,7 +47,9 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
     """
     for name, value in settings.items():
         if is_array(value):
-            raise TypeError(f"{name} must be a number, got {described(value)}; give the number in it, {name}.item()")
+            is_one = np.size(value) == 1 if isinstance(value, np.ndarray) else value.numel() == 1
+            remedy = f"give the number in it, {name}.item()" if is_one else "give one number"
+            raise TypeError(f"{name} must be a number, got {described(value)}; {remedy}")
         if value is None or hasattr(type(value), "__float__"):
             continue
         if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):

@@ -3,6 +3,7 @@
 import sys
 from argparse import ArgumentError
 
+import lightning  # noqa: F401  its handler writes to the stream that is standard error when it is imported
 import pytest
 import torch
 

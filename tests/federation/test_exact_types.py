@@ -325,17 +325,27 @@ def test_parties_of_a_real_federation_have_the_same_text_of_equal_settings(kind)
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("value", [np.array(0.5), np.array([0.5]), torch.ones(2)], ids=str)
-def test_an_array_is_no_number_of_a_setting(value):
+ARRAYS = {
+    "0-d array": (np.array(0.5), True),
+    "array of one": (np.array([0.5]), True),
+    "array of two": (np.ones(2), False),
+    "tensor of one": (torch.ones(1), True),
+    "tensor of two": (torch.ones(2), False),
+}
+"""Values that are no number, and whether `.item()` gives the number in them."""
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_array_is_no_number_of_a_setting(kind):
     """Items of `np.linspace` are numbers; a 0-d array ended the first step of training."""
+    value, has_item = ARRAYS[kind]
     made = {
         "mu": lambda: FedProx(mu=value),
         "clip_norm": lambda: FederatedLoop(FedAvg(), clip_norm=value),
     }
     for name, make in made.items():
-        with pytest.raises(
-            TypeError, match=rf"{name} must be a number, got \w+; give the number in it, {name}\.item\(\)"
-        ):
+        remedy = rf"give the number in it, {name}\.item\(\)$" if has_item else "give one number$"
+        with pytest.raises(TypeError, match=rf"{name} must be a number, got \w+; {remedy}"):
             make()
     with pytest.raises(TypeError, match="local_epochs must be a whole number"):
         FederatedLoop(FedAvg(), local_epochs=np.array(2))

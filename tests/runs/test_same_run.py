@@ -336,6 +336,25 @@ def test_a_new_fit_of_a_loop_forgets_the_weights_of_the_run_before(tmp_path):
     assert digest(loop) != was
 
 
+def test_initial_weights_are_compared_by_their_file_not_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    samples = (torch.ones(8, 4), torch.arange(8) % 2)
+    data = FederatedDataModule(TensorSource(samples, samples), num_clients=2)
+    write_weights(Path("one.pt"), 1.0)
+    first = Trainer(max_epochs=1, **quiet)
+    first.fit(FederatedLoop(Linear(), initial_weights="one.pt"), datamodule=data)
+    first.save_checkpoint("1.ckpt")
+    copy = tmp_path / "copy.pt"
+    copy.write_bytes(Path("one.pt").read_bytes())
+    for rounds, path in enumerate([tmp_path / "one.pt", "./one.pt", copy], 2):
+        continued = Trainer(max_epochs=rounds, **quiet)
+        continued.fit(FederatedLoop(Linear(), initial_weights=path), datamodule=data, ckpt_path="1.ckpt")
+        assert continued.current_epoch == rounds
+    with pytest.raises(ValueError, match=r"model\.initial_weights was one\.pt, is unset"):
+        Trainer(max_epochs=2, **quiet).fit(FederatedLoop(Linear()), datamodule=data, ckpt_path="1.ckpt")
+
+
 SAVED_ELSEWHERE = (
     "--trainer.callbacks ModelCheckpoint --trainer.callbacks.dirpath elsewhere --trainer.callbacks.save_last true "
     "--trainer.callbacks.monitor val/loss"
