@@ -3,12 +3,13 @@
 An unset setting (None) passes.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import signature
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -47,8 +48,8 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
     """
     for name, value in settings.items():
         if is_array(value):
-            is_one = np.size(value) == 1 if isinstance(value, np.ndarray) else value.numel() == 1
-            remedy = f"give the number in it, {name}.item()" if is_one else "give one number"
+            holds_one_number = math.prod(value.shape) == 1
+            remedy = f"give the number in it, {name}.item()" if holds_one_number else "give one number"
             raise TypeError(f"{name} must be a number, got {described(value)}; {remedy}")
         if value is None or hasattr(type(value), "__float__"):
             continue
@@ -57,7 +58,7 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
         raise TypeError(f"{name} must be a number, got {described(value)}{hint and '; ' + hint}")
 
 
-def is_array(value: object) -> bool:
+def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any] | Tensor]:
     """Return True for an array of NumPy, which does not multiply with tensors in training, and for several numbers."""
     return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.ndim > 0)
 
