@@ -33,6 +33,7 @@ from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.data import FederatedDataModule, Partition, Source
+from fl_lightning.distributed.stops import hangup_interrupts
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.keys import Direction, direction_of, given_direction, parse_directions, unknown_direction
@@ -124,17 +125,18 @@ class FederatedCLI(LightningCLI):
         self._argv = sys.argv[1:] if args is None else args
         self._lock: int | None = None
         try:
-            super().__init__(
-                FederatedLoop,
-                FederatedDataModule,
-                save_config_callback=SaveConfig,  # type: ignore[arg-type]
-                trainer_defaults=TRAINER,
-                seed_everything_default=0,
-                parser_class=FederatedParser,
-                args=args,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-            )
+            with hangup_interrupts():
+                super().__init__(
+                    FederatedLoop,
+                    FederatedDataModule,
+                    save_config_callback=SaveConfig,  # type: ignore[arg-type]
+                    trainer_defaults=TRAINER,
+                    seed_everything_default=0,
+                    parser_class=FederatedParser,
+                    args=args,
+                    auto_configure_optimizers=False,
+                    load_from_checkpoint_support=False,
+                )
         except BaseException as stop:
             if self.folder is not None:
                 runs.discard(self.folder)

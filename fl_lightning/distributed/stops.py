@@ -149,3 +149,20 @@ def stops_interrupt() -> Iterator[None]:
         yield
     finally:
         stops.close()
+
+
+@contextmanager
+def hangup_interrupts() -> Iterator[None]:
+    """Context in which the end of the terminal raises a KeyboardInterrupt, unless the process treats it in another way.
+
+    A run of one process leaves the other signals of `STOPS` to Lightning.
+    """
+    number = getattr(signal, "SIGHUP", None)
+    if number is None or not can_handle() or signal.getsignal(number) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL)

@@ -53,7 +53,15 @@ class CtrlC(Callback):
     def on_client_end(self, trainer, loop, update):
         self.seen = self.seen + 1 if trainer.current_epoch == self.at[0] else 0
         if (trainer.current_epoch, self.seen) == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
+            self.interrupt()
+
+    def interrupt(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+class Hangup(CtrlC):
+    def interrupt(self):
+        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL, "the signal would end the tests"
+        os.kill(os.getpid(), signal.SIGHUP)
 """
 
 
@@ -66,10 +74,12 @@ def here(tmp_path):
 
 @pytest.fixture
 def ctrl_c_counts():
-    """Ctrl-C interrupts, which a shell's background jobs ignore."""
+    """Ctrl-C interrupts, which a shell's background jobs ignore, and so does the end of the terminal, for `nohup`."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before_hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, before_hangup)
 
 
 @pytest.fixture(scope="module")
@@ -307,8 +317,9 @@ def test_a_run_goes_on_in_its_folder_as_if_never_stopped(here, unbroken):
 
 
 @pytest.mark.usefixtures("without_pictures", "ctrl_c_counts")
-def test_ctrl_c_inside_a_round_loses_that_round_only(here, unbroken):
-    stop = "--trainer.callbacks own.CtrlC --trainer.callbacks.round_idx 1 --trainer.callbacks.client 1"
+@pytest.mark.parametrize("kind", ["CtrlC", "Hangup"])
+def test_an_interruption_inside_a_round_loses_that_round_only(here, unbroken, kind):
+    stop = f"--trainer.callbacks own.{kind} --trainer.callbacks.round_idx 1 --trainer.callbacks.client 1"
     said = say(f"fit {TINY} --trainer.max_epochs 3 {stop}")
     run = run_in(here)
     assert said.code == 130

@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 import pytest
 
 from fl_lightning.distributed import stops
-from fl_lightning.distributed.stops import STOPS, StopSignals, stops_interrupt
+from fl_lightning.distributed.stops import STOPS, StopSignals, hangup_interrupts, stops_interrupt
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +104,18 @@ def test_a_signal_that_is_ignored_on_purpose_stays_ignored():
         signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_the_end_of_the_terminal_interrupts_unless_somebody_handles_it():
+    with pytest.raises(KeyboardInterrupt), hangup_interrupts():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    met = []
+    signal.signal(signal.SIGHUP, lambda *_: met.append(True))
+    with hangup_interrupts():
+        signal.raise_signal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert met == [True]
 
 
 def test_another_thread_sees_the_signal(opened):
