@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -382,23 +383,45 @@ class ClientResult(NamedTuple):
         return self.job.memory
 
 
+class Scoring(NamedTuple):
+    """Says how clients are tested, the same for all clients of one evaluation.
+
+    Args:
+        kind: The step of a user's module that evaluates it: `validation` in a fit, `test` in a test. A module that has
+            only one of the two steps is evaluated by that one.
+        batch_size: Number of samples in a batch.
+        classifies: Whether the right answers of a net are counted.
+        metrics: A collection of further torchmetrics objects of predictions and targets, which this process alone
+            evaluates. None is no further one.
+        channels_last: Whether batches of images (B, C, H, W) get the memory format `channels_last`.
+    """
+
+    kind: Literal["validation", "test"]
+    batch_size: int
+    classifies: bool
+    metrics: Any = None
+    channels_last: bool = False
+
+
 class ClientScore(NamedTuple):
     """Holds the score of the model that a client would deploy, on its own samples.
 
     Args:
         client_id: Id of the client, from 0.
         num_samples: The number of samples tested. A 0-d tensor if it is on the device, as `correct`.
-        correct: The number of right answers.
+        correct: The number of right answers of a net. None if they are not counted.
         metrics: The results of further metrics, by name, on the CPU.
-        is_finite: Whether all predictions are finite. NaN in a metric of finite predictions is a value that is not
-            defined.
+        is_finite: Whether all predictions of these are finite. NaN in a metric of finite predictions is a value that
+            is not defined.
+        logged: What the module's own steps and hooks have logged, by key.
     """
 
     client_id: int
     num_samples: float | Tensor
-    correct: float | Tensor
+    correct: float | Tensor | None
     metrics: State
     is_finite: bool | Tensor = True
+    logged: Mapping[str, float] = MappingProxyType({})
 
 
 class Engine(Protocol):
@@ -423,16 +446,12 @@ class Engine(Protocol):
                 result again.
         """
 
-    def evaluate(
-        self, jobs: Iterable[ClientJob], batch_size: int, metrics: Any = None, channels_last: bool = False
-    ) -> Generator[ClientScore, None, None]:
+    def evaluate(self, jobs: Iterable[ClientJob], how: Scoring) -> Generator[ClientScore, None, None]:
         """Yield the score of the model that the client of each job would deploy, on its own `test` split.
 
         Args:
             jobs: The jobs, whose exchange is called `deployed`.
-            batch_size: Samples per batch.
-            metrics: A collection of further torchmetrics objects to compute, or None.
-            channels_last: Whether batches of images (B, C, H, W) get the memory format `channels_last`.
+            how: How the clients are tested.
         """
 
 

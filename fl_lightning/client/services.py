@@ -444,8 +444,8 @@ class ClientServices:
         world = world_size()
         if world > 1:
             raise RuntimeError(
-                f"self.all_gather cannot be called in local training, where {world} processes are at different "
-                f"clients; log the value, or gather in on_validation_epoch_end"
+                f"self.all_gather cannot be called where a client is trained or tested: {world} processes are at "
+                f"different clients; log the value, or gather in an evaluation of the global model"
             )
         return data
 
@@ -496,6 +496,16 @@ class EvaluationServices(ClientServices):
     def log(self, name: str, *args: Any, add_dataloader_idx: bool = True, **kwargs: Any) -> None:
         key = name + self._suffix if add_dataloader_idx else name
         super().log(key, *args, **kwargs)
+
+
+class ClientTestServices(ClientServices):
+    """Implements the services while a client is tested by the module's own step. Its values get keys `local/KEY`."""
+
+    evaluates = True
+
+    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+        check_writer(f"local/{name}", "clients")
+        super().log(name, *args, **kwargs)
 
 
 @contextmanager

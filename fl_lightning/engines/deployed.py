@@ -1,18 +1,29 @@
 """The score of what a client would deploy, on the client's own samples."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
+from pytorch_lightning import LightningModule
 from torch import Tensor
 from torchmetrics import MetricCollection
 
+from fl_lightning.client.checks import evaluation_arguments
+from fl_lightning.client.hooks import hooks, overridden
+from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
+from fl_lightning.client.module import ClientModule
+from fl_lightning.client.services import ClientTestServices, attach_services
 from fl_lightning.functional.accuracy import answer_counts
 from fl_lightning.functional.state import to_float32
-from fl_lightning.types import Batch, ClientScore, State
+from fl_lightning.metrics.user_metrics import update
+from fl_lightning.types import Batch, ClientScore, Scoring, State
+from fl_lightning.utils.batches import batch_length
 
 IMAGE_DIMS = 4
 """Number of dimensions of a batch of images (B, C, H, W)."""
+
+Kind = Literal["validation", "test"]
+"""The step of a module that evaluates it."""
 
 
 def laid_out(x: Any, channels_last: bool) -> Any:
@@ -27,6 +38,20 @@ def laid_out(x: Any, channels_last: bool) -> Any:
     return x
 
 
+def own_step(module: LightningModule | None, kind: Kind) -> Kind | None:
+    """Return which of its own steps evaluates a module at a client, or None if the module has none.
+
+    Args:
+        module: The user's module. None has no step.
+        kind: The step that is asked for. A module that lacks it is evaluated by the other one.
+    """
+    kinds: tuple[Kind, Kind] = ("validation", "test") if kind == "validation" else ("test", "validation")
+    for name in kinds:
+        if module is not None and overridden(module, f"{name}_step"):
+            return name
+    return None
+
+
 def score(
     client_id: int,
     predict: Callable[[Any], Tensor],
@@ -36,7 +61,7 @@ def score(
     metrics: MetricCollection | None = None,
     channels_last: bool = False,
 ) -> ClientScore:
-    """Return the score of a predictor on the samples of one client.
+    """Return the score of a classifier on the samples of one client.
 
     Args:
         client_id: The id of the client.
@@ -56,14 +81,100 @@ def score(
             metrics.update(to_float32(logits), y)
             is_finite &= logits.isfinite().all()
     correct, num_samples = counts.unbind()
-    values: State = {}
-    if metrics is not None:
-        values = {name: value.cpu() for name, value in metrics.compute().items()}
-        metrics.reset()
     return ClientScore(
         client_id=client_id,
         num_samples=num_samples,
         correct=correct,
-        metrics=values,
+        metrics=taken(metrics),
         is_finite=is_finite,
     )
+
+
+def taken(metrics: MetricCollection | None) -> State:
+    """Return the values of metrics on the CPU by name, and reset the metrics."""
+    if metrics is None:
+        return {}
+    values = {name: value.cpu() for name, value in metrics.compute().items()}
+    metrics.reset()
+    return values
+
+
+class OwnSteps:
+    """Evaluates the user's module in a client by its own step and hooks, as a Trainer does.
+
+    Args:
+        client: The client, which is built around the module.
+        batch_hooks: Hooks of the module's own callbacks about batches, by name. Each is called before the module's hook
+            of the same name.
+    """
+
+    def __init__(self, client: ClientModule, batch_hooks: Mapping[str, Sequence[Callable[..., None]]]) -> None:
+        self._client = client
+        self._batch_hooks = batch_hooks
+        self._modules = list(client.lightning_modules())
+        self._services = ClientTestServices()
+
+    def score(self, client_id: int, batches: Iterable[Batch], how: Scoring) -> ClientScore:
+        """Return the score of the module that lies in the client.
+
+        Args:
+            client_id: The id of the client.
+            batches: The client's own batches.
+            how: How the client is tested.
+        """
+        client = self._client
+        kind = own_step(client.module, how.kind)
+        num_samples = 0
+        is_finite = True
+        with attach_services(self._modules, self._services.methods), fresh_metrics(parts_that_count(client)):
+            self._begin(kind)
+            for batch_idx, batch in enumerate(batches):
+                num_samples += batch_length(batch)
+                if how.metrics is not None:
+                    is_finite &= bool(update(how.metrics, batch, client).isfinite().all())
+                self._step(kind, batch, batch_idx)
+            logged = self._end(kind)
+        return ClientScore(
+            client_id=client_id,
+            num_samples=float(num_samples),
+            correct=None,
+            metrics=taken(how.metrics),
+            is_finite=is_finite,
+            logged=logged,
+        )
+
+    def _begin(self, kind: Kind | None) -> None:
+        """Begin a pass over a client's samples."""
+        self._services.logged.clear()
+        if kind is not None:
+            for name in (f"on_{kind}_model_eval", f"on_{kind}_start", f"on_{kind}_epoch_start"):
+                self._call(name)
+
+    def _step(self, kind: Kind | None, batch: Batch, batch_idx: int) -> None:
+        """Evaluate a batch by the module's step."""
+        if kind is None:
+            return
+        # A client has one split to be tested on, so Lightning would give no index of a dataloader.
+        self._call(f"on_{kind}_batch_start", batch, batch_idx)
+        step = getattr(self._client.module, f"{kind}_step")
+        placed, named = evaluation_arguments(step, batch_idx=batch_idx, dataloader_idx=None)
+        self._services.begin(batch=batch)
+        with self._client.forward_context():
+            outputs = step(batch, *placed, **named)  # style: ok, a step takes them by place, as in Lightning
+        self._call(f"on_{kind}_batch_end", outputs, batch, batch_idx)
+
+    def _end(self, kind: Kind | None) -> dict[str, float]:
+        """End a pass, and return what the module has logged in it, by key."""
+        if kind is None:
+            return {}
+        self._services.begin()
+        self._call(f"on_{kind}_epoch_end")
+        self._call(f"on_{kind}_end")
+        logged = self._services.logged
+        _, rows = logged.drain()
+        return logged.reduce(rows=[rows], paths=[logged.metric_paths(self._client)], root=self._client)
+
+    def _call(self, name: str, *args: Any) -> None:
+        """Call a hook of the module, and those of its own callbacks before it."""
+        for hook in [*self._batch_hooks.get(name, ()), *hooks(self._modules, name)]:
+            hook(*args)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.plugins.precision import Precision
-from torchmetrics import MetricCollection
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
@@ -23,14 +22,14 @@ from fl_lightning.client.services import (
     MetricAccumulator,
     attach_services,
 )
-from fl_lightning.engines.deployed import score
+from fl_lightning.engines.deployed import OwnSteps, score
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import EpochHook, LocalTrainer
 from fl_lightning.members.faults import client_error
 from fl_lightning.members.structure import Structure
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import ClientJob, ClientResult, ClientScore, ClientUpdate, Members, State
+from fl_lightning.types import ClientJob, ClientResult, ClientScore, ClientUpdate, Members, Scoring, State
 from fl_lightning.utils.life import LIFE
 from fl_lightning.utils.settings import SettingError
 
@@ -103,6 +102,7 @@ class SequentialEngine:
             precision=precision,
             batch_hooks=batch_hooks or {},
         )
+        self._own_steps = OwnSteps(client, batch_hooks or {})
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
         self._counting_parts = parts_that_count(client)
@@ -293,22 +293,14 @@ class SequentialEngine:
     # --- evaluation ---
 
     @torch.no_grad()
-    def evaluate(
-        self,
-        jobs: Iterable[ClientJob],
-        batch_size: int,
-        metrics: MetricCollection | None = None,
-        channels_last: bool = False,
-    ) -> Generator[ClientScore, None, None]:
+    def evaluate(self, jobs: Iterable[ClientJob], how: Scoring) -> Generator[ClientScore, None, None]:
         """Yield the score of what the client of every job would deploy.
 
         The module is the same before and after.
 
         Args:
             jobs: The jobs of an exchange `deployed`, drawn one by one.
-            batch_size: Samples per batch.
-            metrics: Further metrics to evaluate. None evaluates only the accuracy.
-            channels_last: Whether batches of images (B, C, H, W) are laid out channels last.
+            how: How the clients are tested.
         """
         held = HeldEntries(self.global_weights)
         if not self.members.used:
@@ -319,18 +311,27 @@ class SequentialEngine:
                 self.load_client(job)
                 self.global_weights.load(already_sent(job, self.global_weights.frozen.already_sent))
                 self.client.eval()
-                batches = job.data.batches("test", batch_size=batch_size)
-                yield score(
-                    client_id=job.client_id,
-                    predict=self.client.deployed(),
-                    batches=self.local.transfer.each(batches),
-                    device=self.local.device,
-                    metrics=metrics,
-                    channels_last=channels_last,
-                )
+                yield self._score(job, how)
         finally:
             self.release_client()
             held.restore()
+
+    def _score(self, job: ClientJob, how: Scoring) -> ClientScore:
+        """Return the score of the client in the module."""
+        predict = self.client.deployed()
+        batches = self.local.transfer.each(job.data.batches("test", batch_size=how.batch_size))
+        if how.classifies:
+            return score(
+                client_id=job.client_id,
+                predict=predict,
+                batches=batches,
+                device=self.local.device,
+                metrics=how.metrics,
+                channels_last=how.channels_last,
+            )
+        # A step of the user's may draw numbers, which must not depend on the clients before.
+        self.local.seed(f"{how.kind}/{job.broadcast.exchange}", job.data)
+        return self._own_steps.score(job.client_id, batches, how)
 
 
 def already_sent(job: ClientJob, names: Iterable[str]) -> State:

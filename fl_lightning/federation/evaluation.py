@@ -1,10 +1,9 @@
 """Evaluation of the global model: class by class for a classifier, by the module's own steps otherwise."""
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,14 +21,14 @@ from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.inspection import Inspection
 from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import averaging_callbacks
+from fl_lightning.federation.clients_evaluation import ClientsEvaluation
 from fl_lightning.federation.fingerprint import fingerprint
 from fl_lightning.federation.run import FederatedRun
-from fl_lightning.functional.accuracy import class_accuracy
-from fl_lightning.functional.state import to_float32, to_host
+from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import metric_directions
-from fl_lightning.metrics.user_metrics import alone, computed, update, values_of
-from fl_lightning.types import Broadcast, ClientJob, ClientScore, State
+from fl_lightning.metrics.user_metrics import computed, update, values_of
+from fl_lightning.types import State
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.trainer_view import whole_world
 
@@ -55,6 +54,7 @@ class Evaluation:
     Attributes:
         before: All entries from before the current pass. None between passes.
         inspection: Evaluates clients in the middle of a round, for monitors.
+        of_clients: Evaluates what each client would deploy.
         has_global: Whether there is a global model to evaluate. If not, the module's own steps and hooks of an
             evaluation are not called.
     """
@@ -95,6 +95,14 @@ class Evaluation:
         self._accuracy: ClassifierScores | None = None
         if self.client.module is None and self.data.num_classes is not None:
             self._accuracy = ClassifierScores(self.data.num_classes).to(self.client.device)
+        self.of_clients = ClientsEvaluation(
+            run=run,
+            evaluated=self.evaluated_entries,
+            kept_generators=partial(self._kept_generators, foreign=True),
+            class_names=lambda: self.class_names,
+            classifies=self._accuracy is not None,
+            channels_last=self._channels_last,
+        )
 
     # --- which entries are the model ---
 
@@ -399,117 +407,3 @@ class Evaluation:
             undone.enter_context(self._kept_generators(foreign=True))
             undone.enter_context(self.evaluated_entries())
             yield
-
-    @torch.no_grad()
-    def alma(self, round_idx: int) -> dict[str, float]:
-        """Evaluate what each client would deploy, on the client's own test split. Every process must call it.
-
-        Args:
-            round_idx: Index of the round.
-
-        Returns:
-            Means over all clients by log key: `local/alma` of the accuracy, `local/NAME` of the user's own metrics.
-        """
-        scores = self._deployed_scores(round_idx)
-        rows = [values_of_score(score, self.class_names) for score in scores]
-        if self.metrics is not None:
-            self.parts.recorder.take_directions(metric_directions(self.metrics, "local"))
-        everywhere = self.communicator.gather((accuracy_counts(scores), rows))
-        hits = torch.zeros(2, self.data.num_clients, dtype=torch.float64)
-        all_rows: list[dict[str, float | None]] = []
-        for counts_of_process, rows_of_process in everywhere:
-            for client_id, correct, num_samples in counts_of_process:
-                hits[:, client_id] = torch.tensor([correct, num_samples], dtype=torch.float64)
-            all_rows.extend(rows_of_process)
-        return {"local/alma": float(class_accuracy(hits).nanmean()), **mean_values(all_rows)}
-
-    def _deployed_scores(self, round_idx: int) -> list[ClientScore]:
-        """Evaluate the clients of this process."""
-        metrics = None if self.metrics is None else alone(self.metrics)
-        with self._kept_generators(foreign=True):
-            evaluations = self.clients.evaluate(
-                jobs=self._deployed_jobs(round_idx),
-                batch_size=self.data.eval_batch_size,
-                metrics=metrics,
-                channels_last=self._channels_last,
-            )
-            with closing(evaluations) as scores:
-                return list(scores)
-
-    def _deployed_jobs(self, round_idx: int) -> Iterator[ClientJob]:
-        """Make the job of every client of this process that has test samples."""
-        with self.evaluated_entries():
-            start = self.global_weights.snapshot(self.global_weights.shared)
-        clients = range(self.data.num_clients)
-        ranks = self.communicator.assign_clients(clients, cost=self._run.client_cost, owners=self.parts.store.owners)
-        for client_id in clients:
-            if ranks[client_id] != self.communicator.rank:
-                continue
-            data = self.data.view(client_id, round_idx)
-            if not data.size("test"):
-                continue
-            memory, personal = self.records.of(client_id)
-            yield ClientJob(
-                client_id=client_id,
-                broadcast=Broadcast(round_idx, "deployed", None),
-                data=data,
-                memory=memory,
-                personal=personal,
-                start=start,
-            )
-
-
-def accuracy_counts(scores: Sequence[ClientScore]) -> list[tuple[int, float, float]]:
-    """Return client id, number of right answers and number of samples of each score, with one transfer to the host."""
-    values: list[torch.Tensor] = []
-    for score in scores:
-        values.append(torch.as_tensor(score.correct))
-        values.append(torch.as_tensor(score.num_samples))
-    numbers = to_host(values)
-    corrects = numbers[0::2]
-    sizes = numbers[1::2]
-    client_ids = [score.client_id for score in scores]
-    return list(zip(client_ids, corrects, sizes, strict=True))
-
-
-def values_of_score(score: ClientScore, class_names: Sequence[str]) -> dict[str, float | None]:
-    """Return the values of a client's own metrics by log key.
-
-    NaN of predictions that are finite is a value that is not defined, such as the recall of a class that the client
-    lacks, and is None. NaN of other predictions stays.
-
-    Args:
-        score: The score of the client.
-        class_names: The names of the classes.
-    """
-    named = values_of(score.metrics, "local", class_names)
-    values: dict[str, float | None] = {}
-    for name, value in named.items():
-        is_undefined = math.isnan(value) and bool(score.is_finite)
-        values[name] = None if is_undefined else value
-    return values
-
-
-def mean_values(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
-    """Return the mean of each name's values. None in a row means that the value is not defined there.
-
-    >>> mean_values([{"recall": 0.5, "mse": 0.1}, {"recall": None, "mse": math.nan}])
-    {'recall': 0.5, 'mse': nan}
-    """
-    columns: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        for name, value in row.items():
-            # A name without any defined value has a column too, whose mean is NaN.
-            column = columns[name]
-            if value is not None:
-                column.append(value)
-    return {name: mean_of_column(column) for name, column in columns.items()}
-
-
-def mean_of_column(column: Sequence[float]) -> float:
-    """Return the mean of values, NaN of none and if one is NaN or infinite ones cancel."""
-    if not column:
-        return math.nan
-    if all(math.isfinite(value) for value in column):
-        return math.fsum(column) / len(column)
-    return sum(column) / len(column)  # fsum raises where infinite values cancel.

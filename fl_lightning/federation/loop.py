@@ -19,6 +19,7 @@ from fl_lightning.client.metric_states import NOBODY
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.engines.deployed import Kind
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
@@ -451,13 +452,13 @@ class FederatedLoop(Forwarding):
         return nullcontext()
 
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
-        """Evaluate the clients' own models (ALMA) if that is due, and keep the row.
+        """Evaluate what the clients would deploy if that is due, and keep the row.
 
         This is not part of `training_step`, because an interruption there would undo the complete round.
         """
         round_idx = cast(int, self.recorder.pending_round)
         if self._clients_are_due(round_idx):
-            self.add_to_row(self.parts.marked(self.evaluation.alma(round_idx)))
+            self._evaluate_clients(round_idx)
         self.recorder.keep_round(round_idx)
         self._stop_if_spent()
 
@@ -468,10 +469,16 @@ class FederatedLoop(Forwarding):
         every = self.evaluate_clients_every
         if every is None:
             every = 1 if self.global_weights.own_models else 0
-        if every == 0 or (round_idx + 1) % every != 0:
-            return False
-        (key,) = self.parts.marked({"local/alma": 0.0})
-        return key not in self.round_metrics
+        is_due = every > 0 and (round_idx + 1) % every == 0
+        return is_due and self.recorder.tested_rounds <= round_idx
+
+    def _evaluate_clients(self, round_idx: int) -> None:
+        """Add the means over the clients to the row of a round."""
+        values = self.evaluation.of_clients.row(round_idx, "validation")
+        self.recorder.tested_rounds = round_idx + 1
+        if self.global_weights.own_models:
+            self.final_key = summary_key(values) or ""
+        self.add_to_row(self.parts.marked(values))
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value of the round in the client hooks of callbacks, and as Lightning does outside of rounds.
@@ -562,7 +569,8 @@ class FederatedLoop(Forwarding):
     def _add_evaluation(self, values: dict[str, float], prefix: str) -> None:
         """Add the values of an evaluation to the row of its round."""
         round_idx = cast(int, self.recorder.pending_round)
-        self.final_key = summary_key(values) or ""
+        if not self.global_weights.own_models:
+            self.final_key = summary_key(values) or ""
         self.recorder.end_evaluation(round_idx)
         forgetting = self.recorder.forgetting()
         if forgetting is not None:
@@ -573,7 +581,8 @@ class FederatedLoop(Forwarding):
     def _log_evaluation(self, values: dict[str, float]) -> None:
         """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""
         if self.global_weights.own_models and not self.data.pooled:
-            values |= self.parts.marked(self.evaluation.alma(self.current_epoch))
+            kind: Kind = "test" if self.trainer.state.fn == "test" else "validation"
+            values |= self.parts.marked(self.evaluation.of_clients.row(self.current_epoch, kind))
         for name, value in values.items():
             super().log(name, value)
 

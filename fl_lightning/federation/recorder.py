@@ -42,6 +42,7 @@ class Recorder(Member):
         peak_samples: The same for the samples on which `peak` was measured. Empty if they are not known.
         trained_rounds: Number of rounds up to the last trained round, which is included.
         evaluated_rounds: Number of rounds up to the last evaluated round, which is included.
+        tested_rounds: Number of rounds up to the last round after which the clients were evaluated, which is included.
         history: The rows of all rounds. A continued run begins with the rows in its metrics.csv.
         directions: Whether values are better when lower or higher, by log key, as the user or logged metric objects
             tell.
@@ -65,6 +66,7 @@ class Recorder(Member):
         self.peak_samples = ""
         self.trained_rounds = 0
         self.evaluated_rounds = 0
+        self.tested_rounds = 0
         self._chain = b""
         """Digest of the rows of the first `_chained` rounds."""
         self._chained = 0
@@ -248,6 +250,7 @@ class Recorder(Member):
         if round_idx == 0:
             self.peak = None
             self.evaluated_rounds = 0
+            self.tested_rounds = 0
             self._chain = b""
             self._chained = 0
 
@@ -271,6 +274,7 @@ class Recorder(Member):
             "peak_samples": self.peak_samples,
             "trained_rounds": self.trained_rounds,
             "evaluated_rounds": self.evaluated_rounds,
+            "tested_rounds": self.tested_rounds,
             "directions": dict(self.directions),
             "rows": [self._chained, self._chain.hex()],
             "class_names": self.class_names,
@@ -282,6 +286,8 @@ class Recorder(Member):
         self.peak = state["peak"]
         self.evaluated_rounds = state["evaluated_rounds"]
         self._chained = state["rows"][0]
+        # An earlier version did not tell; a round whose clients are evaluated again gets the same values.
+        self.tested_rounds = state.get("tested_rounds", 0)
         # Version 0.2.0 wrote none of these.
         self.take_directions(state.get("directions", {}))
         self.peak_samples = state.get("peak_samples", "")

@@ -6,7 +6,6 @@ from typing import Any
 
 from flwr.app import Array
 from pytorch_lightning.utilities import rank_zero_info
-from torchmetrics import MetricCollection
 
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.store import hash_of
@@ -19,7 +18,7 @@ from fl_lightning.flower.wire import Content, demand, part_of, read_score, read_
 from fl_lightning.functional.state import StateLike
 from fl_lightning.functional.traffic import message_of
 from fl_lightning.members.faults import ClientError
-from fl_lightning.types import ClientJob, ClientResult, ClientScore, State
+from fl_lightning.types import ClientJob, ClientResult, ClientScore, Scoring, State
 
 Reader = Callable[[ClientJob, Content], Answer]
 
@@ -94,20 +93,12 @@ class RemoteEngine:
                 raise self._error(job, error) from error
             yield result
 
-    def evaluate(
-        self,
-        jobs: Iterable[ClientJob],
-        batch_size: int,
-        metrics: MetricCollection | None = None,
-        channels_last: bool = False,
-    ) -> Generator[ClientScore, None, None]:
+    def evaluate(self, jobs: Iterable[ClientJob], how: Scoring) -> Generator[ClientScore, None, None]:
         """Ask the nodes for the scores of what their clients would deploy, and yield the scores as they come.
 
         Args:
             jobs: Jobs of the clients.
-            batch_size: Number of samples in a batch.
-            metrics: Further metrics of the federation. A node has its own copy of them.
-            channels_last: Whether images lie in memory channel by channel last.
+            how: How the clients are tested. A node has its own copy of the metrics.
 
         Raises:
             ClientError: A client has no score, unless the run goes on without clients that fail.
@@ -115,10 +106,12 @@ class RemoteEngine:
 
         def read(job: ClientJob, content: Content) -> Answer:
             most_samples = self._nodes.sites[job.client_id].sizes["test"]
-            score = read_score(content["head"], client_id=job.client_id, most_samples=most_samples)
+            score = read_score(
+                content["head"], client_id=job.client_id, most_samples=most_samples, classifies=how.classifies
+            )
             return Answer(job, score, message_layout(score.metrics, {}, exact=True))
 
-        more = {"batch_size": batch_size, "channels_last": channels_last}
+        more = {"scoring": how._replace(metrics=None)._asdict()}
         answers = self._answers_to("evaluate", jobs, read, more=more)
         for job, score, _, error in self._layouts.compare("deployed", answers):
             if error is None:

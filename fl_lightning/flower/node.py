@@ -30,7 +30,7 @@ from fl_lightning.members.codec import DownCoding
 from fl_lightning.members.faults import ClientError, client_error
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.user_metrics import alone
-from fl_lightning.types import Broadcast, ClientJob, Member, State
+from fl_lightning.types import Broadcast, ClientJob, Member, Scoring, State
 from fl_lightning.utils.keyed import keyed_generator
 
 
@@ -149,18 +149,15 @@ class Node:
         head = content["head"]
         job = self._job(content)
         metrics = self.loop.metrics
-        scores_of_job = self.engine.evaluate(
-            [job],
-            batch_size=head["batch_size"],
-            metrics=None if metrics is None else alone(metrics),
-            channels_last=head["channels_last"],
-        )
+        how = Scoring(**head["scoring"])
+        scores_of_job = self.engine.evaluate([job], how._replace(metrics=None if metrics is None else alone(metrics)))
         with closing(scores_of_job) as scores:
             score = next(scores)
         answer = {
             "client_id": self.client_id,
             "num_samples": float(score.num_samples),
-            "correct": float(score.correct),
+            "correct": None if score.correct is None else float(score.correct),
+            "logged": dict(score.logged),
             "metrics": dict(score.metrics),
             "is_finite": bool(score.is_finite),
         }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.services import MetricAccumulator
+from fl_lightning.metrics.keys import check_writer
 from fl_lightning.types import ClientJob, ClientScore, ClientUpdate
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.text import printable
@@ -193,13 +194,14 @@ def read_rates(head: Mapping[str, Any], *, rated: bool) -> Any:
     return rates
 
 
-def read_score(head: Mapping[str, Any], client_id: int, most_samples: int) -> ClientScore:
+def read_score(head: Mapping[str, Any], client_id: int, most_samples: int, *, classifies: bool) -> ClientScore:
     """Read the score of a client.
 
     Args:
         head: Head of the message.
         client_id: Id of the client.
         most_samples: Number of test samples that the client's node has registered.
+        classifies: Whether right answers were to be counted.
 
     Raises:
         WireError: The score counts more samples than the client has, or its numbers or metrics are of another kind.
@@ -207,9 +209,22 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int) -> Cl
     correct: Any = head.get("correct")
     tested: Any = head.get("num_samples")
     values: Any = head.get("metrics")
-    for number, most in ((tested, most_samples), (correct, tested)):
+    logged: Any = head.get("logged", {})
+    demand(
+        (correct is not None) == classifies,
+        "a score must count right answers where the server asks for them, got {}; test as asked",
+        correct,
+    )
+    counted = [(tested, most_samples), *([(correct, tested)] if classifies else [])]
+    for number, most in counted:
         is_count = isinstance(number, float) and 0 <= number <= most and number.is_integer()
         demand(is_count, f"a score must count answers in [0, {most}], got {{}}; send its counts", number)
+    are_numbers = isinstance(logged, dict) and all(
+        isinstance(name, str) and isinstance(value, float) for name, value in logged.items()
+    )
+    demand(are_numbers, "the logged values of a score must be numbers by name, got {}; send such", logged)
+    for name in logged:
+        check_writer(f"local/{name}", "clients")
     are_tensors = isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values())
     demand(are_tensors, "the metrics of a score must be tensors by name, got {}; send such", values)
     for name, value in values.items():
@@ -224,6 +239,7 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int) -> Cl
         correct=correct,
         metrics=values,
         is_finite=is_finite,
+        logged=logged,
     )
 
 

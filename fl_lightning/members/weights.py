@@ -59,8 +59,8 @@ class GlobalWeights(Member):
         self._parameters = {name: value for name, value in tensors.items() if isinstance(value, nn.Parameter)}
         self.personal = [name for name in self.entries if name in self._personal_names]
         self.shared = [name for name in self.entries if name not in self._personal_names]
-        self.own_models = not self.shared and client.module is None
-        """Whether the clients are classifiers that share nothing, so that there is no global model."""
+        self.own_models = not self.shared
+        """Whether the clients share nothing, so that there is no global model."""
         self.non_persistent = NonPersistentBuffers(client, keep)
         self.extra = ExtraStates(client)
         self.before = State()

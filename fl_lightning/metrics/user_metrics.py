@@ -54,8 +54,8 @@ def alone(metrics: MetricCollection) -> MetricCollection:
     return copy
 
 
-def update(metrics: MetricCollection, batch: Any, predict: Any) -> None:
-    """Predict a batch and update the metrics.
+def update(metrics: MetricCollection, batch: Any, predict: Any) -> Tensor:
+    """Predict a batch, update the metrics, and return the predictions.
 
     Raises:
         ValueError: The batch is no pair (x, y).
@@ -65,7 +65,9 @@ def update(metrics: MetricCollection, batch: Any, predict: Any) -> None:
             f"model.metrics needs batches (x, y), got {type(batch).__name__}; log the metrics in the module's own steps"
         )
     x, y = batch
-    metrics.update(to_float32(predict(x)), y)
+    predictions: Tensor = to_float32(predict(x))
+    metrics.update(predictions, y)
+    return predictions
 
 
 def computed(metric: Metric | MetricCollection) -> Any:

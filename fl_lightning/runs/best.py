@@ -111,8 +111,7 @@ class BestCheckpoint(ModelCheckpoint):
     def _choose(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Choose the key and its direction, once the key is logged."""
         logged = trainer.callback_metrics
-        own = "local/alma" if loop.global_weights.own_models else loop.final_key
-        key = own if self._asked is None else self._asked
+        key = loop.final_key if self._asked is None else self._asked
         # A value that a guarantee does not cover is watched by its marked name, which the checkpoint then tells.
         (marked,) = loop.parts.marked({key: 0.0})
         if marked in logged:

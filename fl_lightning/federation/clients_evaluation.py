@@ -1,0 +1,221 @@
+"""Evaluation of what each client would deploy, on the client's own test samples."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from typing import NamedTuple
+
+import torch
+
+from fl_lightning.engines.deployed import Kind
+from fl_lightning.federation.run import FederatedRun
+from fl_lightning.functional.accuracy import class_accuracy
+from fl_lightning.functional.state import to_host
+from fl_lightning.metrics.keys import metric_directions
+from fl_lightning.metrics.user_metrics import alone, values_of
+from fl_lightning.types import Broadcast, ClientJob, ClientScore, Scoring
+
+ALMA = "local/alma"
+"""Log key of the mean accuracy of the clients' own models."""
+
+Values = dict[str, float | None]
+"""A client's values by log key. None is a value that is not defined, such as the recall of a class that it lacks."""
+
+
+class TestedClient(NamedTuple):
+    """Holds what one client has in a round's evaluation of the clients.
+
+    Args:
+        client_id: Id of the client, from 0.
+        correct: Number of right answers. NaN if they are not counted.
+        num_samples: Number of samples tested.
+        values: The other values.
+    """
+
+    client_id: int
+    correct: float
+    num_samples: float
+    values: Values
+
+
+class ClientsEvaluation:
+    """Evaluates all clients: a net by its accuracy, a user's module by its own step, both by `model.metrics`.
+
+    Args:
+        run: The objects of the Trainer's run.
+        evaluated: Context in which the client module has the shared entries that are evaluated.
+        kept_generators: Context that puts the global random generators back.
+        class_names: Gives the names of the C classes, for log keys.
+        classifies: Whether the accuracy of a net is measured.
+        channels_last: Whether batches of images are laid out channels last.
+
+    Attributes:
+        scores: The values of each client that had samples in the last evaluation, by client id and log key. All
+            processes have those of all clients.
+    """
+
+    def __init__(
+        self,
+        run: FederatedRun,
+        *,
+        evaluated: Callable[[], AbstractContextManager[None]],
+        kept_generators: Callable[[], AbstractContextManager[None]],
+        class_names: Callable[[], Sequence[str]],
+        classifies: bool,
+        channels_last: bool,
+    ) -> None:
+        self._run = run
+        self._data = run.data
+        self._parts = run.parts
+        self._communicator = run.communicator
+        self._evaluated = evaluated
+        self._kept_generators = kept_generators
+        self._class_names = class_names
+        self._classifies = classifies
+        self._channels_last = channels_last
+        self.scores: dict[int, Values] = {}
+
+    @torch.no_grad()
+    def row(self, round_idx: int, kind: Kind) -> dict[str, float]:
+        """Evaluate all clients. Every process must call it.
+
+        Args:
+            round_idx: Index of the round.
+            kind: The step that evaluates a user's module.
+
+        Returns:
+            Means over the clients with samples, by log key: `local/alma` of a net's accuracy, `local/NAME` of
+            `model.metrics`, and `local/KEY` of what a module logs in its own steps.
+        """
+        tested: list[TestedClient] = []
+        for of_process in self._communicator.gather(self._tested(round_idx, kind)):
+            tested += of_process
+        tested.sort(key=lambda client: client.client_id)
+        if self._parts.metrics is not None:
+            self._parts.recorder.take_directions(metric_directions(self._parts.metrics, "local"))
+        self.scores = {client.client_id: self._values(client) for client in tested}
+        means = mean_values(client.values for client in tested)
+        if not self._classifies:
+            return means
+        return {ALMA: self._alma(tested), **means}
+
+    def _alma(self, tested: Iterable[TestedClient]) -> float:
+        """Return the mean accuracy of the clients. It is NaN without a client that has samples."""
+        hits = torch.zeros(2, self._data.num_clients, dtype=torch.float64)
+        for client in tested:
+            hits[:, client.client_id] = torch.tensor([client.correct, client.num_samples], dtype=torch.float64)
+        return float(class_accuracy(hits).nanmean())
+
+    def _values(self, client: TestedClient) -> Values:
+        """Return all values of a client by log key."""
+        if not self._classifies:
+            return client.values
+        accuracy = client.correct / client.num_samples if client.num_samples else None
+        return {ALMA: accuracy, **client.values}
+
+    def _tested(self, round_idx: int, kind: Kind) -> list[TestedClient]:
+        """Evaluate the clients of this process."""
+        how = Scoring(
+            kind=kind,
+            batch_size=self._data.eval_batch_size,
+            classifies=self._classifies,
+            metrics=None if self._parts.metrics is None else alone(self._parts.metrics),
+            channels_last=self._channels_last,
+        )
+        with self._kept_generators():
+            evaluations = self._run.clients_engine.evaluate(self._jobs(round_idx), how)
+            with closing(evaluations) as scores_of_clients:
+                scores = list(scores_of_clients)
+        names = self._class_names()
+        tested: list[TestedClient] = []
+        for score, (correct, num_samples) in zip(scores, answer_numbers(scores), strict=True):
+            values = values_of_score(score, names)
+            tested.append(TestedClient(score.client_id, correct, num_samples, values))
+        return tested
+
+    def _jobs(self, round_idx: int) -> Iterator[ClientJob]:
+        """Make the job of every client of this process that has test samples."""
+        global_weights = self._run.engine.global_weights
+        with self._evaluated():
+            start = global_weights.snapshot(global_weights.shared)
+        clients = range(self._data.num_clients)
+        ranks = self._communicator.assign_clients(clients, cost=self._run.client_cost, owners=self._parts.store.owners)
+        for client_id in clients:
+            if ranks[client_id] != self._communicator.rank:
+                continue
+            data = self._data.view(client_id, round_idx)
+            if not data.size("test"):
+                continue
+            memory, personal = self._run.records.of(client_id)
+            yield ClientJob(
+                client_id=client_id,
+                broadcast=Broadcast(round_idx, "deployed", None),
+                data=data,
+                memory=memory,
+                personal=personal,
+                start=start,
+            )
+
+
+def answer_numbers(scores: Sequence[ClientScore]) -> list[tuple[float, float]]:
+    """Return the numbers of right answers and of samples of each score, with one transfer to the host."""
+    values: list[torch.Tensor] = []
+    for score in scores:
+        values.append(torch.as_tensor(math.nan if score.correct is None else score.correct))
+        values.append(torch.as_tensor(score.num_samples))
+    numbers = to_host(values)
+    return list(zip(numbers[0::2], numbers[1::2], strict=True))
+
+
+def values_of_score(score: ClientScore, names: Sequence[str]) -> Values:
+    """Return the values of `model.metrics` and of the module's own steps at a client, by log key.
+
+    NaN of predictions that are finite is a value that is not defined, such as the recall of a class that the client
+    lacks, and is None. NaN of other predictions stays. NaN that a module has logged is None, too.
+
+    Args:
+        score: The score of the client.
+        names: The names of the classes.
+
+    Raises:
+        ValueError: `model.metrics` and the module give one name to two values.
+    """
+    values: Values = {}
+    for key, value in values_of(score.metrics, "local", names).items():
+        is_undefined = math.isnan(value) and bool(score.is_finite)
+        values[key] = None if is_undefined else value
+    for name, value in score.logged.items():
+        key = f"local/{name}"
+        if key in values:
+            raise ValueError(
+                f"model.metrics must not have the name of a value that the module logs itself, got {name!r} for both; "
+                f"rename one of them"
+            )
+        values[key] = None if math.isnan(value) else value
+    return values
+
+
+def mean_values(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the mean of each name's values. None in a row means that the value is not defined there.
+
+    >>> mean_values([{"recall": 0.5, "mse": 0.1}, {"recall": None, "mse": math.nan}])
+    {'recall': 0.5, 'mse': nan}
+    """
+    columns: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for name, value in row.items():
+            # A name without any defined value has a column too, whose mean is NaN.
+            column = columns[name]
+            if value is not None:
+                column.append(value)
+    return {name: mean_of_column(column) for name, column in columns.items()}
+
+
+def mean_of_column(column: Sequence[float]) -> float:
+    """Return the mean of values, NaN of none and if one is NaN or infinite ones cancel."""
+    if not column:
+        return math.nan
+    if all(math.isfinite(value) for value in column):
+        return math.fsum(column) / len(column)
+    return sum(column) / len(column)  # fsum raises where infinite values cancel.
