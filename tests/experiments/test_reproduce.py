@@ -256,8 +256,16 @@ def test_a_legend_lies_within_its_figure(names, width):
     assert found.height <= 0.6 * figure.bbox.height
 
 
+def has_small_size(name):
+    """Whether an experiment has a size below the paper's. A table without one needs files of published data sets.
+
+    tests/papers/test_tables.py runs the cells of such tables on other samples.
+    """
+    return "\nfull:" in spec.shipped_path(name).read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", spec.experiment_names())
+@pytest.mark.parametrize("name", filter(has_small_size, spec.experiment_names()))
 def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
     """Two rounds of all its runs, with monitors that measure every round; then its pictures."""
     read = spec.read_experiment
