@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
@@ -21,6 +21,7 @@ from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.schema import has_unknown_classes
 from fl_lightning.distributed import ClientParallelStrategy
+from fl_lightning.engines.deployed import own_step
 from fl_lightning.functional.classes import class_labels
 from fl_lightning.types import CONDITIONS
 from fl_lightning.utils.packages import is_of_lightning, is_of_twin, lightning_kinds
@@ -213,6 +214,26 @@ def check_averages(callbacks: Sequence[Callback], rule: Aggregator, server_modul
             f"one part of a federation may average the weights that are evaluated, got {type(first).__name__} and "
             f"{type(averaging[0]).__name__}; remove {type(first).__name__} from trainer.callbacks"
         )
+
+
+def check_evaluates_clients(client: ClientModule, every: int | None, metrics: MetricCollection | None) -> None:
+    """Refuse an evaluation of clients that nothing measures.
+
+    Args:
+        client: The client.
+        every: Number of rounds after which the clients are evaluated, as the user has set it.
+        metrics: The metrics of predictions and targets. None is no metric.
+
+    Raises:
+        ValueError: The user's module has no step of an evaluation, and there are no metrics.
+    """
+    module = client.module
+    if every is None or module is None or metrics is not None or own_step(module, "validation") is not None:
+        return
+    raise ValueError(
+        f"model.evaluate_clients_every needs a validation_step or test_step of {type(module).__name__}, or "
+        f"model.metrics, got none; define one, or leave model.evaluate_clients_every unset"
+    )
 
 
 def check_transforms(transforms: Sequence[UpdateTransform], world: int) -> None:

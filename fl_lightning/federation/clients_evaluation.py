@@ -114,17 +114,24 @@ class ClientsEvaluation:
         accuracy = client.correct / client.num_samples if client.num_samples else None
         return {ALMA: accuracy, **client.values}
 
-    def _tested(self, round_idx: int, kind: Kind) -> list[TestedClient]:
-        """Evaluate the clients of this process."""
-        how = Scoring(
+    def how(self, kind: Kind) -> Scoring:
+        """Return how the clients are tested.
+
+        Args:
+            kind: The step that evaluates a user's module.
+        """
+        return Scoring(
             kind=kind,
             batch_size=self._data.eval_batch_size,
             classifies=self._classifies,
             metrics=None if self._parts.metrics is None else alone(self._parts.metrics),
             channels_last=self._channels_last,
         )
+
+    def _tested(self, round_idx: int, kind: Kind) -> list[TestedClient]:
+        """Evaluate the clients of this process."""
         with self._kept_generators():
-            evaluations = self._run.clients_engine.evaluate(self._jobs(round_idx), how)
+            evaluations = self._run.clients_engine.evaluate(self._jobs(round_idx), self.how(kind))
             with closing(evaluations) as scores_of_clients:
                 scores = list(scores_of_clients)
         names = self._class_names()

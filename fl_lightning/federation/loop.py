@@ -25,7 +25,7 @@ from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.averages import EpochAverages
 from fl_lightning.federation.checkpoint import SavedFederation
-from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_trainer
+from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_evaluates_clients, check_trainer
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.final import log_final, summary_key
 from fl_lightning.federation.fresh_values import FreshValues
@@ -358,6 +358,7 @@ class FederatedLoop(Forwarding):
         return [optimizer], [scheduler]
 
     def on_fit_start(self) -> None:
+        check_evaluates_clients(self.client, self.evaluate_clients_every, self.metrics)
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())

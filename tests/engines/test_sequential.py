@@ -14,7 +14,7 @@ from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.functional.state import clone, weighted_mean
 from fl_lightning.methods import FedAvg, FedProx
-from fl_lightning.types import Broadcast, ClientJob
+from fl_lightning.types import Broadcast, ClientJob, Scoring
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data
 
 SHAPE = {"num_classes": 3, "input_shape": (4,)}
@@ -96,7 +96,7 @@ def test_what_clients_deploy_is_tested_on_their_own_samples(kind):
     modes = [module.training for module in client.modules()]
     jobs = deployed_jobs(engine, data)
     metrics = MetricCollection({"recall": MulticlassRecall(3)})
-    scores = list(engine.evaluate(iter(jobs), batch_size=2, metrics=metrics))
+    scores = list(engine.evaluate(iter(jobs), Scoring("validation", 2, classifies=True, metrics=metrics)))
     client.eval()
     for job, score in zip(jobs, scores, strict=True):
         x, y = job.data.all("test")
@@ -106,7 +106,7 @@ def test_what_clients_deploy_is_tested_on_their_own_samples(kind):
         assert score.metrics["recall"] == MulticlassRecall(3)(answers, y)
     for module, mode in zip(client.modules(), modes, strict=True):
         module.training = mode
-    with closing(engine.evaluate(jobs, batch_size=100)) as found:
+    with closing(engine.evaluate(jobs, Scoring("validation", 100, classifies=True))) as found:
         assert next(found).correct == scores[0].correct
     assert equal(before, client.state_dict())
     assert [module.training for module in client.modules()] == modes

@@ -1,0 +1,249 @@
+"""Clients are evaluated by the steps and hooks of their own module, as plain Lightning evaluates it."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torchmetrics
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader
+
+from fl_lightning import FederatedDataModule, FederatedLoop
+from fl_lightning.data import TensorSource
+from fl_lightning.methods import FedAvg, FedProx, Local
+from tests.toys import sgd, toy_data
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CLIENTS = 3
+QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+}
+
+
+class Base(LightningModule):
+    """A regression that is trained by its mean squared error, always from the same weights."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 1)
+
+    def error(self, batch):
+        x, y = batch
+        return mse_loss(self.layer(x).squeeze(1), y)
+
+    def training_step(self, batch, batch_idx):
+        return self.error(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class LogsValues(Base):
+    def validation_step(self, batch, batch_idx):
+        self.log("val/mse", self.error(batch))
+        self.log_dict({"largest": batch[1].max(), "count": len(batch[1])}, reduce_fx="sum")
+
+
+class LogsMetrics(Base):
+    """Its metric objects are logged, computed in a hook, and kept in a dict of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.mae = torchmetrics.MeanAbsoluteError()
+        self.more = nn.ModuleDict({"r2": torchmetrics.R2Score()})
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        predictions = self.layer(x).squeeze(1)
+        self.mae(predictions, y)
+        self.log("val/mae", self.mae, on_step=False, on_epoch=True)
+        self.more["r2"].update(predictions, y)
+
+    def on_validation_epoch_end(self):
+        self.log("val/r2", self.more["r2"].compute())
+        self.more["r2"].reset()
+
+
+class CountsInHooks(Base):
+    """Its value is what its hooks have seen."""
+
+    def on_validation_epoch_start(self):
+        self.seen = []
+
+    def on_validation_batch_start(self, batch, batch_idx):
+        self.seen.append(batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        return {"error": self.error(batch), "training": self.training}
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx):
+        assert not outputs["training"]
+        self.seen.append(float(outputs["error"]))
+
+    def on_validation_epoch_end(self):
+        self.log("seen", sum(self.seen))
+
+
+class TestStepOnly(Base):
+    def test_step(self, batch, batch_idx, stage="test"):
+        self.log(f"{stage}_mse", self.error(batch))
+
+
+MODULES = (LogsValues, LogsMetrics, CountsInHooks, TestStepOnly)
+
+
+def regression_data(sizes=(23, 17)):
+    generator = torch.Generator().manual_seed(0)
+    splits = []
+    for size in sizes:
+        x = torch.randn(size, 4, generator=generator)
+        splits.append((x, x.sum(1) + torch.randn(size, generator=generator)))
+    return FederatedDataModule(TensorSource(*splits), num_clients=CLIENTS, eval_batch_size=2, seed=1)
+
+
+def fitted(client, rounds=2, callbacks=(), **settings):
+    loop = FederatedLoop(client, seed=1, **{"evaluate_clients_every": 1, **settings})
+    Trainer(max_epochs=rounds, callbacks=list(callbacks), **QUIET).fit(loop, datamodule=regression_data())
+    return loop
+
+
+def plain(module, data, client_id):
+    """What a Trainer reports of a module on a client's test samples."""
+    batches = list(data.view(client_id, 0).batches("test", batch_size=data.eval_batch_size))
+    loader = DataLoader(batches, batch_size=None)
+    alone = Trainer(**QUIET)
+    has_validation = type(module).validation_step is not LightningModule.validation_step
+    evaluate = alone.validate if has_validation else alone.test
+    (values,) = evaluate(module, loader, verbose=False)
+    return values
+
+
+def modules_of_clients(loop):
+    """A copy of what each client would deploy."""
+    models = {}
+    for job in loop.evaluation.of_clients._jobs(loop.server.round_idx):
+        loop.engine.load_client(job)
+        loop.client.deployed()
+        model = copy.deepcopy(loop.client.module)
+        models[job.client_id] = model
+    return models
+
+
+@pytest.mark.parametrize("around", [FedAvg, partial(FedProx, mu=0.1), Local], ids=["FedAvg", "FedProx", "Local"])
+@pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
+def test_each_client_has_the_values_of_plain_lightning(kind, around):
+    loop = fitted(around(module=kind()))
+    scores = loop.evaluation.of_clients.scores
+    data = loop.data
+    expected = {k: plain(model, data, k) for k, model in modules_of_clients(loop).items()}
+    assert len(expected) == CLIENTS
+    for client_id, values in expected.items():
+        named = {f"local/{name}": value for name, value in values.items()}
+        assert scores[client_id] == pytest.approx(named, rel=1e-6)
+    for key in scores[0]:
+        mean = sum(scores[k][key] for k in range(CLIENTS)) / CLIENTS
+        assert loop.round_metrics[key] == pytest.approx(mean)
+    assert "local/alma" not in loop.round_metrics
+
+
+def test_training_has_the_same_bits_with_and_without_the_evaluation():
+    class Draws(LogsMetrics):
+        def validation_step(self, batch, batch_idx):
+            torch.rand(3)
+            self.layer.weight.data += 1.0  # what a step leaves behind is not the model
+            super().validation_step(batch, batch_idx)
+
+    states = []
+    for every in (None, 1):
+        loop = fitted(Draws(), evaluate_clients_every=every)
+        states.append(loop.client.module.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_draws_of_a_step_do_not_depend_on_the_clients_before():
+    class Draws(Base):
+        def validation_step(self, batch, batch_idx):
+            self.log("drawn", torch.rand(()))
+
+    found = []
+    for clients in (range(CLIENTS), [2]):
+        loop = fitted(Draws())
+        jobs = [job for job in loop.evaluation.of_clients._jobs(1) if job.client_id in clients]
+        how = loop.evaluation.of_clients.how("validation")
+        found.append({score.client_id: score.logged for score in loop.engine.evaluate(iter(jobs), how)})
+    assert found[0][2] == found[1][2]
+
+
+def test_model_metrics_and_own_values_stand_side_by_side():
+    class Flat(LogsValues):
+        def forward(self, x):
+            return self.layer(x).squeeze(1)
+
+    loop = fitted(Flat(), metrics={"mae": torchmetrics.MeanAbsoluteError()})
+    assert {"local/mae", "local/val/mse", "local/count"} <= loop.round_metrics.keys()
+    with pytest.raises(ValueError, match="must not have the name of a value that the module logs itself, got 'count'"):
+        fitted(Flat(), metrics={"count": torchmetrics.MeanAbsoluteError()})
+
+
+def test_a_module_that_nothing_measures_is_refused():
+    with pytest.raises(ValueError, match="evaluate_clients_every needs a validation_step or test_step of Base, or"):
+        fitted(Base())
+    assert not [key for key in fitted(Local(module=Base()), evaluate_clients_every=None).round_metrics if "local" in key]
+
+
+def test_a_key_of_the_package_is_refused():
+    class Drift(Base):
+        def validation_step(self, batch, batch_idx):
+            self.log("drift", 1.0)
+
+    with pytest.raises(ValueError, match="must not be given 'local/drift'"):
+        fitted(Drift())
+
+
+def test_a_test_takes_the_test_step():
+    class Both(LogsValues):
+        def test_step(self, batch, batch_idx):
+            self.log("tested", self.error(batch))
+
+    loop = fitted(Local(module=Both()), evaluate_clients_every=None)
+    assert "local/val/mse" in loop.round_metrics
+    (values,) = Trainer(**QUIET).test(loop, datamodule=regression_data(), verbose=False)
+    assert list(values) == ["local/tested"]
+    (values,) = Trainer(**QUIET).validate(loop, datamodule=regression_data(), verbose=False)
+    assert "local/val/mse" in values
+
+
+def test_nets_have_the_accuracy_and_modules_have_not():
+    loop = FederatedLoop(FedAvg(optimizer=sgd()), seed=1, evaluate_clients_every=1)
+    Trainer(max_epochs=1, **QUIET).fit(loop, datamodule=toy_data((4, 4)))
+    scores = loop.evaluation.of_clients.scores
+    assert loop.round_metrics["local/alma"] == pytest.approx(sum(s["local/alma"] for s in scores.values()) / 2)
+
+
+def test_a_round_is_evaluated_once_though_its_checkpoint_lies_between(tmp_path):
+    class Counts(LogsValues):
+        passes = 0
+
+        def on_validation_start(self):
+            Counts.passes += 1
+
+    class Saves(Callback):
+        def on_validation_start(self, trainer, loop):
+            if not trainer.sanity_checking and trainer.current_epoch == 1:
+                trainer.save_checkpoint(tmp_path / "between.ckpt")
+
+    whole = fitted(Local(module=Counts()), evaluate_clients_every=None, callbacks=[Saves()])
+    assert Counts.passes == 2 * CLIENTS
+    loop = FederatedLoop(Local(module=Counts()), seed=1)
+    again = Trainer(max_epochs=2, **QUIET)
+    again.fit(loop, datamodule=regression_data(), ckpt_path=tmp_path / "between.ckpt")
+    assert loop.round_metrics == whole.round_metrics
+    assert Counts.passes == 2 * CLIENTS
