@@ -7,7 +7,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.runs.plain_fit import warn_of_plain_fit
-from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.utils.round_table import RoundTable
 
 COLUMNS = ("round", "client", "reason", "owner")
 

@@ -15,7 +15,7 @@ from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.plain_fit import warn_of_plain_fit
-from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.utils.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.run_folder import run_folder

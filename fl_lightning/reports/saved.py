@@ -26,7 +26,7 @@ from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger, read_directions, read_status
 from fl_lightning.runs.partition import PARTITION
-from fl_lightning.runs.round_table import read_cells, reading
+from fl_lightning.utils.round_table import read_cells, reading
 
 METRICS = "metrics.csv"
 CLIENTS = "clients.csv"

@@ -7,7 +7,7 @@ import pytest
 
 from fl_lightning.callbacks import SkippedClients
 from fl_lightning.members.faults import FaultError
-from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.utils.round_table import RoundTable
 from tests.commands import TINY, say
 from tests.federation.faulty import faulty
 from tests.toys import toy_data, trainer

@@ -19,7 +19,7 @@ from fl_lightning.nets import Perceptron
 from fl_lightning.reports.figures import plot_bubbles, plot_sizes
 from fl_lightning.reports.report import partitions_of
 from fl_lightning.reports.saved import Group, read_run
-from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.utils.round_table import RoundTable
 from tests.toys import fit, sgd, trainer
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.engines.deployed import score
 from fl_lightning.federation.clients_evaluation import mean_values, values_of_score
 from fl_lightning.monitors import ClientTable, DriftMonitor
-from fl_lightning.runs.round_table import RoundTable
+from fl_lightning.utils.round_table import RoundTable
 from tests.federation.faulty import CLIENT, ROUND, Faulty
 from tests.toys import BatchNormNet, sgd, toy_data, trainer
 

@@ -1,7 +1,7 @@
 """Tables of a run are written with several rows a round, and read, though a killed process may have cut them."""
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,36 +37,52 @@ class RoundTable:
     """Adds the rows of each round at once to a csv file whose first column is the round.
 
     Args:
-        path: of the file; it is made with the first row.
-        columns: names of the columns, the first one `round`.
+        path: Path of the file, which is made with the first row.
+        columns: Names of the columns, the first one `round`.
+        grows: Whether a row may have further columns. They stand after the others, in the order in which they came.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], *, grows: bool = False) -> None:
         self.path = path
         self.columns = tuple(columns)
+        self.grows = grows
 
     def begin(self, first_round: int) -> None:
         """Drop the rows of rounds that are run again, one that was cut, and all of a table with other columns.
 
-        The rows of a table without the last columns stay: an earlier version wrote it.
+        The rows of a table without the last columns stay: an earlier version wrote it. A table that grows keeps all
+        rows, and further columns.
+
+        Args:
+            first_round: Index of the first round that is run now.
 
         Raises:
-            ValueError: the file is no text in UTF-8, or no csv file.
+            ValueError: The file is no text in UTF-8, or no csv file.
         """
         if not self.path.is_file():
             return
-        kept = []
+        header, rows = self._read()
+        if self.grows:
+            self.columns += tuple(name for name in header if name not in self.columns)
+            is_known = header[:1] == ["round"]
+        else:
+            is_known = bool(header) and header == list(self.columns[: len(header)])
+        kept: list[list[str]] = []
+        for row in rows if is_known else []:
+            with suppress(ValueError):
+                if len(row) == len(header) and int(row[0]) < first_round:
+                    values = dict(zip(header, row, strict=True))
+                    kept.append([values.get(name, "") for name in self.columns])
+        write_table(self.path, [self.columns, *kept])
+
+    def _read(self) -> tuple[list[str], list[list[str]]]:
+        """Return the names of the columns and the rows of the file."""
         with (
             reading(self.path, "a table with a row for each round, and cannot be read as one"),
             self.path.open(newline="", encoding="utf-8") as file,
         ):
             header, *rows = [list(map(of_cell, row)) for row in csv.reader(file)] or [[]]
-        is_known = bool(header) and header == list(self.columns[: len(header)])
-        for row in rows if is_known else []:
-            with suppress(ValueError):
-                if len(row) == len(header) and int(row[0]) < first_round:
-                    kept.append([*row, *[""] * (len(self.columns) - len(header))])
-        write_table(self.path, [self.columns, *kept])
+        return header, rows
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add rows. None leaves a cell empty, and NaN is a value."""
@@ -77,3 +93,19 @@ class RoundTable:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 write_cells(file, [*([self.columns] if not file.tell() else []), *cells])
+
+    def append_by_name(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows by the names of columns. A name that is new becomes a column, which is empty in earlier rows.
+
+        Args:
+            rows: The rows of one round, each with the entry `round`.
+        """
+        names = dict.fromkeys(name for row in rows for name in row)
+        new = tuple(name for name in names if name not in self.columns)
+        if new and not self.path.is_file():
+            self.columns += new
+        elif new:
+            header, earlier = self._read()
+            self.columns = (*header, *new)
+            write_table(self.path, [self.columns, *([*row, *[""] * len(new)] for row in earlier)])
+        self.append([row.get(name) for name in self.columns] for row in rows)
