@@ -14,8 +14,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 import fl_lightning
 from fl_lightning.reports.saved import TIMES
-from fl_lightning.utils.round_table import read_cells
 from fl_lightning.utils.files import write_table
+from fl_lightning.utils.round_table import read_cells
 from fl_lightning.utils.run_folder import run_folder
 
 OFTEN = 5.0

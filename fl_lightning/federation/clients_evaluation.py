@@ -49,10 +49,6 @@ class ClientsEvaluation:
         class_names: Gives the names of the C classes, for log keys.
         classifies: Whether the accuracy of a net is measured.
         channels_last: Whether batches of images are laid out channels last.
-
-    Attributes:
-        scores: The values of each client that had samples in the last evaluation, by client id and log key. All
-            processes have those of all clients.
     """
 
     def __init__(
@@ -74,19 +70,20 @@ class ClientsEvaluation:
         self._class_names = class_names
         self._classifies = classifies
         self._channels_last = channels_last
-        self.scores: dict[int, Values] = {}
 
     @torch.no_grad()
-    def row(self, round_idx: int, kind: Kind) -> dict[str, float]:
-        """Evaluate all clients. Every process must call it.
+    def evaluate(self, round_idx: int, kind: Kind) -> tuple[dict[str, float], dict[int, Values]]:
+        """Evaluate all clients. Every process must call it, and has all values.
+
+        The log keys are `local/alma` of a net's accuracy, `local/NAME` of `model.metrics`, and `local/KEY` of what a
+        module logs in its own steps.
 
         Args:
             round_idx: Index of the round.
             kind: The step that evaluates a user's module.
 
         Returns:
-            Means over the clients with samples, by log key: `local/alma` of a net's accuracy, `local/NAME` of
-            `model.metrics`, and `local/KEY` of what a module logs in its own steps.
+            The means over the clients with samples by log key, and the values of each such client by its id.
         """
         tested: list[TestedClient] = []
         for of_process in self._communicator.gather(self._tested(round_idx, kind)):
@@ -94,11 +91,10 @@ class ClientsEvaluation:
         tested.sort(key=lambda client: client.client_id)
         if self._parts.metrics is not None:
             self._parts.recorder.take_directions(metric_directions(self._parts.metrics, "local"))
-        self.scores = {client.client_id: self._values(client) for client in tested}
         means = mean_values(client.values for client in tested)
-        if not self._classifies:
-            return means
-        return {ALMA: self._alma(tested), **means}
+        if self._classifies:
+            means = {ALMA: self._alma(tested), **means}
+        return means, {client.client_id: self._values(client) for client in tested}
 
     def _alma(self, tested: Iterable[TestedClient]) -> float:
         """Return the mean accuracy of the clients. It is NaN without a client that has samples."""

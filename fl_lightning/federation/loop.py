@@ -26,6 +26,7 @@ from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.averages import EpochAverages
 from fl_lightning.federation.checkpoint import SavedFederation
 from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_evaluates_clients, check_trainer
+from fl_lightning.federation.clients_table import ClientsTable
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.final import log_final, summary_key
 from fl_lightning.federation.fresh_values import FreshValues
@@ -199,6 +200,7 @@ class FederatedLoop(Forwarding):
         self.identity.weights = None if initial_weights is None else str(initial_weights)
         self.fresh_values = FreshValues()
         self._averages = EpochAverages()
+        self._clients_table = ClientsTable()
 
     # --- parts that exist once a Trainer has set the loop up ---
 
@@ -372,6 +374,7 @@ class FederatedLoop(Forwarding):
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         self.engine.local.scale_lr(self.parts.plateau.factors)
         self.fresh_values.begin_fit(self.trainer, self.evaluate_clients_every)
+        self._clients_table.begin_fit(self.trainer)
         self._averages.begin_fit(self.trainer)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)
@@ -475,8 +478,10 @@ class FederatedLoop(Forwarding):
 
     def _evaluate_clients(self, round_idx: int) -> None:
         """Add the means over the clients to the row of a round."""
-        values = self.evaluation.of_clients.row(round_idx, "validation")
-        self.recorder.tested_rounds = round_idx + 1
+        values, of_clients = self.evaluation.of_clients.evaluate(round_idx, "validation")
+        self.recorder.take_client_values(
+            round_idx, {client_id: self.parts.marked(found) for client_id, found in of_clients.items()}
+        )
         if self.global_weights.own_models:
             self.final_key = summary_key(values) or ""
         self.add_to_row(self.parts.marked(values))
@@ -525,6 +530,7 @@ class FederatedLoop(Forwarding):
             log_directions = getattr(logger, "log_directions", None)
             if log_directions is not None and self.recorder.directions:
                 log_directions(self.recorder.directions)
+        self._clients_table.write(round_idx, self.recorder.client_values, self.data.client_names)
         is_evaluated = self.recorder.evaluated_rounds > round_idx
         self.parts.plateau.step(
             round_idx=round_idx,
@@ -583,7 +589,8 @@ class FederatedLoop(Forwarding):
         """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""
         if self.global_weights.own_models and not self.data.pooled:
             kind: Kind = "test" if self.trainer.state.fn == "test" else "validation"
-            values |= self.parts.marked(self.evaluation.of_clients.row(self.current_epoch, kind))
+            means, _ = self.evaluation.of_clients.evaluate(self.current_epoch, kind)
+            values |= self.parts.marked(means)
         for name, value in values.items():
             super().log(name, value)
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -55,6 +55,9 @@ STEP_OF = {"fit": "validation_step", "validate": "validation_step", "test": "tes
 
 Hooks = dict[str, list[Callable[..., None]]]
 """The callbacks' hooks by name. Trainer and loop are bound already."""
+
+
+Value = TypeVar("Value")
 
 
 @dataclass(kw_only=True)
@@ -207,7 +210,7 @@ class FederationParts:
             return self.given_seed
         return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
-    def marked(self, values: Mapping[str, float]) -> dict[str, float]:
+    def marked(self, values: Mapping[str, Value]) -> dict[str, Value]:
         """Return values of clients by log key, with marked keys if no guarantee of the run covers these values."""
         if not self.is_private:
             return dict(values)

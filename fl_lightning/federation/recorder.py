@@ -43,6 +43,8 @@ class Recorder(Member):
         trained_rounds: Number of rounds up to the last trained round, which is included.
         evaluated_rounds: Number of rounds up to the last evaluated round, which is included.
         tested_rounds: Number of rounds up to the last round after which the clients were evaluated, which is included.
+        client_values: The values of each client after the present round, by client id and log key. Empty if the
+            clients were not evaluated after it.
         history: The rows of all rounds. A continued run begins with the rows in its metrics.csv.
         directions: Whether values are better when lower or higher, by log key, as the user or logged metric objects
             tell.
@@ -67,6 +69,7 @@ class Recorder(Member):
         self.trained_rounds = 0
         self.evaluated_rounds = 0
         self.tested_rounds = 0
+        self.client_values: dict[int, dict[str, float | None]] = {}
         self._chain = b""
         """Digest of the rows of the first `_chained` rounds."""
         self._chained = 0
@@ -188,6 +191,7 @@ class Recorder(Member):
             self._chain = chained(self._chain, self.round_metrics)
             self._chained = round_idx
         self.round_metrics = values
+        self.client_values = {}
         self.pending_round = round_idx
         self.trained_rounds = round_idx + 1
 
@@ -200,6 +204,16 @@ class Recorder(Member):
         """
         self.class_accuracy = class_accuracy
         self.samples = samples
+
+    def take_client_values(self, round_idx: int, values: Mapping[int, Mapping[str, float | None]]) -> None:
+        """Count the clients as evaluated after a round, and keep their values.
+
+        Args:
+            round_idx: Index of the round.
+            values: The values by client id and log key.
+        """
+        self.tested_rounds = round_idx + 1
+        self.client_values = {client_id: dict(of_client) for client_id, of_client in values.items()}
 
     @property
     def known_peak(self) -> Tensor | None:
@@ -275,6 +289,8 @@ class Recorder(Member):
             "trained_rounds": self.trained_rounds,
             "evaluated_rounds": self.evaluated_rounds,
             "tested_rounds": self.tested_rounds,
+            # They go to a table with the row that is pending.
+            "client_values": {} if self.pending_round is None else dict(self.client_values),
             "directions": dict(self.directions),
             "rows": [self._chained, self._chain.hex()],
             "class_names": self.class_names,
@@ -288,6 +304,7 @@ class Recorder(Member):
         self._chained = state["rows"][0]
         # An earlier version did not tell; a round whose clients are evaluated again gets the same values.
         self.tested_rounds = state.get("tested_rounds", 0)
+        self.client_values = dict(state.get("client_values", {}))
         # Version 0.2.0 wrote none of these.
         self.take_directions(state.get("directions", {}))
         self.peak_samples = state.get("peak_samples", "")

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningModule, Trainer
 
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.inspection import DEPLOYED, Moment
+from fl_lightning.federation.clients_table import NAME
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.monitors.drift import length, record_exchange
 from fl_lightning.monitors.monitor import Measurements, Monitor, ended, value_or_none
@@ -32,6 +33,8 @@ class ClientTable(Monitor):
     - `bytes_down`, `bytes_up`: the bytes, also of failed clients and repeated attempts. They add up to the round's.
     - `skipped`: why the client was skipped.
     - `owner`: the name of the owner of the client's samples (`data.by`), else the client's number.
+    - `local/KEY`: the values of an evaluation of the clients (`model.evaluate_clients_every`), after all others. These
+      are values of all clients, and rounds with an evaluation have a row for each client with test samples.
 
     Values with `before` are of the weights as the client received them, and the others of what it would deploy. A cell
     without a value is empty, such as the drift of a client without samples.
@@ -42,6 +45,9 @@ class ClientTable(Monitor):
         every: Number of rounds from one measured round to the next.
         dirpath: Folder of the table. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
+
+    writes_client_values = True
+    """Whether the table has the values of an evaluation of the clients."""
 
     def __init__(
         self, loss: bool = True, accuracy: bool = True, every: int = 1, dirpath: str | Path | None = None
@@ -54,7 +60,7 @@ class ClientTable(Monitor):
         if self.accuracy and loop.data.num_classes is not None:
             # A split that is missing is refused here, and not in a client's name.
             loop.data.measured_split()
-        self.open_table(trainer, "clients.csv", COLUMNS)
+        self.open_table(trainer, NAME, COLUMNS, grows=True)
 
     # --- one client ---
 
@@ -87,26 +93,40 @@ class ClientTable(Monitor):
 
     # --- the round ---
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        is_measured = self.measures(trainer)
+        if isinstance(pl_module, FederatedLoop) and not is_measured:
+            # The clients may be evaluated in rounds that are not measured.
+            self._write(trainer, pl_module, {})
+
     def round_end(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Write the rows of the round, when it is known who was skipped."""
-        rows: dict[int, Measurements] = {}
-        for client_id, values in measured.items():
-            rows[client_id] = {"client": client_id, **values}
+        rows: dict[int, Measurements] = {client_id: dict(values) for client_id, values in measured.items()}
         for fault in loop.skipped:
-            row = rows.setdefault(fault.client_id, {"client": fault.client_id})
-            row["skipped"] = fault.reason
-        names = loop.data.client_names
-        for client_id, row in rows.items():
-            row["owner"] = names[client_id]
+            rows.setdefault(fault.client_id, {})["skipped"] = fault.reason
         counted = Counter[tuple[str, int]]()
         for of_process in current_communicator(loop.device).gather(loop.recorder.traffic.by_client):
             counted.update(of_process)
         for client_id, row in rows.items():
             for way in ("down", "up"):
                 row[f"bytes_{way}"] = counted[f"comm/bytes_{way}", client_id]
-        self.add_rows(trainer, [cells_of(rows[client_id]) for client_id in sorted(rows)])
+        self._write(trainer, loop, rows)
 
+    def _write(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
+        """Write a row for each client that was measured or evaluated.
 
-def cells_of(row: Measurements) -> list[Any]:
-    """Return the cells of a row, None without a value."""
-    return [row.get(name) for name in COLUMNS]
+        Args:
+            trainer: The Trainer of the run.
+            loop: The federation.
+            measured: What was measured, by client id.
+        """
+        names = loop.data.client_names
+        evaluated = loop.recorder.client_values
+        rows: list[dict[str, Any]] = []
+        for client_id in sorted(measured.keys() | evaluated.keys()):
+            known = measured.get(client_id, {})
+            cells = {name: known[name] for name in COLUMNS if name in known}
+            values = evaluated.get(client_id, {})
+            rows.append({"client": client_id, "owner": names[client_id], **cells, **values})
+        self.add_rows_by_name(trainer, rows)

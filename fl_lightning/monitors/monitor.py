@@ -15,9 +15,9 @@ from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.summary import mean_std
 from fl_lightning.runs.plain_fit import warn_of_plain_fit
-from fl_lightning.utils.round_table import RoundTable
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utils.files import write_file
+from fl_lightning.utils.round_table import RoundTable
 from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least
 
@@ -171,16 +171,28 @@ class Monitor(Callback):
         """Return True in a round that is measured."""
         return (trainer.current_epoch + 1) % self.every == 0
 
-    def open_table(self, trainer: Trainer, name: str, columns: Sequence[str]) -> None:
-        """Open the monitor's table if this process has a folder."""
+    def open_table(self, trainer: Trainer, name: str, columns: Sequence[str], *, grows: bool = False) -> None:
+        """Open the monitor's table if this process has a folder.
+
+        Args:
+            trainer: The Trainer of the run.
+            name: Name of the file.
+            columns: Names of the columns after the round.
+            grows: Whether rows that are added by name may have further columns.
+        """
         if self.folder is not None:
-            self._table = RoundTable(self.folder / name, ("round", *columns))
+            self._table = RoundTable(self.folder / name, ("round", *columns), grows=grows)
             self._table.begin(trainer.current_epoch)
 
     def add_rows(self, trainer: Trainer, rows: Iterable[Sequence[Any]]) -> None:
         """Add rows of the round to the table if this process has it."""
         if self._table is not None:
             self._table.append([trainer.current_epoch, *row] for row in rows)
+
+    def add_rows_by_name(self, trainer: Trainer, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows of the round by the names of columns to the table if this process has it."""
+        if self._table is not None:
+            self._table.append_by_name([{"round": trainer.current_epoch, **row} for row in rows])
 
 
 def steps_of(update: ClientUpdate) -> int:

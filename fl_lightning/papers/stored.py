@@ -10,8 +10,8 @@ from fl_lightning.metrics.history import History
 from fl_lightning.papers.drawing import Series, unique
 from fl_lightning.reports.results import STATISTICS, known_metrics, statistics_of
 from fl_lightning.reports.saved import TIMES, Group, SavedRun
-from fl_lightning.utils.round_table import read_cells
 from fl_lightning.utils.files import write_table
+from fl_lightning.utils.round_table import read_cells
 from fl_lightning.utils.text import of_cell
 
 RUN = ("rounds", "all_rounds", "seconds", "cpu_seconds", "commit", "machine")

@@ -13,8 +13,8 @@ from pytorch_lightning.loggers.logger import DummyLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from fl_lightning.metrics.keys import Direction, Directions
-from fl_lightning.utils.round_table import read_cells, reading
 from fl_lightning.utils.files import at_path, write_file, write_table
+from fl_lightning.utils.round_table import read_cells, reading
 
 MOST_ROUNDS = 2**53
 """Largest number of a round in a table."""

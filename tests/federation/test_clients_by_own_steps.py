@@ -1,12 +1,15 @@
 """Clients are evaluated by the steps and hooks of their own module, as plain Lightning evaluates it."""
 
 import copy
+import csv
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torchmetrics
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
@@ -14,6 +17,7 @@ from torch.utils.data import DataLoader
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedProx, Local
+from fl_lightning.monitors import ClientTable
 from tests.toys import sgd, toy_data
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -92,12 +96,12 @@ class CountsInHooks(Base):
         self.log("seen", sum(self.seen))
 
 
-class TestStepOnly(Base):
+class OnlyTested(Base):
     def test_step(self, batch, batch_idx, stage="test"):
         self.log(f"{stage}_mse", self.error(batch))
 
 
-MODULES = (LogsValues, LogsMetrics, CountsInHooks, TestStepOnly)
+MODULES = (LogsValues, LogsMetrics, CountsInHooks, OnlyTested)
 
 
 def regression_data(sizes=(23, 17)):
@@ -141,7 +145,7 @@ def modules_of_clients(loop):
 @pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
 def test_each_client_has_the_values_of_plain_lightning(kind, around):
     loop = fitted(around(module=kind()))
-    scores = loop.evaluation.of_clients.scores
+    scores = loop.recorder.client_values
     data = loop.data
     expected = {k: plain(model, data, k) for k, model in modules_of_clients(loop).items()}
     assert len(expected) == CLIENTS
@@ -196,7 +200,9 @@ def test_model_metrics_and_own_values_stand_side_by_side():
 def test_a_module_that_nothing_measures_is_refused():
     with pytest.raises(ValueError, match="evaluate_clients_every needs a validation_step or test_step of Base, or"):
         fitted(Base())
-    assert not [key for key in fitted(Local(module=Base()), evaluate_clients_every=None).round_metrics if "local" in key]
+    assert not [
+        key for key in fitted(Local(module=Base()), evaluate_clients_every=None).round_metrics if "local" in key
+    ]
 
 
 def test_a_key_of_the_package_is_refused():
@@ -224,7 +230,7 @@ def test_a_test_takes_the_test_step():
 def test_nets_have_the_accuracy_and_modules_have_not():
     loop = FederatedLoop(FedAvg(optimizer=sgd()), seed=1, evaluate_clients_every=1)
     Trainer(max_epochs=1, **QUIET).fit(loop, datamodule=toy_data((4, 4)))
-    scores = loop.evaluation.of_clients.scores
+    scores = loop.recorder.client_values
     assert loop.round_metrics["local/alma"] == pytest.approx(sum(s["local/alma"] for s in scores.values()) / 2)
 
 
@@ -247,3 +253,68 @@ def test_a_round_is_evaluated_once_though_its_checkpoint_lies_between(tmp_path):
     again.fit(loop, datamodule=regression_data(), ckpt_path=tmp_path / "between.ckpt")
     assert loop.round_metrics == whole.round_metrics
     assert Counts.passes == 2 * CLIENTS
+
+
+# --- the table ---
+
+
+def table(folder):
+    with Path(folder, "clients.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def in_folder(folder, rounds, callbacks=(), ckpt_path=None, client=None, every=2):
+    """Fit in a folder, and return the loop and the Trainer."""
+    loop = FederatedLoop(client or Local(module=LogsValues()), seed=1, evaluate_clients_every=every)
+    settings = {**QUIET, "logger": CSVLogger(folder, name="", version="")}
+    run = Trainer(max_epochs=rounds, callbacks=list(callbacks), **settings)
+    run.fit(loop, datamodule=regression_data(), ckpt_path=ckpt_path)
+    run.save_checkpoint(Path(folder, "last.ckpt"))
+    return loop
+
+
+def test_the_table_has_a_row_for_each_client_and_evaluated_round(tmp_path):
+    loop = in_folder(tmp_path, 4)
+    rows = table(tmp_path)
+    assert [(row["round"], row["client"]) for row in rows] == [(r, c) for r in "13" for c in "012"]
+    for row in rows[3:]:
+        of_client = loop.recorder.client_values[int(row["client"])]
+        assert {key: float(row[key]) for key in of_client} == of_client
+    assert list(rows[0]) == ["round", "client", "owner", "local/val/mse", "local/largest", "local/count"]
+
+
+def test_a_run_whose_clients_are_not_evaluated_has_no_table(tmp_path):
+    in_folder(tmp_path, 2, client=FedAvg(module=LogsValues()), every=None)
+    assert not Path(tmp_path, "clients.csv").exists()
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_the_callback_s_table_has_the_values_too(tmp_path, every):
+    in_folder(tmp_path / "plain", 4)
+    in_folder(tmp_path / "more", 4, callbacks=[ClientTable(every=every)])
+    expected = table(tmp_path / "plain")
+    found = [row for row in table(tmp_path / "more") if row["local/val/mse"]]
+    assert [{key: row[key] for key in expected[0]} for row in found] == expected
+    measured = {row["round"] for row in table(tmp_path / "more") if row["samples"]}
+    assert measured == {str(r) for r in range(4) if (r + 1) % every == 0}
+
+
+@pytest.mark.parametrize("callbacks", [(), [ClientTable()]], ids=["alone", "callback"])
+def test_a_continued_run_keeps_the_rows_of_before(tmp_path, callbacks):
+    in_folder(tmp_path, 2)
+    before = table(tmp_path)
+    in_folder(tmp_path, 4, callbacks, ckpt_path=tmp_path / "last.ckpt")
+    rows = [row for row in table(tmp_path) if row["local/val/mse"]]
+    assert [{key: row[key] for key in before[0]} for row in rows][:3] == before
+    assert [row["round"] for row in rows] == ["1"] * 3 + ["3"] * 3
+
+
+def test_a_checkpoint_between_evaluation_and_table_has_the_values(tmp_path):
+    class Saves(Callback):
+        def on_validation_start(self, trainer, loop):
+            if not trainer.sanity_checking and trainer.current_epoch == 1:
+                trainer.save_checkpoint(tmp_path / "between.ckpt")
+
+    in_folder(tmp_path / "whole", 2, callbacks=[Saves()])
+    in_folder(tmp_path / "continued", 2, ckpt_path=tmp_path / "between.ckpt")
+    assert table(tmp_path / "continued") == table(tmp_path / "whole")

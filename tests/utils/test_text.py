@@ -13,8 +13,8 @@ from fl_lightning.reports.results import compare
 from fl_lightning.reports.saved import Group, read_columns, read_partition, read_run
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.partition import write_partition
-from fl_lightning.utils.round_table import RoundTable
 from fl_lightning.utils.files import write_table
+from fl_lightning.utils.round_table import RoundTable
 from fl_lightning.utils.text import as_cell, drawable, of_cell, printable
 from tests.reports.saved_runs import settings, write_run
 

@@ -1,0 +1,52 @@
+"""The table `clients.csv` with the values of each client, in rounds after which the clients were evaluated."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytorch_lightning import Trainer
+
+from fl_lightning.utils.round_table import RoundTable
+from fl_lightning.utils.run_folder import run_folder
+
+NAME = "clients.csv"
+"""Name of the file."""
+
+ClientValues = Mapping[int, Mapping[str, float | None]]
+"""Values of clients by client id and log key. None is a value that is not defined."""
+
+
+class ClientsTable:
+    """Writes the values of the clients in a run, unless a callback writes a table of the clients that has them."""
+
+    def __init__(self) -> None:
+        self._table: RoundTable | None = None
+
+    def begin_fit(self, trainer: Trainer) -> None:
+        """Find the folder of the run. Every process must call it.
+
+        Args:
+            trainer: The Trainer of the run.
+        """
+        self._table = None
+        folder = run_folder(trainer)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        is_written = any(getattr(callback, "writes_client_values", False) for callback in callbacks)
+        if folder is None or is_written or not trainer.is_global_zero:
+            return
+        self._table = RoundTable(folder / NAME, ("round", "client", "owner"), grows=True)
+        self._table.begin(trainer.current_epoch)
+
+    def write(self, round_idx: int, values: ClientValues, owners: Sequence[str]) -> None:
+        """Add a row for each client that has values.
+
+        Args:
+            round_idx: Index of the round.
+            values: The values of the clients. Without any nothing is written.
+            owners: Names of the owners of all clients' samples, by client id.
+        """
+        if self._table is None:
+            return
+        rows: list[dict[str, Any]] = []
+        for client_id, of_client in sorted(values.items()):
+            rows.append({"round": round_idx, "client": client_id, "owner": owners[client_id], **of_client})
+        self._table.append_by_name(rows)
