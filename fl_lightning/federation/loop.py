@@ -97,7 +97,8 @@ class FederatedLoop(Forwarding):
             global model (`global/NAME`), and with `evaluate_clients_every` on each client's model (`local/NAME`, the
             clients' mean).
         evaluate_clients_every: Number of rounds after which each of the N clients is evaluated: what it would deploy,
-            on its own test split. None means never, or every round if the clients share no weights, because then there
+            on its own test split, a net by its accuracy (`local/alma`) and a module by its own steps (`local/KEY`).
+            None means never, or every round if the clients share no weights, because then there
             is no global model.
         initial_weights: A checkpoint or state-dict file to start from.
         seed: Key of batches, dropout and initial weights. None means the seed of `seed_everything`, or 0 without it.
