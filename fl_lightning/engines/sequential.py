@@ -56,6 +56,9 @@ class SequentialEngine:
             of `global_weights` and a check of the module's structure.
         tolerant: Whether the run continues without a client that fails. The engine then undoes
             each failed client.
+
+    Attributes:
+        own_steps: Evaluates the module that lies in the client by its own steps.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class SequentialEngine:
             precision=precision,
             batch_hooks=batch_hooks or {},
         )
-        self._own_steps = OwnSteps(client, batch_hooks or {})
+        self.own_steps = OwnSteps(client, batch_hooks or {})
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
         self._counting_parts = parts_that_count(client)
@@ -331,7 +334,7 @@ class SequentialEngine:
             )
         # A step of the user's may draw numbers, which must not depend on the clients before.
         self.local.seed(f"{how.kind}/{job.broadcast.exchange}", job.data)
-        return self._own_steps.score(job.client_id, batches, how)
+        return self.own_steps.score(job.client_id, batches, how)
 
 
 def already_sent(job: ClientJob, names: Iterable[str]) -> State:

@@ -19,6 +19,7 @@ from fl_lightning.client.metric_states import counting_by_name
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.schema import has_unknown_classes
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.engines.deployed import own_step
@@ -216,24 +217,47 @@ def check_averages(callbacks: Sequence[Callback], rule: Aggregator, server_modul
         )
 
 
-def check_evaluates_clients(client: ClientModule, every: int | None, metrics: MetricCollection | None) -> None:
-    """Refuse an evaluation of clients that nothing measures.
+def check_evaluates(client: ClientModule, metrics: MetricCollection | None, **every: int | None) -> None:
+    """Refuse an evaluation in which nothing is measured.
 
     Args:
         client: The client.
-        every: Number of rounds after which the clients are evaluated, as the user has set it.
         metrics: The metrics of predictions and targets. None is no metric.
+        every: Number of rounds from one evaluation to the next by the name of the setting. None is no evaluation.
 
     Raises:
         ValueError: The user's module has no step of an evaluation, and there are no metrics.
     """
     module = client.module
-    if every is None or module is None or metrics is not None or own_step(module, "validation") is not None:
+    if module is None or metrics is not None or own_step(module, "validation") is not None:
         return
-    raise ValueError(
-        f"model.evaluate_clients_every needs a validation_step or test_step of {type(module).__name__}, or "
-        f"model.metrics, got none; define one, or leave model.evaluate_clients_every unset"
-    )
+    for name, rounds in every.items():
+        if rounds is not None:
+            raise ValueError(
+                f"model.{name} needs a validation_step or test_step of {type(module).__name__}, or model.metrics, got "
+                f"none; define one, or leave model.{name} unset"
+            )
+
+
+def check_training_samples(has_global: bool, data: FederatedDataModule) -> None:
+    """Refuse an evaluation on the training samples of all clients where there is no model or there are no samples.
+
+    Args:
+        has_global: Whether there is a global model.
+        data: The data of the run.
+
+    Raises:
+        ValueError: The clients share no weights, or their samples are a stream or elsewhere.
+    """
+    if not has_global:
+        raise ValueError(
+            "model.evaluate_training_every needs a global model, but the clients share no weights; leave it unset"
+        )
+    if data.has_streams or isinstance(data.split("train"), SplitElsewhere):
+        raise ValueError(
+            "model.evaluate_training_every needs the clients' training samples in this process, but they are a stream "
+            "or at the clients; leave it unset"
+        )
 
 
 def check_transforms(transforms: Sequence[UpdateTransform], world: int) -> None:

@@ -171,7 +171,7 @@ def answer_numbers(scores: Sequence[ClientScore]) -> list[tuple[float, float]]:
     return list(zip(numbers[0::2], numbers[1::2], strict=True))
 
 
-def values_of_score(score: ClientScore, names: Sequence[str]) -> Values:
+def values_of_score(score: ClientScore, names: Sequence[str], prefix: str = "local") -> Values:
     """Return the values of `model.metrics` and of the module's own steps at a client, by log key.
 
     NaN of predictions that are finite is a value that is not defined, such as the recall of a class that the client
@@ -180,16 +180,17 @@ def values_of_score(score: ClientScore, names: Sequence[str]) -> Values:
     Args:
         score: The score of the client.
         names: The names of the classes.
+        prefix: Beginning of the log keys.
 
     Raises:
         ValueError: `model.metrics` and the module give one name to two values.
     """
     values: Values = {}
-    for key, value in values_of(score.metrics, "local", names).items():
+    for key, value in values_of(score.metrics, prefix, names).items():
         is_undefined = math.isnan(value) and bool(score.is_finite)
         values[key] = None if is_undefined else value
     for name, value in score.logged.items():
-        key = f"local/{name}"
+        key = f"{prefix}/{name}"
         if key in values:
             raise ValueError(
                 f"model.metrics must not have the name of a value that the module logs itself, got {name!r} for both; "

@@ -50,6 +50,7 @@ RECORDS: Mapping[str, SettingRecord] = MappingProxyType(
         "direction": NOTHING,
         "model.chunk": COSTS,
         "model.evaluate_clients_every": COSTS,
+        "model.evaluate_training_every": COSTS,
         "model.metrics": COSTS,
         "model.planned_rounds": COSTS,
         "model.seed": SettingRecord("values", is_seed=True),

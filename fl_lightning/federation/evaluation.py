@@ -24,6 +24,7 @@ from fl_lightning.federation.checks import averaging_callbacks
 from fl_lightning.federation.clients_evaluation import ClientsEvaluation
 from fl_lightning.federation.fingerprint import fingerprint
 from fl_lightning.federation.run import FederatedRun
+from fl_lightning.federation.training_evaluation import TrainingEvaluation
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import metric_directions
@@ -55,6 +56,7 @@ class Evaluation:
         before: All entries from before the current pass. None between passes.
         inspection: Evaluates clients in the middle of a round, for monitors.
         of_clients: Evaluates what each client would deploy.
+        of_training: Evaluates the global model on the training samples of all clients.
         has_global: Whether there is a global model to evaluate. If not, the module's own steps and hooks of an
             evaluation are not called.
     """
@@ -102,6 +104,12 @@ class Evaluation:
             class_names=lambda: self.class_names,
             classifies=self._accuracy is not None,
             channels_last=self._channels_last,
+        )
+        self.of_training = TrainingEvaluation(
+            run=run,
+            evaluated_model=self.evaluated_model,
+            class_names=lambda: self.class_names,
+            how=partial(self.of_clients.how, "validation"),
         )
 
     # --- which entries are the model ---

@@ -25,7 +25,13 @@ from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation.averages import EpochAverages
 from fl_lightning.federation.checkpoint import SavedFederation
-from fl_lightning.federation.checks import averaging_callbacks, check_averages, check_evaluates_clients, check_trainer
+from fl_lightning.federation.checks import (
+    averaging_callbacks,
+    check_averages,
+    check_evaluates,
+    check_trainer,
+    check_training_samples,
+)
 from fl_lightning.federation.clients_table import ClientsTable
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
 from fl_lightning.federation.final import log_final, summary_key
@@ -100,6 +106,8 @@ class FederatedLoop(Forwarding):
             on its own test split, a net by its accuracy (`local/alma`) and a module by its own steps (`local/KEY`).
             None means never, or every round if the clients share no weights, because then there
             is no global model.
+        evaluate_training_every: Number of rounds after which the global model is evaluated on the training samples of
+            all clients (`global/train/KEY`), as on other samples and without augmentation. None means never.
         initial_weights: A checkpoint or state-dict file to start from.
         seed: Key of batches, dropout and initial weights. None means the seed of `seed_everything`, or 0 without it.
         planned_rounds: Number of rounds that the run is planned for, if it is begun with fewer. A cosine learning rate
@@ -153,6 +161,7 @@ class FederatedLoop(Forwarding):
         codec: Codec | None = None,
         metrics: Metrics | None = None,
         evaluate_clients_every: int | None = None,
+        evaluate_training_every: int | None = None,
         initial_weights: str | Path | None = None,
         seed: int | None = None,
         planned_rounds: int | None = None,
@@ -161,13 +170,14 @@ class FederatedLoop(Forwarding):
         chunk: Literal["auto"] | int = 1,
     ) -> None:
         super().__init__()
-        check_count(1, evaluate_clients_every=evaluate_clients_every)
+        check_count(1, evaluate_clients_every=evaluate_clients_every, evaluate_training_every=evaluate_training_every)
         self.automatic_optimization = False
         self.client = as_client(client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
         self.server_module = self.client.server_class() if server_module is None else server_module
         self.metrics = as_collection(metrics)
         self.evaluate_clients_every = evaluate_clients_every
+        self.evaluate_training_every = evaluate_training_every
         self.parts = FederationParts(
             client=self.client,
             aggregator=self.aggregator,
@@ -361,7 +371,10 @@ class FederatedLoop(Forwarding):
         return [optimizer], [scheduler]
 
     def on_fit_start(self) -> None:
-        check_evaluates_clients(self.client, self.evaluate_clients_every, self.metrics)
+        check_evaluates(self.client, self.metrics, evaluate_clients_every=self.evaluate_clients_every)
+        check_evaluates(self.client, self.metrics, evaluate_training_every=self.evaluate_training_every)
+        if self.evaluate_training_every is not None:
+            check_training_samples(self.evaluation.has_global, self.data)
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
@@ -457,35 +470,43 @@ class FederatedLoop(Forwarding):
         return nullcontext()
 
     def on_train_batch_end(self, outputs: Any, batch: int, batch_idx: int) -> None:
-        """Evaluate what the clients would deploy if that is due, and keep the row.
+        """Make the evaluations that are due besides validation, and keep the row.
 
         This is not part of `training_step`, because an interruption there would undo the complete round.
         """
         round_idx = cast(int, self.recorder.pending_round)
-        if self._clients_are_due(round_idx):
-            self._evaluate_clients(round_idx)
+        for name, every, evaluate in (
+            ("clients", self._rounds_between_clients(), self._evaluate_clients),
+            ("training samples", self.evaluate_training_every, self._evaluate_training_samples),
+        ):
+            is_due = every is not None and (round_idx + 1) % every == 0
+            if is_due and name not in self.recorder.evaluations:
+                evaluate(round_idx)
+                self.recorder.evaluations.add(name)
         self.recorder.keep_round(round_idx)
         self._stop_if_spent()
 
-    def _clients_are_due(self, round_idx: int) -> bool:
-        """Return True if the clients must be evaluated after this round, and its row has no such values yet."""
+    def _rounds_between_clients(self) -> int | None:
+        """Return the number of rounds after which the clients are evaluated, or None if they never are."""
         if self.data.pooled:
-            return False
-        every = self.evaluate_clients_every
-        if every is None:
-            every = 1 if self.global_weights.own_models else 0
-        is_due = every > 0 and (round_idx + 1) % every == 0
-        return is_due and self.recorder.tested_rounds <= round_idx
+            return None
+        if self.evaluate_clients_every is None and self.global_weights.own_models:
+            return 1
+        return self.evaluate_clients_every
 
     def _evaluate_clients(self, round_idx: int) -> None:
         """Add the means over the clients to the row of a round."""
         values, of_clients = self.evaluation.of_clients.evaluate(round_idx, "validation")
         self.recorder.take_client_values(
-            round_idx, {client_id: self.parts.marked(found) for client_id, found in of_clients.items()}
+            {client_id: self.parts.marked(found) for client_id, found in of_clients.items()}
         )
         if self.global_weights.own_models:
             self.final_key = summary_key(values) or ""
         self.add_to_row(self.parts.marked(values))
+
+    def _evaluate_training_samples(self, round_idx: int) -> None:
+        """Add the values of the global model on all clients' training samples to the row of a round."""
+        self.add_to_row(self.parts.marked(self.evaluation.of_training.evaluate(round_idx)))
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value of the round in the client hooks of callbacks, and as Lightning does outside of rounds.

@@ -42,7 +42,7 @@ class Recorder(Member):
         peak_samples: The same for the samples on which `peak` was measured. Empty if they are not known.
         trained_rounds: Number of rounds up to the last trained round, which is included.
         evaluated_rounds: Number of rounds up to the last evaluated round, which is included.
-        tested_rounds: Number of rounds up to the last round after which the clients were evaluated, which is included.
+        evaluations: Names of the evaluations that belong to the round of `pending_round` and are done.
         client_values: The values of each client after the present round, by client id and log key. Empty if the
             clients were not evaluated after it.
         history: The rows of all rounds. A continued run begins with the rows in its metrics.csv.
@@ -68,7 +68,7 @@ class Recorder(Member):
         self.peak_samples = ""
         self.trained_rounds = 0
         self.evaluated_rounds = 0
-        self.tested_rounds = 0
+        self.evaluations: set[str] = set()
         self.client_values: dict[int, dict[str, float | None]] = {}
         self._chain = b""
         """Digest of the rows of the first `_chained` rounds."""
@@ -192,6 +192,7 @@ class Recorder(Member):
             self._chained = round_idx
         self.round_metrics = values
         self.client_values = {}
+        self.evaluations = set()
         self.pending_round = round_idx
         self.trained_rounds = round_idx + 1
 
@@ -205,14 +206,12 @@ class Recorder(Member):
         self.class_accuracy = class_accuracy
         self.samples = samples
 
-    def take_client_values(self, round_idx: int, values: Mapping[int, Mapping[str, float | None]]) -> None:
-        """Count the clients as evaluated after a round, and keep their values.
+    def take_client_values(self, values: Mapping[int, Mapping[str, float | None]]) -> None:
+        """Keep the values of the clients after the present round.
 
         Args:
-            round_idx: Index of the round.
             values: The values by client id and log key.
         """
-        self.tested_rounds = round_idx + 1
         self.client_values = {client_id: dict(of_client) for client_id, of_client in values.items()}
 
     @property
@@ -264,7 +263,6 @@ class Recorder(Member):
         if round_idx == 0:
             self.peak = None
             self.evaluated_rounds = 0
-            self.tested_rounds = 0
             self._chain = b""
             self._chained = 0
 
@@ -288,7 +286,7 @@ class Recorder(Member):
             "peak_samples": self.peak_samples,
             "trained_rounds": self.trained_rounds,
             "evaluated_rounds": self.evaluated_rounds,
-            "tested_rounds": self.tested_rounds,
+            "evaluations": sorted(self.evaluations),
             # They go to a table with the row that is pending.
             "client_values": {} if self.pending_round is None else dict(self.client_values),
             "directions": dict(self.directions),
@@ -302,8 +300,8 @@ class Recorder(Member):
         self.peak = state["peak"]
         self.evaluated_rounds = state["evaluated_rounds"]
         self._chained = state["rows"][0]
-        # An earlier version did not tell; a round whose clients are evaluated again gets the same values.
-        self.tested_rounds = state.get("tested_rounds", 0)
+        # Version 0.2.0 did not tell. A round that is evaluated again gets the same values.
+        self.evaluations = set(state.get("evaluations", ()))
         self.client_values = dict(state.get("client_values", {}))
         # Version 0.2.0 wrote none of these.
         self.take_directions(state.get("directions", {}))

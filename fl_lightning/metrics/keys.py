@@ -111,6 +111,8 @@ LOSS_TERMS = (
 """Names of the terms of local losses that the methods log as `train/NAME`."""
 
 OTHERS = (
+    OwnKey("global/train/acc", "share", "max"),
+    OwnKey("global/train/loss", "nats", "min"),
     OwnKey("local/alma", "share", "max"),
     OwnKey("local/initial", "share", "max", writer="monitors"),
     OwnKey("local/personalised", "share", "max", writer="monitors"),
@@ -293,6 +295,8 @@ FURTHER: Mapping[str, str] = {
     "comm/bytes_down": "bytes of a round to the clients",
     "comm/bytes_up": "bytes of a round to the server",
     "comm/bytes_sets": "bytes of the sets that every client receives once",
+    "global/train/acc": "accuracy of the global model on the training samples of all clients",
+    "global/train/loss": "loss of the global model on the training samples of all clients",
 }
 """Likewise, of what has a table only where it is asked for."""
 
@@ -303,6 +307,9 @@ OWNERS: Mapping[Split, str] = {
     "clients": "of the clients, the mean over them",
 }
 """Whose values those of other keys are, by the split that the beginning of the key names."""
+
+ON_TRAINING_SAMPLES = "global/train/"
+"""Beginning of the keys of the global model on the training samples of all clients."""
 
 LAST = "of the last round's global model on the test split"
 """Whose values those of the keys that begin with `test/` are."""
@@ -433,6 +440,9 @@ def scope_text(name: str, split: Split) -> str:
     beginning, _, rest = name.partition("/")
     if not rest or beginning not in BEGINNINGS:
         return name
+    if name.startswith(ON_TRAINING_SAMPLES):
+        shown = name.removeprefix(ON_TRAINING_SAMPLES).replace("_", " ")
+        return f"{shown} of the global model on the training samples of all clients"
     owner = LAST if beginning == "test" else OWNERS[split]
     return f"{rest.replace('_', ' ')} {owner}"
 
@@ -442,6 +452,8 @@ def scope_of(key: str) -> str:
 
     >>> scope_of("cost/steps"), scope_of("train/ce"), scope_of("val_f1")
     ('Optimizer steps of all clients of a round', 'ce of the clients in training', 'val_f1')
+    >>> scope_of("global/train/val/mse")
+    'val/mse of the global model on the training samples of all clients'
     """
     return describe(key).scope
 
@@ -606,6 +618,8 @@ def own_names(beginning: str) -> list[str]:
 
 def split_of(name: str) -> Split:
     """Return the split that a key names, or an empty text."""
+    if name.startswith(ON_TRAINING_SAMPLES):
+        return "train"
     for word in words_of(name):
         if word in SPLITS:
             return SPLITS[word]

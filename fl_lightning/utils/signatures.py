@@ -49,6 +49,7 @@ WHERE: dict[str, tuple[str, ...]] = {
         "chunk",
         "faults",
         "evaluate_clients_every",
+        "evaluate_training_every",
     ),
     "it is {}an argument of FederatedDataModule": (
         "num_clients",

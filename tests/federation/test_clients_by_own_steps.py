@@ -318,3 +318,56 @@ def test_a_checkpoint_between_evaluation_and_table_has_the_values(tmp_path):
     in_folder(tmp_path / "whole", 2, callbacks=[Saves()])
     in_folder(tmp_path / "continued", 2, ckpt_path=tmp_path / "between.ckpt")
     assert table(tmp_path / "continued") == table(tmp_path / "whole")
+
+
+# --- on the training samples ---
+
+
+def on_training_samples(loop):
+    """The values that a Trainer gives of the global model on all clients' training samples, in one pass."""
+    data = loop.data
+    batches = []
+    for client_id in range(CLIENTS):
+        batches += data.view(client_id, 0).batches("train", batch_size=data.eval_batch_size)
+    (values,) = Trainer(**QUIET).validate(
+        copy.deepcopy(loop.client.module), DataLoader(batches, batch_size=None), verbose=False
+    )
+    return {f"global/train/{name}": value for name, value in values.items()}
+
+
+@pytest.mark.parametrize("kind", [LogsValues, LogsMetrics, CountsInHooks], ids=lambda kind: kind.__name__)
+def test_the_training_samples_have_the_values_of_plain_lightning(kind):
+    loop = fitted(FedAvg(module=kind()), evaluate_clients_every=None, evaluate_training_every=2)
+    found = {name: value for name, value in loop.round_metrics.items() if name.startswith("global/train/")}
+    assert found == pytest.approx(on_training_samples(loop), rel=1e-6)
+    assert set(loop.recorder.history.curve(next(iter(found)))) == {1}
+
+
+def test_a_net_has_accuracy_loss_and_metrics_on_the_training_samples():
+    metrics = {"recall": torchmetrics.classification.MulticlassRecall(3, average="micro")}
+    loop = FederatedLoop(FedAvg(optimizer=sgd()), seed=1, evaluate_training_every=1, metrics=metrics)
+    data = toy_data((7, 5))
+    Trainer(max_epochs=1, **QUIET).fit(loop, datamodule=data)
+    parts = [data.view(client_id, 0).all("train") for client_id in range(2)]
+    x = torch.cat([part[0] for part in parts])
+    y = torch.cat([part[1] for part in parts])
+    loop.client.eval()
+    with torch.no_grad():
+        logits = loop.client(x)
+    row = loop.round_metrics
+    assert row["global/train/acc"] == pytest.approx(float((logits.argmax(1) == y).double().mean()))
+    assert row["global/train/loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, y)), rel=1e-5)
+    assert row["global/train/recall"] == pytest.approx(row["global/train/acc"])
+
+
+def test_training_has_the_same_bits_with_and_without_the_pass_over_its_samples():
+    states = []
+    for every in (None, 1):
+        loop = fitted(LogsMetrics(), evaluate_clients_every=None, evaluate_training_every=every)
+        states.append(loop.client.module.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_without_a_global_model_there_are_no_training_samples_to_evaluate_it_on():
+    with pytest.raises(ValueError, match="evaluate_training_every needs a global model"):
+        fitted(Local(module=LogsValues()), evaluate_training_every=1)

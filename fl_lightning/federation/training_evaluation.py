@@ -1,0 +1,110 @@
+"""Evaluation of the global model on the training samples of all clients."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from fl_lightning.engines.deployed import laid_out
+from fl_lightning.federation.clients_evaluation import values_of_score
+from fl_lightning.federation.run import FederatedRun
+from fl_lightning.functional.state import to_float32
+from fl_lightning.metrics import ClassifierScores
+from fl_lightning.metrics.keys import ON_TRAINING_SAMPLES, metric_directions
+from fl_lightning.metrics.user_metrics import computed, values_of
+from fl_lightning.types import Batch, Scoring
+
+PREFIX = ON_TRAINING_SAMPLES.removesuffix("/")
+
+
+class TrainingEvaluation:
+    """Evaluates the global model on all clients' training samples, as the clients see them without augmentation.
+
+    The first process does all of it, so the values do not depend on the number of processes.
+
+    Args:
+        run: The objects of the Trainer's run.
+        evaluated_model: Context in which the client module is the global model.
+        class_names: Gives the names of the C classes, for log keys.
+        how: Says how the model is evaluated: as clients are.
+    """
+
+    def __init__(
+        self,
+        run: FederatedRun,
+        *,
+        evaluated_model: Callable[[], AbstractContextManager[None]],
+        class_names: Callable[[], Sequence[str]],
+        how: Callable[[], Scoring],
+    ) -> None:
+        self._run = run
+        self._data = run.data
+        self._client = run.engine.client
+        self._local = run.engine.local
+        self._evaluated_model = evaluated_model
+        self._class_names = class_names
+        self._how = how
+        self._own_steps = run.engine.own_steps
+
+    @torch.no_grad()
+    def evaluate(self, round_idx: int) -> dict[str, float]:
+        """Return the values by log key. Every process must call it.
+
+        Args:
+            round_idx: Index of the round.
+        """
+        values: dict[str, float] = {}
+        error: Exception | None = None
+        communicator = self._run.communicator
+        if communicator.rank == 0:
+            try:
+                values = self._values(round_idx)
+            except Exception as raised:
+                # The other processes wait for this one.
+                error = raised
+        everywhere: list[dict[str, float]] = communicator.all_gather_or_raise(values, error)
+        return everywhere[0]
+
+    def _values(self, round_idx: int) -> dict[str, float]:
+        """Evaluate the model in this process."""
+        how = self._how()
+        metrics = self._run.parts.metrics
+        if metrics is not None:
+            self._run.parts.recorder.take_directions(metric_directions(metrics, PREFIX))
+        modes = [(module, module.training) for module in self._client.modules()]
+        with self._evaluated_model():
+            self._client.eval()
+            try:
+                if how.classifies:
+                    return self._of_classifier(round_idx, how)
+                return self._of_module(round_idx, how)
+            finally:
+                for module, was_training in modes:
+                    module.training = was_training
+
+    def _batches(self, round_idx: int, batch_size: int) -> Iterator[Batch]:
+        """Yield the training samples of each client, one client after the other."""
+        for client_id in range(self._data.num_clients):
+            view = self._data.view(client_id, round_idx)
+            yield from self._local.transfer.each(view.batches("train", batch_size=batch_size))
+
+    def _of_classifier(self, round_idx: int, how: Scoring) -> dict[str, float]:
+        """Return accuracy, loss and further metrics of a net."""
+        scores = ClassifierScores(self._data.num_classes or 0, distributed_available_fn=bool).to(self._local.device)
+        for x, y in self._batches(round_idx, how.batch_size):
+            logits = self._client(laid_out(x, how.channels_last))
+            scores.update(logits, y)
+            if how.metrics is not None:
+                how.metrics.update(to_float32(logits), y)
+        *_, accuracy, loss = computed(scores).tolist()
+        values = {f"{PREFIX}/acc": accuracy, f"{PREFIX}/loss": loss}
+        if how.metrics is not None:
+            values |= values_of(computed(how.metrics), PREFIX, self._class_names())
+        return values
+
+    def _of_module(self, round_idx: int, how: Scoring) -> dict[str, float]:
+        """Return what the module's own step and the further metrics say."""
+        self._local.seed("training samples", self._data.view(0, round_idx))
+        score = self._own_steps.score(client_id=0, batches=self._batches(round_idx, how.batch_size), how=how)
+        found = values_of_score(score, self._class_names(), prefix=PREFIX)
+        return {name: float("nan") if value is None else value for name, value in found.items()}
