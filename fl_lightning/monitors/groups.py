@@ -1,6 +1,6 @@
 """Callback that evaluates the global model on groups of clients."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,12 @@ from torchmetrics import MetricCollection
 
 from fl_lightning.data.schema import shown
 from fl_lightning.distributed import current_communicator
+from fl_lightning.engines.deployed import own_step
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.user_metrics import Metrics, alone, as_collection, update, values_of
 from fl_lightning.monitors.monitor import Monitor, add_to_row
 from fl_lightning.reports.terminal import print_table
+from fl_lightning.types import Batch
 from fl_lightning.utils.batches import batch_length
 
 
@@ -25,7 +27,8 @@ class GroupMetrics(Monitor):
 
     Args:
         groups: The clients by name of a group. Whole numbers are ids, and texts are names of owners (`data.by`).
-        metrics: Metrics of predictions and targets. None is `model.metrics`.
+        metrics: Metrics of predictions and targets. None is `model.metrics`. Without these it is the own
+            `validation_step` of a user's module, whose values are `global/KEY/GROUP`.
         every: Number of rounds from one measured round to the next.
         dirpath: Folder of the table. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
@@ -101,30 +104,55 @@ class GroupMetrics(Monitor):
 
     def _evaluated(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:
         """Evaluate the global model on the test samples of these clients."""
+        metrics = self._collection(loop)
+        if metrics is None:
+            return self._of_own_steps(loop, clients)
+        return self._of_metrics(loop, clients, alone(metrics).to(loop.device))
+
+    def _of_metrics(self, loop: FederatedLoop, clients: Sequence[int], metrics: MetricCollection) -> dict[str, float]:
+        """Return the number of samples and the values of metrics."""
         inspection = loop.evaluation.inspection
-        metrics = alone(self._collection(loop)).to(loop.device)
 
         def counted(batch: Any) -> int:
             update(metrics, batch, loop.client)
             return batch_length(batch)
 
-        samples = 0
-        for client_id in clients:
-            view = loop.data.view(client_id, loop.server.round_idx)
-            batches = view.batches("test", batch_size=loop.data.eval_batch_size)
-            samples += sum(inspection.over(batches, counted))
+        samples = sum(inspection.over(batches_of(loop, clients), counted))
         found = {SAMPLES: float(samples)}
         if samples:
             for name, value in values_of(metrics.compute(), "", inspection.class_names).items():
                 found[name.removeprefix("/")] = value
         return found
 
-    def _collection(self, loop: FederatedLoop) -> MetricCollection:
-        """Return the metrics, which are refused if there are none."""
+    def _of_own_steps(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:
+        """Return the number of samples and what the module's own step and hooks log."""
+        how = loop.evaluation.of_clients.how("validation")
+        batches = loop.engine.local.transfer.each(batches_of(loop, clients))
+        with loop.evaluation.inspection.look():
+            score = loop.engine.own_steps.score(client_id=clients[0], batches=batches, how=how)
+        samples = float(score.num_samples)
+        return {SAMPLES: samples, **score.logged} if samples else {SAMPLES: samples}
+
+    def _collection(self, loop: FederatedLoop) -> MetricCollection | None:
+        """Return the metrics, or None if the module's own step is taken.
+
+        Raises:
+            ValueError: There is neither.
+        """
         chosen = loop.metrics if self.metrics is None else self.metrics
-        if chosen is None:
-            raise ValueError("GroupMetrics needs metrics, got none; give it metrics=, or set model.metrics")
+        if chosen is None and own_step(loop.client.module, "validation") is None:
+            raise ValueError(
+                "GroupMetrics needs metrics or a module with a validation_step, got none; give it metrics=, or set "
+                "model.metrics"
+            )
         return chosen
+
+
+def batches_of(loop: FederatedLoop, clients: Sequence[int]) -> Iterator[Batch]:
+    """Yield the batches of test samples of some clients, one client after the other."""
+    for client_id in clients:
+        view = loop.data.view(client_id, loop.server.round_idx)
+        yield from view.batches("test", batch_size=loop.data.eval_batch_size)
 
 
 def client_ids(clients: Sequence[int | str], names: Sequence[str], *, group: str) -> list[int]:

@@ -5,7 +5,8 @@ import csv
 
 import pytest
 import torch
-from pytorch_lightning import Callback
+from pytorch_lightning import Callback, Trainer
+from torch.utils.data import DataLoader
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -13,6 +14,7 @@ from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg, FedEXPAggregator
 from fl_lightning.monitors import GroupMetrics
 from tests.callbacks.toy import Regression, data, trainer
+from tests.federation.test_clients_by_own_steps import QUIET, LogsMetrics, regression_data
 from tests.toys import BatchNormNet, sgd, toy_data
 from tests.toys import trainer as quiet_trainer
 
@@ -84,12 +86,20 @@ def test_the_weights_are_those_that_are_evaluated():
     [
         ({"a": [4]}, MeanSquaredError(), r"name some in \[0, 4\), got \[4\] for 'a'"),
         ({"a": []}, MeanSquaredError(), r"got \[\] for 'a'"),
-        ({"a": [1]}, None, "needs metrics, got none; give it metrics=, or set model.metrics"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(groups, metrics, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         fitted(tmp_path, groups, metrics)
+
+
+def test_a_net_without_metrics_is_refused(tmp_path):
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3)
+    run = quiet_trainer(1, callbacks=[GroupMetrics({"a": [1]}, dirpath=tmp_path)])
+    with pytest.raises(
+        ValueError, match="needs metrics or a module with a validation_step, got none; give it metrics="
+    ):
+        run.fit(loop, datamodule=toy_data())
 
 
 def test_a_group_without_test_samples_has_empty_cells(tmp_path, capsys, monkeypatch):
@@ -107,3 +117,16 @@ def test_a_group_without_test_samples_has_empty_cells(tmp_path, capsys, monkeypa
     assert lines[0] == "round,group,samples,accuracy"
     assert lines[1] == "0,nobody,0.0,"
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_without_metrics_a_group_has_the_values_of_the_modules_own_step(tmp_path):
+    loop = FederatedLoop(FedAvg(module=LogsMetrics()), seed=1)
+    groups = GroupMetrics({"two": [0, 2], "one": [1]}, dirpath=tmp_path)
+    Trainer(max_epochs=1, callbacks=[groups], **QUIET).fit(loop, datamodule=regression_data())
+    dealt = loop.data
+    for name, clients in groups.groups.items():
+        batches = [batch for k in clients for batch in dealt.view(k, 0).batches("test", batch_size=2)]
+        loader = DataLoader(batches, batch_size=None)
+        (expected,) = Trainer(**QUIET).validate(copy.deepcopy(loop.client.module), loader, verbose=False)
+        found = {key: loop.round_metrics[f"global/{key}/{name}"] for key in expected}
+        assert found == pytest.approx(expected, rel=1e-6)
