@@ -12,11 +12,13 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fl_lightning.federation.loop import FederatedLoop
+from fl_lightning.federation.metric_files import FOLDER
 from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.metrics.keys import is_accuracy, is_loss, is_value, unit_of
 from fl_lightning.reports.figures import (
     plot_accuracy,
     plot_classwise,
+    plot_metric,
     plot_partition,
     plot_sizes,
     plot_values,
@@ -27,6 +29,7 @@ from fl_lightning.runs.partition import PARTITION, write_partition
 from fl_lightning.runs.plain_fit import epoch_values
 from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least, check_choice
+from fl_lightning.utils.text import slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +49,8 @@ class RunPlots(Callback):
     - If the samples have no classes, `partition.png` shows the sizes of the clients.
     - Under differential privacy there is no partition, because it tells what the clients have.
     - The fit of a module without a federation has the pictures of the values that it logs, by epoch.
+
+    A metric of `model.metrics` whose value is a matrix or a curve draws its last value itself, as `metrics/NAME`.
 
     At the end of fit every logger that takes pictures gets the class-wise pictures, as `local/partition` and
     `global/classwise` (`val/classwise`, if the accuracies of the classes are those of the validation split).
@@ -114,9 +119,23 @@ class RunPlots(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._draw()
+        if self._active and isinstance(pl_module, FederatedLoop):
+            self._draw_metrics(pl_module)
         if self._active and self._history.rounds:
             log_figures(trainer.loggers, self._logged, self._history.rounds[-1])
         self._logged.clear()
+
+    def _draw_metrics(self, loop: FederatedLoop) -> None:
+        """Draw the last values of the metrics that are matrices or curves, each by the metric object itself."""
+        metrics = loop.metrics
+        if metrics is None:
+            return
+        for name, value in loop.evaluation.arrays.items():
+            figure = plot_metric(metrics[name], value, loop.evaluation.class_names)
+            if figure is not None:
+                if self._folder is not None:
+                    (self._folder / FOLDER).mkdir(parents=True, exist_ok=True)
+                self._keep(figure, name=f"{FOLDER}/{slug(name)}", logged=f"{loop.data.evaluated_prefix}/{name}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # An error of the plots must not hide the error under way.

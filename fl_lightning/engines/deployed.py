@@ -15,7 +15,7 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientTestServices, attach_services
 from fl_lightning.functional.accuracy import answer_counts
 from fl_lightning.functional.state import to_float32
-from fl_lightning.metrics.user_metrics import update
+from fl_lightning.metrics.user_metrics import arrays_of, update
 from fl_lightning.types import Batch, ClientScore, Scoring, State
 from fl_lightning.utils.batches import batch_length
 
@@ -91,12 +91,16 @@ def score(
 
 
 def taken(metrics: MetricCollection | None) -> State:
-    """Return the values of metrics on the CPU by name, and reset the metrics."""
+    """Return the values of metrics on the CPU by name, and reset the metrics.
+
+    Matrices and curves are left out: they are kept of the global model only.
+    """
     if metrics is None:
         return {}
-    values = {name: value.cpu() for name, value in metrics.compute().items()}
+    values = metrics.compute()
     metrics.reset()
-    return values
+    arrays = arrays_of(values)
+    return {name: value.cpu() for name, value in values.items() if name not in arrays}
 
 
 class OwnSteps:

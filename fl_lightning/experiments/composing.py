@@ -1,7 +1,6 @@
 """Whole configurations of runs, composed of files and settings as the command line would."""
 
 import math
-import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -295,12 +294,3 @@ def settings_text(settings: Iterable[Setting], separator: str = ", ") -> str:
     'alpha=0.1'
     """
     return separator.join(f"{name.rpartition('.')[2]}={value}" for name, value in settings)
-
-
-def slug(text: str) -> str:
-    """Write text so that it can name a file.
-
-    >>> slug("FedED+SAM-schedule=[[0, 1]]")
-    'FedED+SAM-schedule=_0_1_'
-    """
-    return re.sub(r"[^\w.+=-]+", "_", text)

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.experiments.composing import slug
 from fl_lightning.federation.configured import flat
 from fl_lightning.federation.differences import differences, is_place, places_that_differ
 from fl_lightning.federation.effects import below, distinguishes
@@ -16,6 +15,7 @@ from fl_lightning.federation.values import Settings
 from fl_lightning.reports.saved import load_config
 from fl_lightning.runs.checkpoints import CHECKPOINTS
 from fl_lightning.runs.folder import LAST, identity_in, newest_first, runs
+from fl_lightning.utils.text import slug
 
 LONGEST_STEM = 80
 """Bytes of a name that a reader knows a cell by."""

@@ -28,7 +28,7 @@ from fl_lightning.federation.training_evaluation import TrainingEvaluation
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import metric_directions
-from fl_lightning.metrics.user_metrics import computed, update, values_of
+from fl_lightning.metrics.user_metrics import arrays_of, computed, update, values_of
 from fl_lightning.types import State
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.trainer_view import whole_world
@@ -57,6 +57,7 @@ class Evaluation:
         inspection: Evaluates clients in the middle of a round, for monitors.
         of_clients: Evaluates what each client would deploy.
         of_training: Evaluates the global model on the training samples of all clients.
+        arrays: The values of `model.metrics` of the last pass that are no numbers or vectors, by name.
         has_global: Whether there is a global model to evaluate. If not, the module's own steps and hooks of an
             evaluation are not called.
     """
@@ -76,6 +77,7 @@ class Evaluation:
         self.modules = engine.modules
         self.transfer = engine.local.transfer
         self.inspection = Inspection(engine, run.data)
+        self.arrays: dict[str, Any] = {}
         self.before: HeldEntries | None = None
         self._after: HeldEntries | None = None
         """All entries as a pass has left them. The module's last hook of the pass must find them."""
@@ -329,7 +331,9 @@ class Evaluation:
         if not self.has_global:
             return values
         if self.metrics is not None:
-            values |= values_of(computed(self.metrics), prefix, self.class_names)
+            found = computed(self.metrics)
+            self.arrays = arrays_of(found)
+            values |= values_of(found, prefix, self.class_names)
             self.parts.recorder.take_directions(metric_directions(self.metrics, prefix))
         if self._accuracy is None:
             return values

@@ -38,6 +38,7 @@ from fl_lightning.federation.final import log_final, summary_key
 from fl_lightning.federation.fresh_values import FreshValues
 from fl_lightning.federation.horizon import Horizon
 from fl_lightning.federation.local_checks import check_local_training
+from fl_lightning.federation.metric_files import MetricFiles
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.resume import catch_up
@@ -212,6 +213,7 @@ class FederatedLoop(Forwarding):
         self.fresh_values = FreshValues()
         self._averages = EpochAverages()
         self._clients_table = ClientsTable()
+        self._metric_files = MetricFiles()
 
     # --- parts that exist once a Trainer has set the loop up ---
 
@@ -389,6 +391,7 @@ class FederatedLoop(Forwarding):
         self.engine.local.scale_lr(self.parts.plateau.factors)
         self.fresh_values.begin_fit(self.trainer, self.evaluate_clients_every)
         self._clients_table.begin_fit(self.trainer)
+        self._metric_files.begin_fit(self.trainer)
         self._averages.begin_fit(self.trainer)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)
@@ -606,6 +609,7 @@ class FederatedLoop(Forwarding):
             values = {**values, f"{prefix}/forgetting": forgetting}
         self.add_to_row(values)
         self.recorder.keep_round(round_idx)
+        self._metric_files.write(round_idx, self.evaluation.arrays)
 
     def _log_evaluation(self, values: dict[str, float]) -> None:
         """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""

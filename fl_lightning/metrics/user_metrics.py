@@ -81,28 +81,32 @@ def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[s
     """Name computed values for a round's row, and those of a vector by the classes.
 
     A vector that has not one value for each class is of something else, such as clients or outputs. Its values have
-    the numbers of their positions.
+    the numbers of their positions. Values of further dimensions have no place in a row (`arrays_of`).
 
     Args:
         result: What a collection computed, by name.
         prefix: Beginning of the names, without a slash.
         class_names: Names of the C classes.
-
-    Raises:
-        ValueError: A value has more than one dimension, such as a confusion matrix.
     """
+    arrays = arrays_of(result)
     values: dict[str, float] = {}
     for name, value in result.items():
+        if name in arrays:
+            continue
         if value.ndim == 0:
             values[f"{prefix}/{name}"] = float(value)
-        elif value.ndim == 1:
+        else:
             is_by_class = len(value) == len(class_names)
             names = class_names if is_by_class else [str(index) for index in range(len(value))]
             for part, number in zip(names, value.tolist(), strict=True):
                 values[f"{prefix}/{name}/{part}"] = number
-        else:
-            raise ValueError(
-                f"model.metrics must compute numbers or vectors, {name!r} gave shape {tuple(value.shape)}; compute it "
-                f"in a callback"
-            )
     return values
+
+
+def arrays_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the computed values that are no numbers or vectors, such as a confusion matrix or a curve, by name.
+
+    Args:
+        result: What a collection computed, by name.
+    """
+    return {name: value for name, value in result.items() if not isinstance(value, Tensor) or value.ndim > 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.text import drawable
@@ -263,6 +265,28 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     FigureCanvasAgg(figure)
     if title:
         figure.suptitle(title, fontsize="large")
+    return figure
+
+
+def plot_metric(metric: Any, value: Any, class_names: Sequence[str]) -> Figure | None:
+    """Let a torchmetrics object draw its own value. None is an object that cannot.
+
+    Args:
+        metric: The object.
+        value: The value, as the object has computed it.
+        class_names: Names of the C classes, for objects that take labels of as many.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
+
+    takes_labels = "labels" in inspect.signature(metric.plot).parameters
+    is_by_class = isinstance(value, Tensor) and len(value) == len(class_names)
+    labels = {"labels": list(class_names)} if takes_labels and is_by_class else {}
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    try:
+        metric.plot(value, ax=figure.subplots(), **labels)
+    except Exception:
+        # An object may draw no values of this kind, such as those of several labels.
+        return None
     return figure
 
 

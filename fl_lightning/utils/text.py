@@ -78,3 +78,12 @@ def folded(name: str) -> str:
     ('lgfedavg', 'geometricmedian')
     """
     return name.casefold().replace("-", "").replace("_", "")
+
+
+def slug(text: str) -> str:
+    """Write text so that it can name a file.
+
+    >>> slug("FedED+SAM-schedule=[[0, 1]]")
+    'FedED+SAM-schedule=_0_1_'
+    """
+    return re.sub(r"[^\w.+=-]+", "_", text)

@@ -1,11 +1,19 @@
 """`model.metrics`: the user's torchmetrics objects on the global model and on every client's."""
 
+import numpy as np
 import pytest
 import torch
 from torchmetrics import ClasswiseWrapper, MeanAbsoluteError, MetricCollection
-from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score, MulticlassRecall
+from torchmetrics.classification import (
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassPrecisionRecallCurve,
+    MulticlassRecall,
+    MulticlassROC,
+)
 
 from fl_lightning import FederatedLoop
+from fl_lightning.callbacks import RunPlots
 from fl_lightning.methods import FedAvg, Local
 from fl_lightning.metrics import ClasswiseAccuracy, InLocalAccuracy
 from tests.callbacks import toy
@@ -97,8 +105,55 @@ def test_what_cannot_stand_in_a_row_is_refused():
         ValueError, match=r"model\.metrics must not be named acc, loss, acc_class, forgetting, got 'acc'"
     ):
         FederatedLoop(FedAvg(), metrics={"acc": MulticlassF1Score(3)})
-    with pytest.raises(ValueError, match=r"must compute numbers or vectors, 'matrix' gave shape \(3, 3\)"):
-        run({"matrix": MulticlassConfusionMatrix(3)})
+
+
+ARRAYS = {
+    "matrix": MulticlassConfusionMatrix(3),
+    "roc": MulticlassROC(3, thresholds=None),
+    "curve": MulticlassPrecisionRecallCurve(3, thresholds=5),
+}
+"""Metrics whose values have no place in a row."""
+
+
+def test_matrices_and_curves_stand_in_files_beside_the_row_and_draw_themselves(tmp_path):
+    recall = {"recall": MulticlassRecall(3, average="micro")}
+    callbacks = [RunPlots(tmp_path)]
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3, metrics=ARRAYS | recall)
+    loop.run_folder = tmp_path
+    trainer(2, callbacks=callbacks).fit(loop, datamodule=toy_data())
+    assert {path.name for path in (tmp_path / "metrics").iterdir()} == {
+        *(f"{name}-{round_idx}.npz" for name in ARRAYS for round_idx in range(2)),
+        *(f"{name}.png" for name in ARRAYS),
+    }
+    matrix = np.load(tmp_path / "metrics" / "matrix-1.npz")["value"]
+    assert matrix.shape == (3, 3)
+    assert matrix.trace() / matrix.sum() == pytest.approx(loop.round_metrics["global/recall"])
+    curve = np.load(tmp_path / "metrics" / "curve-1.npz")
+    assert {name: curve[name].shape for name in curve.files} == {
+        "value_0": (3, 6),
+        "value_1": (3, 6),
+        "value_2": (5,),
+    }
+    assert not [key for key in loop.round_metrics if key.split("/")[1] in ARRAYS]
+
+
+def test_files_of_rounds_that_are_run_again_go(tmp_path):
+    def fit_on(rounds, ckpt_path=None):
+        loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3, metrics=ARRAYS)
+        loop.run_folder = tmp_path
+        run = trainer(rounds)
+        run.fit(loop, datamodule=toy_data(), ckpt_path=ckpt_path)
+        run.save_checkpoint(tmp_path / f"{rounds}.ckpt")
+
+    fit_on(1)
+    fit_on(3, tmp_path / "1.ckpt")
+    fit_on(2, tmp_path / "1.ckpt")
+    assert sorted(path.name for path in tmp_path.glob("metrics/matrix-*")) == ["matrix-0.npz", "matrix-1.npz"]
+
+
+def test_clients_have_the_numbers_only():
+    loop = run(ARRAYS | {"recall": MulticlassRecall(3)}, evaluate_clients_every=1)
+    assert {key for key in loop.round_metrics if key.startswith("local/")} == {"local/alma", "local/recall"}
 
 
 @pytest.mark.usefixtures("without_pictures")

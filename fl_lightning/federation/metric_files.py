@@ -1,0 +1,73 @@
+"""Files of metric values that are no numbers, such as a confusion matrix or a curve: one for each metric and round."""
+
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pytorch_lightning import Trainer
+
+from fl_lightning.utils.files import write_file
+from fl_lightning.utils.plain import plain_value
+from fl_lightning.utils.run_folder import run_folder
+from fl_lightning.utils.text import slug
+
+FOLDER = "metrics"
+"""Folder of the files below that of the run."""
+
+
+class MetricFiles:
+    """Writes `metrics/NAME-ROUND.npz` in the folder of a run."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def begin_fit(self, trainer: Trainer) -> None:
+        """Find the folder of the run, and delete the files of rounds that are run again. Every process must call it.
+
+        Args:
+            trainer: The Trainer of the run.
+        """
+        folder = run_folder(trainer)
+        self._folder = folder / FOLDER if folder is not None and trainer.is_global_zero else None
+        if self._folder is None:
+            return
+        for path in self._folder.glob("*.npz"):
+            _, _, number = path.stem.rpartition("-")
+            if number.isdigit() and int(number) >= trainer.current_epoch:
+                path.unlink()
+
+    def write(self, round_idx: int, values: Mapping[str, Any]) -> None:
+        """Write the values of a round.
+
+        Args:
+            round_idx: Index of the round.
+            values: The values by the names of the metrics: tensors, and lists and tuples of tensors.
+        """
+        if self._folder is None:
+            return
+        for name, value in values.items():
+            file = BytesIO()
+            np.savez_compressed(file, **dict(arrays_in(value)))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_file(self._folder / f"{slug(name)}-{round_idx}.npz", file.getvalue())
+
+
+def arrays_in(value: Any, name: str = "value") -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a value, each with its name in the file.
+
+    >>> [name for name, _ in arrays_in(torch.zeros(2, 2))]
+    ['value']
+    >>> [name for name, _ in arrays_in((torch.zeros(2), [torch.zeros(1)]))]
+    ['value_0', 'value_1_0']
+
+    Args:
+        value: A tensor, or a list or tuple of tensors or of such.
+        name: The name of the value.
+    """
+    if isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from arrays_in(part, f"{name}_{index}")
+    else:
+        yield name, np.asarray(plain_value(value))
