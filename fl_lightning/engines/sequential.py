@@ -5,11 +5,12 @@ It needs neither a Trainer nor a FederatedLoop.
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningDataModule
+from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.plugins.precision import Precision
 
 from fl_lightning.client.context import ClientContext
@@ -311,17 +312,21 @@ class SequentialEngine:
         try:
             for job in jobs:
                 held.put_back()
-                self.load_client(job)
-                self.global_weights.load(already_sent(job, self.global_weights.frozen.already_sent))
+                predict = self._deploy(job)
                 self.client.eval()
-                yield self._score(job, how)
+                yield self._score(job, predict, how)
         finally:
             self.release_client()
             held.restore()
 
-    def _score(self, job: ClientJob, how: Scoring) -> ClientScore:
+    def _deploy(self, job: ClientJob) -> Callable[[Any], Any]:
+        """Load a client as it would deploy its model, and return its predictor."""
+        self.load_client(job)
+        self.global_weights.load(already_sent(job, self.global_weights.frozen.already_sent))
+        return self.client.deployed()
+
+    def _score(self, job: ClientJob, predict: Callable[[Any], Any], how: Scoring) -> ClientScore:
         """Return the score of the client in the module."""
-        predict = self.client.deployed()
         batches = self.local.transfer.each(job.data.batches("test", batch_size=how.batch_size))
         if how.classifies:
             return score(
@@ -335,6 +340,43 @@ class SequentialEngine:
         # A step of the user's may draw numbers, which must not depend on the clients before.
         self.local.seed(f"{how.kind}/{job.broadcast.exchange}", job.data)
         return self.own_steps.score(job.client_id, batches, how)
+
+    @torch.no_grad()
+    def model_of(self, job: ClientJob) -> LightningModule:
+        """Return a copy of the user's module, or of a client with a net, as the client of a job would deploy it.
+
+        The copy has no Trainer, empty metric objects and the modes that the module has between two clients. The module
+        itself is the same before and after.
+
+        Args:
+            job: The job of an exchange `deployed`.
+        """
+        held = HeldEntries(self.global_weights)
+        if not self.members.used:
+            self.members.prepare()
+        try:
+            predict = self._deploy(job)
+            return self.copied_module(predicts_otherwise=predict is not self.client)
+        finally:
+            self.release_client()
+            held.restore()
+
+    def copied_module(self, *, predicts_otherwise: bool = False) -> LightningModule:
+        """Return a copy of the user's module, or of a client with a net, as it is now.
+
+        Args:
+            predicts_otherwise: Whether the client predicts with something else than its module. The copy then keeps the
+                memory of the client, which this may read.
+        """
+        with self._fresh_metrics():
+            if self.client.module is not None:
+                return deepcopy(self.client.module)
+            copied = deepcopy(self.client)
+        if predicts_otherwise:
+            vars(copied)["forward"] = copied.deployed()
+        else:
+            copied.context = ClientContext()
+        return copied
 
 
 def already_sent(job: ClientJob, names: Iterable[str]) -> State:

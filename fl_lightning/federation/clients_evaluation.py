@@ -4,9 +4,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 
 from fl_lightning.engines.deployed import Kind
 from fl_lightning.federation.run import FederatedRun
@@ -14,10 +16,13 @@ from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_host
 from fl_lightning.metrics.keys import metric_directions
 from fl_lightning.metrics.user_metrics import alone, values_of
-from fl_lightning.types import Broadcast, ClientJob, ClientScore, Scoring
+from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientScore, Scoring, State
 
 ALMA = "local/alma"
 """Log key of the mean accuracy of the clients' own models."""
+
+Record = tuple[dict[str, Any], State | None]
+"""A client's memory and its personal entries."""
 
 Values = dict[str, float | None]
 """A client's values by log key. None is a value that is not defined, such as the recall of a class that it lacks."""
@@ -148,17 +153,50 @@ class ClientsEvaluation:
             if ranks[client_id] != self._communicator.rank:
                 continue
             data = self._data.view(client_id, round_idx)
-            if not data.size("test"):
-                continue
-            memory, personal = self._run.records.of(client_id)
-            yield ClientJob(
-                client_id=client_id,
-                broadcast=Broadcast(round_idx, "deployed", None),
-                data=data,
-                memory=memory,
-                personal=personal,
-                start=start,
-            )
+            if data.size("test"):
+                yield deployed_job(data, start, self._run.records.of(client_id))
+
+    def job_of(self, client_id: int, round_idx: int) -> ClientJob:
+        """Return the job that makes the module what a client would deploy. Every process must call it.
+
+        Args:
+            client_id: Id of the client.
+            round_idx: Index of the round.
+        """
+        global_weights = self._run.engine.global_weights
+        with self._evaluated():
+            start = global_weights.snapshot(global_weights.shared)
+        return deployed_job(self._data.view(client_id, round_idx), start, self._record_of(client_id))
+
+    def _record_of(self, client_id: int) -> Record:
+        """Return a client's memory and personal entries, which another process may have. Every process must call it."""
+        if self._communicator.world == 1:
+            return self._run.records.of(client_id)
+        owner = self._parts.store.owners.get(client_id, 0)
+        record: Record | None = None
+        if owner == self._communicator.rank:
+            record = apply_to_collection(self._run.records.of(client_id), Tensor, Tensor.cpu)
+        records: list[Record] = self._communicator.gather(record)
+        return records[owner]
+
+
+def deployed_job(data: ClientData, start: State, record: Record) -> ClientJob:
+    """Return the job of a client that deploys its model.
+
+    Args:
+        data: The client's samples in a round.
+        start: The shared entries that are evaluated.
+        record: The client's memory and personal entries.
+    """
+    memory, personal = record
+    return ClientJob(
+        client_id=data.client_id,
+        broadcast=Broadcast(data.round_idx, "deployed", None),
+        data=data,
+        memory=memory,
+        personal=personal,
+        start=start,
+    )
 
 
 def answer_numbers(scores: Sequence[ClientScore]) -> list[tuple[float, float]]:

@@ -298,6 +298,30 @@ class FederatedLoop(Forwarding):
         copied.__dict__.update(deepcopy(self.__getstate__(), memo))
         return copied
 
+    def client_model(self, client_id: int | None = None) -> LightningModule:
+        """Return a copy of your module with what a client would deploy, or with the global model.
+
+        With `net=` it is a copy of the client. The copy has no Trainer, empty metric objects and the modes in which you
+        left the module. It may be called once a Trainer has set the loop up, in a fit or after it, by every process.
+
+        Args:
+            client_id: Id of the client, from 0. None is the global model, as it is evaluated.
+
+        Raises:
+            ValueError: There is no such client, its model is at its node, or the clients share no weights.
+        """
+        engine = self.engine
+        if client_id is None:
+            if not self.evaluation.has_global:
+                raise ValueError("client_model needs a client_id here, because there is no global model; give one")
+            with self.evaluation.evaluated_entries():
+                return engine.copied_module()
+        if getattr(self.clients_engine, "is_remote", False):
+            raise ValueError("client_model gives models that are in this run, and those of the clients are at nodes")
+        if not 0 <= client_id < self.data.num_clients:
+            raise ValueError(f"client_id must lie in [0, {self.data.num_clients}), got {client_id}; give one of these")
+        return engine.model_of(self.evaluation.of_clients.job_of(client_id, self.server.round_idx))
+
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
 

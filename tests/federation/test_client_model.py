@@ -1,0 +1,116 @@
+"""`loop.client_model`: the user's module as a client would deploy it, and the global model."""
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fl_lightning import ClientModule, FederatedLoop, methods
+from fl_lightning.methods import Ditto, FedAvg, FedBN, FedRoD, Local
+from tests.federation.test_clients_by_own_steps import (
+    CLIENTS,
+    MODULES,
+    QUIET,
+    Base,
+    LogsMetrics,
+    fitted,
+    plain,
+    regression_data,
+)
+from tests.federation.test_evaluated_model import all_classes
+from tests.toys import BatchNormNet, sgd, toy_data
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Normalises(LogsMetrics):
+    """It has an entry that FedBN keeps at the client, and a part in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.fixed = nn.Dropout(0.5).eval()
+
+    def training_step(self, batch, batch_idx):
+        return self.error((self.fixed(self.norm(batch[0])), batch[1]))
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step((self.norm(batch[0]), batch[1]), batch_idx)
+
+
+@pytest.mark.parametrize("around", [FedAvg, Local, Ditto, FedBN], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*MODULES, Normalises], ids=lambda kind: kind.__name__)
+def test_plain_lightning_gives_the_values_of_the_row(kind, around):
+    loop = fitted(around(module=kind()))
+    before = {name: value.clone() for name, value in loop.state_dict().items()}
+    for client_id, values in loop.recorder.client_values.items():
+        model = loop.client_model(client_id)
+        assert type(model) is kind
+        found = {f"local/{name}": value for name, value in plain(model, loop.data, client_id).items()}
+        assert found == pytest.approx(values, rel=1e-6)
+    assert all(torch.equal(value, before[name]) for name, value in loop.state_dict().items())
+
+
+def test_the_copy_is_free_of_the_run():
+    loop = fitted(FedBN(module=Normalises()))
+    model = loop.client_model(1)
+    assert model._trainer is None
+    assert model.training
+    assert not model.fixed.training
+    assert int(model.mae.total) == 0
+    with torch.no_grad():
+        model.layer.weight.zero_()
+    assert loop.client.module.layer.weight.any()
+    fit = Trainer(max_epochs=1, **QUIET)
+    data = regression_data()
+    data.setup("fit")
+    fit.fit(model, DataLoader(list(data.view(1, 0).batches("train", batch_size=4)), batch_size=None))
+
+
+def test_the_global_model():
+    loop = fitted(FedAvg(module=LogsMetrics()))
+    model = loop.client_model()
+    assert torch.equal(model.layer.weight, loop.client.module.layer.weight)
+    with pytest.raises(ValueError, match="client_model needs a client_id here, because there is no global model"):
+        fitted(Local(module=LogsMetrics())).client_model()
+
+
+@pytest.mark.parametrize("client_id", [-1, CLIENTS])
+def test_there_is_no_such_client(client_id):
+    with pytest.raises(ValueError, match=rf"client_id must lie in \[0, {CLIENTS}\), got {client_id}"):
+        fitted(FedAvg(module=LogsMetrics())).client_model(client_id)
+
+
+def test_before_a_trainer_has_set_the_loop_up():
+    with pytest.raises(RuntimeError, match="before a Trainer has set it up"):
+        FederatedLoop(Base()).client_model(0)
+
+
+NETS = [kind for kind in all_classes(ClientModule) if kind.__name__ in methods.__all__]
+
+
+@pytest.mark.parametrize("kind", NETS, ids=lambda kind: kind.__name__)
+def test_the_model_of_every_method_has_the_accuracy_of_the_table(kind):
+    try:
+        client = kind(net=BatchNormNet, optimizer=sgd())
+    except (TypeError, ValueError) as error:
+        pytest.skip(f"{kind.__name__} has arguments that must be given: {error}")
+    data = toy_data((8, 6, 9), transfer_size=9, proxy_size=6, partition=None)
+    loop = FederatedLoop(client, seed=1, evaluate_clients_every=1)
+    Trainer(max_epochs=2, **QUIET).fit(loop, datamodule=data)
+    for client_id, values in loop.recorder.client_values.items():
+        model = loop.client_model(client_id)
+        assert isinstance(model, LightningModule)
+        x, y = data.view(client_id, 0).all("test")
+        with torch.no_grad():
+            right = model.eval()(x).argmax(1) == y
+        assert float(right.double().mean()) == pytest.approx(values["local/alma"]), kind
+
+
+def test_a_head_of_its_own_is_in_the_model():
+    loop = FederatedLoop(FedRoD(optimizer=sgd()), seed=1, evaluate_clients_every=1)
+    Trainer(max_epochs=1, **QUIET).fit(loop, datamodule=toy_data((8, 8)))
+    x, _ = loop.data.view(0, 0).all("test")
+    outputs = [loop.client_model(client_id).eval()(x) for client_id in range(2)]
+    assert not torch.equal(*outputs)
