@@ -2,11 +2,11 @@
 
 import inspect
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -31,21 +31,71 @@ class ClientCheckpoint(Callback):
     given again: `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. The callback writes nothing if the clients share
     no weights. In a fit without a federation it writes the fitted module after every epoch, in the same form.
 
+    At the end of a fit it also writes what chosen clients would deploy, `client-3.ckpt` of client 3, in the same form.
+
     Args:
-        dirpath: Folder of the file. None is `trainer.default_root_dir`.
-        filename: Name of the checkpoint.
+        dirpath: Folder of the files. None is `trainer.default_root_dir`.
+        filename: Name of the checkpoint of the global model.
+        clients: Ids of the clients whose models are written at the end, or `all`. None is none.
 
     Attributes:
         configured: The client as a configuration names it, with `class_path` and `init_args`, or an empty mapping. An
             object among the hyper-parameters is then written as the configuration has it, as LightningCLI does.
     """
 
-    def __init__(self, dirpath: str | Path | None = None, filename: str = "client.ckpt") -> None:
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str = "client.ckpt",
+        clients: list[int] | Literal["all"] | None = None,
+    ) -> None:
         self.dirpath = dirpath
         self.filename = filename
+        self.clients = clients
         self.configured: Mapping[str, Any] = {}
         self._reported: set[str] = set()
         """The names of the entries that cannot be written, which were reported."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(pl_module, FederatedLoop):
+            self._chosen(pl_module)
+        elif self.clients is not None:
+            raise ValueError(
+                "ClientCheckpoint.clients needs a federation, got the fit of a module alone; leave clients unset"
+            )
+
+    def _chosen(self, loop: FederatedLoop) -> Sequence[int]:
+        """Return the ids of the clients whose models are written.
+
+        Raises:
+            ValueError: There is no such client.
+        """
+        num_clients = loop.data.num_clients
+        if self.clients == "all":
+            return range(num_clients)
+        chosen = self.clients or []
+        unknown = [client_id for client_id in chosen if client_id not in range(num_clients)]
+        if unknown:
+            raise ValueError(
+                f"ClientCheckpoint.clients must be ids in [0, {num_clients}) or all, got {unknown[0]}; give such ids"
+            )
+        return chosen
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(pl_module, FederatedLoop):
+            return
+        for client_id in self._chosen(pl_module):
+            # Every process must call it, because one of them has what the client keeps.
+            model = pl_module.client_model(client_id)
+            if not trainer.is_global_zero:
+                continue
+            if "forward" in vars(model):
+                rank_zero_info(
+                    f"client-{client_id}.ckpt is not written: {type(model).__name__} predicts with more than the "
+                    f"entries of its module; take loop.client_model({client_id})"
+                )
+                continue
+            self._write(trainer, model, call_on_save, filename=f"client-{client_id}.ckpt")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -56,13 +106,16 @@ class ClientCheckpoint(Callback):
             with pl_module.evaluation.evaluated_entries():
                 self._write(trainer, pl_module.client, pl_module.forward_to)
 
-    def _write(self, trainer: Trainer, client: LightningModule, forward: Callable[..., Any]) -> None:
+    def _write(
+        self, trainer: Trainer, client: LightningModule, forward: Callable[..., Any], filename: str | None = None
+    ) -> None:
         """Write a module as it is.
 
         Args:
             trainer: The Trainer of the run.
             client: The module, or the client that is built around it.
             forward: Calls a hook of a module, as `(module, name, checkpoint)`.
+            filename: Name of the file. None is that of the global model.
         """
         inner = client
         prefix = ""
@@ -84,7 +137,8 @@ class ClientCheckpoint(Callback):
             for name in of_trainer:
                 checkpoint.pop(name, None)
         checkpoint[DIGEST] = "sha256"
-        save_with_digest(self._writable(checkpoint), Path(self.dirpath or trainer.default_root_dir, self.filename))
+        path = Path(self.dirpath or trainer.default_root_dir, filename or self.filename)
+        save_with_digest(self._writable(checkpoint), path)
 
     def _writable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checkpoint in plain form, without the objects that cannot be written, which are reported once."""

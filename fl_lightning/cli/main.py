@@ -229,9 +229,14 @@ class FederatedCLI(LightningCLI):
             if settings.enable_checkpointing is not False:
                 best = BestCheckpoint(self.folder / CHECKPOINTS, "best", config.best.monitor, config.best.mode)
                 ours += checkpoints(best, given)
-                trained = ClientCheckpoint(self.folder / CHECKPOINTS)
-                trained.configured = config.as_dict()["model"]["client"] or {}
-                ours += [trained, CheckpointIndex(self.folder)]
+                trained = [callback for callback in given if isinstance(callback, ClientCheckpoint)]
+                if not trained:
+                    trained = [ClientCheckpoint(self.folder / CHECKPOINTS)]
+                    ours += trained
+                for callback in trained:
+                    callback.dirpath = callback.dirpath or self.folder / CHECKPOINTS
+                    callback.configured = config.as_dict()["model"]["client"] or {}
+                ours.append(CheckpointIndex(self.folder))
         bars = any(is_of_lightning(callback, "ProgressBar") for callback in given)
         if settings.enable_progress_bar is not False and not settings.barebones and not bars:
             ours.append(RoundProgressBar())

@@ -7,7 +7,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fl_lightning import ClientModule, FederatedLoop, methods
+from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.methods import Ditto, FedAvg, FedBN, FedRoD, Local
+from tests.commands import TINY, say
 from tests.federation.test_clients_by_own_steps import (
     CLIENTS,
     MODULES,
@@ -114,3 +116,50 @@ def test_a_head_of_its_own_is_in_the_model():
     x, _ = loop.data.view(0, 0).all("test")
     outputs = [loop.client_model(client_id).eval()(x) for client_id in range(2)]
     assert not torch.equal(*outputs)
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("around", [FedAvg, Local, Ditto, FedBN], ids=lambda kind: kind.__name__)
+def test_the_file_of_a_client_is_a_checkpoint_of_the_users_module(tmp_path, around):
+    loop = fitted(around(module=Normalises()), callbacks=[ClientCheckpoint(tmp_path, clients="all")])
+    for client_id, values in loop.recorder.client_values.items():
+        model = Normalises.load_from_checkpoint(tmp_path / f"client-{client_id}.ckpt")
+        found = {f"local/{name}": value for name, value in plain(model, loop.data, client_id).items()}
+        assert found == pytest.approx(values, rel=1e-6)
+
+
+def test_files_of_chosen_clients_only(tmp_path):
+    fitted(Local(module=LogsMetrics()), callbacks=[ClientCheckpoint(tmp_path, clients=[2])])
+    assert [path.name for path in tmp_path.iterdir()] == ["client-2.ckpt"]
+    fitted(FedAvg(module=LogsMetrics()), callbacks=[ClientCheckpoint(tmp_path, clients=[0])])
+    assert {path.name for path in tmp_path.iterdir()} == {"client.ckpt", "client-0.ckpt", "client-2.ckpt"}
+
+
+def test_files_of_clients_that_there_are_not():
+    with pytest.raises(ValueError, match=r"ClientCheckpoint.clients must be ids in \[0, 3\) or all, got 3; give"):
+        fitted(FedAvg(module=LogsMetrics()), callbacks=[ClientCheckpoint("nowhere", clients=[0, 3])])
+    with pytest.raises(ValueError, match=r"ClientCheckpoint\.clients needs a federation"):
+        Trainer(max_epochs=1, callbacks=[ClientCheckpoint("nowhere", clients="all")], **QUIET).fit(Base(), [])
+
+
+def test_a_model_that_is_more_than_its_entries_is_not_written(tmp_path, caplog):
+    caplog.set_level("INFO")
+    loop = FederatedLoop(FedRoD(optimizer=sgd()), seed=1)
+    run = Trainer(max_epochs=1, callbacks=[ClientCheckpoint(tmp_path, clients=[1])], **QUIET)
+    run.fit(loop, datamodule=toy_data((8, 8)))
+    assert [path.name for path in tmp_path.iterdir()] == ["client.ckpt"]
+    assert "client-1.ckpt is not written: FedRoD predicts with more than the entries" in caplog.text
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_command_line_writes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = say(
+        f"fit {TINY} --trainer.max_epochs 1 --model.client FedBN --trainer.callbacks ClientCheckpoint "
+        f"--trainer.callbacks.clients [3]"
+    )
+    assert said.code == 0, said.err
+    assert {path.name for path in tmp_path.rglob("client*.ckpt")} == {"client.ckpt", "client-3.ckpt"}
+    assert len({path.parent for path in tmp_path.rglob("client*.ckpt")}) == 1
