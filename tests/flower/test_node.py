@@ -24,7 +24,8 @@ from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes
 from fl_lightning.flower.wire import from_records, part_of, to_records
 from fl_lightning.members.faults import FaultError
-from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedRep, KnFu
+from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedRep, KnFu, Local
+from tests.federation.test_clients_by_own_steps import CLIENTS, MODULES, regression_data
 from tests.flower.grid import GridHere, federate
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 from tests.user_data import Dicts
@@ -201,6 +202,18 @@ def test_metrics_are_computed_where_the_clients_are(tmp_path):
 
     server, _ = assert_carried(own, data, tmp_path)
     assert {"local/alma", "local/recall"} <= server.round_metrics.keys()
+
+
+@pytest.mark.parametrize("around", [FedAvg, Local], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
+def test_clients_are_evaluated_by_their_modules_own_steps(tmp_path, kind, around):
+    def make():
+        return FederatedLoop(around(module=kind()), seed=3, evaluate_clients_every=1)
+
+    server, _ = assert_carried(make, regression_data, tmp_path)
+    here = fit(None, 3, regression_data(), loop=make())
+    assert server.recorder.client_values == here.recorder.client_values
+    assert len(server.recorder.client_values) == CLIENTS
 
 
 class Halves(UpdateTransform):
