@@ -1,0 +1,27 @@
+"""Run by test_client_models.py: fits one federation in a number of processes, in a folder."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from pytorch_lightning import Trainer
+
+from fl_lightning import FederatedLoop, methods
+from fl_lightning.callbacks import ClientCheckpoint
+from tests.federation.test_client_model import Normalises
+from tests.federation.test_clients_by_own_steps import QUIET, regression_data
+
+
+def run(method, num_processes, folder):
+    settings = {} if method == "Local" else {"evaluate_training_every": 1}
+    client = getattr(methods, method)(module=Normalises())
+    loop = FederatedLoop(client, seed=1, evaluate_clients_every=1, **settings)
+    loop.run_folder = folder
+    strategy = {"strategy": "client_parallel_fork", "devices": 2} if num_processes == 2 else {}
+    fit = Trainer(max_epochs=2, callbacks=[ClientCheckpoint(folder, clients="all")], **QUIET, **strategy)
+    fit.fit(loop, datamodule=regression_data())
+
+
+if __name__ == "__main__":
+    chosen = partial(run, sys.argv[1], int(sys.argv[2]))
+    chosen(Path(sys.argv[3]))

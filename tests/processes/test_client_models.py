@@ -1,0 +1,23 @@
+"""Values and models of clients are the same bytes with one process and with two."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.processes.forked import run_script
+
+SCRIPT = Path(__file__).with_name("client_models.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["FedAvg", "Local", "Ditto", "FedBN"])
+def test_two_processes_give_the_tables_and_models_of_one(tmp_path, method):
+    for number in (1, 2):
+        done = run_script(SCRIPT, method, str(number), str(tmp_path / str(number)), cwd=tmp_path, timeout=300)
+        assert done.returncode == 0, done.stderr
+    one, two = (tmp_path / str(number) for number in (1, 2))
+    assert (one / "clients.csv").read_text() == (two / "clients.csv").read_text()
+    for path in one.glob("client*.ckpt"):
+        states = [torch.load(folder / path.name, weights_only=True)["state_dict"] for folder in (one, two)]
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
