@@ -127,7 +127,8 @@ class ClasswiseReport(Callback):
         """
         if not trainer.is_global_zero:
             return
-        splits = {} if accuracy is None else loop.evaluation.samples()
+        is_global = loop.data.tested_client is None
+        splits = {} if accuracy is None or not is_global else loop.evaluation.samples()
         has_labels = all(loop.data.split(name).labels is not None for name in splits)
         if splits and has_labels:
             self._print_classes(trainer, loop, splits)

@@ -165,6 +165,10 @@ class FederatedCLI(LightningCLI):
         add("--best.monitor", type=str | None, default=None, help=best)
         add("--best.mode", type=Direction | None, default=None, help="unset: as --direction says, or the key's name")
         better = "KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell"
+        client = (
+            "id of the client whose model and test samples are taken (validate, test, predict); unset: the global model"
+        )
+        add("--client", type=int | None, default=None, help=client)
         add("--direction", nargs="*", type=str, default=[], help=better)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -204,6 +208,7 @@ class FederatedCLI(LightningCLI):
         identity.configure(config.as_dict())
         identity.allow(config.allow_changes)
         self.model.recorder.directions |= directions_in(config)
+        self.model.deploy(config.client)
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
             told = {name: values for name, values in saved.items() if name in ("config", "code")}

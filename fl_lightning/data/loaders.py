@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fl_lightning.data.splits import Split
@@ -118,11 +119,15 @@ class EvaluationBatches:
         batch_size: samples per batch, the same for any number of processes.
         rank: this process, 0 ... world-1.
         world: number of processes.
+        positions: of the samples in the split, (n,) int64; None: all.
     """
 
-    def __init__(self, split: Split, batch_size: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, split: Split, batch_size: int, rank: int = 0, world: int = 1, positions: Tensor | None = None
+    ) -> None:
         self.split = split
-        self._indices = torch.split(torch.arange(len(split)), batch_size)[rank::world]
+        chosen = torch.arange(len(split)) if positions is None else positions
+        self._indices = torch.split(chosen, batch_size)[rank::world] if len(chosen) else ()
 
     def __len__(self) -> int:
         return max(1, len(self._indices))

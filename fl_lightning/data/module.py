@@ -197,6 +197,7 @@ class FederatedDataModule(Participation):
         self.shuffle = shuffle is not False
         self.drop_last = False
         self._splits = Splits()
+        self.tested_client: int | None = None
         self._clients: dict[str, Sequence[Tensor]] = {}
         self._held_out = False
         self._samples: ClientSamples | ClientStreams | ClientsElsewhere | None = None
@@ -685,8 +686,15 @@ class FederatedDataModule(Participation):
             rank = self.trainer.global_rank
             world = self.trainer.world_size
         samples = self.split(split)
+        positions: Tensor | None = None
+        if self.tested_client is not None:
+            view = self.view(self.tested_client, 0)
+            samples = view.source("test")
+            positions, _ = view.order("test", None)
         with self._keyed():
-            return EvaluationBatches(samples, batch_size=self.eval_batch_size, rank=rank, world=world)
+            return EvaluationBatches(
+                samples, batch_size=self.eval_batch_size, rank=rank, world=world, positions=positions
+            )
 
 
 def validation_splits(source: Source) -> dict[str, Split]:

@@ -312,15 +312,19 @@ class SequentialEngine:
         try:
             for job in jobs:
                 held.put_back()
-                predict = self._deploy(job)
+                predict = self.deploy(job)
                 self.client.eval()
                 yield self._score(job, predict, how)
         finally:
             self.release_client()
             held.restore()
 
-    def _deploy(self, job: ClientJob) -> Callable[[Any], Any]:
-        """Load a client as it would deploy its model, and return its predictor."""
+    def deploy(self, job: ClientJob) -> Callable[[Any], Any]:
+        """Load a client as it would deploy its model, and return its predictor. The caller releases the client.
+
+        Args:
+            job: The job of an exchange `deployed`.
+        """
         self.load_client(job)
         self.global_weights.load(already_sent(job, self.global_weights.frozen.already_sent))
         return self.client.deployed()
@@ -355,7 +359,7 @@ class SequentialEngine:
         if not self.members.used:
             self.members.prepare()
         try:
-            predict = self._deploy(job)
+            predict = self.deploy(job)
             return self.copied_module(predicts_otherwise=predict is not self.client)
         finally:
             self.release_client()

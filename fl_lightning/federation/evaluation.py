@@ -88,7 +88,11 @@ class Evaluation:
         self._has_evaluated = False
         """Whether the module has other entries than the global ones, because they are evaluated."""
         personal_elsewhere = self.global_weights.personal and getattr(self.clients, "is_remote", False)
-        self.has_global = bool(self.global_weights.shared) and not personal_elsewhere
+        self._client_id = run.data.tested_client
+        """Id of the client whose model is evaluated in place of the global one, or None."""
+        has_shared = bool(self.global_weights.shared) and not personal_elsewhere
+        self.has_global = has_shared or self._client_id is not None
+        self._predict: Callable[[Any], Any] = self.client
         # If the model has personal entries, their mean must be in this process.
         runs_foreign_steps = self.client.module is not None or runs_foreign_code(self.client)
         self._may_draw = runs_foreign_steps or self.metrics is not None or self.transfer.hooked
@@ -169,13 +173,28 @@ class Evaluation:
         """
         self.restore()
         # Without shared entries and without a module of the user's own a pass changes nothing.
-        if self.global_weights.shared or self.client.module is not None:
+        if self.has_global or self.client.module is not None:
             self.before = HeldEntries(self.global_weights)
             self._generators = ExitStack()
             self._generators.enter_context(self._kept_generators(foreign=self._may_draw))
         if evaluates:
             self._begin_values()
-        self._loaded.enter_context(self.evaluated_entries())
+        self._loaded.enter_context(self._model_of_pass())
+
+    @contextmanager
+    def _model_of_pass(self) -> Iterator[None]:
+        """Context in which the client module is the model of a pass: the global one, or what a client would deploy."""
+        if self._client_id is None:
+            with self.evaluated_entries():
+                yield
+            return
+        job = self.of_clients.job_of(self._client_id, self._run.server.round_idx)
+        self._predict = self._run.engine.deploy(job)
+        try:
+            yield
+        finally:
+            self._predict = self.client
+            self._run.engine.release_client()
 
     def _begin_values(self) -> None:
         """Forget the values of the pass before."""
@@ -221,7 +240,7 @@ class Evaluation:
             return None
         if self._accuracy is not None:
             x, y = batch
-            logits = self.client(laid_out(x, self._channels_last))
+            logits = self._predict(laid_out(x, self._channels_last))
             self._accuracy.update(logits, y)
             if self.metrics is not None:
                 self.metrics.update(to_float32(logits), y)
@@ -244,10 +263,10 @@ class Evaluation:
         Raises:
             ValueError: The clients share no weights.
         """
-        if not self.global_weights.shared:
+        if not self.global_weights.shared and self._client_id is None:
             raise ValueError(
                 f"predict needs a global model, but the clients of this {type(self.client).__name__} share no weights; "
-                f"run test, which gives the mean accuracy of their own"
+                f"take the model of a client (--client 0), or run test, which gives the mean of their own"
             )
         heartbeat()
         if batch is EMPTY_BATCH:
@@ -257,7 +276,7 @@ class Evaluation:
             return None
         module = self.client.module
         if module is None:
-            return self.client(laid_out(batch[0], self._channels_last))
+            return self._predict(laid_out(batch[0], self._channels_last))
         return self._call(module.predict_step, batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
     def _call(self, step: Callable[..., Any], batch: Any, *, batch_idx: int, dataloader_idx: int) -> Any:

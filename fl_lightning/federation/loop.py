@@ -322,6 +322,17 @@ class FederatedLoop(Forwarding):
             raise ValueError(f"client_id must lie in [0, {self.data.num_clients}), got {client_id}; give one of these")
         return engine.model_of(self.evaluation.of_clients.job_of(client_id, self.server.round_idx))
 
+    def deploy(self, client_id: int | None) -> None:
+        """Let the next evaluations of a Trainer take the model and the test samples of a client.
+
+        `validate`, `test` and `predict` then evaluate what the client would deploy, by the keys that they have for the
+        global model. A fit is not changed.
+
+        Args:
+            client_id: Id of the client, from 0. None is the global model and all samples again.
+        """
+        self.parts.deployed_client = client_id
+
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
 
@@ -362,8 +373,25 @@ class FederatedLoop(Forwarding):
         self._evaluation = None
         self._handed_over = False
         self.parts.begin_run(trainer=self.trainer, loop=self, server=self._server, fits=stage == "fit")
+        self.data.tested_client = self._evaluated_client(stage)
         self.store.look_beside(None)
         self.forward_hook("setup", stage)
+
+    def _evaluated_client(self, stage: str) -> int | None:
+        """Return the client whose samples a stage takes, or None.
+
+        Raises:
+            ValueError: There is no such client, or it has no test samples.
+        """
+        client_id = self.parts.deployed_client
+        if stage == "fit" or client_id is None:
+            return None
+        num_clients = self.data.num_clients
+        if client_id not in range(num_clients):
+            raise ValueError(f"client must lie in [0, {num_clients}), got {client_id}; give one of these ids")
+        if not self.data.view(client_id, 0).size("test"):
+            raise ValueError(f"client {client_id} has no test samples, so that nothing can be evaluated; give another")
+        return client_id
 
     def configure_model(self) -> None:
         """Build the net for the data, then everything that a checkpoint is restored into."""
@@ -637,7 +665,7 @@ class FederatedLoop(Forwarding):
 
     def _log_evaluation(self, values: dict[str, float]) -> None:
         """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""
-        if self.global_weights.own_models and not self.data.pooled:
+        if self.global_weights.own_models and not self.data.pooled and self.data.tested_client is None:
             kind: Kind = "test" if self.trainer.state.fn == "test" else "validation"
             means, _ = self.evaluation.of_clients.evaluate(self.current_epoch, kind)
             values |= self.parts.marked(means)

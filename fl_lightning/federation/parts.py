@@ -80,6 +80,7 @@ class FederationParts:
         keep: Patterns of buffers with `persistent=False` that a client keeps.
         metrics: The user's own metrics, or None.
         given_seed: Key of every draw. None means the seed of `seed_everything`, or 0 without it.
+        deployed_client: Id of the client whose model and test samples an evaluation takes. None is the global model.
         horizon: The planned rounds.
         services: The services of the client's modules in training.
         evaluation_services: The services of the client's modules in an evaluation.
@@ -117,6 +118,7 @@ class FederationParts:
     keep: tuple[str, ...]
     metrics: MetricCollection | None
     given_seed: int | None
+    deployed_client: int | None = None
     horizon: Horizon = field(default_factory=Horizon)
     services: ClientServices = field(default_factory=ClientServices)
     evaluation_services: EvaluationServices = field(default_factory=EvaluationServices)

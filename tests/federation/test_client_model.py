@@ -1,5 +1,8 @@
 """`loop.client_model`: the user's module as a client would deploy it, and the global model."""
 
+import csv
+import re
+
 import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -9,7 +12,7 @@ from torch.utils.data import DataLoader
 from fl_lightning import ClientModule, FederatedLoop, methods
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.methods import Ditto, FedAvg, FedBN, FedRoD, Local
-from tests.commands import TINY, say
+from tests.commands import TINY, refusal, say
 from tests.federation.test_clients_by_own_steps import (
     CLIENTS,
     MODULES,
@@ -163,3 +166,79 @@ def test_the_command_line_writes_them(tmp_path, monkeypatch):
     assert said.code == 0, said.err
     assert {path.name for path in tmp_path.rglob("client*.ckpt")} == {"client.ckpt", "client-3.ckpt"}
     assert len({path.parent for path in tmp_path.rglob("client*.ckpt")}) == 1
+
+
+# --- Lightning's own passes ---
+
+
+@pytest.mark.parametrize("around", [FedAvg, Local, Ditto, FedBN], ids=lambda kind: kind.__name__)
+def test_a_pass_of_the_trainer_takes_the_model_and_the_samples_of_a_client(tmp_path, around):
+    class Both(Normalises):
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            self.test_step(batch, batch_idx)
+
+        def test_step(self, batch, batch_idx):
+            self.log("mse", self.error((self.norm(batch[0]), batch[1])))
+
+        def predict_step(self, batch, batch_idx):
+            return self.layer(self.norm(batch[0]))
+
+    loop = fitted(around(module=Both()))
+    values = loop.recorder.client_values
+    loop.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    before = {name: value.clone() for name, value in loop.state_dict().items()}
+    for client_id in range(CLIENTS):
+        loop.deploy(client_id)
+        for kind in ("validate", "test"):
+            run = Trainer(**QUIET)
+            (found,) = getattr(run, kind)(
+                loop, datamodule=regression_data(), verbose=False, ckpt_path=tmp_path / "last.ckpt"
+            )
+            expected = {name: values[client_id][f"local/{name}"] for name in found}
+            assert "mse" in found
+            assert found == pytest.approx(expected)
+        data = regression_data()
+        outputs = Trainer(**QUIET).predict(loop, datamodule=data, ckpt_path=tmp_path / "last.ckpt")
+        x, _ = data.view(client_id, 0).all("test")
+        expected = loop.client_model(client_id).eval().predict_step((x, None), 0)
+        assert torch.allclose(torch.cat(outputs), expected, atol=1e-6)
+        assert all(torch.equal(value, before[name]) for name, value in loop.state_dict().items())
+    loop.deploy(None)
+    if around is not Local:
+        (found,) = Trainer(**QUIET).test(loop, datamodule=regression_data(), verbose=False)
+        assert found["mse"] == pytest.approx(loop.round_metrics["mse"])
+
+
+def test_a_fit_takes_the_global_model_all_the_same():
+    plain_loop = fitted(FedBN(module=Normalises()))
+    loop = FederatedLoop(FedBN(module=Normalises()), seed=1, evaluate_clients_every=1)
+    loop.deploy(1)
+    Trainer(max_epochs=2, **QUIET).fit(loop, datamodule=regression_data())
+    assert loop.round_metrics == plain_loop.round_metrics
+
+
+def test_a_client_that_cannot_be_tested_is_refused():
+    loop = fitted(FedAvg(module=LogsMetrics()))
+    loop.deploy(9)
+    with pytest.raises(ValueError, match=r"client must lie in \[0, 3\), got 9; give one of these ids"):
+        Trainer(**QUIET).validate(loop, datamodule=regression_data())
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("client", ["FedBN", "Local", "FedRoD"])
+def test_the_command_line_tests_a_client(tmp_path, monkeypatch, client):
+    monkeypatch.chdir(tmp_path)
+    words = f"{TINY} --model.client {client}"
+    said = say(f"fit {words} --trainer.max_epochs 1 --model.evaluate_clients_every 1")
+    assert said.code == 0, said.err
+    (path,) = tmp_path.rglob("clients.csv")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = {int(row["client"]): float(row["local/alma"]) for row in csv.DictReader(file)}
+    for client_id in (0, 3):
+        said = say(f"test {words} --ckpt_path last --client {client_id}")
+        assert said.code == 0, said.err
+        (printed,) = re.findall(r"test/acc +([\d.]+)", said.out)
+        assert float(printed) == pytest.approx(rows[client_id], abs=1e-5)
+        assert say(f"predict {words} --ckpt_path last --client {client_id}").code == 0
+    assert "client must lie in [0, 4), got 7" in refusal(f"test {words} --ckpt_path last --client 7", 1)
