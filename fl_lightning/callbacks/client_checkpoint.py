@@ -16,6 +16,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.values import class_name, is_plain
+from fl_lightning.runs.best import CLIENT
 from fl_lightning.utils.files import DIGEST, save_with_digest
 from fl_lightning.utils.packages import distribution_of, lightning_base
 from fl_lightning.utils.plain import is_readable, plain_value, without_refused
@@ -46,7 +47,7 @@ class ClientCheckpoint(Callback):
     def __init__(
         self,
         dirpath: str | Path | None = None,
-        filename: str = "client.ckpt",
+        filename: str = CLIENT,
         clients: list[int] | Literal["all"] | None = None,
     ) -> None:
         self.dirpath = dirpath

@@ -17,13 +17,17 @@ from fl_lightning.metrics.keys import (
     plain_name,
     unknown_direction,
 )
+from fl_lightning.utils.files import write_file
+
+CLIENT = "client.ckpt"
+"""Name of the checkpoint of the client's own class, after each round."""
 
 ON_TEST = "-on-test"
 """End of the file's name, if the best round is chosen on the test split."""
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps the checkpoint of the best round.
+    """Keeps the checkpoint of the best round, and of it the `client.ckpt` beside it as `client-best.ckpt`.
 
     The first evaluation names the value that is compared: an accuracy, else the first key that the module logs
     there. Of clients that share no weights it is the mean accuracy of their own models. Nothing is kept if a run
@@ -106,7 +110,17 @@ class BestCheckpoint(ModelCheckpoint):
         value = trainer.callback_metrics.get(self.monitor or "")
         # Lightning would keep a first round that is NaN, and an infinite one for ever.
         if value is not None and math.isfinite(value):
+            before = self.best_model_score
             super().on_train_epoch_end(trainer, pl_module)
+            if self.best_model_score is not before and trainer.is_global_zero:
+                self._keep_client()
+
+    def _keep_client(self) -> None:
+        """Keep the round's checkpoint of the client's own class, which ClientCheckpoint has written before."""
+        dirpath, filename = self._place
+        of_round = Path(dirpath, CLIENT)
+        if of_round.is_file():
+            write_file(of_round.with_name(f"client-{filename}.ckpt"), of_round.read_bytes())
 
     def _choose(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Choose the key and its direction, once the key is logged."""

@@ -134,7 +134,7 @@ def test_a_fit_leaves_one_whole_folder(in_finished):
     assert names == {"config.yaml", "status.json", *tables, "checkpoints", *pictures}
     assert all((in_finished / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     found = {path.name for path in (in_finished / "checkpoints").iterdir()}
-    assert found == {"last.ckpt", "best-on-test.ckpt", "client.ckpt"}
+    assert found == {"last.ckpt", "best-on-test.ckpt", "client.ckpt", "client-best-on-test.ckpt"}
     assert [row["round"] for row in table(in_finished, "classwise.csv")] == ["0", "1"]
 
 
@@ -239,7 +239,7 @@ def test_evaluation_of_a_checkpoint_prints_the_report_and_writes_nothing(in_fini
 def test_with_a_validation_split_the_best_is_not_chosen_on_the_test_split(here):
     assert say(f"fit {TINY} --trainer.max_epochs 1 --data.val_fraction 0.1 --trainer.logger false").code == 0
     found = {path.name for path in (run_in(here) / "checkpoints").iterdir()}
-    assert found == {"last.ckpt", "best.ckpt", "client.ckpt"}
+    assert found == {"last.ckpt", "best.ckpt", "client.ckpt", "client-best.ckpt"}
     assert not (run_in(here) / "metrics.csv").exists()  # logger: false
 
 
@@ -268,6 +268,7 @@ def test_check_tells_whole_checkpoints_from_damaged_ones(in_finished, tmp_path):
     assert said.code == 0
     assert [line.partition(": ")[2] for line in said.out.splitlines()] == [
         "whole, 2 rounds",
+        "whole",
         "whole",
         "whole, 2 rounds",
     ]

@@ -55,6 +55,17 @@ def test_the_first_key_of_the_evaluation_chooses_the_best_round(here, caplog):
     assert say(f"validate {LINE.removeprefix('fit')} --ckpt_path best").code == 0
 
 
+def test_the_best_rounds_model_is_kept_in_the_form_of_the_last_one(here):
+    assert say(LINE).code == 0
+    folder = run_in(here, stem="mine") / "checkpoints"
+    best = torch.load(folder / "client-best.ckpt", weights_only=True)
+    assert best["epoch"] == best_round(folder.parent) == 1
+    assert torch.load(folder / "client.ckpt", weights_only=True)["epoch"] == 2
+    of_run = torch.load(folder / "best.ckpt", weights_only=True)["state_dict"]
+    for name, value in best["state_dict"].items():
+        assert torch.equal(value, of_run[f"client.module.{name}"])
+
+
 @pytest.mark.parametrize(("more", "wanted"), [("", 0), (" --best.mode min", 2)])
 def test_another_key_chooses_where_it_is_asked_for(here, more, wanted):
     assert say(f"{LINE} --best.monitor val_r2{more}").code == 0
