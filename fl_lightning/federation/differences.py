@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -224,6 +224,26 @@ def is_place(name: str, settings: Settings) -> bool:
 def has_default(name: str, settings: Settings, *, other: Settings) -> bool:
     """Return True if a setting has the value that it has today if nobody sets it.
 
+    If a group of settings has None on the other side, its parts that have another value than by default tell it. If
+    there is no such part, all parts tell it.
+
+    Args:
+        name: Dotted name of the setting.
+        settings: Settings with the setting, and with the class above it.
+        other: Settings that lack it.
+    """
+    if not is_default(name, settings, other=other):
+        return False
+    for group in names_above(name):
+        if group in other and group not in settings:
+            parts = [key for key in settings if below(key, group)]
+            return not all(is_default(part, settings, other=other) for part in parts)
+    return True
+
+
+def is_default(name: str, settings: Settings, *, other: Settings) -> bool:
+    """Return True if a setting, or the whole argument that it is a part of, has its default.
+
     Args:
         name: Dotted name of the setting.
         settings: Settings with the setting, and with the class above it.
@@ -239,7 +259,7 @@ def has_default(name: str, settings: Settings, *, other: Settings) -> bool:
     if not owner:
         return settings[name] is None  # an option of the command line
     kind = resolved(settings.get(owner, ROOTS.get(owner)))
-    default = default_below(kind, owner, name=lacking, other=other)
+    default = default_below(kind, lacking.removeprefix(f"{owner}.").split("."))
     if default is inspect.Parameter.empty:
         return False
     if default is None and settings.get(lacking) in ([], {}):
@@ -253,7 +273,17 @@ def has_default(name: str, settings: Settings, *, other: Settings) -> bool:
     # An object may be the one that the run has without a value.
     if name == lacking:
         return has_form({name: settings[name]}, {name: None}, settings)
-    return has_default(name, settings, other={**other, lacking: settings[lacking]})
+    return is_default(name, settings, other={**other, lacking: settings[lacking]})
+
+
+def names_above(name: str) -> list[str]:
+    """Return the dotted names above a setting, the shortest first.
+
+    >>> names_above("data.source.root")
+    ['data', 'data.source']
+    """
+    words = name.split(".")
+    return [".".join(words[:length]) for length in range(1, len(words))]
 
 
 def lacking_above(name: str, other: Settings) -> str | None:
@@ -266,31 +296,24 @@ def lacking_above(name: str, other: Settings) -> str | None:
     Returns:
         The dotted name. None: the settings have parts of the setting.
     """
-    words = name.split(".")
-    for length in range(1, len(words) + 1):
-        above = ".".join(words[:length])
+    for above in [*names_above(name), name]:
         if above not in ROOTS and above not in other and not has_parts(above, other):
             return above
     return None
 
 
-def default_below(kind: Any, owner: str, *, name: str, other: Settings) -> Any:
+def default_below(kind: Any, path: Sequence[str]) -> Any:
     """Return the default of an argument, or of a field of a dataclass in it. `inspect.Parameter.empty`: it has none.
 
     Args:
         kind: The class or function that has the argument.
-        owner: Dotted name of the class or function.
-        name: Dotted name of the argument or of the field.
-        other: Settings that lack it.
+        path: Name of the argument. Further names are fields of dataclasses.
     """
-    above = owner
-    *groups, last = name.removeprefix(f"{owner}.").split(".")
+    *groups, last = path
     for argument in groups:
-        above = f"{above}.{argument}"
         kind = dataclass_of(kind, argument)
-        if above in other or kind is None:
-            # None or another value stands in place of the group, or its keys are the user's.
-            return inspect.Parameter.empty
+        if kind is None:
+            return inspect.Parameter.empty  # the keys are the user's
     return default_of(kind, last)
 
 
