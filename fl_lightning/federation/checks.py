@@ -263,6 +263,29 @@ def check_data(trainer: Trainer, local_epochs: int | list[int]) -> FederatedData
     return data
 
 
+def check_cohorts(data: FederatedDataModule, min_clients: int) -> None:
+    """Refuse cohorts that have too few clients in every round.
+
+    Args:
+        data: The data module.
+        min_clients: The number of clients that a round needs.
+
+    Raises:
+        ValueError: No client can take part, or fewer than a round needs.
+    """
+    most = data.cohort.bounds.most
+    if most == 0:
+        raise ValueError(
+            f"data.availability must let a client take part, got {data.availability}, with which no round has clients; "
+            f"raise a share above 0"
+        )
+    if most < min_clients:
+        raise ValueError(
+            f"model.faults.min_clients must be at most the clients of a round ({most}), got {min_clients}, with which "
+            f"every round leaves the model as it was; lower it, or raise data.participation"
+        )
+
+
 def check_streams(data: FederatedDataModule, max_batches: int | None, chunk: int | str, fits: bool) -> None:
     """Limit the passes over the streams of the clients, if the clients have streams.
 

@@ -336,6 +336,7 @@ class FederationParts:
     def _check_fit(self, trainer: Trainer, data: FederatedDataModule) -> None:
         """Check what only a fit needs, most of it about guarantees."""
         checks.tell_epochs(self.settings.local_epochs)
+        checks.check_cohorts(data, self.min_clients)
         if self.is_private and trainer.ckpt_path is None:
             private.check_first_fit(self.recorder.history)
         if self.client.is_private:
