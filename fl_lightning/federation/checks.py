@@ -465,7 +465,13 @@ def check_shared(
     """
     if trainable:
         if client.own_start:
-            check_own_start(client, aggregator, codec, bounds=bounds)
+            check_own_start(
+                client=client,
+                aggregator=aggregator,
+                server_optimizer=server_optimizer,
+                codec=codec,
+                bounds=bounds,
+            )
         return
     if type(aggregator) is not Aggregator:
         raise ValueError(
@@ -482,12 +488,15 @@ def check_shared(
         raise ValueError(f"{bounds[0]} needs trainable entries that the clients share, got none; {unset}")
 
 
-def check_own_start(client: ClientModule, aggregator: Aggregator, codec: object, *, bounds: Sequence[str]) -> None:
+def check_own_start(
+    *, client: ClientModule, aggregator: Aggregator, server_optimizer: object, codec: object, bounds: Sequence[str]
+) -> None:
     """Refuse parts that need clients that start from the weights of the server.
 
     Args:
         client: The client module, whose clients start from models of their own.
         aggregator: The aggregator. The mean serves the evaluation.
+        server_optimizer: The factory of the server optimizer, or None.
         codec: The codec, or None.
         bounds: The names of settings that bound how far an update moves the shared entries.
 
@@ -505,6 +514,11 @@ def check_own_start(client: ClientModule, aggregator: Aggregator, codec: object,
         raise ValueError(
             f"{type(aggregator).__name__} makes the weights from which clients start, and {start}; leave "
             f"model.aggregator unset"
+        )
+    if server_optimizer is not None:
+        raise ValueError(
+            f"a server_optimizer steps the weights from which clients start, and {start}; leave "
+            f"model.server_optimizer unset"
         )
 
 

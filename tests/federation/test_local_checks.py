@@ -299,7 +299,15 @@ def test_a_last_batch_of_one_and_a_client_of_one_sample_stay_the_clients_own():
 # --- what clients that start from models of their own, or share nothing, exclude -----------------------------------
 
 CLIENTS = public(methods, ClientModule)
-OWN_START = [kind for kind in CLIENTS if kind.own_start]
+
+
+class OwnStart(FedAvg):
+    """A user's method whose clients start from models of their own."""
+
+    own_start = True
+
+
+OWN_START = [*(kind for kind in CLIENTS if kind.own_start), OwnStart]
 SHARE_NOTHING = [kind for kind in CLIENTS if not kind.sends & {"weights"}]
 CODECS = [kind for kind in public(aggregation, Codec) if not inspect.isabstract(kind) and kind is not Codec]
 RULES = [MedianAggregator, aggregation.KrumAggregator, aggregation.TrimmedMeanAggregator]
@@ -308,6 +316,7 @@ PARTS = {
     "max_update_norm": {"max_update_norm": 1.0},
     **{kind.__name__: {"codec": kind} for kind in CODECS},
     **{kind.__name__: {"aggregator": kind} for kind in RULES},
+    "server_optimizer": {"server_optimizer": sgd()},
 }
 
 
