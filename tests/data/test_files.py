@@ -53,7 +53,13 @@ def test_of_many_files_some_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "NUM_READ", 4)
     texts = {f"{number:03}.txt": "x" for number in range(40)}
     opened = list(files.contents(write(tmp_path, texts), files.sizes_below(tmp_path)))
-    assert 4 <= len(opened) / 2 <= 8, "both ends of each file that is read"
+    assert len(opened) / 2 == 4, "both ends of each file that is read"
+    before = files_digest(tmp_path)
+    for name in ("000.txt", "030.txt"):
+        (tmp_path / name).write_text("y")
+        assert files_digest(tmp_path) != before, "they are read at even distances"
+        (tmp_path / name).write_text("x")
+    assert files_digest(tmp_path) == before
 
 
 def test_what_cannot_be_read_counts_by_its_name(tmp_path):

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from pytorch_lightning import LightningDataModule
+from pytorch_lightning import Callback, LightningDataModule
 from pytorch_lightning.plugins.precision import MixedPrecision
 from torch import nn
 from torch.optim import SGD
@@ -133,19 +133,35 @@ class Drawing(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_looking_at_an_optimizer_changes_no_bit(monkeypatch):
-    def weights():
-        return weights_of(fit(FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=partial(Drawing, lr=0.1)), 1))
+class Draws(Callback):
+    """Draws from the generator that all code of a process shares, before a client is trained."""
 
-    torch.manual_seed(0)
-    looked = weights()
-    steps = Drawing.steps
-    after = torch.rand(1)
+    drawn = None
+
+    def on_train_start(self, trainer, pl_module):
+        self.drawn = torch.rand(3)
+
+
+def test_looking_at_an_optimizer_changes_no_bit(monkeypatch):
+    def run():
+        Drawing.steps = 0
+        draws = Draws()
+        client = FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=partial(Drawing, lr=0.1))
+        loop = fit(client, 1, callbacks=[draws])
+        return weights_of(loop), draws.drawn, Drawing.steps
+
+    weights, drawn, steps = run()
     monkeypatch.setattr(local_checks, "check_dense_steps", lambda local: None)
-    torch.manual_seed(0)
-    assert equal(looked, weights())
-    assert torch.equal(after, torch.rand(1))
-    assert 2 * steps - Drawing.steps == 1
+    other_weights, other_drawn, other_steps = run()
+    assert equal(weights, other_weights)
+    assert torch.equal(drawn, other_drawn)
+    assert steps == other_steps + 1
+
+
+@pytest.mark.parametrize("factory", [*(partial(kind, lr=0.1) for kind in CLOSED), partial(SAM, base=sgd())])
+def test_an_optimizer_with_a_closure_is_taken(factory):
+    loop = fit(FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=factory), 1, faults="skip")
+    assert not loop.skipped
 
 
 def test_a_net_of_sparse_gradients_is_not_looked_at():
@@ -188,6 +204,8 @@ def test_a_part_with_a_rate_of_0_and_a_warm_up_get_no_such_line(caplog):
 class OfRate(Plain):
     """A module with a learning rate."""
 
+    interval = "step"
+
     def __init__(self, rate, first=None, warm_up=False):
         super().__init__()
         self.rate = rate
@@ -200,7 +218,7 @@ class OfRate(Plain):
         optimizer = SGD(groups)
         if not self.warm_up:
             return optimizer
-        schedule = {"scheduler": LambdaLR(optimizer, float), "interval": "step"}
+        schedule = {"scheduler": LambdaLR(optimizer, float), "interval": self.interval}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
@@ -224,13 +242,22 @@ def dropped(batch_size, **settings):
         def val_dataloader(self):
             return DataLoader(samples, batch_size=10)
 
-    return FederatedDataModule(Data(), num_clients=5, **settings)
+    return FederatedDataModule(Data(), **{"num_clients": 5, **settings})
 
 
 def test_batches_that_every_client_leaves_out_are_refused():
     refused(Untrained(), r"must be at most the samples of the largest client \(6\) .* got 7", data=dropped(7))
     refused(FedAvg(module=Untrained()), "largest client", data=dropped(64))
     loop = fit(Plain(), 1, data=dropped(6))
+    assert not loop.skipped
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_schedule_of_clients_without_a_batch_is_of_no_interest(interval):
+    module = OfRate(0.1, warm_up=True)
+    module.interval = interval
+    loop = fit(module, 1, data=dropped(8, num_clients=4))
+    assert sorted(loop.data.size(client_id) for client_id in range(4)) == [7, 7, 8, 8]
     assert not loop.skipped
 
 

@@ -24,7 +24,7 @@ from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FEMNIST, MNIST, FederatedDataModule, ImageFolder, Source, TensorSource
 from fl_lightning.experiments.composing import nested_names, option_names
-from fl_lightning.federation.code import changed_code, digests_of_code, is_installed
+from fl_lightning.federation.code import changed_code, digests_of_code, is_installed, kinds_within
 from fl_lightning.federation.configured import flat
 from fl_lightning.federation.described import MAX_DEPTH, described_value
 from fl_lightning.federation.differences import EMPTY_IS_NONE, SPELLINGS, dataclass_of, default_of, differences
@@ -845,6 +845,18 @@ def test_another_value_of_every_type_is_a_difference(other):
         assert differences(typed({**TYPED, **other}), was) != []
 
 
+def test_an_object_is_no_group_of_its_arguments():
+    was = {"model.client": "own.Client", "model.client.a": 1}
+    assert [one.name for one in differences(was, {"model.client.a": 1})] == ["model.client"]
+    assert [one.name for one in differences({"model.client.a": 1}, was)] == ["model.client"]
+
+
+def test_a_part_of_the_run_that_is_missing_whole_has_its_defaults():
+    stored = {"seed_everything": 0}
+    assert differences(stored, {**stored, "data.participation": 1.0, "model.local_epochs": 1}) == []
+    assert differences(stored, {**stored, "data.participation": 0.5}) != []
+
+
 @pytest.mark.parametrize("field_name", ["rate", "widths", "word"])
 def test_a_field_that_came_later_has_its_default(field_name):
     older = {key: value for key, value in TYPED["outer"]["inner"].items() if key != field_name}
@@ -1072,6 +1084,20 @@ def test_the_code_of_others_is_not_compared(kind):
 
 
 @pytest.mark.parametrize(("num_bytes", "num_read"), [(2**24, 1000), (2**24 + 1, 64), (None, 64 + 6 * 3)])
+class Joins:
+    """An object of a user's own that makes batches."""
+
+    def join(self, items):
+        return items
+
+
+def test_what_objects_are_made_of():
+    assert kinds_within([Joins().join]) == [Joins.join, Joins]
+    assert kinds_within([{"a": (Joins(),)}, Joins()]) == [Joins]
+    assert kinds_within([[Joins() for _ in range(60)]]) == [], "a long collection holds samples"
+    assert kinds_within([torch.zeros(2), nn.Linear(2, 2), "text", None]) == []
+
+
 def test_how_many_samples_are_read(num_bytes, num_read):
     """16 MiB are read whole. Of samples that are loaded, three are read six times more."""
     split = Batches(lambda x: x, 1000)
