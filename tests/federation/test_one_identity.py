@@ -1083,7 +1083,6 @@ def test_the_code_of_others_is_not_compared(kind):
     assert digests_of_code([kind]) == {}
 
 
-@pytest.mark.parametrize(("num_bytes", "num_read"), [(2**24, 1000), (2**24 + 1, 64), (None, 64 + 6 * 3)])
 class Joins:
     """An object of a user's own that makes batches."""
 
@@ -1098,6 +1097,7 @@ def test_what_objects_are_made_of():
     assert kinds_within([torch.zeros(2), nn.Linear(2, 2), "text", None]) == []
 
 
+@pytest.mark.parametrize(("num_bytes", "num_read"), [(2**24, 1000), (2**24 + 1, 64), (None, 64 + 6 * 3)])
 def test_how_many_samples_are_read(num_bytes, num_read):
     """16 MiB are read whole. Of samples that are loaded, three are read six times more."""
     split = Batches(lambda x: x, 1000)
