@@ -13,9 +13,10 @@ from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pytorch_lightning import LightningDataModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
+
+from fl_lightning.utils.packages import is_of_lightning
 
 PACKAGE = "fl_lightning"
 
@@ -28,8 +29,11 @@ MOST_OBJECTS = 500
 MOST_ITEMS = 50
 """Number of items of a collection that is looked at. A longer one holds samples."""
 
-WITHOUT_PARTS = (Tensor, nn.Module, LightningDataModule, Trainer)
+WITHOUT_PARTS = (Tensor, nn.Module)
 """Classes of objects whose attributes are not looked at: they are large, or are described by other means."""
+
+LIGHTNING_WITHOUT_PARTS = ("LightningDataModule", "Trainer")
+"""Lightning's classes of such objects."""
 
 KNOWN: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 """Digests by class or function, because finding a source takes milliseconds."""
@@ -80,6 +84,8 @@ def kinds_within(values: Iterable[Any]) -> list[Any]:
 def parts_of(value: Any) -> list[Any]:
     """Return the attributes of an object, the items of a short collection, or the parts of a `partial`."""
     if inspect.isclass(value) or inspect.isfunction(value) or isinstance(value, WITHOUT_PARTS):
+        return []
+    if is_of_lightning(value, LIGHTNING_WITHOUT_PARTS):
         return []
     if isinstance(value, dict):
         return list(value.values()) if len(value) <= MOST_ITEMS else []
