@@ -710,6 +710,8 @@ def test_a_default_of_any_kind_is_the_default(given):
         (Namespace(lr=1), Namespace(lr=2)),
         (torch.float32, torch.float64),
         (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.Tanh())),
+        (nn.ModuleList([nn.ReLU()]), nn.ModuleList([nn.Tanh()])),
+        (nn.ModuleDict({"a": nn.ReLU()}), nn.ModuleDict({"a": nn.Tanh()})),
         (np.float32(0.1), np.float32(0.2)),
         (range(3), range(4)),
         (1 + 2j, 1 + 3j),
