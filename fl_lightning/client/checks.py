@@ -287,6 +287,24 @@ def check_optimized(owner: LightningModule, optimizers: Sequence[Optimizer], par
     rank_zero_warn(sentence)
 
 
+def check_outputs(client: Any, name: str, remedy: str) -> None:
+    """Refuse a module without `forward` for what reads its outputs.
+
+    Args:
+        client: A ClientModule.
+        name: Name of what reads the outputs.
+        remedy: What the user may do instead of defining `forward`, as the end of a sentence.
+
+    Raises:
+        ValueError: The client's module has no `forward`.
+    """
+    if client.module is not None and not overridden(uncompiled(client.module), "forward"):
+        raise ValueError(
+            f"{name} needs the outputs of {type(client.module).__name__}, which has no forward; define "
+            f"forward(self, x), or {remedy}"
+        )
+
+
 def check_loss_returned(client: Any) -> None:
     """Refuse a module that steps its optimizers itself, if its loss is computed outside training.
 

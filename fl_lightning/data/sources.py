@@ -86,11 +86,11 @@ class Source(ABC):
 
     @classmethod
     def fingerprint(cls, arguments: Mapping[str, Any]) -> str | None:
-        """Return what tells which samples these arguments name, without reading the samples.
+        """Return what tells which samples these arguments name, without loading the samples.
 
         Two runs whose arguments differ in `places` only are one run if the fingerprints are equal. A source that has
-        `root` in `places` is known by the names and sizes of the files below `root`. Override this method for a source
-        with other places.
+        `root` in `places` is known by the names, sizes and contents of the files below `root`. Override this method for
+        a source with other places.
 
         Args:
             arguments: Arguments of the source by name.

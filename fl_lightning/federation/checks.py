@@ -308,6 +308,29 @@ def check_data(trainer: Trainer, local_epochs: int | list[int]) -> FederatedData
     return data
 
 
+def check_cohorts(data: FederatedDataModule, min_clients: int) -> None:
+    """Refuse cohorts that have too few clients in every round.
+
+    Args:
+        data: The data module.
+        min_clients: The number of clients that a round needs.
+
+    Raises:
+        ValueError: No client can take part, or fewer than a round needs.
+    """
+    most = data.cohort.bounds.most
+    if most == 0:
+        raise ValueError(
+            f"data.availability must let a client take part, got {data.availability}, with which no round has clients; "
+            f"raise a share above 0"
+        )
+    if most < min_clients:
+        raise ValueError(
+            f"model.faults.min_clients must be at most the clients of a round ({most}), got {min_clients}, with which "
+            f"every round leaves the model as it was; lower it, or raise data.participation"
+        )
+
+
 def check_streams(data: FederatedDataModule, max_batches: int | None, chunk: int | str, fits: bool) -> None:
     """Limit the passes over the streams of the clients, if the clients have streams.
 
@@ -487,7 +510,13 @@ def check_shared(
     """
     if trainable:
         if client.own_start:
-            check_own_start(client, aggregator, codec, bounds=bounds)
+            check_own_start(
+                client=client,
+                aggregator=aggregator,
+                server_optimizer=server_optimizer,
+                codec=codec,
+                bounds=bounds,
+            )
         return
     if type(aggregator) is not Aggregator:
         raise ValueError(
@@ -504,12 +533,15 @@ def check_shared(
         raise ValueError(f"{bounds[0]} needs trainable entries that the clients share, got none; {unset}")
 
 
-def check_own_start(client: ClientModule, aggregator: Aggregator, codec: object, *, bounds: Sequence[str]) -> None:
+def check_own_start(
+    *, client: ClientModule, aggregator: Aggregator, server_optimizer: object, codec: object, bounds: Sequence[str]
+) -> None:
     """Refuse parts that need clients that start from the weights of the server.
 
     Args:
         client: The client module, whose clients start from models of their own.
         aggregator: The aggregator. The mean serves the evaluation.
+        server_optimizer: The factory of the server optimizer, or None.
         codec: The codec, or None.
         bounds: The names of settings that bound how far an update moves the shared entries.
 
@@ -527,6 +559,11 @@ def check_own_start(client: ClientModule, aggregator: Aggregator, codec: object,
         raise ValueError(
             f"{type(aggregator).__name__} makes the weights from which clients start, and {start}; leave "
             f"model.aggregator unset"
+        )
+    if server_optimizer is not None:
+        raise ValueError(
+            f"a server_optimizer steps the weights from which clients start, and {start}; leave "
+            f"model.server_optimizer unset"
         )
 
 

@@ -4,16 +4,36 @@ import hashlib
 import inspect
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from fl_lightning.utils.packages import is_of_lightning
 
 PACKAGE = "fl_lightning"
+
+MAX_DEPTH = 4
+"""Largest depth of an object in another one whose class counts."""
+
+MOST_OBJECTS = 500
+"""Number of objects that are looked at."""
+
+MOST_ITEMS = 50
+"""Number of items of a collection that is looked at. A longer one holds samples."""
+
+WITHOUT_PARTS = (Tensor, nn.Module)
+"""Classes of objects whose attributes are not looked at: they are large, or are described by other means."""
+
+LIGHTNING_WITHOUT_PARTS = ("LightningDataModule", "Trainer")
+"""Lightning's classes of such objects."""
 
 KNOWN: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 """Digests by class or function, because finding a source takes milliseconds."""
@@ -32,6 +52,48 @@ def digests_of_code(kinds: Iterable[Any]) -> dict[str, str]:
             if digest:
                 digests[f"{kind.__module__}.{kind.__qualname__}"] = digest
     return digests
+
+
+def kinds_within(values: Iterable[Any]) -> list[Any]:
+    """Return the user's classes and functions of which objects are made, each once.
+
+    Attributes, items of short collections and the parts of a `partial` are looked at. No code of the objects runs.
+
+    Args:
+        values: The objects.
+    """
+    kinds: list[Any] = []
+    searched: dict[int, Any] = {}
+    waiting = deque((value, 0) for value in values)
+    while waiting and len(searched) < MOST_OBJECTS:
+        value, depth = waiting.popleft()
+        if id(value) in searched:
+            continue
+        searched[id(value)] = value
+        if isinstance(value, MethodType):
+            waiting.append((value.__self__, depth + 1))
+            value = value.__func__
+        kind = value if inspect.isclass(value) or inspect.isfunction(value) else type(value)
+        if is_of_user(kind) and kind not in kinds:
+            kinds.append(kind)
+        if depth < MAX_DEPTH:
+            waiting.extend((part, depth + 1) for part in parts_of(value))
+    return kinds
+
+
+def parts_of(value: Any) -> list[Any]:
+    """Return the attributes of an object, the items of a short collection, or the parts of a `partial`."""
+    if inspect.isclass(value) or inspect.isfunction(value) or isinstance(value, WITHOUT_PARTS):
+        return []
+    if is_of_lightning(value, LIGHTNING_WITHOUT_PARTS):
+        return []
+    if isinstance(value, dict):
+        return list(value.values()) if len(value) <= MOST_ITEMS else []
+    if isinstance(value, list | tuple):
+        return list(value) if len(value) <= MOST_ITEMS else []
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def digest_of_code(kind: Any) -> str:

@@ -101,7 +101,7 @@ def described_single(value: Any) -> tuple[Any] | None:
 
 def tells_itself(value: Any) -> bool:
     """Return True for an object without known arguments whose text tells what it is, such as a dtype or a date."""
-    if isinstance(value, nn.Module) and not isinstance(value, nn.Sequential):
+    if isinstance(value, nn.Module) and not isinstance(value, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return False
     text = repr(value)
     return " at 0x" not in text and " object at " not in text

@@ -4,18 +4,18 @@ import inspect
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from fl_lightning.aggregation import Aggregator, ServerModule
 from fl_lightning.client import ClientModule
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import IIDPartition
-from fl_lightning.federation.configured import COSINE_ROUNDS, in_one_form
+from fl_lightning.federation.configured import COSINE_ROUNDS, flat_value, in_one_form
 from fl_lightning.federation.described import described_value, places_of
 from fl_lightning.federation.effects import INPUTS, belongs_to_any, below, counts_or_shares, is_data
 from fl_lightning.federation.horizon import PLANNED
-from fl_lightning.federation.values import Settings, class_name, is_plain, resolved, shortened
+from fl_lightning.federation.values import Settings, class_name, resolved
 
 LIMITS = ("trainer.max_epochs", "trainer.max_steps")
 """Settings that differ only if a module has asked for them."""
@@ -134,10 +134,18 @@ def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
         if is_place(name, now) or is_same(as_read(name, was), as_read(name, now)):
             return None
         return Difference(name, was=was[name], now=now[name])
-    known = now if name in now else was
-    if is_place(name, known) or has_default(name, known):
+    known, other = (now, was) if name in now else (was, now)
+    if is_place(name, known) or has_default(name, known, other=other):
+        return None
+    if has_parts(name, other) and not has_parts(name, known):
+        # A value stands on one side and a group on the other. Each part of the group is a difference.
         return None
     return Difference(name, was=was.get(name, UNSET), now=now.get(name, UNSET))
+
+
+def has_parts(name: str, settings: Settings) -> bool:
+    """Return True if there are settings below a setting."""
+    return any(below(key, name) and key != name for key in settings)
 
 
 def as_read(name: str, settings: Settings) -> Any:
@@ -213,50 +221,159 @@ def is_place(name: str, settings: Settings) -> bool:
     return argument in places_of(resolved(settings[owner]))
 
 
-def has_default(name: str, settings: Settings) -> bool:
+def has_default(name: str, settings: Settings, *, other: Settings) -> bool:
     """Return True if a setting has the value that it has today if nobody sets it.
+
+    If a group of settings has None on the other side, its parts that have another value than by default tell it. If
+    there is no such part, all parts tell it.
 
     Args:
         name: Dotted name of the setting.
         settings: Settings with the setting, and with the class above it.
+        other: Settings that lack it.
     """
-    owner = name.rpartition(".")[0]
+    if not is_default(name, settings, other=other):
+        return False
+    for group in names_above(name):
+        if group in other and group not in settings:
+            parts = [key for key in settings if below(key, group)]
+            return not all(is_default(part, settings, other=other) for part in parts)
+    return True
+
+
+def is_default(name: str, settings: Settings, *, other: Settings) -> bool:
+    """Return True if a setting, or the whole argument that it is a part of, has its default.
+
+    Args:
+        name: Dotted name of the setting.
+        settings: Settings with the setting, and with the class above it.
+        other: Settings that lack it. If they have other parts of the same argument, only a field of a dataclass has a
+            default.
+    """
+    lacking = lacking_above(name, other)
+    if lacking is None:
+        return False
+    owner = lacking.rpartition(".")[0]
     while owner and not isinstance(settings.get(owner, ROOTS.get(owner)), str):
         owner = owner.rpartition(".")[0]
     if not owner:
         return settings[name] is None  # an option of the command line
     kind = resolved(settings.get(owner, ROOTS.get(owner)))
-    default = default_of(kind, name.removeprefix(f"{owner}.").split("."))
+    default = default_below(kind, lacking.removeprefix(f"{owner}.").split("."))
     if default is inspect.Parameter.empty:
         return False
-    if default is None and settings[name] in ([], {}):
+    if default is None and settings.get(lacking) in ([], {}):
         return True  # a part of the run that there is none of
-    by_default = as_read(name, {**settings, name: plain_default(default)})
-    return is_same(by_default, as_read(name, settings))
+    forms = default_forms(lacking, default)
+    given = {key: value for key, value in settings.items() if below(key, lacking)}
+    if any(has_form(given, form, settings) for form in forms):
+        return True
+    if default is not None or not isinstance(settings.get(lacking), str):
+        return False
+    # An object may be the one that the run has without a value.
+    if name == lacking:
+        return has_form({name: settings[name]}, {name: None}, settings)
+    return is_default(name, settings, other={**other, lacking: settings[lacking]})
 
 
-def default_of(kind: Any, path: Sequence[str]) -> Any:
+def names_above(name: str) -> list[str]:
+    """Return the dotted names above a setting, the shortest first.
+
+    >>> names_above("data.source.root")
+    ['data', 'data.source']
+    """
+    words = name.split(".")
+    return [".".join(words[:length]) for length in range(1, len(words))]
+
+
+def lacking_above(name: str, other: Settings) -> str | None:
+    """Return the dotted name of the largest part that settings lack whole and that a setting belongs to.
+
+    Args:
+        name: Dotted name of the setting.
+        other: Settings that lack it.
+
+    Returns:
+        The dotted name. None: the settings have parts of the setting.
+    """
+    for above in [*names_above(name), name]:
+        if above not in ROOTS and above not in other and not has_parts(above, other):
+            return above
+    return None
+
+
+def default_below(kind: Any, path: Sequence[str]) -> Any:
+    """Return the default of an argument, or of a field of a dataclass in it. `inspect.Parameter.empty`: it has none.
+
+    Args:
+        kind: The class or function that has the argument.
+        path: Name of the argument. Further names are fields of dataclasses.
+    """
+    *groups, last = path
+    for argument in groups:
+        kind = dataclass_of(kind, argument)
+        if kind is None:
+            return inspect.Parameter.empty  # the keys are the user's
+    return default_of(kind, last)
+
+
+def has_form(given: Settings, form: Settings, settings: Settings) -> bool:
+    """Return True if settings are those of a default.
+
+    Args:
+        given: The settings of an argument.
+        form: The settings that the argument has by default.
+        settings: All settings of the side, on which the meaning of None depends.
+    """
+    if given.keys() != form.keys():
+        return False
+    by_default = {**settings, **form}
+    return all(is_same(as_read(name, by_default), as_read(name, settings)) for name in given)
+
+
+def default_forms(name: str, default: Any) -> list[Settings]:
+    """Return the settings of a default, as a configuration has them and as the objects of a run have them.
+
+    Args:
+        name: Dotted name of the argument.
+        default: The default.
+    """
+    is_group = is_dataclass(default) and not isinstance(default, type)
+    written = asdict(default) if is_group else default
+    return [flat_value(name, written), described_value(name, default)]
+
+
+def default_of(kind: Any, argument: str) -> Any:
     """Return the default of an argument of a class or function, `inspect.Parameter.empty` without one.
 
     Args:
         kind: The class or function. A method passes what it does not name to its base.
-        path: Name of the argument. Further names are fields of dataclasses.
+        argument: Name of the argument.
     """
-    argument, *fields_below = path
+    if inspect.isclass(kind) and is_dataclass(kind):
+        for part in fields(kind):
+            if part.name == argument and part.default_factory is not MISSING:
+                return part.default_factory()
     for function in constructors_of(kind):
         parameter = inspect.signature(function).parameters.get(argument)
-        if parameter is None:
-            continue
-        if not fields_below:
+        if parameter is not None:
             return parameter.default
+    return inspect.Parameter.empty
+
+
+def dataclass_of(kind: Any, argument: str) -> Any:
+    """Return the dataclass that an argument of a class or function takes, or None if it takes none."""
+    for function in constructors_of(kind):
+        if argument not in inspect.signature(function).parameters:
+            continue
         hint: Any = None
         with suppress(Exception):  # a hint may name what is not imported
             hint = get_type_hints(function).get(argument)
         for part in get_args(hint) or (hint,):
             if inspect.isclass(part) and is_dataclass(part):
-                return default_of(part, fields_below)
-        return inspect.Parameter.empty
-    return inspect.Parameter.empty
+                return part
+        return None
+    return None
 
 
 def defaults_of(kind: Any) -> dict[str, Any]:
@@ -274,14 +391,6 @@ def constructors_of(kind: Any) -> list[Any]:
     if not inspect.isclass(kind):
         return [kind] if inspect.isroutine(kind) else []
     return [vars(base)["__init__"] for base in kind.__mro__ if inspect.isfunction(vars(base).get("__init__"))]
-
-
-def plain_default(default: Any) -> Any:
-    """Return a default in the form that settings have."""
-    if is_plain(default):
-        return shortened(default)
-    described = described_value("default", default)
-    return described["default"] if len(described) == 1 else inspect.Parameter.empty
 
 
 def is_same(was: Any, now: Any) -> bool:

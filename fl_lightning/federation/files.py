@@ -72,6 +72,6 @@ def tell_changed_files(was: Mapping[str, str], now: Mapping[str, str]) -> None:
         )
     if changed:
         rank_zero_info(
-            f"{', '.join(changed)}: the files have changed since the run was begun, by their names or sizes; start a "
-            f"new run without --ckpt_path if they hold other samples"
+            f"{', '.join(changed)}: the files have changed since the run was begun, by their names, sizes or contents; "
+            f"start a new run without --ckpt_path if they hold other samples"
         )

@@ -3,19 +3,24 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
+import torch
 from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities.seed import isolate_rng
 from pytorch_lightning.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from fl_lightning.client.checks import check_optimized
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.optimizers import parse_optimizers
+from fl_lightning.client.optimizers import parse_optimizers, takes_closure
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.building import check_automatic
+from fl_lightning.engines.lockstep import Passes
 from fl_lightning.engines.training import LocalTrainer, check_normalized
 from fl_lightning.federation.checks import current_rates
 from fl_lightning.utils.settings import SettingError
@@ -37,12 +42,14 @@ def check_local_training(
         The optimizers and the schedulers of a client. Nobody steps the optimizers.
 
     Raises:
-        SettingError: The optimizer does not work with the settings, or BatchNorm gets batches of one sample.
+        SettingError: The optimizer does not work with the settings or the net, BatchNorm gets batches of one sample,
+            or no client has a batch.
         ValueError: The client's optimizers do not train the client.
     """
     client = local.client
     check_by_hand(local)
     check_batch_norm(local, data)
+    check_batches(local, data)
     owner: Any = client.lightning_modules()[-1]
     name = type(owner).__name__
     optimizers, schedulers = parse_optimizers(made_optimizers(client), name)
@@ -55,6 +62,9 @@ def check_local_training(
             accumulated=local.settings.accumulate_grad_batches,
             scaled=getattr(local.precision, "scaler", None) is not None,
         )
+    check_rates(optimizers, name, is_scheduled=bool(schedulers))
+    if not overridden(owner, "configure_optimizers", ClientModule):
+        check_dense_steps(local)
     tell_schedulers(local, data, optimizers, schedulers=schedulers)
     return optimizers, schedulers
 
@@ -74,6 +84,76 @@ def made_optimizers(client: ClientModule) -> Any:
         raise SettingError(
             f"model.client.optimizer must make an optimizer of the client's parameters, and raised "
             f"{type(error).__name__}: {error}; give it other arguments, such as lr=0.01"
+        ) from error
+
+
+def check_rates(optimizers: Sequence[Optimizer], name: str, *, is_scheduled: bool) -> None:
+    """Refuse a learning rate that is NaN or infinite, and report rates of 0, with which no client moves.
+
+    Args:
+        optimizers: The optimizers of a client.
+        name: Name of the class that makes the optimizers.
+        is_scheduled: Whether schedulers set the rates.
+
+    Raises:
+        SettingError: A learning rate is not finite.
+    """
+    rates: list[float] = []
+    for optimizer in optimizers:
+        rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    for rate in rates:
+        if not isfinite(rate):
+            raise SettingError(
+                f"the learning rate of {name} must be a finite number, got {rate}; set model.client.optimizer.lr, or "
+                f"the rate in its configure_optimizers, to a number such as 0.01"
+            )
+    if rates and not any(rates) and not is_scheduled:
+        rank_zero_info(
+            f"the learning rate of {name} is 0, so that no client moves its weights; set model.client.optimizer.lr, or "
+            f"the rate in its configure_optimizers, to a number such as 0.01"
+        )
+
+
+def check_dense_steps(local: LocalTrainer) -> None:
+    """Refuse an optimizer of a net that cannot step on dense gradients, or on this device.
+
+    The optimizer is made of small parameters and stepped once. A net with sparse gradients is not checked.
+
+    Args:
+        local: The local training of this process.
+
+    Raises:
+        SettingError: The step fails.
+    """
+    client = local.client
+    if any(getattr(part, "sparse", False) is True for part in client.modules()):
+        return
+    dimensions = {parameter.ndim for parameter in client.parameters() if parameter.requires_grad}
+    params = [Parameter(torch.zeros((1,) * size, device=local.device)) for size in sorted(dimensions)]
+    try:
+        optimizer = client.optimizer_factory(params)
+    except Exception:
+        # The function has worked with the client's own parameters, and may depend on their shapes.
+        return
+
+    def closure() -> Tensor:
+        for parameter in params:
+            parameter.grad = torch.zeros_like(parameter)
+        return torch.zeros((), device=local.device)
+
+    closure()
+    step: Any = optimizer.step
+    try:
+        # An optimizer of the user's own may draw.
+        with isolate_rng():
+            if takes_closure(optimizer):
+                step(closure)
+            else:
+                step()
+    except Exception as error:
+        raise SettingError(
+            f"model.client.optimizer must step on dense gradients on this device, got {type(optimizer).__name__}, "
+            f"which raised {type(error).__name__}: {error}; take another one, such as SGD or Adam"
         ) from error
 
 
@@ -114,6 +194,44 @@ def check_batch_norm(local: LocalTrainer, data: FederatedDataModule) -> None:
         return
     if any(local.normalizes(client_id, data.size(client_id)) for client_id in range(data.num_clients)):
         check_normalized(data.batch_size, "data.batch_size")
+
+
+def check_batches(local: LocalTrainer, data: FederatedDataModule) -> None:
+    """Refuse batches that leave every client without one, because the last batch is left out.
+
+    A method with phases or data of its own may take other batches, and a stream has no known number of them.
+
+    Raises:
+        SettingError: `data.batch_size` is above the number of samples of every client.
+    """
+    own_batches = any(overridden(local.client, hook, ClientModule) for hook in ("phases", "training_data"))
+    if not data.drop_last or own_batches or data.has_streams:
+        return
+    sizes = [data.size(client_id) for client_id in range(data.num_clients)]
+    has_batches = any(passes_of(local, data, client_id).steps for client_id, size in enumerate(sizes) if size)
+    if any(sizes) and not has_batches:
+        raise SettingError(
+            f"data.batch_size must be at most the samples of the largest client ({max(sizes)}) where drop_last=True "
+            f"leaves out smaller batches, got {data.batch_size}; lower it, or leave drop_last out"
+        )
+
+
+def passes_of(local: LocalTrainer, data: FederatedDataModule, client_id: int) -> Passes:
+    """Return how the samples of a client are divided into batches, without phases of a method.
+
+    Args:
+        local: The local training of this process.
+        data: The data module.
+        client_id: The id of a client with samples.
+    """
+    size = data.size(client_id)
+    return Passes.over(
+        size=size,
+        batch_size=size if data.batch_size == "full" else data.batch_size,
+        epochs=local.settings.epochs_of(client_id),
+        drops_single=local.normalizes(client_id, size),
+        drops_tail=data.drop_last,
+    )
 
 
 def tell_schedulers(
@@ -169,13 +287,13 @@ def events_of_round(local: LocalTrainer, data: FederatedDataModule, interval: st
     settings = local.settings
     events = []
     for client_id in range(data.num_clients):
-        size = data.size(client_id)
-        if size == 0:
+        if data.size(client_id) == 0:
             continue
-        epochs = settings.epochs_of(client_id)
-        batch_size = size if data.batch_size == "full" else data.batch_size
-        steps_of_epoch = ceil(ceil(size / batch_size) / settings.accumulate_grad_batches)
-        steps = epochs * steps_of_epoch
+        passes = passes_of(local, data, client_id)
+        steps_of_epoch = ceil(passes.steps / settings.accumulate_grad_batches)
+        if steps_of_epoch == 0:
+            continue
+        steps = passes.epochs * steps_of_epoch
         if settings.max_local_steps is not None:
             steps = min(steps, settings.max_local_steps)
         if interval == "epoch":

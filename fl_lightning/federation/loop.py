@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
+from fl_lightning.client.checks import check_outputs
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.metric_states import NOBODY
 from fl_lightning.client.services import ClientServices
@@ -374,6 +375,8 @@ class FederatedLoop(Forwarding):
         self._handed_over = False
         self.parts.begin_run(trainer=self.trainer, loop=self, server=self._server, fits=stage == "fit")
         self.data.tested_client = self._evaluated_client(stage)
+        if self.metrics is not None and stage != "predict":
+            check_outputs(self.client, "model.metrics", remedy="leave it unset and log metrics in its own steps")
         self.store.look_beside(None)
         self.forward_hook("setup", stage)
 

@@ -27,7 +27,7 @@ from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks, private
 from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import check_targets
-from fl_lightning.federation.code import digests_of_code, loaded_kind
+from fl_lightning.federation.code import digests_of_code, kinds_within, loaded_kind
 from fl_lightning.federation.described import described_federation
 from fl_lightning.federation.effects import is_digest
 from fl_lightning.federation.horizon import Horizon, round_limit
@@ -341,6 +341,7 @@ class FederationParts:
     def _check_fit(self, trainer: Trainer, data: FederatedDataModule) -> None:
         """Check what only a fit needs, most of it about guarantees."""
         checks.tell_epochs(self.settings.local_epochs)
+        checks.check_cohorts(data, self.min_clients)
         if self.is_private and trainer.ckpt_path is None:
             private.check_first_fit(self.recorder.history)
         if self.client.is_private:
@@ -376,6 +377,7 @@ class FederationParts:
         kinds = [loaded_kind(value) for value in named.values() if isinstance(value, str)]
         kinds += [type(module) for module in self.client.modules()]
         kinds += [type(part) for part in (data, data.source, data.partition)]
+        kinds += kinds_within(data.loaded_splits.values())
         return list(dict.fromkeys(kinds))
 
     def described(self, precision: str, planned: int | None) -> dict[str, Any]:

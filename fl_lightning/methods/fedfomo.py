@@ -9,7 +9,6 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fl_lightning.aggregation import ServerModule, StateBuffers
 from fl_lightning.client import InitialModelClient, check_loss_returned
@@ -54,12 +53,6 @@ class FedFOMOServer(ServerModule):
     affinity: Tensor
     trained: Tensor
     models: nn.ModuleList
-
-    def check_server_optimizer(self, optimizer: Optimizer) -> None:
-        raise ValueError(
-            f"FedFOMO's clients start from their own models, and the global weights serve evaluation only, so that a "
-            f"server optimizer has nothing to step, got {type(optimizer).__name__}; leave model.server_optimizer unset"
-        )
 
     def snapshot(self) -> dict[str, Any]:
         return dict(self.state_dict())  # N models, which `finish` replaces: none need be copied

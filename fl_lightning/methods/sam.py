@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fl_lightning.client.modes import BATCH_NORMS
+from fl_lightning.client.optimizers import needs_closure
 from fl_lightning.functional import state as S
 from fl_lightning.types import State
 from fl_lightning.utils.settings import check_at_least
@@ -37,6 +38,9 @@ class SAM(Optimizer):
         sam_rho: ρ, length of ε, >= 0; 0 is the base optimizer alone.
         bn_second_pass: whether the second pass updates BatchNorm's running statistics as well, as some codes do.
         module: whose BatchNorm layers these are; a `ClientModule` built with `net=` gives itself.
+
+    Raises:
+        ValueError: `sam_rho` is below 0, or the optimizer of `base` needs a closure.
     """
 
     def __init__(
@@ -49,6 +53,11 @@ class SAM(Optimizer):
     ) -> None:
         check_at_least(0, "0 is the base optimizer alone", sam_rho=sam_rho)
         self.base = base(params)
+        if needs_closure(self.base):
+            raise ValueError(
+                f"base must be a factory of an optimizer whose step needs no closure, got {type(self.base).__name__}; "
+                f"take SGD or Adam"
+            )
         self.sam_rho = sam_rho
         self.bn_second_pass = bn_second_pass
         self.module = module

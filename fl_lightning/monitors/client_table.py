@@ -7,6 +7,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 
+from fl_lightning.client.checks import check_outputs
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.inspection import DEPLOYED, Moment
 from fl_lightning.federation.clients_table import NAME
@@ -58,8 +59,9 @@ class ClientTable(Monitor):
 
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         if self.accuracy and loop.data.num_classes is not None:
-            # A split that is missing is refused here, and not in a client's name.
+            # What is missing is refused here, and not in a client's name.
             loop.data.measured_split()
+            check_outputs(loop.client, type(self).__name__, remedy="set accuracy to false")
         self.open_table(trainer, NAME, COLUMNS, grows=True)
 
     # --- one client ---

@@ -7,6 +7,7 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from torchmetrics import MetricCollection
 
+from fl_lightning.client.checks import check_outputs
 from fl_lightning.data.schema import shown
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.deployed import own_step
@@ -50,11 +51,12 @@ class GroupMetrics(Monitor):
         """Check groups and metrics.
 
         Raises:
-            ValueError: A group has no clients or an unknown one, or there are no metrics or no test samples.
+            ValueError: A group has no clients or an unknown one, there are no metrics, outputs or test samples.
         """
         names = loop.data.client_names
         self._clients = {name: client_ids(clients, names, group=name) for name, clients in self.groups.items()}
-        self._collection(loop)
+        if self._collection(loop) is not None:
+            check_outputs(loop.client, "GroupMetrics", remedy="leave the monitor out")
         loop.data.split("test")
         self._last = {}
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from fl_lightning.client.checks import check_outputs
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.inspection import Inspection, Moment
 from fl_lightning.federation.loop import FederatedLoop
@@ -158,13 +159,14 @@ class Monitor(Callback):
         """Return the loop's inspection if the clients are classifiers.
 
         Raises:
-            ValueError: The data have no classes.
+            ValueError: The data have no classes, or the user's module has no outputs for samples.
         """
         if loop.data.num_classes is None:
             raise ValueError(
                 f"{type(self).__name__} needs data with classes, and these have none; set data.num_classes, or leave "
                 f"the monitor out"
             )
+        check_outputs(loop.client, type(self).__name__, remedy="leave the monitor out")
         return loop.evaluation.inspection
 
     def measures(self, trainer: Trainer) -> bool:

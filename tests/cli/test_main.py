@@ -279,7 +279,7 @@ def test_check_tells_whole_checkpoints_from_damaged_ones(in_finished, tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "other.pt")
     said = say(f"check {tmp_path / 'run'} {tmp_path / 'other.pt'} {tmp_path / 'missing.ckpt'}")
     assert said.code == 1
-    best, _, last, other, missing = said.out.splitlines()
+    best, _, _, last, other, missing = said.out.splitlines()
     assert best.endswith("whole, 2 rounds")
     assert "BROKEN: " in last
     assert "is damaged: its content is not what was written" in last

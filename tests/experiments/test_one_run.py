@@ -93,17 +93,17 @@ def test_a_path_of_a_users_class_makes_two_runs(here):
 
 @pytest.mark.parametrize("source", ["FEMNIST", "Shakespeare", "ImageFolder", "CelebA"])
 def test_a_place_makes_two_runs_unless_the_files_are_the_same(base, source):
-    for name, text in (("one/leaf", "x"), ("two/leaf", "x"), ("other/leaf", "xyz")):
+    for name, text in (("one/leaf", "x"), ("two/leaf", "x"), ("other/leaf", "xyz"), ("sized/leaf", "y")):
         (base / name / "train").mkdir(parents=True)
         (base / name / "train" / "all.json").write_text(text)
 
     def settings(root):
         return {"data.source": {"class_path": source, "init_args": {"root": str(root)}}}
 
-    roots = ["one/leaf", "two/leaf", "other/leaf", "missing/leaf", "gone/leaf"]
-    one, two, other, missing, gone = cells_of(*map(settings, roots))
+    roots = ["one/leaf", "two/leaf", "other/leaf", "sized/leaf", "missing/leaf", "gone/leaf"]
+    one, two, *others = cells_of(*map(settings, roots))
     assert one.name == two.name
-    assert len({one.name, other.name, missing.name, gone.name}) == 4
+    assert len({one.name, *(other.name for other in others)}) == 5
 
 
 def test_a_place_may_be_spelled_in_any_way(base, monkeypatch):
@@ -398,6 +398,13 @@ def test_a_place_of_a_users_source_is_one_run_if_its_fingerprint_is(kept, source
     first, copy, other, gone = cells_of(*map(settings, roots), method="own.Mine", base="users.yaml")
     assert first.name == copy.name
     assert len({first.name, other.name, gone.name}) == 3
+
+
+def test_two_folders_of_other_samples_of_one_size_are_two_runs(kept):
+    assert (kept / "a" / "x.npy").stat().st_size == (kept / "bbb" / "x.npy").stat().st_size
+    settings = [{"data.source": {"class_path": "kept.Kept", "init_args": {"root": root}}} for root in ("a", "bbb")]
+    first, second = cells_of(*settings, method="own.Mine", base="users.yaml")
+    assert first.name != second.name
 
 
 def test_more_rounds_with_checkpoints_elsewhere_delete_no_row(here, base):

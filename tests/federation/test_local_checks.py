@@ -5,14 +5,18 @@ from functools import partial
 
 import pytest
 import torch
+from pytorch_lightning import Callback, LightningDataModule
 from pytorch_lightning.plugins.precision import MixedPrecision
+from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedLoop, aggregation, methods
+from fl_lightning import FederatedDataModule, FederatedLoop, aggregation, methods
 from fl_lightning.aggregation import Aggregator, Codec, MedianAggregator, NormClip, ServerModule
 from fl_lightning.client import ClientModule
 from fl_lightning.client.optimizers import needs_closure
+from fl_lightning.federation import local_checks
 from fl_lightning.methods import SAM, FedAvg, Local
 from fl_lightning.nets import HeterogeneousNets, Perceptron
 from fl_lightning.types import Phase
@@ -95,6 +99,189 @@ class ByHand(Untrained):
         self.automatic_optimization = False
 
 
+@pytest.mark.parametrize(
+    "factory",
+    [
+        partial(torch.optim.SparseAdam, lr=0.1),
+        partial(torch.optim.Adam, lr=0.1, capturable=True),
+        partial(SAM, base=partial(torch.optim.SparseAdam, lr=0.1)),
+    ],
+    ids=["SparseAdam", "capturable on a CPU", "SAM of SparseAdam"],
+)
+def test_an_optimizer_that_cannot_step_is_refused(factory):
+    refused(FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=factory), "must step on dense gradients")
+
+
+@pytest.mark.parametrize("kind", CLOSED)
+def test_sam_of_an_optimizer_with_a_closure_is_refused(kind):
+    factory = partial(SAM, base=partial(kind, lr=0.1))
+    refused(FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=factory), "whose step needs no closure")
+    refused(
+        FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=partial(SAM, base=partial(SAM, base=sgd()))),
+        "whose step needs no closure",
+    )
+
+
+class Drawing(torch.optim.SGD):
+    """An optimizer of a user's own that draws and counts its steps."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        Drawing.steps += 1
+        torch.rand(3)
+        return super().step(closure)
+
+
+class Draws(Callback):
+    """Draws from the generator that all code of a process shares, before a client is trained."""
+
+    drawn = None
+
+    def on_train_start(self, trainer, pl_module):
+        self.drawn = torch.rand(3)
+
+
+def test_looking_at_an_optimizer_changes_no_bit(monkeypatch):
+    def run():
+        Drawing.steps = 0
+        draws = Draws()
+        client = FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=partial(Drawing, lr=0.1))
+        loop = fit(client, 1, callbacks=[draws])
+        return weights_of(loop), draws.drawn, Drawing.steps
+
+    weights, drawn, steps = run()
+    monkeypatch.setattr(local_checks, "check_dense_steps", lambda local: None)
+    other_weights, other_drawn, other_steps = run()
+    assert equal(weights, other_weights)
+    assert torch.equal(drawn, other_drawn)
+    assert steps == other_steps + 1
+
+
+@pytest.mark.parametrize("factory", [*(partial(kind, lr=0.1) for kind in CLOSED), partial(SAM, base=sgd())])
+def test_an_optimizer_with_a_closure_is_taken(factory):
+    loop = fit(FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=factory), 1, faults="skip")
+    assert not loop.skipped
+
+
+def test_a_net_of_sparse_gradients_is_not_looked_at():
+    class Words(nn.Module):
+        def __init__(self, num_classes, input_shape):
+            super().__init__()
+            self.words = nn.Embedding(10, num_classes, sparse=True)
+
+        def forward(self, x):
+            return self.words(x.abs().long().clamp(max=9)).mean(1)
+
+    loop = fit(FedAvg(net=Words, optimizer=partial(torch.optim.SparseAdam, lr=0.1)), 1)
+    assert not loop.skipped
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf")])
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_learning_rate_that_is_no_number_is_refused(rate, is_module):
+    refused(client_of_rate(rate, is_module), "must be a finite number, got (nan|inf)")
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_learning_rate_of_0_gets_one_line(caplog, is_module):
+    caplog.set_level("INFO")
+    fit(client_of_rate(0.0, is_module), 1)
+    name = "OfRate" if is_module else "FedAvg"
+    assert caplog.text.count(f"the learning rate of {name} is 0, so that no client moves its weights") == 1
+    caplog.clear()
+    fit(client_of_rate(0.1, is_module), 1)
+    assert "is 0" not in caplog.text
+
+
+def test_a_part_with_a_rate_of_0_and_a_warm_up_get_no_such_line(caplog):
+    caplog.set_level("INFO")
+    fit(FedAvg(module=OfRate(0.1, first=0.0)), 1)
+    fit(FedAvg(module=OfRate(0.1, warm_up=True)), 1)
+    assert "so that no client moves" not in caplog.text
+
+
+class OfRate(Plain):
+    """A module with a learning rate."""
+
+    interval = "step"
+
+    def __init__(self, rate, first=None, warm_up=False):
+        super().__init__()
+        self.rate = rate
+        self.first = rate if first is None else first
+        self.warm_up = warm_up
+
+    def configure_optimizers(self):
+        first, *rest = self.parameters()
+        groups = [{"params": [first], "lr": self.first}, {"params": rest, "lr": self.rate}]
+        optimizer = SGD(groups)
+        if not self.warm_up:
+            return optimizer
+        schedule = {"scheduler": LambdaLR(optimizer, float), "interval": self.interval}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
+def client_of_rate(rate, is_module):
+    if is_module:
+        return FedAvg(module=OfRate(rate))
+    return FedAvg(net=partial(Perceptron, hidden=[4]), optimizer=partial(SGD, lr=rate))
+
+
+# --- batches and cohorts ------------------------------------------------------------------------------------------
+
+
+def dropped(batch_size, **settings):
+    """Data whose loader leaves out a last batch of fewer samples."""
+    samples = TensorDataset(torch.rand(30, 4), torch.arange(30) % 3)
+
+    class Data(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(samples, batch_size=batch_size, drop_last=True, shuffle=True)
+
+        def val_dataloader(self):
+            return DataLoader(samples, batch_size=10)
+
+    return FederatedDataModule(Data(), **{"num_clients": 5, **settings})
+
+
+def test_batches_that_every_client_leaves_out_are_refused():
+    refused(Untrained(), r"must be at most the samples of the largest client \(6\) .* got 7", data=dropped(7))
+    refused(FedAvg(module=Untrained()), "largest client", data=dropped(64))
+    loop = fit(Plain(), 1, data=dropped(6))
+    assert not loop.skipped
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_schedule_of_clients_without_a_batch_is_of_no_interest(interval):
+    module = OfRate(0.1, warm_up=True)
+    module.interval = interval
+    loop = fit(module, 1, data=dropped(8, num_clients=4))
+    assert sorted(loop.data.size(client_id) for client_id in range(4)) == [7, 7, 8, 8]
+    assert not loop.skipped
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "match"),
+    [
+        ({}, {"min_clients": 6}, r"min_clients must be at most the clients of a round \(5\), got 6"),
+        ({"participation": 0.4}, {"min_clients": 3}, r"at most the clients of a round \(2\), got 3"),
+        ({"schedule": [[0], [1, 2]]}, {"min_clients": 3}, r"at most the clients of a round \(2\), got 3"),
+        ({"availability": [1, 0, 0, 0, 0]}, {"min_clients": 2}, r"at most the clients of a round \(1\), got 2"),
+        ({"availability": 0.0}, {}, r"availability must let a client take part, got 0\.0"),
+        ({"availability": [0] * 5}, {}, r"availability must let a client take part"),
+    ],
+    ids=str,
+)
+def test_cohorts_with_too_few_clients_in_every_round_are_refused(data, settings, match):
+    refused(Untrained(), match, data=toy_data(**data), **settings)
+
+
+def test_a_round_with_enough_clients_now_and_then_is_taken():
+    loop = fit(Plain(), 2, data=toy_data(schedule=[[0], [1, 2]]), min_clients=2, on_error="skip")
+    assert {fault.round_idx for fault in loop.skipped} <= {0}
+
+
 @pytest.mark.parametrize("setting", [{"accumulate_grad_batches": 2}, {"clip_norm": 0.1}])
 def test_settings_of_automatic_optimization_are_refused_for_steps_by_hand(setting):
     (name,) = setting
@@ -139,7 +326,15 @@ def test_a_last_batch_of_one_and_a_client_of_one_sample_stay_the_clients_own():
 # --- what clients that start from models of their own, or share nothing, exclude -----------------------------------
 
 CLIENTS = public(methods, ClientModule)
-OWN_START = [kind for kind in CLIENTS if kind.own_start]
+
+
+class OwnStart(FedAvg):
+    """A user's method whose clients start from models of their own."""
+
+    own_start = True
+
+
+OWN_START = [*(kind for kind in CLIENTS if kind.own_start), OwnStart]
 SHARE_NOTHING = [kind for kind in CLIENTS if not kind.sends & {"weights"}]
 CODECS = [kind for kind in public(aggregation, Codec) if not inspect.isabstract(kind) and kind is not Codec]
 RULES = [MedianAggregator, aggregation.KrumAggregator, aggregation.TrimmedMeanAggregator]
@@ -148,6 +343,7 @@ PARTS = {
     "max_update_norm": {"max_update_norm": 1.0},
     **{kind.__name__: {"codec": kind} for kind in CODECS},
     **{kind.__name__: {"aggregator": kind} for kind in RULES},
+    "server_optimizer": {"server_optimizer": sgd()},
 }
 
 

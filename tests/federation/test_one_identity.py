@@ -5,8 +5,8 @@ import inspect
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, StrEnum
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
@@ -24,10 +24,10 @@ from fl_lightning.cli.parser_only import fit_parser
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FEMNIST, MNIST, FederatedDataModule, ImageFolder, Source, TensorSource
 from fl_lightning.experiments.composing import nested_names, option_names
-from fl_lightning.federation.code import changed_code, digests_of_code, is_installed
+from fl_lightning.federation.code import changed_code, digests_of_code, is_installed, kinds_within
 from fl_lightning.federation.configured import flat
 from fl_lightning.federation.described import MAX_DEPTH, described_value
-from fl_lightning.federation.differences import EMPTY_IS_NONE, SPELLINGS, default_of, differences
+from fl_lightning.federation.differences import EMPTY_IS_NONE, SPELLINGS, dataclass_of, default_of, differences
 from fl_lightning.federation.effects import RECORDS, distinguishes, is_data, is_fixed, is_seed, record_of
 from fl_lightning.federation.files import fingerprints
 from fl_lightning.federation.fingerprint import MOST_HASHED, NUM_READ, digest_of_inputs
@@ -113,6 +113,9 @@ def test_what_nobody_knows_affects_values():
         ({"config": None}, {"config": {"a": 1}}, "config.a"),
         ({"widths": [8]}, {"widths": [8, 8]}, "widths"),
         ({"penalty": {"l1": 0.0}}, {"penalty": {"l1": 0.0, "l2": 2.0}}, "penalty.l2"),
+        ({"penalty": None}, {"penalty": {"l1": 0.0, "l2": 1.0}}, "penalty.l1"),
+        ({"penalty": {"l1": 0.0, "l2": 1.0}}, {"penalty": None}, "penalty.l1"),
+        ({}, {"penalty": {"l1": 0.0, "l2": 1.0}}, "penalty.l1"),
         ({}, {"gamma": 0.7}, "gamma"),
         ({"gamma": 0.7}, {}, "gamma"),
         ({"folder": "/a"}, {"folder": "/b"}, "folder"),
@@ -707,6 +710,8 @@ def test_a_default_of_any_kind_is_the_default(given):
         (Namespace(lr=1), Namespace(lr=2)),
         (torch.float32, torch.float64),
         (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.Tanh())),
+        (nn.ModuleList([nn.ReLU()]), nn.ModuleList([nn.Tanh()])),
+        (nn.ModuleDict({"a": nn.ReLU()}), nn.ModuleDict({"a": nn.Tanh()})),
         (np.float32(0.1), np.float32(0.2)),
         (range(3), range(4)),
         (1 + 2j, 1 + 3j),
@@ -724,8 +729,145 @@ def test_a_hint_that_cannot_be_read_is_no_error():
         def __init__(self, conf: "Nope" = None) -> None:  # noqa: F821
             self.conf = conf
 
-    assert default_of(Hinted, ["conf"]) is None
-    assert default_of(Hinted, ["conf", "b"]) is inspect.Parameter.empty
+    assert default_of(Hinted, "conf") is None
+    assert dataclass_of(Hinted, "conf") is None
+    assert default_of(Hinted, "other") is inspect.Parameter.empty
+    assert dataclass_of(Hinted, "other") is None
+
+
+class Word(StrEnum):
+    """A word of a user's settings."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+class Level(IntEnum):
+    """A number of a user's settings."""
+
+    LOW = 1
+    HIGH = 2
+
+
+@dataclass
+class Inner:
+    """A group within a group."""
+
+    rate: float = 0.1
+    widths: list[int] = field(default_factory=lambda: [8])
+    word: Word = Word.MEAN
+
+
+@dataclass
+class Outer:
+    """A group with a group."""
+
+    inner: Inner = field(default_factory=Inner)
+    count: int = 1
+
+
+class Typed(LightningModule):
+    """A user's module whose defaults are of all types."""
+
+    def __init__(
+        self,
+        word: Word = Word.MEAN,
+        level: Level = Level.LOW,
+        words: list[Word] = [Word.MEAN],  # noqa: B006
+        by_name: dict[str, int] = {"a": 1, "b": 2},  # noqa: B006
+        layers: list[dict[str, int]] = [{"a": 1}],  # noqa: B006
+        outer: Outer = Outer(count=3),  # noqa: B008
+        maybe: Inner | None = None,
+        sides: tuple[int, int] = (1, 2),
+        folder: Path = Path("a/b"),
+        rate: float = float("nan"),
+        scale: Callable = scaled,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+TYPED = {
+    "word": "MEAN",
+    "level": "LOW",
+    "words": ["MEAN"],
+    "by_name": {"a": 1, "b": 2},
+    "layers": [{"a": 1}],
+    "outer": {"inner": {"rate": 0.1, "widths": [8], "word": "MEAN"}, "count": 3},
+    "maybe": None,
+    "sides": [1, 2],
+    "folder": "a/b",
+    "rate": float("nan"),
+    "scale": f"{__name__}.scaled",
+}
+"""The defaults of `Typed` as a parsed configuration has them."""
+
+OTHERS = [
+    {"word": "SUM"},
+    {"level": "HIGH"},
+    {"words": []},
+    {"words": ["MEAN", "MEAN"]},
+    {"by_name": {"a": 1}},
+    {"by_name": {"a": 1, "b": 3}},
+    {"by_name": {"a": 1, "b": 2, "c": 3}},
+    {"by_name": {}},
+    {"layers": [{"a": 1}, {"a": 1}]},
+    {"layers": [{}]},
+    {"outer": {"inner": {"rate": 0.1, "widths": [8], "word": "MEAN"}, "count": 1}},
+    {"outer": {"inner": {"rate": 0.1, "widths": [9], "word": "MEAN"}, "count": 3}},
+    {"maybe": {"rate": 0.1, "widths": [8], "word": "MEAN"}},
+]
+"""Arguments of `Typed` that are no defaults."""
+
+
+def typed(arguments):
+    return flat({"model": {"client": {"class_path": f"{__name__}.Typed", "init_args": arguments}}})
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_default_of_every_type_is_the_default(name):
+    assert set(TYPED) == set(inspect.signature(Typed).parameters)
+    lacking = {key: value for key, value in TYPED.items() if key != name}
+    assert differences(typed(lacking), typed(TYPED)) == []
+    assert differences(typed(TYPED), typed(lacking)) == []
+    objects = described_value("m", Typed())
+    older = {key: value for key, value in objects.items() if not f"{key}.".startswith(f"m.{name}.")}
+    assert older.keys() < objects.keys()
+    assert differences(older, objects) == []
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_another_value_of_every_type_is_a_difference(other):
+    (name,) = other
+    lacking = {key: value for key, value in TYPED.items() if key != name}
+    for was in (typed(lacking), typed(TYPED)):
+        found = differences(was, typed({**TYPED, **other}))
+        assert found != []
+        assert all(one.name.startswith(f"model.client.{name}") for one in found)
+        assert differences(typed({**TYPED, **other}), was) != []
+
+
+def test_an_object_is_no_group_of_its_arguments():
+    was = {"model.client": "own.Client", "model.client.a": 1}
+    assert [one.name for one in differences(was, {"model.client.a": 1})] == ["model.client"]
+    assert [one.name for one in differences({"model.client.a": 1}, was)] == ["model.client"]
+
+
+def test_a_part_of_the_run_that_is_missing_whole_has_its_defaults():
+    stored = {"seed_everything": 0}
+    assert differences(stored, {**stored, "data.participation": 1.0, "model.local_epochs": 1}) == []
+    assert differences(stored, {**stored, "data.participation": 0.5}) != []
+
+
+@pytest.mark.parametrize("field_name", ["rate", "widths", "word"])
+def test_a_field_that_came_later_has_its_default(field_name):
+    older = {key: value for key, value in TYPED["outer"]["inner"].items() if key != field_name}
+    lacking = typed({**TYPED, "outer": {"inner": older, "count": 3}})
+    assert differences(lacking, typed(TYPED)) == []
+    changed = {**TYPED["outer"]["inner"], field_name: {"rate": 0.2, "widths": [], "word": "SUM"}[field_name]}
+    now = typed({**TYPED, "outer": {"inner": changed, "count": 3}})
+    (found,) = differences(lacking, now)
+    assert found.name.startswith(f"model.client.outer.inner.{field_name}")
 
 
 def test_a_seed_that_the_stored_settings_lack_is_the_one_that_stands_for_it():
@@ -941,6 +1083,20 @@ def test_files_of_python_and_of_packages_are_installed(file, is_of_others):
 @pytest.mark.parametrize("kind", [Random, torch.nn.Linear, FederatedLoop, partial, len, 3], ids=str)
 def test_the_code_of_others_is_not_compared(kind):
     assert digests_of_code([kind]) == {}
+
+
+class Joins:
+    """An object of a user's own that makes batches."""
+
+    def join(self, items):
+        return items
+
+
+def test_what_objects_are_made_of():
+    assert kinds_within([Joins().join]) == [Joins.join, Joins]
+    assert kinds_within([{"a": (Joins(),)}, Joins()]) == [Joins]
+    assert kinds_within([[Joins() for _ in range(60)]]) == [], "a long collection holds samples"
+    assert kinds_within([torch.zeros(2), nn.Linear(2, 2), "text", None]) == []
 
 
 @pytest.mark.parametrize(("num_bytes", "num_read"), [(2**24, 1000), (2**24 + 1, 64), (None, 64 + 6 * 3)])

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from torchmetrics.classification import MulticlassF1Score
 
+from fl_lightning import FederatedLoop
 from fl_lightning import monitors as kinds
 from fl_lightning.data import DirichletPartition
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedNTD, KnFu
 from fl_lightning.monitors import (
+    ClientTable,
     CostMonitor,
     GroupMetrics,
     Monitor,
@@ -23,6 +25,7 @@ from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.callbacks import toy
 from tests.monitors import test_monitors, test_probes
 from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
+from tests.user_modules import Plain
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIZES = (10, 10, 10, 10)
@@ -50,8 +53,6 @@ def every_monitor(folder):
 
 
 def run(name, callbacks, rounds=3, chunk=1, folder=None, ckpt_path=None, **settings):
-    from fl_lightning import FederatedLoop
-
     kind, more = CLIENTS[name]
     # a stack draws its dropout for all of its clients, so the nets of stacks have none
     net = Perceptron if chunk > 1 else BatchNormNet
@@ -70,6 +71,47 @@ def test_there_is_one_of_each_kind():
     found = {type(callback) for callback in every_monitor(None)}
     measuring = {kind for kind in vars(kinds).values() if isinstance(kind, type) and issubclass(kind, Monitor)}
     assert found == (measuring - {Monitor, CostMonitor}) | {SampleReduction}  # seconds are never the same
+
+
+@pytest.mark.parametrize("monitor", every_monitor(None), ids=lambda monitor: type(monitor).__name__)
+def test_what_a_monitor_needs_of_a_module_is_no_clients_fault(monitor):
+    """`Plain` has no forward."""
+    loop = FederatedLoop(Plain(), faults="skip")
+    run = trainer(6, callbacks=[monitor])
+    refusal = ""
+    try:
+        run.fit(loop, datamodule=toy_data(transfer_size=6))
+    except ValueError as error:
+        refusal = str(error)
+    if refusal:
+        assert "has no forward" in refusal or "needs the name of a layer" in refusal
+        assert not loop.round_metrics
+    assert not loop.skipped
+
+
+def test_metrics_of_a_module_without_outputs_are_refused():
+    for fits in (True, False):
+        loop = FederatedLoop(Plain(), faults="skip", metrics={"f1": MulticlassF1Score(3)})
+        run = trainer(1)
+        start = run.fit if fits else run.validate
+        with pytest.raises(ValueError, match=r"model\.metrics needs the outputs of Plain, which has no forward"):
+            start(loop, datamodule=toy_data())
+        assert not loop.round_metrics
+
+
+def test_a_table_without_accuracies_needs_no_outputs():
+    for table in (ClientTable(accuracy=False), ClientTable()):
+        loop = FederatedLoop(Plain() if not table.accuracy else WithForward(), faults="skip")
+        trainer(1, callbacks=[table]).fit(loop, datamodule=toy_data())
+        assert loop.round_metrics
+        assert not loop.skipped
+
+
+class WithForward(Plain):
+    """The same module with outputs."""
+
+    def forward(self, x):
+        return self.net(x)
 
 
 def slow(*values):

@@ -86,8 +86,13 @@ def test_a_named_layer_is_that_of_the_features():
     assert rows[0] == rows[1]
     with pytest.raises(ValueError, match="NeuronActivations: layer must name a module of the client, such as 'net"):
         run(callbacks=[NeuronActivations("net.tail")])
+
+    class WithOutputs(toy.Regression):
+        def forward(self, x):
+            return x
+
     with pytest.raises(ValueError, match="FeatureProbe needs the name of a layer for a client without net="):
-        run(toy.Regression(), [FeatureProbe()], data=toy.data())
+        run(WithOutputs(), [FeatureProbe()], data=toy.data())
 
 
 def test_features_are_those_of_the_copies(tmp_path):

@@ -224,6 +224,85 @@ def test_code_that_changed_is_named_in_one_line(project, caplog):
     assert told(caplog) == [], "the run has this code now"
 
 
+SEEN = """
+import numpy as np
+import torch
+from functools import partial
+from torch.utils.data import DataLoader, Dataset, Subset
+from own import Data
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+def joined(items, extra=None):
+    return torch.utils.data.default_collate(items)
+
+
+class Several:
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __call__(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class Seen(Dataset):
+    def __init__(self, x, transform):
+        self.x = x
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.transform(self.x[index]), index % 2
+
+
+class SeenData(Data):
+    def setup(self, stage):
+        x = torch.from_numpy(np.load("a/x.npy"))
+        self.set = Seen(x, Several([Scaled(1.0)]))
+
+    def train_dataloader(self):
+        return DataLoader(self.set, batch_size=4, shuffle=True, collate_fn=partial(joined, extra=1))
+
+    def val_dataloader(self):
+        return DataLoader(Subset(self.set, range(8)), batch_size=4)
+"""
+
+LINES = {
+    "Seen": ("return len(self.x)", "return len(self.x) * 1"),
+    "Scaled": ("return x * self.factor", "return self.factor * x"),
+    "Several": ("for part in self.parts", "for part in tuple(self.parts)"),
+    "joined": ("torch.utils.data.default_collate", "torch.utils.data.dataloader.default_collate"),
+}
+"""A line of each class and function by which the samples of `SeenData` are read, and another one."""
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_code_that_reads_samples_is_named_in_one_line(project, caplog, name):
+    caplog.set_level("INFO")
+    (project / "seen.py").write_text(SEEN)
+    words = MINE.replace("own.Data", "seen.SeenData")
+    for rounds, text in ((1, SEEN), (2, SEEN), (3, SEEN.replace(*LINES[name]))):
+        (project / "seen.py").write_text(text)
+        sys.modules.pop("seen", None)
+        importlib.invalidate_caches()
+        assert say(f"{words} {rounds} {'--ckpt_path last' if rounds > 1 else ''}").code == 0
+        lines = told(caplog)
+        assert len(lines) == (rounds == 3)
+    assert lines[0].startswith(f"seen.{name}: ")
+    sys.modules.pop("seen")
+
+
 KEPT = """
 from fl_lightning.data import Source, TensorSource
 from further import Proxy
