@@ -297,8 +297,15 @@ def test_a_client_that_is_left_out_has_counted_nothing(repeats):
         assert failed[key] == without[key], key
 
 
-def test_local_logs_no_values_of_a_model_that_does_not_exist():
-    loop = federate(Local(module=Logging()))
+class LogsInSteps(Logging):
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("val/loss", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+
+@pytest.mark.parametrize("kind", [Logging, LogsInSteps])
+def test_local_logs_no_values_of_a_model_that_does_not_exist(kind):
+    loop = federate(Local(module=kind()))
     assert not [key for key in loop.round_metrics if key.startswith(("val/", "global/"))]
 
 
