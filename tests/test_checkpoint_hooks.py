@@ -485,6 +485,46 @@ def test_initial_weights_from_a_file_with_objects_say_what_is_wrong(tmp_path):
         trainer(1).fit(loop, datamodule=toy_data())
 
 
+def data_of(package):
+    class Data(package.LightningDataModule):
+        def __init__(self, size, batch_size=5, transform=None):
+            super().__init__()
+            self.save_hyperparameters()
+            self.passes = 0
+
+        def train_dataloader(self):
+            self.passes += 1
+            return DataLoader(TensorDataset(*samples(self.hparams.size)), batch_size=self.hparams.batch_size)
+
+        def state_dict(self):
+            return {"passes": self.passes}
+
+        def load_state_dict(self, state_dict):
+            self.passes = state_dict["passes"]
+
+    return Data
+
+
+@BOTH
+@pytest.mark.parametrize("federated", [True, False])
+def test_client_ckpt_loads_the_data_module_where_the_file_of_lightning_does(package, federated, tmp_path, caplog):
+    caplog.set_level("INFO")
+    kind = data_of(package)
+    around = (
+        (lambda data: FederatedDataModule.from_datamodule(data, num_clients=2)) if federated else (lambda data: data)
+    )
+    trainer_kind = pl.Trainer if federated else package.Trainer
+    module = with_arguments(package)[1]()
+    fitted = trainer(2, tmp_path, kind=trainer_kind, limit_val_batches=0, callbacks=[ClientCheckpoint(tmp_path)])
+    data = kind(20, batch_size=4, transform=nn.Identity())
+    fitted.fit(FederatedLoop(module) if federated else module, datamodule=around(data))
+    loaded = kind.load_from_checkpoint(tmp_path / "client.ckpt", weights_only=True)
+    assert dict(loaded.hparams) == {"size": 20, "batch_size": 4, "transform": None}
+    assert loaded.passes == data.passes
+    assert caplog.text.count("datamodule_hyper_parameters.transform are objects of the data module") == 1
+    type(module).load_from_checkpoint(tmp_path / "client.ckpt", weights_only=True)
+
+
 class Encoder(nn.Module):
     def __init__(self, width: int = 4):
         super().__init__()

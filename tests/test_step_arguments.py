@@ -2,6 +2,7 @@
 
 import inspect
 from collections import namedtuple
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -279,6 +281,42 @@ def test_a_batch_weighs_what_it_weighs_in_lightning(kind):
     ours.fit(loop, datamodule=data)
     for key in ("train/size", "val/size"):
         assert loop.round_metrics[key] == pytest.approx(float(plain.callback_metrics[key]), rel=1e-6), key
+
+
+class Opaque:
+    """A batch in which Lightning finds no samples."""
+
+    def __init__(self, items):
+        self.x = torch.stack([x for x, _ in items])
+
+    def to(self, device):
+        return self
+
+
+class OfOpaque(Net):
+    given = {}
+
+    def training_step(self, batch, batch_idx):
+        self.log("train/loss", 1.0)  # a step of training, for which Lightning asks no number
+        return self.net(batch.x).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/sum", 1.0, reduce_fx="sum")
+        self.log("val/mean", self.net(batch.x).mean(), **{name: len(batch.x) for name in self.given})
+
+
+def test_a_mean_over_a_batch_of_unknown_size_is_refused_as_in_lightning():
+    class Given(OfOpaque):
+        given = {"batch_size"}
+
+    for kind, is_refused in ((OfOpaque, True), (Given, False)):
+        data = FederatedDataModule.from_datamodule(Data(collate=Opaque), num_clients=1, eval_batch_size=4)
+        plain_error = nullcontext() if not is_refused else pytest.raises(MisconfigurationException)
+        with plain_error:
+            trainer(1).fit(kind(), Data(collate=Opaque))
+        words = r"self.log\('val/mean'\) needs the number of samples in a batch, and finds none in it; give it by"
+        with pytest.raises(ValueError, match=words) if is_refused else nullcontext():
+            trainer(1).fit(FederatedLoop(FedAvg(module=kind())), datamodule=data)
 
 
 # --- methods that take the samples of a batch one by one ---

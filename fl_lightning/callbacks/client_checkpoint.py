@@ -2,7 +2,8 @@
 
 import inspect
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +15,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import own_hook
+from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.values import class_name, is_plain
 from fl_lightning.runs.best import CLIENT
@@ -28,9 +30,10 @@ class ClientCheckpoint(Callback):
     `MyModule.load_from_checkpoint("client.ckpt")` reads the file without this package. The file holds what Lightning
     would write for the module alone: the entries by the module's own names, all hyper-parameters that the module saved
     itself, and what its `on_save_checkpoint` adds or changes. As in Lightning, objects among these are read with
-    `weights_only=False`. For a client with `net=` the hyper-parameters are its plain arguments, and the factory is
-    given again: `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. The callback writes nothing if the clients share
-    no weights. In a fit without a federation it writes the fitted module after every epoch, in the same form.
+    `weights_only=False`. Of the user's data module the file holds the hyper-parameters that are no objects, and the
+    state. For a client with `net=` the hyper-parameters are its plain arguments, and the factory is given again:
+    `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. The callback writes nothing if the clients share no weights.
+    In a fit without a federation it writes the fitted module after every epoch, in the same form.
 
     At the end of a fit it also writes what chosen clients would deploy, `client-3.ckpt` of client 3, in the same form.
 
@@ -130,6 +133,7 @@ class ClientCheckpoint(Callback):
             "pytorch-lightning_version": version(distribution_of(type(inner))),
             "state_dict": {name.removeprefix(prefix): value for name, value in client.state_dict().items()},
             **hyperparameters(inner, self.configured),
+            **self._of_data(trainer),
         }
         if own_hook(inner, "on_save_checkpoint") is not None:
             of_trainer = states_of_trainer(trainer)
@@ -141,18 +145,61 @@ class ClientCheckpoint(Callback):
         path = Path(self.dirpath or trainer.default_root_dir, filename or self.filename)
         save_with_digest(self._writable(checkpoint), path)
 
-    def _writable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint in plain form, without the objects that cannot be written, which are reported once."""
+    def _of_data(self, trainer: Trainer) -> dict[str, Any]:
+        """Return what Lightning writes for the user's data module, without objects, which are reported once."""
         left_out: list[str] = []
-        writable = without_refused(plain_value(checkpoint), keeps=is_writable, left_out=left_out)
+        entries = without_refused(plain_value(entries_of_data(trainer)), keeps=is_readable, left_out=left_out)
+        self._report(left_out, "are objects of the data module")
+        return entries
+
+    def _report(self, left_out: Iterable[str], reason: str) -> None:
+        """Report once which entries the file lacks.
+
+        Args:
+            left_out: Names of the entries.
+            reason: Words that say why the file lacks them.
+        """
         names = [name for name in left_out if name not in self._reported]
         self._reported.update(names)
         if names:
             rank_zero_info(
-                f"{', '.join(names)} cannot be pickled, so that {self.filename} lacks them; give them again to "
+                f"{', '.join(names)} {reason}, so that {self.filename} lacks them; give them again to "
                 f"load_from_checkpoint"
             )
+
+    def _writable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a checkpoint in plain form, without the objects that cannot be written, which are reported once."""
+        left_out: list[str] = []
+        writable = without_refused(plain_value(checkpoint), keeps=is_writable, left_out=left_out)
+        self._report(left_out, "cannot be pickled")
         return writable
+
+
+def entries_of_data(trainer: Trainer) -> dict[str, Any]:
+    """Return what Lightning keeps in a checkpoint of the user's data module: hyper-parameters and its state.
+
+    Args:
+        trainer: The Trainer of the run.
+    """
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    source = None
+    if isinstance(datamodule, FederatedDataModule):
+        source = datamodule.source
+        datamodule = getattr(source, "datamodule", None)
+    if datamodule is None:
+        return {}
+    entries: dict[str, Any] = {}
+    if datamodule.hparams:
+        # Lightning notes which argument the hyper-parameters are, and has no public name for it.
+        name = vars(datamodule).get("_hparams_name")
+        if name is not None:
+            entries[datamodule.CHECKPOINT_HYPER_PARAMS_NAME] = name
+        entries[datamodule.CHECKPOINT_HYPER_PARAMS_KEY] = dict(datamodule.hparams)
+    with nullcontext() if source is None else source.keyed("state_dict"):
+        state = datamodule.state_dict()
+    if state:
+        entries[type(datamodule).__qualname__] = state
+    return entries
 
 
 def states_of_trainer(trainer: Trainer) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """Metric objects of a client: they begin anew for each client, and the states of all clients are joined."""
 
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import islice
+from types import MemberDescriptorType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.metrics.user_metrics import computed
+from fl_lightning.utils.own_generators import is_of_library
 
 MetricState = Mapping[str, Tensor | list[Tensor]]
 """The state of one metric object, by the name under which the object keeps it."""
@@ -17,8 +21,17 @@ MetricState = Mapping[str, Tensor | list[Tensor]]
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes in which torch keeps the parts of a module."""
 
+ITERATED = (list, tuple, set, frozenset, deque)
+"""Types of collections whose items have no names."""
+
+COLLECTIONS = (*ITERATED, dict, UserDict, UserList, SimpleNamespace)
+"""Types that are searched for metric objects, besides classes of the user's."""
+
 MOST_HELD = 100
-"""Largest number of items of a list or dict that are searched for metric objects."""
+"""Largest number of items of a list, a dict or an object that are searched for metric objects."""
+
+MOST_HOLDERS = 100
+"""Largest number of lists, dicts and objects that are searched for each attribute of a module."""
 
 NOBODY = -1
 """Id of no client, for what was logged before the first client."""
@@ -48,7 +61,7 @@ def parts_that_count(client: nn.Module) -> list[Metric | MetricCollection]:
 def counting_by_name(client: nn.Module) -> dict[str, Metric | MetricCollection]:
     """Return the metric objects and collections in a module by name.
 
-    A metric object in a list or dict, which torch does not take for a part of the module, is found too.
+    A metric object in a list, a dict or an object, which torch does not take for a part of the module, is found too.
     """
     found: dict[str, Metric | MetricCollection] = {}
     for path, part in client.named_modules():
@@ -56,23 +69,71 @@ def counting_by_name(client: nn.Module) -> dict[str, Metric | MetricCollection]:
             found[path] = part
             continue
         for attribute, value in vars(part).items():
-            if attribute not in OF_TORCH and isinstance(value, list | tuple | dict):
+            if attribute not in OF_TORCH and may_count(value):
                 found |= counting_in(f"{path}.{attribute}".lstrip("."), value)
     return found
 
 
-def counting_in(name: str, holder: Sequence[Any] | Mapping[Any, Any]) -> dict[str, Metric | MetricCollection]:
-    """Return the metric objects and collections in a list or dict by name.
+def counting_in(name: str, holder: Any) -> dict[str, Metric | MetricCollection]:
+    """Return the metric objects and collections that a list, a dict or an object keeps, at any depth, by name.
 
     Args:
-        name: Name of the list or dict.
-        holder: The list or dict, of which the first items are searched.
+        name: Name of the holder.
+        holder: The holder.
     """
-    items = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
     found: dict[str, Metric | MetricCollection] = {}
-    for key, value in islice(items, MOST_HELD):
+    searched = [holder]
+    waiting = deque(items_that_may_count(name, holder))
+    while waiting and len(searched) < MOST_HOLDERS:
+        path, value = waiting.popleft()
         if isinstance(value, Metric | MetricCollection):
-            found |= {f"{name}.{key}.{path}".rstrip("."): part for path, part in counting_by_name(value).items()}
+            found |= {f"{path}.{inner}".rstrip("."): part for inner, part in counting_by_name(value).items()}
+        elif all(value is not other for other in searched):
+            searched.append(value)
+            waiting.extend(items_that_may_count(path, value))
+    return found
+
+
+def items_that_may_count(path: str, holder: Any) -> list[tuple[str, Any]]:
+    """List the items of a holder that `may_count`, with their names below the holder's."""
+    return [(f"{path}.{key}", item) for key, item in items_of(holder) if may_count(item)]
+
+
+def may_count(value: object) -> bool:
+    """Return True for a metric object, and for a collection or an object of a user's class, which may keep some."""
+    kind: Any = type(value)
+    return kind_may_count(kind)
+
+
+@cache
+def kind_may_count(kind: type) -> bool:
+    """Return True for the class of a value that `may_count`."""
+    if issubclass(kind, (*COLLECTIONS, Metric, MetricCollection)):
+        return True
+    return not issubclass(kind, type | nn.Module | Tensor) and not is_of_library(kind.__module__)
+
+
+def items_of(holder: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what a collection or an object keeps, with the key or the name of each item. No code of it runs."""
+    if isinstance(holder, dict):
+        yield from islice(dict.items(holder), MOST_HELD)
+    elif isinstance(holder, ITERATED):
+        yield from enumerate(islice(holder, MOST_HELD))
+    if hasattr(holder, "__dict__"):
+        yield from islice(vars(holder).items(), MOST_HELD)
+    kind: Any = type(holder)
+    for name, slot in slots_of(kind).items():
+        # A slot may have no value yet.
+        with suppress(AttributeError):
+            yield name, slot.__get__(holder)
+
+
+@cache
+def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+    """Return the slots of a class by name."""
+    found: dict[str, MemberDescriptorType] = {}
+    for base in kind.__mro__:
+        found |= {name: member for name, member in vars(base).items() if isinstance(member, MemberDescriptorType)}
     return found
 
 

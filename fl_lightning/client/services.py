@@ -29,7 +29,7 @@ from fl_lightning.data.loaders import without_none
 from fl_lightning.functional.classes import WHOLE, class_labels
 from fl_lightning.functional.state import to_host
 from fl_lightning.metrics.keys import Direction, check_writer, metric_directions
-from fl_lightning.utils.batches import batch_length
+from fl_lightning.utils.batches import known_length
 from fl_lightning.utils.life import LIFE
 
 MOST_ROWS = 512
@@ -383,7 +383,8 @@ class ClientServices:
         self.methods: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in self.services}
         self._optimizers = LocalOptimizers(None, "nobody")
         self._batch: Any = None
-        self._weight = 1
+        self._weight: int | None = 1
+        """The weight of a value of the batch. None: its number of samples is not known."""
         self._toggled = ExitStack()
 
     # --- called by what drives the client ---
@@ -425,10 +426,22 @@ class ClientServices:
             self._checked.add(name)
         if batch_size is None:
             if self._batch is not None:
-                self._weight = batch_length(self._batch)
+                self._weight = known_length(self._batch)
                 self._batch = None
             batch_size = self._weight
+        if batch_size is None:
+            self.check_weight(name, value, reduce_fx)
+            batch_size = 1
         self.logged.log(name, value, weight=batch_size, reduce_fx=reduce_fx)
+
+    def check_weight(self, name: str, value: Any, reduce_fx: Any) -> None:
+        """Check a value of a batch in which Lightning finds no number of samples. In training it weighs 1.
+
+        Args:
+            name: The key of the value.
+            value: The value.
+            reduce_fx: The reduction.
+        """
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in values.items():
@@ -492,6 +505,18 @@ class EvaluationServices(ClientServices):
         if suffix and suffix != self._suffix:
             self.logged.end_loader()
         self._suffix = suffix
+
+    def check_weight(self, name: str, value: Any, reduce_fx: Any) -> None:
+        """Refuse a value of a batch whose number of samples is not known, as Lightning does for a mean.
+
+        Raises:
+            ValueError: The value is averaged over the batches.
+        """
+        if not isinstance(value, Metric) and reduction_of(name, reduce_fx) == "mean":
+            raise ValueError(
+                f"self.log({name!r}) needs the number of samples in a batch, and finds none in it; give it by "
+                f"self.log({name!r}, value, batch_size=...)"
+            )
 
     def log(self, name: str, *args: Any, add_dataloader_idx: bool = True, **kwargs: Any) -> None:
         key = name + self._suffix if add_dataloader_idx else name

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.types import Batch, ClientData
-from fl_lightning.utils.batches import some_samples
+from fl_lightning.utils.batches import batch_length, some_samples
 
 
 class PoissonSamples:
@@ -89,7 +89,7 @@ class PoissonSamples:
         """Yield the batches of a training epoch, empty ones too, and those of another split as they are.
 
         Raises:
-            ValueError: a pass over the training samples besides an epoch's.
+            ValueError: a pass over the training samples besides an epoch's, or a batch without a row for each sample.
         """
         if split != "train" or epoch is None:
             yield from self._besides(split, "batches").batches(split, epoch, batch_size, **settings)
@@ -104,6 +104,8 @@ class PoissonSamples:
             taken = drawn if len(drawn) else torch.zeros(1, dtype=torch.int64)
             some = self.local.restricted("train", taken)
             (batch,) = some.batches("train", number * steps + index, len(taken), shuffle=False, **settings)
+            if batch is not None:
+                check_rows(batch, len(taken))
             yield batch if len(drawn) else some_samples(batch, slice(0, 0))
 
     def _besides(self, split: str, what: str) -> ClientData:
@@ -118,3 +120,21 @@ class PoissonSamples:
                 f"data, which shows in what it sends; take another method, such as FedAvg, FedProx or FedNTD"
             )
         return self.local
+
+
+def check_rows(batch: Batch, num_samples: int) -> None:
+    """Refuse a batch that has not one row for each sample, so that gradients of rows are not those of samples.
+
+    Args:
+        batch: The batch.
+        num_samples: Number of its samples, at least 1.
+
+    Raises:
+        ValueError: The batch has another number of rows.
+    """
+    num_rows = batch_length(batch)
+    if num_rows != num_samples:
+        raise ValueError(
+            f"dp_sgd needs one row of the batch for each sample, got {num_rows} for {num_samples} samples; return "
+            f"tensors (B, ...) in collate_fn"
+        )

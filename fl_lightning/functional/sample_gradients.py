@@ -31,7 +31,7 @@ def sample_gradients(
         randomness: What `vmap` does with random numbers.
 
     Raises:
-        ValueError: The tensors of the batch have not one length.
+        ValueError: The batch has no tensors, or its tensors have not one length.
 
     >>> import torch
     >>> batch = {"text": ["a", "bb"], "x": torch.tensor([3.0, 5.0])}
@@ -41,6 +41,11 @@ def sample_gradients(
     """
     size = batch_length(batch)
     tensors = tensors_of(batch)
+    if not tensors and not has_texts(batch):
+        raise ValueError(
+            f"gradients of single samples need the tensors of a batch, got {type(batch).__name__}, in which none are "
+            f"found; return tensors in a tuple, a list, a dictionary or a dataclass in collate_fn"
+        )
     for value in tensors:
         if len(value) != size:
             raise ValueError(

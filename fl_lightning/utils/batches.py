@@ -16,10 +16,20 @@ def batch_length(batch: Any) -> int:
     >>> batch_length({"text": ["a", "b"], "x": torch.zeros(2, 3)}), batch_length([{"x": torch.zeros(5)}])
     (2, 5)
     """
+    length = known_length(batch)
+    return 1 if length is None else length
+
+
+def known_length(batch: Any) -> int | None:
+    """Return the number of samples in a batch, or None if Lightning finds none.
+
+    >>> known_length([torch.zeros(2, 3)]), known_length(object())
+    (2, None)
+    """
     try:
         return extract_batch_size(batch)
     except MisconfigurationException:
-        return 1
+        return None
 
 
 def joined_rows(parts: Sequence[Tensor], *, num_samples: int, split: str, reader: str) -> Tensor:

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.packages import is_of_lightning
 
-OwnGenerator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+OwnGenerator = random.Random | np.random.Generator | np.random.RandomState | np.random.BitGenerator | torch.Generator
 """A random generator of Python, NumPy or torch."""
 
-MAX_DEPTH = 6
+MAX_DEPTH = 16
 """Steps from an object to a generator that it keeps."""
 
 MOST_OBJECTS = 2_000
@@ -54,8 +54,11 @@ STDLIB = sysconfig.get_paths()["stdlib"]
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes in which torch keeps the parts of a module."""
 
-NO_HOLDERS = (str, bytes, int, float, complex, type, NoneType, ModuleType, Tensor, np.ndarray, np.generic)
-"""Types of values that keep nothing."""
+NO_HOLDERS = (
+    *(str, bytes, int, float, complex, type, NoneType, ModuleType, Tensor, np.ndarray, np.generic),
+    random.SystemRandom,
+)
+"""Types of values that keep nothing. What the operating system draws has no state, and nobody can seed it."""
 
 
 def generators_in(*holders: Any) -> list[OwnGenerator]:
@@ -108,7 +111,7 @@ def may_hold(value: Any) -> bool:
     if type(value) in (list, tuple):
         # Such as the sizes of a convolution: a net has thousands, which would use up the search.
         return not all(isinstance(item, NO_HOLDERS) for item in islice(value, MOST_ITEMS))
-    if isinstance(value, OwnGenerator | dict | list | tuple | deque | UserDict | UserList):
+    if isinstance(value, OwnGenerator | dict | list | tuple | deque | set | frozenset | UserDict | UserList):
         return True
     module = type(value).__module__
     return not is_of_library(module) or (callable(value) and not module.startswith("fl_lightning."))
@@ -125,7 +128,8 @@ def parts_of(value: Any) -> Iterator[Any]:
     """Yield what an object keeps."""
     if isinstance(value, dict):
         yield from islice(value.values(), MOST_ITEMS)
-    elif isinstance(value, list | tuple | deque):
+        yield from islice(value, MOST_ITEMS)
+    elif isinstance(value, list | tuple | deque | set | frozenset):
         yield from islice(value, MOST_ITEMS)
     if isinstance(value, partial):
         yield from (value.func, value.args, value.keywords)
@@ -232,12 +236,23 @@ def key_generators(generators: Sequence[OwnGenerator], seed: int) -> None:
         if isinstance(generator, torch.Generator):
             generator.manual_seed(key)
         elif isinstance(generator, np.random.Generator):
-            bits: Any = generator.bit_generator
-            bits.state = type(bits)(key).state
+            key_bits(generator.bit_generator, key)
+        elif isinstance(generator, np.random.BitGenerator):
+            key_bits(generator, key)
         elif isinstance(generator, np.random.RandomState):
             generator.seed(key % 2**32)
         else:
             generator.seed(key)
+
+
+def key_bits(bits: Any, key: int) -> None:
+    """Seed a bit generator of NumPy.
+
+    Args:
+        bits: The bit generator.
+        key: The seed.
+    """
+    bits.state = type(bits)(key).state
 
 
 def states_of_generators(generators: Sequence[OwnGenerator]) -> list[bytes]:
@@ -276,6 +291,8 @@ def state_of(generator: OwnGenerator) -> Any:
     """Return the state of a generator, as its own library gives it."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
+    if isinstance(generator, np.random.BitGenerator):
+        return generator.state
     if isinstance(generator, random.Random):
         return generator.getstate()
     return generator.get_state()
@@ -285,6 +302,8 @@ def set_state(generator: OwnGenerator, state: Any) -> None:
     """Put a generator back to a state that `state_of` has returned."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.state = state
     elif isinstance(generator, random.Random):
         generator.setstate(state)
     else:

@@ -452,6 +452,17 @@ def test_a_training_step_that_is_set_on_the_object_counts(late):
     assert "step" not in {call[0] for call in module.called}
 
 
+@pytest.mark.filterwarnings("ignore:a training batch is None")
+def test_a_step_that_is_set_between_two_fits_is_given_its_own_arguments():
+    module = Net()
+    loop = FederatedLoop(module, seed=1)
+    trainer(1).fit(loop, datamodule=data_of())
+    module.training_step = step_of(module)
+    module.called.clear()
+    trainer(1).fit(loop, datamodule=data_of())
+    assert "mine" in module.called
+
+
 def test_a_step_that_only_the_object_has_is_enough():
     class Bare(pl.LightningModule):
         def __init__(self):

@@ -120,6 +120,7 @@ def in_memory():
 OWN = {
     "numpy": np.random.default_rng,
     "numpy's old one": np.random.RandomState,
+    "numpy's bits": np.random.PCG64,
     "python": random.Random,
     "torch": lambda seed: torch.Generator().manual_seed(seed),
 }
@@ -129,6 +130,8 @@ HERE = np.random.default_rng(5)
 def drawn_from(own):
     if isinstance(own, torch.Generator):
         return torch.rand((), generator=own).item()
+    if isinstance(own, np.random.BitGenerator):
+        return own.random_raw() % 1000 / 1000
     return own.random() if hasattr(own, "random") else own.rand()
 
 
@@ -140,6 +143,19 @@ class Shift:
 
     def __call__(self, x=None, generator=None):
         return drawn_from(self.own) if x is None else x + drawn_from(self.own)
+
+
+class Nested(Shift):
+    """A transform within others, whose generators lie in a set."""
+
+    def __init__(self):
+        super().__init__(random.Random(1))
+        self.parts = {"first": [[{"own": [{self.own}]}]]}
+        self.own = None
+
+    def __call__(self):
+        (own,) = self.parts["first"][0][0]["own"][0]
+        return own.random()
 
 
 class ByGlobal:
@@ -240,6 +256,7 @@ KINDS = {
     "collate_fn, own": (Net, lambda: loaded(collate=partial(collate_by, random.Random(0)))),
     "step, own": (MixingByItself, loaded),
     "step, own object": (MixingByAnObject, loaded),
+    "items, own nested": (Net, lambda: loaded(draw=Nested())),
     "items, own slots": (Net, lambda: loaded(draw=Slotted())),
     "items, own global in a helper": (Net, lambda: loaded(draw=ByHelper())),
     "hook of the data module, own": (Net, lambda: loaded(AugmentingByItself)),

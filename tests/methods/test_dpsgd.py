@@ -7,9 +7,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from fl_lightning import FaultPolicy, FederatedLoop
+from fl_lightning import FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.data import IIDPartition
 from fl_lightning.data.poisson import PoissonSamples
 from fl_lightning.functional.privacy import clipped_sum, epsilon
@@ -277,6 +277,64 @@ class Centred(pl.LightningModule):
 def test_hooks_that_mix_samples_are_refused():
     with pytest.raises(ValueError, match=r"Centred\.on_after_batch_transfer may make a sample of several"):
         dp_sgd(Centred(), 1.0)
+
+
+class Graphs:
+    """Keeps tensors where only its own class finds them, and iterates over pairs as a graph does."""
+
+    def __init__(self, x, y):
+        self.x = x
+        self.y = y
+
+    def __iter__(self):
+        return iter([("x", self.x), ("y", self.y)])
+
+    def to(self, device, **settings):
+        return self
+
+
+def separate(items):
+    """Collate to a dictionary for each sample."""
+    return [{"x": x[None], "y": y[None]} for x, y in items]
+
+
+def halves(items):
+    """Collate the mean of two samples to one row."""
+    x, y = default_collate(items)
+    return x[: len(x) // 2 + 1], y[: len(y) // 2 + 1]
+
+
+NOT_BY_ROWS = {
+    "a dictionary a sample": (separate, r"dp_sgd needs one row of the batch for each sample, got 1 for \d+ samples"),
+    "a list a sample": (lambda items: [list(item) for item in items], "needs one row of the batch for each sample"),
+    "fewer rows": (halves, r"needs one row of the batch for each sample, got \d+ for \d+ samples"),
+    "a graph": (lambda items: Graphs(*default_collate(items)), "need the tensors of a batch, got Graphs"),
+}
+
+
+class OfAnyBatch(Centred):
+    on_after_batch_transfer = pl.LightningModule.on_after_batch_transfer
+
+    def training_step(self, batch, batch_idx):
+        return self.net.weight.sum()
+
+
+class CollatedLoaders(pl.LightningDataModule):
+    def __init__(self, collate_fn):
+        super().__init__()
+        self.collate_fn = collate_fn
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(*samples(24)), batch_size=8, collate_fn=self.collate_fn)
+
+
+@pytest.mark.parametrize("kind", NOT_BY_ROWS)
+def test_a_batch_whose_rows_are_not_its_samples_is_refused(kind):
+    """The gradient of several samples would be clipped as if it was that of one."""
+    collate_fn, says = NOT_BY_ROWS[kind]
+    data = FederatedDataModule.from_datamodule(CollatedLoaders(collate_fn), num_clients=2)
+    with pytest.raises(ValueError, match=says):
+        fit(dp_sgd(OfAnyBatch(), 1.0, sample_rate=0.5), 1, data)
 
 
 READS = {

@@ -104,6 +104,13 @@ def in_an_object():
     return torch.rand((), generator=HOLDER.rng)
 
 
+def nested(value, levels):
+    """Keep a value as a Subset of a ConcatDataset of datasets with a Compose of transforms does."""
+    for _ in range(levels // 2):
+        value = Settings([value])
+    return value
+
+
 @functools.wraps(helper)
 def decorated():
     return helper()
@@ -130,6 +137,10 @@ PLACES = {
     "attribute of a list": Items,
     "deque": lambda: deque([random.Random(1)]),
     "user's dict": lambda: UserDict(mine=random.Random(1)),
+    "set": lambda: {random.Random(1)},
+    "key of a dict": lambda: {random.Random(1): "mine"},
+    "bits of numpy": lambda: [np.random.PCG64(1)],
+    "within several datasets": lambda: nested(Slots(), levels=12),
 }
 
 
@@ -164,6 +175,10 @@ def test_nothing_of_libraries_and_no_shared_generator_is_found():
     assert not found
     module = Module(fit=pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
     assert not generators_of(module, nn.Sequential(nn.Dropout()))
+
+
+def test_what_the_operating_system_draws_cannot_be_keyed():
+    assert not generators_in(Settings(random.SystemRandom()))
 
 
 class Noise(nn.Module):
