@@ -138,8 +138,13 @@ class ClientsEvaluation:
         names = self._class_names()
         tested: list[TestedClient] = []
         for score, (correct, num_samples) in zip(scores, answer_numbers(scores), strict=True):
-            values = values_of_score(score, names)
-            tested.append(TestedClient(score.client_id, correct, num_samples, values))
+            client = TestedClient(
+                client_id=score.client_id,
+                correct=correct,
+                num_samples=num_samples,
+                values=values_of_score(score, names),
+            )
+            tested.append(client)
         return tested
 
     def _jobs(self, round_idx: int) -> Iterator[ClientJob]:
