@@ -165,8 +165,7 @@ class OwnSteps:
         self._services.begin(batch=batch)
         with self._client.forward_context():
             outputs = step(batch, *placed, **named)  # style: ok, a step takes them by place, as in Lightning
-        arguments = (outputs, batch, batch_idx)
-        self._call(f"on_{kind}_batch_end", *arguments)
+        self._call(f"on_{kind}_batch_end", outputs, batch, batch_idx)  # style: ok, hooks take them by place
 
     def _end(self, kind: Kind | None) -> dict[str, float]:
         """End a pass, and return what the module has logged in it, by key."""
