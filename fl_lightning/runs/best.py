@@ -30,7 +30,7 @@ class BestCheckpoint(ModelCheckpoint):
     """Keeps the checkpoint of the best round, and of it the `client.ckpt` beside it as `client-best.ckpt`.
 
     The first evaluation names the value that is compared: an accuracy, else the first key that the module logs
-    there. Of clients that share no weights it is the mean accuracy of their own models. Nothing is kept if a run
+    there. Of clients that share no weights it is such a mean of their own models. Nothing is kept if a run
     evaluates nothing, if every value is NaN or infinite, or if nobody tells whether lower or higher is better.
 
     Args:
