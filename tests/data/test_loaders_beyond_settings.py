@@ -20,6 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
+from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop, methods, monitors
 from fl_lightning.attacks import label_flip, noise, sign_flip
@@ -274,16 +275,17 @@ METHODS = {
     for name in dir(methods)
     if inspect.isclass(kind := getattr(methods, name)) and issubclass(kind, ClientModule) and not kind.needs
 }
-MONITORS = {
-    "ClientTable": {},
-    "DriftMonitor": {},
+MONITORS = [
+    name
+    for name in monitors.__all__
+    if issubclass(getattr(monitors, name), monitors.Monitor) and name != monitors.Monitor.__name__
+]
+MONITORS_WITH = {
     "FeatureProbe": {"layer": "module.net"},
-    "ForgettingMonitor": {},
-    "LossLandscape": {},
+    "GroupMetrics": {"groups": {"all": [0, 1]}, "metrics": MulticlassAccuracy(3)},
     "NeuronActivations": {"layer": "module.net"},
-    "PersonalisedAccuracy": {},
 }
-"""Monitors that pass over samples, with their settings."""
+"""Arguments of monitors that need some."""
 
 
 def skipped_by(hook, method=FedAvg, callbacks=(), **settings):
@@ -310,13 +312,18 @@ def test_a_batch_that_a_hook_skips_is_skipped_in_every_pass_of_a_method(name):
 @pytest.mark.filterwarnings("ignore:a training batch is None")
 @pytest.mark.parametrize("name", [*MONITORS, "evaluate_clients_every"])
 def test_a_batch_that_a_hook_skips_is_skipped_wherever_samples_are_measured(name, tmp_path):
+    if name == "PredictedDistribution":
+        pytest.skip("it reads transfer samples by their positions, of which none may be skipped")
     found = []
     for hook in (True, False):
         if name in MONITORS:
-            loop = skipped_by(hook, callbacks=[getattr(monitors, name)(**MONITORS[name])])
+            monitor = getattr(monitors, name)(**MONITORS_WITH.get(name, {}))
+            loop = skipped_by(hook, callbacks=[monitor])
         else:
             loop = skipped_by(hook, evaluate_clients_every=1)
-        found.append({key: value for key, value in loop.round_metrics.items() if not math.isnan(value)})
+        row = {key: value for key, value in loop.round_metrics.items() if not math.isnan(value)}
+        # Seconds and memory are of the machine.
+        found.append({key: value for key, value in row.items() if key not in ("cost/seconds", "cost/memory")})
     assert found[0] == found[1]
 
 
