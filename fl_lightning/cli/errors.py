@@ -191,7 +191,7 @@ def unknown_option(
     known = [option.removesuffix(".class_path") for option in options if ".init_args." not in option]
     near = meant(name, [*known, *further])
     hint = f"; the nearest is {near!r}" if near else suggestion(name, known)
-    if "client" in options:
+    if "client" in options and "ckpt_path" not in options:
         # The options are those of a wrapper, and the name may be one of the client in it.
         hint = f"; write client.{name} for an option of the client in it"
     all_options = (

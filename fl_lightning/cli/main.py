@@ -168,7 +168,8 @@ class FederatedCLI(LightningCLI):
         client = (
             "id of the client whose model and test samples are taken (validate, test, predict); unset: the global model"
         )
-        add("--client", type=int | None, default=None, help=client)
+        if self._argv[:1] != ["fit"]:
+            add("--client", type=int | None, default=None, help=client)
         add("--direction", nargs="*", type=str, default=[], help=better)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -208,7 +209,7 @@ class FederatedCLI(LightningCLI):
         identity.configure(config.as_dict())
         identity.allow(config.allow_changes)
         self.model.recorder.directions |= directions_in(config)
-        self.model.deploy(config.client)
+        self.model.deploy(config.get("client"))
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
             told = {name: values for name, values in saved.items() if name in ("config", "code")}

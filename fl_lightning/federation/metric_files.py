@@ -57,9 +57,9 @@ class MetricFiles:
 def arrays_in(value: Any, name: str = "value") -> Iterator[tuple[str, Any]]:
     """Yield the arrays of a value, each with its name in the file.
 
-    >>> [name for name, _ in arrays_in(torch.zeros(2, 2))]
+    >>> [name for name, _ in arrays_in(np.zeros((2, 2)))]
     ['value']
-    >>> [name for name, _ in arrays_in((torch.zeros(2), [torch.zeros(1)]))]
+    >>> [name for name, _ in arrays_in((np.zeros(2), [np.zeros(1)]))]
     ['value_0', 'value_1_0']
 
     Args:

@@ -164,7 +164,11 @@ def test_the_command_line_writes_them(tmp_path, monkeypatch):
         f"--trainer.callbacks.clients [3]"
     )
     assert said.code == 0, said.err
-    assert {path.name for path in tmp_path.rglob("client*.ckpt")} == {"client.ckpt", "client-3.ckpt"}
+    assert {path.name for path in tmp_path.rglob("client*.ckpt")} == {
+        "client.ckpt",
+        "client-3.ckpt",
+        "client-best-on-test.ckpt",
+    }
     assert len({path.parent for path in tmp_path.rglob("client*.ckpt")}) == 1
 
 
