@@ -39,7 +39,6 @@ RECORDS: Mapping[str, SettingRecord] = MappingProxyType(
         "allow_changes": NOTHING,
         "best": COSTS,
         "ckpt_path": NOTHING,
-        "client": NOTHING,
         "config": NOTHING,
         "data": SettingRecord("data"),
         "data.batch_size": VALUES,
