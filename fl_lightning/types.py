@@ -414,6 +414,7 @@ class ClientScore(NamedTuple):
         is_finite: Whether all predictions of these are finite. NaN in a metric of finite predictions is a value that
             is not defined.
         logged: What the module's own steps and hooks have logged, by key.
+        directions: Whether such values are better when lower (`min`) or higher (`max`), as metric objects tell, by key.
     """
 
     client_id: int
@@ -422,6 +423,7 @@ class ClientScore(NamedTuple):
     metrics: State
     is_finite: bool | Tensor = True
     logged: Mapping[str, float] = MappingProxyType({})
+    directions: Mapping[str, Literal["min", "max"]] = MappingProxyType({})
 
 
 class Engine(Protocol):

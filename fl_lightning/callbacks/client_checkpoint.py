@@ -51,11 +51,11 @@ class ClientCheckpoint(Callback):
         self,
         dirpath: str | Path | None = None,
         filename: str = CLIENT,
-        clients: list[int] | Literal["all"] | None = None,
+        clients: list[int] | int | Literal["all"] | None = None,
     ) -> None:
         self.dirpath = dirpath
         self.filename = filename
-        self.clients = clients
+        self.clients = [clients] if isinstance(clients, int) else clients
         self.configured: Mapping[str, Any] = {}
         self._reported: set[str] = set()
         """The names of the entries that cannot be written, which were reported."""

@@ -127,11 +127,11 @@ class RunPlots(Callback):
 
     def _draw_metrics(self, loop: FederatedLoop) -> None:
         """Draw the last values of the metrics that are matrices or curves, each by the metric object itself."""
-        metrics = loop.metrics
-        if metrics is None:
-            return
+        by_name = {} if loop.metrics is None else dict(loop.metrics.items())
         for name, value in loop.evaluation.arrays.items():
-            figure = plot_metric(metrics[name], value, loop.evaluation.class_names)
+            # A metric whose value is a dictionary has its parts' names.
+            metric = by_name.get(name)
+            figure = None if metric is None else plot_metric(metric, value, loop.evaluation.class_names)
             if figure is not None:
                 if self._folder is not None:
                     (self._folder / FOLDER).mkdir(parents=True, exist_ok=True)

@@ -375,6 +375,8 @@ class ClientServices:
     """Names of the services that the class implements."""
     evaluates = False
     """Whether the client's own module evaluates the global model, and reports the values in place of the loop."""
+    needs_sizes: ClassVar[bool] = False
+    """Whether a mean needs the number of samples of each batch, as Lightning's evaluations do."""
 
     def __init__(self) -> None:
         self.logged = MetricAccumulator()
@@ -441,7 +443,16 @@ class ClientServices:
             name: The key of the value.
             value: The value.
             reduce_fx: The reduction.
+
+        Raises:
+            ValueError: The value is averaged over the batches of an evaluation.
         """
+        is_mean = not isinstance(value, Metric) and reduction_of(name, reduce_fx) == "mean"
+        if is_mean and self.needs_sizes:
+            raise ValueError(
+                f"self.log({name!r}) needs the number of samples in a batch, and finds none in it; give it by "
+                f"self.log({name!r}, value, batch_size=...)"
+            )
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in values.items():
@@ -494,6 +505,7 @@ class EvaluationServices(ClientServices):
     """Implements the services in an evaluation, where all processes are at the same batch and may gather."""
 
     services = tuple(name for name in SERVICES if name != "all_gather")
+    needs_sizes = True
     _suffix = ""
 
     def begin_loader(self, suffix: str) -> None:
@@ -506,18 +518,6 @@ class EvaluationServices(ClientServices):
             self.logged.end_loader()
         self._suffix = suffix
 
-    def check_weight(self, name: str, value: Any, reduce_fx: Any) -> None:
-        """Refuse a value of a batch whose number of samples is not known, as Lightning does for a mean.
-
-        Raises:
-            ValueError: The value is averaged over the batches.
-        """
-        if not isinstance(value, Metric) and reduction_of(name, reduce_fx) == "mean":
-            raise ValueError(
-                f"self.log({name!r}) needs the number of samples in a batch, and finds none in it; give it by "
-                f"self.log({name!r}, value, batch_size=...)"
-            )
-
     def log(self, name: str, *args: Any, add_dataloader_idx: bool = True, **kwargs: Any) -> None:
         key = name + self._suffix if add_dataloader_idx else name
         super().log(key, *args, **kwargs)
@@ -527,6 +527,7 @@ class ClientTestServices(ClientServices):
     """Implements the services while a client is tested by the module's own step. Its values get keys `local/KEY`."""
 
     evaluates = True
+    needs_sizes = True
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         check_writer(f"local/{name}", "clients")

@@ -1,18 +1,18 @@
 """The score of what a client would deploy, on the client's own samples."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client.checks import evaluation_arguments
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientTestServices, attach_services
+from fl_lightning.client.services import ClientTestServices, attach_services, world_size
 from fl_lightning.functional.accuracy import answer_counts
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.user_metrics import arrays_of, update
@@ -100,21 +100,20 @@ def taken(metrics: MetricCollection | None) -> State:
     values = metrics.compute()
     metrics.reset()
     arrays = arrays_of(values)
-    return {name: value.cpu() for name, value in values.items() if name not in arrays}
+    return {name: torch.as_tensor(value).cpu() for name, value in values.items() if name not in arrays}
 
 
 class OwnSteps:
     """Evaluates the user's module in a client by its own step and hooks, as a Trainer does.
 
+    The callbacks of the module are not called: they are of the passes of the Trainer.
+
     Args:
         client: The client, which is built around the module.
-        batch_hooks: Hooks of the module's own callbacks about batches, by name. Each is called before the module's hook
-            of the same name.
     """
 
-    def __init__(self, client: ClientModule, batch_hooks: Mapping[str, Sequence[Callable[..., None]]]) -> None:
+    def __init__(self, client: ClientModule) -> None:
         self._client = client
-        self._batch_hooks = batch_hooks
         self._modules = list(client.lightning_modules())
         self._services = ClientTestServices()
 
@@ -145,6 +144,7 @@ class OwnSteps:
             metrics=taken(how.metrics),
             is_finite=is_finite,
             logged=logged,
+            directions=dict(self._services.logged.directions),
         )
 
     def _begin(self, kind: Kind | None) -> None:
@@ -153,16 +153,27 @@ class OwnSteps:
         if kind is not None:
             for name in (f"on_{kind}_model_eval", f"on_{kind}_start", f"on_{kind}_epoch_start"):
                 self._call(name)
+            self._compute_alone()
+
+    def _compute_alone(self) -> None:
+        """Let metric objects that a hook has made compute over this process. The others are at other clients."""
+        if world_size() == 1:
+            return
+        logged = self._services.logged.metrics.values()
+        for part in [*parts_that_count(self._client), *logged]:
+            for metric in part.modules():
+                if isinstance(metric, Metric):
+                    metric.distributed_available_fn = bool
 
     def _step(self, kind: Kind | None, batch: Batch, batch_idx: int) -> None:
         """Evaluate a batch by the module's step."""
         if kind is None:
             return
         # A client has one split to be tested on, so Lightning would give no index of a dataloader.
+        self._services.begin(batch=batch)
         self._call(f"on_{kind}_batch_start", batch, batch_idx)
         step = getattr(self._client.module, f"{kind}_step")
         placed, named = evaluation_arguments(step, batch_idx=batch_idx, dataloader_idx=None)
-        self._services.begin(batch=batch)
         with self._client.forward_context():
             outputs = step(batch, *placed, **named)  # style: ok, a step takes them by place, as in Lightning
         self._call(f"on_{kind}_batch_end", outputs, batch, batch_idx)  # style: ok, hooks take them by place
@@ -172,13 +183,15 @@ class OwnSteps:
         if kind is None:
             return {}
         self._services.begin()
+        self._compute_alone()
         self._call(f"on_{kind}_epoch_end")
         self._call(f"on_{kind}_end")
+        self._compute_alone()
         logged = self._services.logged
         _, rows = logged.drain()
         return logged.reduce(rows=[rows], paths=[logged.metric_paths(self._client)], root=self._client)
 
     def _call(self, name: str, *args: Any) -> None:
-        """Call a hook of the module, and those of its own callbacks before it."""
-        for hook in [*self._batch_hooks.get(name, ()), *hooks(self._modules, name)]:
+        """Call a hook of the module."""
+        for hook in hooks(self._modules, name):
             hook(*args)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.plugins.precision import Precision
+from torchmetrics import Metric
 
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
@@ -106,7 +107,7 @@ class SequentialEngine:
             precision=precision,
             batch_hooks=batch_hooks or {},
         )
-        self.own_steps = OwnSteps(client, batch_hooks or {})
+        self.own_steps = OwnSteps(client)
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
         self._counting_parts = parts_that_count(client)
@@ -325,6 +326,8 @@ class SequentialEngine:
         Args:
             job: The job of an exchange `deployed`.
         """
+        if not self.members.used:
+            self.members.prepare()
         self.load_client(job)
         self.global_weights.load(already_sent(job, self.global_weights.frozen.already_sent))
         return self.client.deployed()
@@ -343,7 +346,9 @@ class SequentialEngine:
             )
         # A step of the user's may draw numbers, which must not depend on the clients before.
         self.local.seed(f"{how.kind}/{job.broadcast.exchange}", job.data)
-        return self.own_steps.score(job.client_id, batches, how)
+        score_of_module = self.own_steps.score(job.client_id, batches, how)
+        # The batches may count otherwise than in samples, such as in nodes of a graph.
+        return score_of_module._replace(num_samples=float(job.data.size("test")))
 
     @torch.no_grad()
     def model_of(self, job: ClientJob) -> LightningModule:
@@ -372,10 +377,20 @@ class SequentialEngine:
             predicts_otherwise: Whether the client predicts with something else than its module. The copy then keeps the
                 memory of the client, which this may read.
         """
+        module = self.client if self.client.module is None else self.client.module
+        syncs = [part.distributed_available_fn for part in parts_that_count(module) if isinstance(part, Metric)]
+        present = [(part, part.training) for part in self.client.modules()]
+        self.local.restore_modes()
         with self._fresh_metrics():
-            if self.client.module is not None:
-                return deepcopy(self.client.module)
-            copied = deepcopy(self.client)
+            copied = deepcopy(module)
+        for part, is_training in present:
+            part.training = is_training
+        parts = [part for part in parts_that_count(copied) if isinstance(part, Metric)]
+        for part, sync in zip(parts, syncs, strict=True):
+            # Within the run an object computes over this process alone.
+            part.distributed_available_fn = sync
+        if not isinstance(copied, ClientModule):
+            return copied
         if predicts_otherwise:
             vars(copied)["forward"] = copied.deployed()
         else:

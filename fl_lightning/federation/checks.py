@@ -228,15 +228,26 @@ def check_evaluates(client: ClientModule, metrics: MetricCollection | None, **ev
     Raises:
         ValueError: The user's module has no step of an evaluation, and there are no metrics.
     """
-    module = client.module
-    if module is None or metrics is not None or own_step(module, "validation") is not None:
+    if measures(client, metrics):
         return
+    module = client.module
     for name, rounds in every.items():
         if rounds is not None:
             raise ValueError(
                 f"model.{name} needs a validation_step or test_step of {type(module).__name__}, or model.metrics, got "
                 f"none; define one, or leave model.{name} unset"
             )
+
+
+def measures(client: ClientModule, metrics: MetricCollection | None) -> bool:
+    """Return True if an evaluation of a client has values: those of a net, of metrics or of the module's own step.
+
+    Args:
+        client: The client.
+        metrics: The metrics of predictions and targets. None is no metric.
+    """
+    module = client.module
+    return module is None or metrics is not None or own_step(module, "validation") is not None
 
 
 def check_training_samples(has_global: bool, data: FederatedDataModule) -> None:

@@ -14,7 +14,7 @@ from fl_lightning.engines.deployed import Kind
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_host
-from fl_lightning.metrics.keys import metric_directions
+from fl_lightning.metrics.keys import Directions, metric_directions
 from fl_lightning.metrics.user_metrics import alone, values_of
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientScore, Scoring, State
 
@@ -36,12 +36,14 @@ class TestedClient(NamedTuple):
         correct: Number of right answers. NaN if they are not counted.
         num_samples: Number of samples tested.
         values: The other values.
+        directions: Whether values are better when lower or higher, as metric objects tell, by log key.
     """
 
     client_id: int
     correct: float
     num_samples: float
     values: Values
+    directions: Directions
 
 
 class ClientsEvaluation:
@@ -90,10 +92,9 @@ class ClientsEvaluation:
         Returns:
             The means over the clients with samples by log key, and the values of each such client by its id.
         """
-        tested: list[TestedClient] = []
-        for of_process in self._communicator.gather(self._tested(round_idx, kind)):
-            tested += of_process
-        tested.sort(key=lambda client: client.client_id)
+        tested = self._tested_everywhere(round_idx, kind)
+        for client in tested:
+            self._parts.recorder.take_directions(client.directions)
         if self._parts.metrics is not None:
             self._parts.recorder.take_directions(metric_directions(self._parts.metrics, "local"))
         means = mean_values(client.values for client in tested)
@@ -129,6 +130,20 @@ class ClientsEvaluation:
             channels_last=self._channels_last,
         )
 
+    def _tested_everywhere(self, round_idx: int, kind: Kind) -> list[TestedClient]:
+        """Return the clients of all processes, by id. A failure of one process is an error of all."""
+        mine: list[TestedClient] = []
+        error: Exception | None = None
+        try:
+            mine = self._tested(round_idx, kind)
+        except Exception as raised:
+            # The other processes wait for this one.
+            error = raised
+        tested: list[TestedClient] = []
+        for of_process in self._communicator.all_gather_or_raise(mine, error):
+            tested += of_process
+        return sorted(tested, key=lambda client: client.client_id)
+
     def _tested(self, round_idx: int, kind: Kind) -> list[TestedClient]:
         """Evaluate the clients of this process."""
         with self._kept_generators():
@@ -143,6 +158,7 @@ class ClientsEvaluation:
                 correct=correct,
                 num_samples=num_samples,
                 values=values_of_score(score, names),
+                directions={f"local/{name}": direction for name, direction in score.directions.items()},
             )
             tested.append(client)
         return tested

@@ -21,11 +21,12 @@ class ClientsTable:
     def __init__(self) -> None:
         self._table: RoundTable | None = None
 
-    def begin_fit(self, trainer: Trainer) -> None:
+    def begin_fit(self, trainer: Trainer, pending_round: int | None) -> None:
         """Find the folder of the run. Every process must call it.
 
         Args:
             trainer: The Trainer of the run.
+            pending_round: Index of a round of the run that is continued whose rows are written again, or None.
         """
         self._table = None
         folder = run_folder(trainer)
@@ -34,7 +35,10 @@ class ClientsTable:
         if folder is None or is_written or not trainer.is_global_zero:
             return
         self._table = RoundTable(folder / NAME, ("round", "client", "owner"), grows=True)
-        self._table.begin(trainer.current_epoch)
+        first_round = trainer.current_epoch
+        if pending_round is not None:
+            first_round = min(first_round, pending_round)
+        self._table.begin(first_round)
 
     def write(self, round_idx: int, values: ClientValues, owners: Sequence[str]) -> None:
         """Add a row for each client that has values.
@@ -48,5 +52,6 @@ class ClientsTable:
             return
         rows: list[dict[str, Any]] = []
         for client_id, of_client in sorted(values.items()):
-            rows.append({"round": round_idx, "client": client_id, "owner": owners[client_id], **of_client})
+            if of_client:
+                rows.append({"round": round_idx, "client": client_id, "owner": owners[client_id], **of_client})
         self._table.append_by_name(rows)

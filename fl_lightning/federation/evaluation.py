@@ -299,9 +299,10 @@ class Evaluation:
 
     def restore(self) -> None:
         """Put back the entries that a pass has changed, even if the pass was interrupted."""
+        # A client that was deployed leaves before the entries are put back.
+        self._loaded.close()
         if self.before is not None:
             self.before.restore()
-        self._loaded.close()
         self.before = None
         self._after = None
 
@@ -337,8 +338,8 @@ class Evaluation:
         values = self._values(prefix)
         if self.before is not None and hooks(self.modules, last_hook):
             self._after = HeldEntries(self.global_weights)
-            self.before.restore()
             self._loaded.close()
+            self.before.restore()
         else:
             self.restore()
         self._generators.close()

@@ -53,12 +53,12 @@ class FreshValues:
             self._published.setdefault(key, 0)
             self._round_of[key] = round_idx
 
-    def begin_fit(self, trainer: Trainer, evaluate_clients_every: int | None) -> None:
+    def begin_fit(self, trainer: Trainer, evaluated_every: Iterable[int | None]) -> None:
         """Watch the callbacks of a fit.
 
         Args:
             trainer: The Trainer.
-            evaluate_clients_every: Number of rounds after which clients are evaluated, or None.
+            evaluated_every: Numbers of rounds from one evaluation of a kind to the next. None is no evaluation.
         """
         self.end_fit()
         self._published = {}
@@ -68,7 +68,7 @@ class FreshValues:
         self._first_round = trainer.current_epoch
         self._completed_round = -1
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        periods = [evaluate_clients_every or 1, trainer.check_val_every_n_epoch or 1]
+        periods = [trainer.check_val_every_n_epoch or 1, *(every or 1 for every in evaluated_every)]
         periods += [getattr(callback, "every", 1) for callback in callbacks]
         self._period = max(periods)
         for callback in callbacks:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
 from fl_lightning.client.checks import check_outputs
 from fl_lightning.client.forwarding import Forwarding
+from fl_lightning.client.hooks import overridden
 from fl_lightning.client.metric_states import NOBODY
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
@@ -32,6 +33,7 @@ from fl_lightning.federation.checks import (
     check_evaluates,
     check_trainer,
     check_training_samples,
+    measures,
 )
 from fl_lightning.federation.clients_table import ClientsTable
 from fl_lightning.federation.evaluation import PASS_HOOKS, Evaluation
@@ -392,6 +394,14 @@ class FederatedLoop(Forwarding):
         num_clients = self.data.num_clients
         if client_id not in range(num_clients):
             raise ValueError(f"client must lie in [0, {num_clients}), got {client_id}; give one of these ids")
+        step = "test_step" if stage == "test" else "validation_step"
+        module = self.client.module
+        lacks_step = module is not None and self.metrics is None and not overridden(module, step)
+        if lacks_step and stage != "predict":
+            raise ValueError(
+                f"{stage} of client {client_id} needs a {step} of {type(module).__name__}, or model.metrics, got none; "
+                f"define one"
+            )
         if not self.data.view(client_id, 0).size("test"):
             raise ValueError(f"client {client_id} has no test samples, so that nothing can be evaluated; give another")
         return client_id
@@ -444,8 +454,9 @@ class FederatedLoop(Forwarding):
     def on_train_start(self) -> None:
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         self.engine.local.scale_lr(self.parts.plateau.factors)
-        self.fresh_values.begin_fit(self.trainer, self.evaluate_clients_every)
-        self._clients_table.begin_fit(self.trainer)
+        periods = (self.evaluate_clients_every, self.evaluate_training_every)
+        self.fresh_values.begin_fit(self.trainer, periods)
+        self._clients_table.begin_fit(self.trainer, self.recorder.pending_round)
         self._metric_files.begin_fit(self.trainer)
         self._averages.begin_fit(self.trainer)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
@@ -546,7 +557,7 @@ class FederatedLoop(Forwarding):
 
     def _rounds_between_clients(self) -> int | None:
         """Return the number of rounds after which the clients are evaluated, or None if they never are."""
-        if self.data.pooled:
+        if self.data.pooled or not measures(self.client, self.metrics):
             return None
         if self.evaluate_clients_every is None and self.global_weights.own_models:
             return 1
@@ -703,6 +714,7 @@ class FederatedLoop(Forwarding):
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
+        self.data.tested_client = None
         self.parts.end_run()
         self.fresh_values.end_fit()
         self._averages.end_fit()

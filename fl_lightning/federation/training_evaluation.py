@@ -13,6 +13,7 @@ from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import ON_TRAINING_SAMPLES, metric_directions
 from fl_lightning.metrics.user_metrics import computed, values_of
 from fl_lightning.types import Batch, Scoring
+from fl_lightning.utils.life import heartbeat
 
 PREFIX = ON_TRAINING_SAMPLES.removesuffix("/")
 
@@ -92,6 +93,7 @@ class TrainingEvaluation:
         """Return accuracy, loss and further metrics of a net."""
         scores = ClassifierScores(self._data.num_classes or 0, distributed_available_fn=bool).to(self._local.device)
         for x, y in self._batches(round_idx, how.batch_size):
+            heartbeat()
             logits = self._client(laid_out(x, how.channels_last))
             scores.update(logits, y)
             if how.metrics is not None:
@@ -107,4 +109,6 @@ class TrainingEvaluation:
         self._local.seed("training samples", self._data.view(0, round_idx))
         score = self._own_steps.score(client_id=0, batches=self._batches(round_idx, how.batch_size), how=how)
         found = values_of_score(score, self._class_names(), prefix=PREFIX)
+        directions = {f"{PREFIX}/{name}": direction for name, direction in score.directions.items()}
+        self._run.parts.recorder.take_directions(directions)
         return {name: float("nan") if value is None else value for name, value in found.items()}

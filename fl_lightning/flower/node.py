@@ -158,6 +158,7 @@ class Node:
             "num_samples": float(score.num_samples),
             "correct": None if score.correct is None else float(score.correct),
             "logged": dict(score.logged),
+            "directions": dict(score.directions),
             "metrics": dict(score.metrics),
             "is_finite": bool(score.is_finite),
         }

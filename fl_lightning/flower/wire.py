@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.services import MetricAccumulator
-from fl_lightning.metrics.keys import check_writer
+from fl_lightning.metrics.keys import own_key
 from fl_lightning.types import ClientJob, ClientScore, ClientUpdate
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.text import printable
@@ -224,7 +224,12 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int, *, cl
     )
     demand(are_numbers, "the logged values of a score must be numbers by name, got {}; send such", logged)
     for name in logged:
-        check_writer(f"local/{name}", "clients")
+        entry = own_key(f"local/{name}")
+        is_users = entry is None or entry.writer == "clients"
+        demand(is_users, "a logged value of a score must have a name of the user, got {}; send others", name)
+    directions: Any = head.get("directions", {})
+    are_directions = isinstance(directions, dict) and all(value in ("min", "max") for value in directions.values())
+    demand(are_directions, "the directions of a score must be min or max by name, got {}; send such", directions)
     are_tensors = isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values())
     demand(are_tensors, "the metrics of a score must be tensors by name, got {}; send such", values)
     for name, value in values.items():
@@ -240,6 +245,7 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int, *, cl
         metrics=values,
         is_finite=is_finite,
         logged=logged,
+        directions=directions,
     )
 
 

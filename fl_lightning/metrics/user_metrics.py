@@ -93,7 +93,7 @@ def values_of(result: Mapping[str, Tensor], prefix: str, class_names: Sequence[s
     for name, value in result.items():
         if name in arrays:
             continue
-        if value.ndim == 0:
+        if not isinstance(value, Tensor) or value.ndim == 0:
             values[f"{prefix}/{name}"] = float(value)
         else:
             is_by_class = len(value) == len(class_names)
@@ -109,4 +109,9 @@ def arrays_of(result: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         result: What a collection computed, by name.
     """
-    return {name: value for name, value in result.items() if not isinstance(value, Tensor) or value.ndim > 1}
+    arrays: dict[str, Any] = {}
+    for name, value in result.items():
+        is_row = isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim <= 1)
+        if not is_row:
+            arrays[name] = value
+    return arrays

@@ -132,6 +132,10 @@ class GroupMetrics(Monitor):
         batches = loop.engine.local.transfer.each(batches_of(loop, clients))
         with loop.evaluation.inspection.look():
             score = loop.engine.own_steps.score(client_id=clients[0], batches=batches, how=how)
+        if SAMPLES in score.logged:
+            raise ValueError(
+                f"GroupMetrics counts samples under {SAMPLES!r}, which the module logs too; log it by another name"
+            )
         samples = float(score.num_samples)
         return {SAMPLES: samples, **score.logged} if samples else {SAMPLES: samples}
 
