@@ -399,8 +399,8 @@ class FederatedLoop(Forwarding):
         lacks_step = module is not None and self.metrics is None and not overridden(module, step)
         if lacks_step and stage != "predict":
             raise ValueError(
-                f"{stage} of client {client_id} needs a {step} of {type(module).__name__}, or model.metrics, got none; "
-                f"define one"
+                f"client {client_id} can be evaluated only by a {step} of {type(module).__name__} or by model.metrics, "
+                f"got none; define one"
             )
         if not self.data.view(client_id, 0).size("test"):
             raise ValueError(f"client {client_id} has no test samples, so that nothing can be evaluated; give another")

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -246,3 +246,55 @@ def test_the_command_line_tests_a_client(tmp_path, monkeypatch, client):
         assert float(printed) == pytest.approx(rows[client_id], abs=1e-5)
         assert say(f"predict {words} --ckpt_path last --client {client_id}").code == 0
     assert "client must lie in [0, 4), got 7" in refusal(f"test {words} --ckpt_path last --client 7", 1)
+
+
+class KeepsBuffer(Base):
+    """Its value is a buffer that a client keeps (`model.keep`)."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        self.seen += batch[1].abs().sum()
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("seen", self.seen, batch_size=1)
+
+    test_step = validation_step
+
+
+def test_a_pass_takes_the_buffers_that_a_client_keeps():
+    loop = fitted(FedAvg(module=KeepsBuffer()), keep="*seen")
+    values = loop.recorder.client_values
+    loop.deploy(1)
+    for kind in ("test", "validate"):
+        run = Trainer(**QUIET)
+        (found,) = getattr(run, kind)(loop, datamodule=regression_data(), verbose=False)
+        assert found["seen"] == pytest.approx(values[1]["local/seen"])
+        assert run.datamodule.tested_client is None
+    assert float(loop.client_model(1).seen) == pytest.approx(values[1]["local/seen"])
+
+
+def test_a_test_of_a_client_without_the_step_is_refused():
+    loop = fitted(FedAvg(module=LogsMetrics()))
+    loop.deploy(1)
+    with pytest.raises(ValueError, match=r"client 1 can be evaluated only by a test_step of LogsMetrics or by"):
+        Trainer(**QUIET).test(loop, datamodule=regression_data())
+
+
+def test_a_copy_computes_over_all_processes_and_has_the_users_modes_within_an_evaluation():
+    class Looks(Callback):
+        found = None
+
+        def on_validation_end(self, trainer, loop):
+            if trainer.current_epoch == 1:
+                Looks.found = loop.client_model(1)
+
+    fresh = LogsMetrics()
+    loop = fitted(FedAvg(module=LogsMetrics()), callbacks=[Looks()])
+    for model in (Looks.found, loop.client_model()):
+        assert model.training
+        assert model.mae.distributed_available_fn == fresh.mae.distributed_available_fn
+    assert not [part for part in loop.client.modules() if not part.training]

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torchmetrics
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -371,3 +373,100 @@ def test_training_has_the_same_bits_with_and_without_the_pass_over_its_samples()
 def test_without_a_global_model_there_are_no_training_samples_to_evaluate_it_on():
     with pytest.raises(ValueError, match="evaluate_training_every needs a global model"):
         fitted(Local(module=LogsValues()), evaluate_training_every=1)
+
+
+# --- what a module, a checkpoint and a callback find ---
+
+
+def test_the_callbacks_of_a_module_see_the_passes_of_the_trainer_only():
+    class Counts(Callback):
+        samples = 0
+
+        def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0):
+            if not trainer.sanity_checking:
+                Counts.samples += len(batch[1])
+
+    class Makes(LogsValues):
+        def configure_callbacks(self):
+            return [Counts()]
+
+    loop = fitted(Makes(), rounds=1, evaluate_training_every=1)
+    assert Counts.samples == len(loop.data.split("test"))
+
+
+def test_values_that_a_hook_logs_before_the_step_weigh_as_in_lightning():
+    class Before(LogsValues):
+        def on_validation_batch_start(self, batch, batch_idx):
+            self.log("before", batch[1].mean())
+
+        def validation_step(self, batch, batch_idx):
+            self.log("within", batch[1].mean())
+
+    loop = fitted(Before())
+    for client_id, values in loop.recorder.client_values.items():
+        assert values["local/before"] == pytest.approx(values["local/within"])
+        found = plain(loop.client_model(client_id), loop.data, client_id)
+        assert values == pytest.approx({f"local/{name}": value for name, value in found.items()})
+
+
+def test_metric_objects_of_clients_tell_their_directions():
+    class Scores(LogsMetrics):
+        def validation_step(self, batch, batch_idx):
+            self.more["r2"].update(self.layer(batch[0]).squeeze(1), batch[1])
+            self.log("score", self.more["r2"])
+
+        def on_validation_epoch_end(self):
+            pass
+
+    loop = fitted(Local(module=Scores()))
+    assert loop.recorder.directions["local/score"] == "max"
+    assert loop.final_key == "local/score"
+    assert fitted(Scores(), evaluate_training_every=1).recorder.directions["global/train/score"] == "max"
+
+
+def test_early_stopping_waits_for_the_training_samples():
+    stop = EarlyStopping("global/train/val/mse", patience=5, check_on_train_epoch_end=True)
+    loop = fitted(LogsValues(), 4, [stop], evaluate_clients_every=None, evaluate_training_every=2)
+    assert loop.trainer.current_epoch == 4
+
+
+def test_a_module_that_nothing_measures_costs_no_pass():
+    class Watched(Base):
+        def forward(self, x):
+            raise AssertionError("nobody needs it")
+
+    fitted(Local(module=Watched()), evaluate_clients_every=None)
+
+
+def test_a_checkpoint_at_the_end_of_training_writes_its_round_once(tmp_path):
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.current_epoch == 1:
+                trainer.save_checkpoint(tmp_path / "between.ckpt")
+
+    in_folder(tmp_path, 3, callbacks=[Saves()], every=1)
+    before = table(tmp_path)
+    in_folder(tmp_path, 3, ckpt_path=tmp_path / "between.ckpt", every=1)
+    assert table(tmp_path) == before
+
+
+def test_a_number_of_a_metric_and_a_dictionary_with_a_matrix():
+    class Number(torchmetrics.Metric):
+        def update(self, predictions, targets):
+            pass
+
+        def compute(self):
+            return 0.5
+
+    class Both(Number):
+        def compute(self):
+            return {"matrix": torch.zeros(2, 2), "number": torch.tensor(1.0)}
+
+    class Flat(LogsValues):
+        def forward(self, x):
+            return self.layer(x).squeeze(1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loop = fitted(Flat(), metrics={"fixed": Number(), "both": Both()})
+    assert loop.round_metrics["global/fixed"] == loop.round_metrics["local/fixed"] == 0.5
