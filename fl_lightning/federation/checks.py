@@ -250,6 +250,22 @@ def measures(client: ClientModule, metrics: MetricCollection | None) -> bool:
     return module is None or metrics is not None or own_step(module, "validation") is not None
 
 
+def check_test_samples(data: FederatedDataModule) -> None:
+    """Refuse an evaluation of clients none of which has test samples.
+
+    Args:
+        data: The data of the run.
+
+    Raises:
+        ValueError: No client has test samples.
+    """
+    if not any(data.view(client_id, 0).size("test") for client_id in range(data.num_clients)):
+        raise ValueError(
+            "model.evaluate_clients_every needs test samples of the clients, and none of them has any; give the data a "
+            "test split (test_dataloader), or leave model.evaluate_clients_every unset"
+        )
+
+
 def check_training_samples(has_global: bool, data: FederatedDataModule) -> None:
     """Refuse an evaluation on the training samples of all clients where there is no model or there are no samples.
 

@@ -31,6 +31,7 @@ from fl_lightning.federation.checks import (
     averaging_callbacks,
     check_averages,
     check_evaluates,
+    check_test_samples,
     check_trainer,
     check_training_samples,
     measures,
@@ -440,6 +441,8 @@ class FederatedLoop(Forwarding):
     def on_fit_start(self) -> None:
         check_evaluates(self.client, self.metrics, evaluate_clients_every=self.evaluate_clients_every)
         check_evaluates(self.client, self.metrics, evaluate_training_every=self.evaluate_training_every)
+        if self.evaluate_clients_every is not None and not self.data.pooled:
+            check_test_samples(self.data)
         if self.evaluate_training_every is not None:
             check_training_samples(self.evaluation.has_global, self.data)
         self.parts.describe(self.trainer)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import torchmetrics
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import TensorSource
@@ -205,6 +205,19 @@ def test_a_module_that_nothing_measures_is_refused():
     assert not [
         key for key in fitted(Local(module=Base()), evaluate_clients_every=None).round_metrics if "local" in key
     ]
+
+
+def test_clients_without_test_samples_are_refused():
+    class Untested(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(torch.randn(12, 4), torch.randn(12)), batch_size=4)
+
+        val_dataloader = train_dataloader
+
+    data = FederatedDataModule.from_datamodule(Untested(), num_clients=CLIENTS)
+    loop = FederatedLoop(LogsValues(), evaluate_clients_every=1)
+    with pytest.raises(ValueError, match="evaluate_clients_every needs test samples of the clients, and none of them"):
+        Trainer(max_epochs=1, **QUIET).fit(loop, datamodule=data)
 
 
 def test_a_key_of_the_package_is_refused():
