@@ -168,7 +168,7 @@ class FederatedCLI(LightningCLI):
         client = (
             "id of the client whose model and test samples are taken (validate, test, predict); unset: the global model"
         )
-        if self._argv[:1] != ["fit"]:
+        if self._argv[:1] in (["validate"], ["test"], ["predict"]):
             add("--client", type=int | None, default=None, help=client)
         add("--direction", nargs="*", type=str, default=[], help=better)
 
