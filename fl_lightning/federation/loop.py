@@ -439,8 +439,12 @@ class FederatedLoop(Forwarding):
         return [optimizer], [scheduler]
 
     def on_fit_start(self) -> None:
-        check_evaluates(self.client, self.metrics, evaluate_clients_every=self.evaluate_clients_every)
-        check_evaluates(self.client, self.metrics, evaluate_training_every=self.evaluate_training_every)
+        check_evaluates(
+            self.client,
+            self.metrics,
+            evaluate_clients_every=self.evaluate_clients_every,
+            evaluate_training_every=self.evaluate_training_every,
+        )
         if self.evaluate_clients_every is not None and not self.data.pooled:
             check_test_samples(self.data)
         if self.evaluate_training_every is not None:

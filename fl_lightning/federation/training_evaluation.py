@@ -10,12 +10,15 @@ from fl_lightning.federation.clients_evaluation import values_of_score
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
-from fl_lightning.metrics.keys import ON_TRAINING_SAMPLES, metric_directions
+from fl_lightning.metrics.keys import ON_TRAINING_SAMPLES, Direction, metric_directions
 from fl_lightning.metrics.user_metrics import computed, values_of
 from fl_lightning.types import Batch, Scoring
 from fl_lightning.utils.life import heartbeat
 
 PREFIX = ON_TRAINING_SAMPLES.removesuffix("/")
+
+Found = tuple[dict[str, float], dict[str, Direction]]
+"""Values, and whether they are better when lower or higher, both by log key."""
 
 
 class TrainingEvaluation:
@@ -54,24 +57,24 @@ class TrainingEvaluation:
         Args:
             round_idx: Index of the round.
         """
-        values: dict[str, float] = {}
+        found: Found = ({}, {})
         error: Exception | None = None
         communicator = self._run.communicator
         if communicator.rank == 0:
             try:
-                values = self._values(round_idx)
+                found = self._found(round_idx)
             except Exception as raised:
                 # The other processes wait for this one.
                 error = raised
-        everywhere: list[dict[str, float]] = communicator.all_gather_or_raise(values, error)
-        return everywhere[0]
+        everywhere: list[Found] = communicator.all_gather_or_raise(found, error)
+        values, directions = everywhere[0]
+        # All processes must know them, or only one would keep a best checkpoint.
+        self._run.parts.recorder.take_directions(directions)
+        return values
 
-    def _values(self, round_idx: int) -> dict[str, float]:
+    def _found(self, round_idx: int) -> Found:
         """Evaluate the model in this process."""
         how = self._how()
-        metrics = self._run.parts.metrics
-        if metrics is not None:
-            self._run.parts.recorder.take_directions(metric_directions(metrics, PREFIX))
         modes = [(module, module.training) for module in self._client.modules()]
         with self._evaluated_model():
             self._client.eval()
@@ -89,7 +92,7 @@ class TrainingEvaluation:
             view = self._data.view(client_id, round_idx)
             yield from self._local.transfer.each(view.batches("train", batch_size=batch_size))
 
-    def _of_classifier(self, round_idx: int, how: Scoring) -> dict[str, float]:
+    def _of_classifier(self, round_idx: int, how: Scoring) -> Found:
         """Return accuracy, loss and further metrics of a net."""
         scores = ClassifierScores(self._data.num_classes or 0, distributed_available_fn=bool).to(self._local.device)
         for x, y in self._batches(round_idx, how.batch_size):
@@ -102,13 +105,18 @@ class TrainingEvaluation:
         values = {f"{PREFIX}/acc": accuracy, f"{PREFIX}/loss": loss}
         if how.metrics is not None:
             values |= values_of(computed(how.metrics), PREFIX, self._class_names())
-        return values
+        return values, directions_of(how)
 
-    def _of_module(self, round_idx: int, how: Scoring) -> dict[str, float]:
+    def _of_module(self, round_idx: int, how: Scoring) -> Found:
         """Return what the module's own step and the further metrics say."""
         self._local.seed("training samples", self._data.view(0, round_idx))
         score = self._own_steps.score(client_id=0, batches=self._batches(round_idx, how.batch_size), how=how)
         found = values_of_score(score, self._class_names(), prefix=PREFIX)
-        directions = {f"{PREFIX}/{name}": direction for name, direction in score.directions.items()}
-        self._run.parts.recorder.take_directions(directions)
-        return {name: float("nan") if value is None else value for name, value in found.items()}
+        logged = {f"{PREFIX}/{name}": direction for name, direction in score.directions.items()}
+        values = {name: float("nan") if value is None else value for name, value in found.items()}
+        return values, {**directions_of(how), **logged}
+
+
+def directions_of(how: Scoring) -> dict[str, Direction]:
+    """Return the directions that the further metrics tell, by log key."""
+    return {} if how.metrics is None else metric_directions(how.metrics, PREFIX)
