@@ -1,10 +1,11 @@
 """Run by test_client_models.py: fits one federation in a number of processes, in a folder."""
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
 
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, Trainer
 
 from fl_lightning import FederatedLoop, methods
 from fl_lightning.callbacks import ClientCheckpoint
@@ -12,13 +13,26 @@ from tests.federation.test_client_model import Normalises
 from tests.federation.test_clients_by_own_steps import QUIET, regression_data
 
 
+class Directions(Callback):
+    """Writes what each process knows of the directions of values."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_end(self, trainer, loop):
+        path = self.folder / f"directions-{trainer.global_rank}.json"
+        path.write_text(json.dumps(loop.recorder.directions, sort_keys=True))
+
+
 def run(method, num_processes, folder):
     settings = {} if method == "Local" else {"evaluate_training_every": 1}
     client = getattr(methods, method)(module=Normalises())
     loop = FederatedLoop(client, seed=1, evaluate_clients_every=1, **settings)
     loop.run_folder = folder
+    folder.mkdir()
+    callbacks = [ClientCheckpoint(folder, clients="all"), Directions(folder)]
     strategy = {"strategy": "client_parallel_fork", "devices": 2} if num_processes == 2 else {}
-    fit = Trainer(max_epochs=2, callbacks=[ClientCheckpoint(folder, clients="all")], **QUIET, **strategy)
+    fit = Trainer(max_epochs=2, callbacks=callbacks, **QUIET, **strategy)
     fit.fit(loop, datamodule=regression_data())
 
 
