@@ -165,12 +165,10 @@ class FederatedCLI(LightningCLI):
         add("--best.monitor", type=str | None, default=None, help=best)
         add("--best.mode", type=Direction | None, default=None, help="unset: as --direction says, or the key's name")
         better = "KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell"
-        client = (
-            "id of the client whose model and test samples are taken (validate, test, predict); unset: the global model"
-        )
-        if self._argv[:1] in (["validate"], ["test"], ["predict"]):
-            add("--client", type=int | None, default=None, help=client)
         add("--direction", nargs="*", type=str, default=[], help=better)
+        if self._argv[:1] in (["validate"], ["test"], ["predict"]):
+            client = "id of the client whose model and test samples are taken; unset: the global model"
+            add("--client", type=int | None, default=None, help=client)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:

@@ -551,16 +551,26 @@ class FederatedLoop(Forwarding):
         This is not part of `training_step`, because an interruption there would undo the complete round.
         """
         round_idx = cast(int, self.recorder.pending_round)
-        for name, every, evaluate in (
-            ("clients", self._rounds_between_clients(), self._evaluate_clients),
-            ("training samples", self.evaluate_training_every, self._evaluate_training_samples),
-        ):
-            is_due = every is not None and (round_idx + 1) % every == 0
-            if is_due and name not in self.recorder.evaluations:
-                evaluate(round_idx)
-                self.recorder.evaluations.add(name)
+        if self._is_due("clients", round_idx, every=self._rounds_between_clients()):
+            self._evaluate_clients(round_idx)
+            self.recorder.evaluations.add("clients")
+        if self._is_due("training samples", round_idx, every=self.evaluate_training_every):
+            self._evaluate_training_samples(round_idx)
+            self.recorder.evaluations.add("training samples")
         self.recorder.keep_round(round_idx)
         self._stop_if_spent()
+
+    def _is_due(self, evaluation: str, round_idx: int, *, every: int | None) -> bool:
+        """Return True if an evaluation must be made after a round, and a checkpoint does not have it already.
+
+        Args:
+            evaluation: Name of the evaluation.
+            round_idx: Index of the round.
+            every: Number of rounds from one to the next. None is never.
+        """
+        if every is None or evaluation in self.recorder.evaluations:
+            return False
+        return (round_idx + 1) % every == 0
 
     def _rounds_between_clients(self) -> int | None:
         """Return the number of rounds after which the clients are evaluated, or None if they never are."""
