@@ -18,7 +18,7 @@ from fl_lightning.client.hooks import own_hook
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.values import class_name, is_plain
-from fl_lightning.runs.best import CLIENT
+from fl_lightning.runs.folder import CLIENT
 from fl_lightning.utils.files import DIGEST, save_with_digest
 from fl_lightning.utils.packages import distribution_of, lightning_base
 from fl_lightning.utils.plain import is_readable, plain_value, without_refused

@@ -17,10 +17,8 @@ from fl_lightning.metrics.keys import (
     plain_name,
     unknown_direction,
 )
+from fl_lightning.runs.folder import CLIENT
 from fl_lightning.utils.files import write_file
-
-CLIENT = "client.ckpt"
-"""Name of the checkpoint of the client's own class, after each round."""
 
 ON_TEST = "-on-test"
 """End of the file's name, if the best round is chosen on the test split."""
