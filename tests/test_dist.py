@@ -86,6 +86,8 @@ def test_the_main_job_runs_from_the_wheel_in_an_empty_folder(programs, tmp_path)
         "metrics.csv",
         "classwise.csv",
         "classification.csv",
+        "confusion.csv",
+        "confusion.png",
         "partition.csv",
         "checkpoints",
         "partition.png",

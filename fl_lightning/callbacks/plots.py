@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fl_lightning.callbacks.report import split_text
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.metric_files import FOLDER
 from fl_lightning.metrics.history import BY_CLASS, History
@@ -18,6 +19,7 @@ from fl_lightning.metrics.keys import is_accuracy, is_loss, is_value, unit_of
 from fl_lightning.reports.figures import (
     plot_accuracy,
     plot_classwise,
+    plot_confusion,
     plot_metric,
     plot_partition,
     plot_sizes,
@@ -34,7 +36,7 @@ from fl_lightning.utils.text import slug
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Format = Literal["png", "pdf", "svg", "none"]
+Format = Literal["png", "pdf", "svg", "metrics", "none"]
 
 LARGEST_SHARE = 0.02
 """Share of the run's time that drawing during the run may take."""
@@ -50,17 +52,21 @@ class RunPlots(Callback):
     - Under differential privacy there is no partition, because it tells what the clients have.
     - The fit of a module without a federation has the pictures of the values that it logs, by epoch.
 
+    At the end of fit `confusion` shows as which class the samples of each class are taken, for up to 50 classes.
+
     A metric of `model.metrics` whose value is a matrix or a curve draws its last value itself, as `metrics/NAME`.
 
-    At the end of fit every logger that takes pictures gets the class-wise pictures, as `local/partition` and
-    `global/classwise` (`val/classwise`, if the accuracies of the classes are those of the validation split).
+    At the end of fit every logger that takes pictures gets the class-wise pictures, as `local/partition`,
+    `global/classwise` and `global/confusion` (`val/…`, if the accuracies of the classes are those of the validation
+    split).
 
     Args:
         dirpath: Folder of the pictures. None is the folder of the Trainer's first logger, and no folder without a
             logger.
         every: Least number of seconds between two drawings during fit, ≥ 0. It is more if drawing would take over 2 %
             of the time.
-        format: Format of the files: png, pdf or svg. `none` writes no pictures, only `partition.csv`.
+        format: Format of the files: png, pdf or svg. `metrics` writes only the pictures of `model.metrics`, as png,
+            which a report cannot draw itself. `none` writes no pictures. The last two write `partition.csv`, too.
     """
 
     def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format = "png") -> None:
@@ -78,6 +84,11 @@ class RunPlots(Callback):
         self._by_epoch = False
         self._logged: dict[str, Figure] = {}
 
+    @property
+    def _draws_all(self) -> bool:
+        """Whether there are other pictures than those of `model.metrics`."""
+        return self.format not in ("metrics", "none")
+
     # --- during fit -------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -90,7 +101,7 @@ class RunPlots(Callback):
             return
         self._by_epoch = not isinstance(pl_module, FederatedLoop)
         if not isinstance(pl_module, FederatedLoop):
-            self._active = folder is not None and self.format != "none"
+            self._active = folder is not None and self._draws_all
             self._any_module = self._active
             self._history = History()
             return
@@ -99,7 +110,7 @@ class RunPlots(Callback):
         # A private run tells nobody what the clients have.
         if not pl_module.parts.is_private:
             self._keep_partition(pl_module)
-        if self.format != "none":
+        if self._draws_all:
             self._active = True
             self._history = pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
@@ -119,8 +130,11 @@ class RunPlots(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._draw()
-        if self._active and isinstance(pl_module, FederatedLoop):
-            self._draw_metrics(pl_module)
+        if isinstance(pl_module, FederatedLoop) and trainer.is_global_zero:
+            if self._active:
+                self._draw_confusion(pl_module)
+            if self._active or self.format == "metrics":
+                self._draw_metrics(pl_module)
         if self._active and self._history.rounds:
             log_figures(trainer.loggers, self._logged, self._history.rounds[-1])
         self._logged.clear()
@@ -137,6 +151,21 @@ class RunPlots(Callback):
                     (self._folder / FOLDER).mkdir(parents=True, exist_ok=True)
                 self._keep(figure, name=f"{FOLDER}/{slug(name)}", logged=f"{loop.data.evaluated_prefix}/{name}")
 
+    def _draw_confusion(self, loop: FederatedLoop) -> None:
+        """Draw as which class the samples of each class are taken, in the best and in the last evaluated round."""
+        confusions = loop.recorder.confusions
+        if not confusions:
+            return
+        panels = {}
+        for name in ("best", "last"):
+            of_round = confusions[name]
+            panels[f"{name} round: {of_round.round_idx}"] = of_round.counts.numpy()
+        if confusions["best"].round_idx == confusions["last"].round_idx:
+            panels = {f"round {confusions['last'].round_idx}, the best and the last": confusions["last"].counts.numpy()}
+        title = f"Confusion matrix of the global model ({split_text(list(loop.evaluation.samples()))})"
+        figure = plot_confusion(panels, loop.evaluation.class_names, title)
+        self._keep(figure, name="confusion", logged=f"{loop.data.evaluated_prefix}/confusion")
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # An error of the plots must not hide the error under way.
         with suppress(Exception):
@@ -149,7 +178,7 @@ class RunPlots(Callback):
         if self._folder is not None and counts is not None:
             table, class_names = counts
             write_partition(self._folder / PARTITION, table.tolist(), names=class_names, clients=clients)
-        if self.format == "none":
+        if not self._draws_all:
             return
         if counts is None:
             sizes = [loop.data.size(client_id) for client_id in range(loop.data.num_clients)]
@@ -193,7 +222,8 @@ class RunPlots(Callback):
         if self._by_epoch:
             name_epochs(figure)
         if self._folder is not None:
-            save(figure, self._folder / f"{name}.{self.format}")
+            form = "png" if self.format == "metrics" else self.format
+            save(figure, self._folder / f"{name}.{form}")
         if logged is not None:
             self._logged[logged] = figure
 

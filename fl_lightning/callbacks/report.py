@@ -15,6 +15,7 @@ from fl_lightning.functional.accuracy import class_accuracy, class_counts
 from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.reports.saved import CLASSIFICATION
 from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_rounds
+from fl_lightning.runs.confusion import CONFUSION, write_confusion
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.plain_fit import epoch_values
 from fl_lightning.utils.batches import joined_rows
@@ -29,7 +30,9 @@ class ClasswiseReport(Callback):
 
     `classwise.csv` has a row per evaluated round and a column per class: A_c in [0, 1], empty without samples. At the
     end of fit `classification.csv` gets precision, recall and F1 of each class, and their macro and weighted means. The
-    scores belong to the last global model, and the file has the round of this model.
+    scores belong to the last global model, and the file has the round of this model. `confusion.csv` tells as which
+    class the samples of each class are taken, by the model of the last evaluated round and by that of the round with
+    the highest accuracy. It is written for up to 50 classes.
 
     Two kinds of runs have no classes, and the callback prints other values:
 
@@ -166,6 +169,8 @@ class ClasswiseReport(Callback):
         num_rounds = loop.recorder.trained_rounds
         if fits and self._file is not None:
             write_table(self._file.with_name(CLASSIFICATION), table.rows(num_rounds - 1))
+            if loop.recorder.confusions:
+                write_confusion(self._file.with_name(CONFUSION), loop.recorder.confusions, table.names)
         title = "Class-wise accuracy of the global model"
         if num_rounds:
             plural = "" if num_rounds == 1 else "s"

@@ -160,7 +160,8 @@ class FederatedCLI(LightningCLI):
         add = parser.add_argument
         changes = "settings that may differ from those of the run that is continued, such as model.client.mu"
         add("--allow_changes", nargs="*", default=[], help=changes)
-        add("--plots.format", type=Format, default="png", help="of the pictures in the run folder; none: none")
+        pictures = "of the pictures in the run folder; metrics: only those of model.metrics; none: none"
+        add("--plots.format", type=Format, default="png", help=pictures)
         best = "key of the value whose best round is kept; unset: the accuracy, else the evaluation's first key"
         add("--best.monitor", type=str | None, default=None, help=best)
         add("--best.mode", type=Direction | None, default=None, help="unset: as --direction says, or the key's name")

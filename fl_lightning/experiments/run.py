@@ -143,7 +143,8 @@ def printing_to(log: TextIO) -> Iterator[None]:
 def words_of(files: CellFiles) -> list[str]:
     """Write the options of a cell's commands."""
     words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
-    return [*words, "--trainer.enable_progress_bar", "false", "--plots.format", "none"]  # the report has them
+    # The report draws the other pictures.
+    return [*words, "--trainer.enable_progress_bar", "false", "--plots.format", "metrics"]
 
 
 def limits_asked(files: CellFiles) -> list[str]:

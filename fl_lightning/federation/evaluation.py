@@ -46,6 +46,10 @@ PASS_HOOKS = frozenset(
 """A module's first and last hook of a pass of the Trainer over a split."""
 
 
+MOST_CLASSES = 50
+"""Largest number of classes whose confusion matrix is counted. More cannot be read in a picture."""
+
+
 class Evaluation:
     """Evaluates the global model, one pass over a split at a time.
 
@@ -102,7 +106,9 @@ class Evaluation:
         """The fingerprints of the first samples of a split, by its name and their number."""
         self._accuracy: ClassifierScores | None = None
         if self.client.module is None and self.data.num_classes is not None:
-            self._accuracy = ClassifierScores(self.data.num_classes).to(self.client.device)
+            num_classes = self.data.num_classes
+            scores = ClassifierScores(num_classes, confusion=num_classes <= MOST_CLASSES)
+            self._accuracy = scores.to(self.client.device)
         self.of_clients = ClientsEvaluation(
             run=run,
             evaluated=self.evaluated_entries,
@@ -376,7 +382,8 @@ class Evaluation:
         """Return accuracy, loss and class accuracies of a classifier, and give the recorder the last ones."""
         result = computed(accuracy).cpu()
         samples = f"{self._words_for_samples()}; {accuracy.class_samples.tolist()}"
-        self.parts.recorder.take_class_accuracy(result[:-2], samples)
+        confusion = None if accuracy.confusion is None else accuracy.confusion.long().cpu()
+        self.parts.recorder.take_class_accuracy(result[:-2], samples, confusion)
         *by_class, overall, loss = result.tolist()
         scores = {f"{prefix}/acc": overall, f"{prefix}/loss": loss}
         for name, value in zip(self.class_names, by_class, strict=True):

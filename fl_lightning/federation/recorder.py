@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from fl_lightning.client.metric_states import ClientMetric, on_host
 from fl_lightning.client.services import LoggedRows, MetricAccumulator, drain
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.holdout import SERVER_ONLY
+from fl_lightning.functional.accuracy import answers_and_samples
 from fl_lightning.functional.forgetting import forgetting_since
 from fl_lightning.functional.traffic import traffic
 from fl_lightning.metrics.history import BY_CLASS, History
@@ -26,6 +27,24 @@ ClientRows = list[tuple[int | None, LoggedRows]]
 """Values on the host, each with the id of the client that logged them. None means no single client."""
 
 
+class RoundConfusion(NamedTuple):
+    """The confusion matrix of a round.
+
+    Attributes:
+        round_idx: Index of the round.
+        counts: (C, C + 1) int64 as `confusion_counts` gives it.
+    """
+
+    round_idx: int
+    counts: Tensor
+
+    @property
+    def accuracy(self) -> float:
+        """The share of all samples that is recognised. NaN without samples."""
+        hits, samples = answers_and_samples(self.counts).sum(1).tolist()
+        return hits / samples if samples else math.nan
+
+
 class Recorder(Member):
     """Owns the logged values: takes them in a round, reduces them to one row, and keeps the rows of all rounds.
 
@@ -37,6 +56,10 @@ class Recorder(Member):
         round_metrics: The row of the last round, by log key.
         pending_round: Index of the round whose row no logger has yet, or None.
         class_accuracy: A_c of the last evaluation, (C,) float64 on the CPU, or None without classes.
+        confusion: (C, C + 1) int64 of the last evaluation on the CPU, as `confusion_counts` gives it. None without
+            classes, and with many of them.
+        confusions: The confusion matrix of the last round that was evaluated (`last`), and of the first of the rounds
+            with the highest accuracy (`best`).
         peak: Best accuracy of each class over the evaluated rounds, (C,), or None before the first of them.
         samples: Words for the samples of the last evaluation. Empty without classes.
         peak_samples: The same for the samples on which `peak` was measured. Empty if they are not known.
@@ -63,6 +86,8 @@ class Recorder(Member):
         self.round_metrics: dict[str, float] = {}
         self.pending_round: int | None = None
         self.class_accuracy: Tensor | None = None
+        self.confusion: Tensor | None = None
+        self.confusions: dict[str, RoundConfusion] = {}
         self.peak: Tensor | None = None
         self.samples = ""
         self.peak_samples = ""
@@ -196,14 +221,18 @@ class Recorder(Member):
         self.pending_round = round_idx
         self.trained_rounds = round_idx + 1
 
-    def take_class_accuracy(self, class_accuracy: Tensor | None, samples: str = "") -> None:
+    def take_class_accuracy(
+        self, class_accuracy: Tensor | None, samples: str = "", confusion: Tensor | None = None
+    ) -> None:
         """Keep the class accuracies of an evaluation.
 
         Args:
             class_accuracy: The accuracies, (C,) float64 on the CPU, or None without classes.
             samples: Words for the evaluated samples: their splits, and a fingerprint of each.
+            confusion: The confusion matrix, (C, C + 1) int64 on the CPU, or None.
         """
         self.class_accuracy = class_accuracy
+        self.confusion = confusion
         self.samples = samples
 
     def take_client_values(self, values: Mapping[int, Mapping[str, float | None]]) -> None:
@@ -222,13 +251,25 @@ class Recorder(Member):
     def end_evaluation(self, round_idx: int) -> None:
         """Count a round as evaluated, and raise each class's best accuracy to that of its evaluation."""
         self.evaluated_rounds = round_idx + 1
+        if self.samples != self.peak_samples:
+            # Matrices of other samples cannot be compared.
+            self.confusions = {}
         self.peak_samples = self.samples
+        if self.confusion is not None:
+            self._keep_confusion(RoundConfusion(round_idx, self.confusion))
         if self.class_accuracy is None:
             return
         if self.peak is None:
             self.peak = self.class_accuracy
         else:
             self.peak = torch.fmax(self.peak, self.class_accuracy)
+
+    def _keep_confusion(self, present: RoundConfusion) -> None:
+        """Keep the confusion matrix of a round as that of the last round, and of the best one if it is better."""
+        self.confusions["last"] = present
+        best = self.confusions.get("best")
+        if best is None or present.accuracy > best.accuracy:
+            self.confusions["best"] = present
 
     def forgetting(self) -> float | None:
         """Return FedNTD's F after `end_evaluation`: the mean over classes of peak − accuracy, or None without classes.
@@ -262,6 +303,7 @@ class Recorder(Member):
             self.keep_round(self.pending_round)
         if round_idx == 0:
             self.peak = None
+            self.confusions = {}
             self.evaluated_rounds = 0
             self._chain = b""
             self._chained = 0
@@ -292,6 +334,10 @@ class Recorder(Member):
             "directions": dict(self.directions),
             "rows": [self._chained, self._chain.hex()],
             "class_names": self.class_names,
+            # Two tensors also where the last round is the best, so that the size is the same after every round.
+            "confusions": {
+                name: (of_round.round_idx, of_round.counts.clone()) for name, of_round in self.confusions.items()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -311,6 +357,9 @@ class Recorder(Member):
         self.history = History()
         # Version 0.2.0 wrote the names in the keys of the last round only.
         self.class_names = state.get("class_names") or names_in(self.round_metrics)
+        # Version 0.2.0 counted no confusion matrix.
+        confusions = state.get("confusions", {})
+        self.confusions = {name: RoundConfusion(*of_round) for name, of_round in confusions.items()}
 
     def keep_class_names(self, names: list[str]) -> list[str]:
         """Return the names of the classes that keys of earlier rounds have, else these names from now on.

@@ -25,18 +25,77 @@ def class_counts(preds: Tensor, target: Tensor, num_classes: int) -> Tensor:
     tensor([[1., 1., 1.],
             [1., 2., 1.]], dtype=torch.float64)
     """
-    answers = preds.argmax(1) if preds.is_floating_point() else preds
-    if answers.shape != target.shape:
-        raise ValueError(
-            f"preds must be scores (B, C, ...) or integer classes (B, ...) of the targets' shape "
-            f"{tuple(target.shape)}, got {tuple(preds.shape)}"
-        )
+    answers = checked_answers(preds, target)
     target = target.flatten()
     hit = (answers.flatten() == target).double()
     counts = torch.zeros(2, num_classes, dtype=torch.float64, device=target.device)
     counts[0].index_add_(0, target, hit)
     counts[1].index_add_(0, target, torch.ones_like(hit))
     return counts
+
+
+def confusion_counts(preds: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    """Count for each class as which class its samples are taken.
+
+    Args:
+        preds: as of `class_counts`.
+        target: likewise.
+        num_classes: C.
+
+    Returns:
+        (C, C + 1) float64: a row for each class of a sample, a column for each answer, and in the last column the
+        answers that are none of the C classes. Counts of several batches add up.
+
+    Raises:
+        IndexError: a class outside 0 ... C-1 (on the CPU; on a GPU the device asserts).
+        ValueError: as many answers as targets are needed.
+
+    >>> confusion_counts(torch.tensor([0, 2, 1, 1]), torch.tensor([0, 0, 1, 1]), num_classes=2)
+    tensor([[1., 0., 1.],
+            [0., 2., 0.]], dtype=torch.float64)
+    """
+    answers = checked_answers(preds, target).flatten()
+    target = target.flatten().long()
+    columns = num_classes + 1
+    cells = target * columns + answers.clamp(max=num_classes)
+    counts = torch.zeros(num_classes * columns, dtype=torch.float64, device=target.device)
+    counts.index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
+    return counts.view(num_classes, columns)
+
+
+def answers_and_samples(confusion: Tensor) -> Tensor:
+    """Read right answers and samples of each class off `confusion_counts`.
+
+    Args:
+        confusion: (C, C + 1).
+
+    Returns:
+        (2, C): hits, samples, as `class_counts` gives them.
+
+    >>> answers_and_samples(torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 0.0]]))
+    tensor([[1., 2.],
+            [2., 2.]])
+    """
+    return torch.stack([confusion.diagonal(), confusion.sum(1)])
+
+
+def checked_answers(preds: Tensor, target: Tensor) -> Tensor:
+    """Return the answer for each target.
+
+    Args:
+        preds: as of `class_counts`.
+        target: likewise.
+
+    Raises:
+        ValueError: as many answers as targets are needed.
+    """
+    answers = preds.argmax(1) if preds.is_floating_point() else preds
+    if answers.shape != target.shape:
+        raise ValueError(
+            f"preds must be scores (B, C, ...) or integer classes (B, ...) of the targets' shape "
+            f"{tuple(target.shape)}, got {tuple(preds.shape)}"
+        )
+    return answers
 
 
 def answer_counts(preds: Tensor, target: Tensor) -> Tensor:

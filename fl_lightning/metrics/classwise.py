@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.functional.accuracy import (
+    answers_and_samples,
     class_accuracy,
     class_counts,
     class_weighted_accuracy,
+    confusion_counts,
     distribution_distance,
     group_means,
     normalised_class_accuracy,
@@ -185,10 +187,13 @@ class ClassifierScores(ClassMetric):
 
     Args:
         num_classes: C ≥ 1.
+        confusion: whether to count as which class the samples of each class are taken. The state then grows with C².
         kwargs: of `torchmetrics.Metric`.
 
     Attributes:
         class_samples: samples of each class over all processes, (C,), once the values are computed.
+        confusion: (C, C + 1) float64 as `confusion_counts` gives it, over all processes, once the values are computed.
+            None without the argument of this name.
 
     >>> metric = ClassifierScores(num_classes=2)
     >>> metric.update(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]))
@@ -200,17 +205,25 @@ class ClassifierScores(ClassMetric):
     scores: Tensor
     class_samples: Tensor
 
-    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+    def __init__(self, num_classes: int, confusion: bool = False, **kwargs: Any) -> None:
         super().__init__(num_classes, **kwargs)
-        self.add_state("scores", torch.zeros(2 * num_classes + 1, dtype=torch.float64), dist_reduce_fx="sum")
+        self.confusion: Tensor | None = None
+        self._counts_confusion = confusion
+        num_counts = num_classes * (num_classes + 1) if confusion else 2 * num_classes
+        self.add_state("scores", torch.zeros(num_counts + 1, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, target: Tensor) -> None:
         logits = to_float32(logits)
-        self.scores[:-1] += class_counts(logits, target, self.num_classes).view(-1)
+        count = confusion_counts if self._counts_confusion else class_counts
+        self.scores[:-1] += count(logits, target, self.num_classes).view(-1)
         self.scores[-1] += F.cross_entropy(logits, target, reduction="sum")
 
     def compute(self) -> Tensor:
-        counts = self.scores[:-1].view(2, -1)
+        if self._counts_confusion:
+            self.confusion = self.scores[:-1].view(self.num_classes, -1).clone()
+            counts = answers_and_samples(self.confusion)
+        else:
+            counts = self.scores[:-1].view(2, -1)
         self.class_samples = counts[1].clone()
         overall = torch.stack([counts[0].sum(), self.scores[-1]]) / counts[1].sum()
         return torch.cat([class_accuracy(counts), overall])

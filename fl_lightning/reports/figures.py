@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 Numbers = NDArray[np.float64]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -27,6 +28,8 @@ STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#d9d9d9"
 MOST_LABELS = 40
+MOST_NUMBERED = 20
+"""Largest number of classes of a confusion matrix whose cells have numbers."""
 LARGEST = 1e100
 """Largest magnitude of values that are drawn."""
 
@@ -246,6 +249,34 @@ def plot_classwise(
     return figure
 
 
+def plot_confusion(matrices: Mapping[str, ArrayLike], class_names: Sequence[str], title: str | None = None) -> Figure:
+    """Draw as which class the samples of each class are taken, in percent of the samples of the class.
+
+    Args:
+        matrices: Numbers of samples by class (row) and answer (column), (C, C) or (C, C + 1), one panel each by its
+            title. The last column of C + 1 is that of answers that are none of the classes.
+        class_names: Names of the C classes.
+        title: Title above the picture.
+
+    Raises:
+        ValueError: There is no matrix, or the number of names is not C.
+    """
+    tables = {label: np.asarray(counts, dtype=np.float64) for label, counts in matrices.items()}
+    if not tables:
+        raise ValueError("plot_confusion needs at least one matrix, got none; evaluate a round first")
+    num_classes = len(class_names)
+    for table in tables.values():
+        check_class_names(class_names, len(table))
+    side = np.clip(0.36 * num_classes, 2.6, 9)
+    figure = new_figure(len(tables) * (side + 0.7) + 1.4, side + 1.7, title)
+    panels = figure.subplots(1, len(tables), squeeze=False)[0]
+    for axes, (label, table) in zip(panels, tables.items(), strict=True):
+        image = draw_confusion(axes, table, class_names)
+        axes.set_title(label, fontsize="medium")
+    figure.colorbar(image, ax=list(panels), label="share of the class's samples (%)", shrink=0.8)
+    return figure
+
+
 # --- parts ----------------------------------------------------------------------------------------
 
 
@@ -384,6 +415,36 @@ def write_counts(axes: Axes, table: Numbers, dark: float, size: float = 6.5) -> 
         text = f"{value:.0f}" if value < 10_000 else f"{value / 1000:.0f}k"
         colour = "white" if value > dark else "black"
         axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
+
+
+def draw_confusion(axes: Axes, table: Numbers, class_names: Sequence[str]) -> AxesImage:
+    """Draw one confusion matrix, with its numbers if there is room for them.
+
+    Args:
+        axes: The panel.
+        table: Numbers of samples by class and answer, (C, C) or (C, C + 1). A last column without samples is left out.
+        class_names: Names of the C classes.
+    """
+    num_classes = len(class_names)
+    totals = table.sum(axis=1, keepdims=True)
+    answers = list(class_names)
+    if table.shape[1] > num_classes and table[:, -1].any():
+        answers.append("none")
+    shares = np.full((num_classes, len(answers)), np.nan)
+    np.divide(100 * table[:, : len(answers)], totals, out=shares, where=totals > 0)
+    axes.set_facecolor(GREY)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
+    label_places(axes.yaxis, class_names, MOST_LABELS)
+    label_places(axes.xaxis, answers, MOST_LABELS)
+    if max(map(len, answers)) > 2:
+        axes.tick_params("x", rotation=90)
+    axes.set(xlabel="predicted class", ylabel="class")
+    if num_classes <= MOST_NUMBERED:
+        for row, column in zip(*np.nonzero(shares >= 0.5), strict=True):
+            share = shares[row, column]
+            colour = "white" if share > 60 else "black"
+            axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize="small", color=colour)
+    return image
 
 
 def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:

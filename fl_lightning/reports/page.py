@@ -32,6 +32,24 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class SavedPicture:
+    """A picture of a report that somebody else has drawn.
+
+    Attributes:
+        name: of its file among the figures, without ending.
+        path: png or svg.
+        caption: a sentence of what is seen.
+    """
+
+    name: str
+    path: Path
+    caption: str
+
+
+Part = Picture | SavedPicture | Table | str
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a report.
 
@@ -41,7 +59,7 @@ class Section:
     """
 
     title: str
-    parts: Sequence[Picture | Table | str]
+    parts: Sequence[Part]
 
 
 STYLE = """
@@ -101,10 +119,12 @@ def section_html(section: Section) -> str:
     lines = [f"<section>\n<h2>{escaped(section.title)}</h2>"]
     within = False
     for part in section.parts:
-        if isinstance(part, Picture) != within:
+        if isinstance(part, Picture | SavedPicture) != within:
             within = not within
             lines.append("<div class='figures'>" if within else "</div>")
-        if isinstance(part, Picture):
+        if isinstance(part, SavedPicture):
+            lines.append(saved_picture_html(part))
+        elif isinstance(part, Picture):
             lines.append(picture_html(part))
         elif isinstance(part, Table):
             lines.append(as_html(part))
@@ -124,6 +144,15 @@ def picture_html(picture: Picture) -> str:
     image = f"<img alt='{caption}' src='data:image/svg+xml;base64,{encoded}'>"
     if picture.wide:
         return f"<figure class='wide'><div class='scroll'>{image}</div><figcaption>{caption}</figcaption></figure>"
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
+
+
+def saved_picture_html(picture: SavedPicture) -> str:
+    """Write a picture that lies in a file, with its content inside."""
+    kind = "svg+xml" if picture.path.suffix == ".svg" else "png"
+    encoded = base64.b64encode(picture.path.read_bytes()).decode("ascii")
+    caption = escaped(picture.caption)
+    image = f"<img alt='{caption}' src='data:image/{kind};base64,{encoded}'>"
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 

@@ -15,7 +15,7 @@ from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor, scope
 from fl_lightning.reports.comparison_tables import comparison_table, spread, writer
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
-from fl_lightning.reports.page import WARNING, Picture, Section, drawn, write_page
+from fl_lightning.reports.page import WARNING, Part, Picture, SavedPicture, Section, drawn, write_page
 from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.results import (
     bytes_by_round,
@@ -27,6 +27,7 @@ from fl_lightning.reports.results import (
     statistics_of,
     unit_in,
 )
+from fl_lightning.reports.run_pictures import confusions_of, metric_pictures_of
 from fl_lightning.reports.saved import (
     CLASSIFICATION,
     ROUND,
@@ -96,7 +97,7 @@ def write_report(
         The path of the page.
     """
     shown = best_of(groups)
-    over_rounds: list[Picture | Table | str] = []
+    over_rounds: list[Part] = []
     if len(shown) < len(groups):
         over_rounds.append(
             f"Figures show the {len(shown)} of {len(groups)} groups that are best at the end; tables have all."
@@ -106,7 +107,8 @@ def write_report(
         Section("Results", results_of(groups, tables, notes)),
         Section("Privacy", privacy_of(groups)),
         Section("Over the rounds", over_rounds),
-        Section("Classes", [*scores_of(groups), *classes_of(shown)]),
+        Section("Classes", [*scores_of(groups), *classes_of(shown), *confusions_of(shown)]),
+        Section("Matrices and curves", metric_pictures_of(shown)),
         Section("Before and after local training", before_after_of(shown)),
         Section("Communication", communication_of(groups, shown)),
         Section("Partition", partitions_of(groups)),
@@ -122,10 +124,12 @@ def write_report(
 
 
 def write_figures(section: Section, folder: Path, form: str) -> None:
-    """Write the figures of a section as files of one format."""
+    """Write the figures of a section as files of one format. A picture that somebody else has drawn keeps its own."""
     for part in section.parts:
         if isinstance(part, Picture):
             write_file(folder / f"{part.name}.{form}", drawn(part.figure, form))
+        elif isinstance(part, SavedPicture):
+            write_file(folder / f"{part.name}{part.path.suffix}", part.path.read_bytes())
 
 
 def title_of(groups: Sequence[Group]) -> str:

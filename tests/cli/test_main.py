@@ -129,8 +129,8 @@ def test_a_fit_ends_with_the_class_wise_table(finished):
 
 def test_a_fit_leaves_one_whole_folder(in_finished):
     names = {path.name for path in in_finished.iterdir() if not path.name.startswith("events.out.tfevents.")}
-    pictures = {"partition.png", "accuracy.png", "classwise.png"}
-    tables = {"metrics.csv", "classwise.csv", "classification.csv", "partition.csv"}
+    pictures = {"partition.png", "accuracy.png", "classwise.png", "confusion.png"}
+    tables = {"metrics.csv", "classwise.csv", "classification.csv", "confusion.csv", "partition.csv"}
     assert names == {"config.yaml", "status.json", *tables, "checkpoints", *pictures}
     assert all((in_finished / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     found = {path.name for path in (in_finished / "checkpoints").iterdir()}

@@ -81,4 +81,4 @@ def test_a_run_without_pictures_has_its_tables(form, base):  # noqa: F811
     words = "--trainer.max_epochs 1 --trainer.default_root_dir runs --trainer.enable_progress_bar false"
     assert say(f"fit -c base.yaml {words} --plots.format {form}").code == 0
     assert len(list(Path("runs").rglob("partition.csv"))) == 1
-    assert len(list(Path("runs").rglob("*.svg"))) == (0 if form == "none" else 3)
+    assert len(list(Path("runs").rglob("*.svg"))) == (0 if form == "none" else 4)

@@ -1,5 +1,7 @@
 """`model.metrics`: the user's torchmetrics objects on the global model and on every client's."""
 
+import base64
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,9 @@ from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import RunPlots
 from fl_lightning.methods import FedAvg, Local
 from fl_lightning.metrics import ClasswiseAccuracy, InLocalAccuracy
+from fl_lightning.reports.report import write_report
+from fl_lightning.reports.saved import Group, read_run
+from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.callbacks import toy
 from tests.commands import TINY, say
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
@@ -135,6 +140,23 @@ def test_matrices_and_curves_stand_in_files_beside_the_row_and_draw_themselves(t
         "value_2": (5,),
     }
     assert not [key for key in loop.round_metrics if key.split("/")[1] in ARRAYS]
+
+
+def test_the_page_shows_what_they_have_drawn_and_a_run_may_draw_nothing_else(tmp_path):
+    for form in ("metrics", "none"):
+        folder = tmp_path / form
+        loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3, metrics=ARRAYS)
+        loop.run_folder = folder
+        logger = RoundCSVLogger(folder)
+        trainer(2, callbacks=[RunPlots(folder, format=form)], logger=logger).fit(loop, datamodule=toy_data())
+    assert {path.stem for path in (tmp_path / "metrics").rglob("*.png")} == set(ARRAYS)
+    assert not list((tmp_path / "none").rglob("*.png"))
+    group = Group("FedAvg", [read_run(tmp_path / "metrics")])
+    page = write_report([group], tmp_path, forms=["svg"]).read_text("utf-8")
+    for name in ARRAYS:
+        picture = (tmp_path / f"metrics/metrics/{name}.png").read_bytes()
+        assert f"data:image/png;base64,{base64.b64encode(picture).decode('ascii')}" in page
+        assert (tmp_path / f"figures/{name}-FedAvg.png").read_bytes() == picture
 
 
 def test_files_of_rounds_that_are_run_again_go(tmp_path):

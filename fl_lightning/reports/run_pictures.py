@@ -1,0 +1,113 @@
+"""Pictures of a report that runs have prepared: confusion matrices, and what metric objects have drawn."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fl_lightning.federation.metric_files import FOLDER
+from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.reports.figures import Numbers, plot_confusion
+from fl_lightning.reports.page import Picture, SavedPicture
+from fl_lightning.reports.saved import Group, SavedRun
+from fl_lightning.runs.confusion import CONFUSION, read_matrices
+from fl_lightning.utils.round_table import read_cells, reading
+from fl_lightning.utils.text import slug
+
+PICTURES = (".png", ".svg")
+"""Endings of pictures that a page can hold."""
+
+
+def confusions_of(groups: Sequence[Group]) -> list[Picture]:
+    """Draw as which class the samples of each class are taken in the best and in the last round."""
+    pictures = []
+    for number, group in enumerate(groups):
+        names, totals = summed_confusions(group)
+        if not totals:
+            continue
+        panels = {f"{model} round": table for model, table in totals.items()}
+        figure = plot_confusion(panels, names, title=f"{group.label}: confusion matrix")
+        caption = caption_of_confusion(group, names, totals["last"])
+        pictures.append(Picture(f"confusion-{number}", figure, caption, wide=True))
+    return pictures
+
+
+def summed_confusions(group: Group) -> tuple[list[str], dict[str, Numbers]]:
+    """Sum the confusion matrices of a group's runs that have the same classes.
+
+    Returns:
+        The names of the C classes, and by model (`best`, `last`) the sums (C, C + 1). Both are empty without matrices.
+    """
+    names: list[str] = []
+    totals: dict[str, Numbers] = {}
+    for run in group.runs:
+        names_of_run, matrices = confusions_of_run(run)
+        if not matrices or (names and names != names_of_run):
+            continue
+        names = names_of_run
+        for model, table in matrices.items():
+            totals[model] = totals.get(model, 0.0) + table
+    return names, totals
+
+
+def confusions_of_run(run: SavedRun) -> tuple[list[str], dict[str, Numbers]]:
+    """Read the confusion matrices of a run.
+
+    Returns:
+        As `summed_confusions`. Both are empty if the file is of an earlier round than the last evaluated one, or if
+        later rounds of the run are left out.
+    """
+    path = run.folder / CONFUSION
+    evaluated, _, _ = run.history.columns(BY_CLASS)
+    if not path.is_file() or not run.is_whole or not evaluated:
+        return [], {}
+    with reading(path, "a table of confusion matrices, and cannot be read as one"):
+        names, matrices = read_matrices(read_cells(path))
+    last_round, _ = matrices.get("last", (-1, None))
+    if last_round != evaluated[-1] or "best" not in matrices:
+        return [], {}
+    return names, {model: matrices[model][1].double().numpy() for model in ("best", "last")}
+
+
+def caption_of_confusion(group: Group, names: Sequence[str], last: Numbers) -> str:
+    """Describe confusion matrices, and name the class that is most often taken for another one at the end.
+
+    Args:
+        group: The runs.
+        names: Names of the C classes.
+        last: Numbers of samples by class and answer in the last round, (C, C + 1).
+    """
+    over = f", summed over {len(group.runs)} seeds" if len(group.runs) > 1 else ""
+    text = f"As which class the samples of each class are taken, in percent of the class: {group.label}{over}."
+    totals = last.sum(axis=1, keepdims=True)
+    shares = np.divide(last, totals, out=np.zeros_like(last), where=totals > 0)[:, : len(names)]
+    np.fill_diagonal(shares, 0.0)
+    row, column = divmod(int(shares.argmax()), len(names))
+    share = 100 * shares[row, column]
+    if share == 0:
+        return text
+    return f"{text} The largest at the end: {share:.0f} % of class {names[row]} are taken for {names[column]}."
+
+
+def metric_pictures_of(groups: Sequence[Group]) -> list[SavedPicture | str]:
+    """Show what the metric objects of each group have drawn of the last evaluation, for the first run that has it."""
+    parts: list[SavedPicture | str] = []
+    for group in groups:
+        for run in group.runs:
+            found = pictures_of_run(group, run)
+            if found:
+                parts.extend(found)
+                break
+    return parts
+
+
+def pictures_of_run(group: Group, run: SavedRun) -> list[SavedPicture]:
+    """Return the pictures of a run's metrics. They are none if later rounds of the run are left out."""
+    if not run.is_whole:
+        return []
+    which = f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label
+    pictures = []
+    for path in sorted((run.folder / FOLDER).glob("*")):
+        if path.suffix in PICTURES:
+            caption = f"{path.stem} after the last evaluated round: {which}."
+            pictures.append(SavedPicture(f"{path.stem}-{slug(which)}", path, caption))
+    return pictures
