@@ -14,7 +14,7 @@ from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_accuracy, class_counts
 from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.reports.saved import CLASSIFICATION
-from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_rounds
+from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_note, print_rounds
 from fl_lightning.runs.confusion import CONFUSION, write_confusion
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.plain_fit import epoch_values
@@ -137,6 +137,8 @@ class ClasswiseReport(Callback):
             self._print_classes(trainer, loop, splits)
         else:
             self._print_values(trainer, loop)
+        if loop.evaluation.note:
+            print_note(loop.evaluation.note)
 
     def _print_values(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Print the last values, and after fit the values by round."""

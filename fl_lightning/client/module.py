@@ -294,6 +294,11 @@ class ClientModule(CheckedLoading):
         """
         return self
 
+    @property
+    def deploys_own_model(self) -> bool:
+        """Whether what a client deploys is another model than the evaluated one, apart from personal entries."""
+        return type(self).deployed is not ClientModule.deployed
+
     # --- values and helpers for a method -----------------------------------------------------------------------
 
     @property

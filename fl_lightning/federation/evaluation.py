@@ -124,6 +124,17 @@ class Evaluation:
             how=partial(self.of_clients.how, "validation"),
         )
 
+    @property
+    def note(self) -> str:
+        """A sentence for who evaluates the global model of clients that deploy other ones. Empty if they do not."""
+        has_others = self.client.deploys_own_model or bool(self.global_weights.personal)
+        if not has_others or not self.has_global or self._client_id is not None:
+            return ""
+        return (
+            f"This is the global model; each client of {type(self.client).__name__} deploys a model of its own "
+            f"(--client 0, or loop.deploy(0))"
+        )
+
     # --- which entries are the model ---
 
     @contextmanager
@@ -185,6 +196,8 @@ class Evaluation:
             self._generators.enter_context(self._kept_generators(foreign=self._may_draw))
         if evaluates:
             self._begin_values()
+        elif self.note:
+            rank_zero_info(self.note)
         self._loaded.enter_context(self._model_of_pass())
 
     @contextmanager

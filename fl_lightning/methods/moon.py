@@ -93,3 +93,7 @@ class MOON(OwnModelClient):
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
         return self  # the model as received: the own ones serve the contrast only
+
+    @property
+    def deploys_own_model(self) -> bool:
+        return False

@@ -74,6 +74,11 @@ def print_classes(  # noqa: PLR0917 - called by position
     print_table(title, header=["class", *columns], rows=rows, bold=shown.index(worst), below="\n".join(lines))
 
 
+def print_note(text: str) -> None:
+    """Print a sentence below the tables."""
+    Console(highlight=False, markup=False, emoji=False).print(printable(text), style="italic", soft_wrap=True)
+
+
 def print_metrics(metrics: Mapping[str, float]) -> None:
     """Print values by name."""
     if metrics:

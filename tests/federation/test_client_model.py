@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fl_lightning import ClientModule, FederatedLoop, methods
-from fl_lightning.callbacks import ClientCheckpoint
+from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint
 from fl_lightning.methods import Ditto, FedAvg, FedBN, FedRoD, Local
 from tests.commands import TINY, refusal, say
 from tests.federation.test_clients_by_own_steps import (
@@ -111,6 +111,37 @@ def test_the_model_of_every_method_has_the_accuracy_of_the_table(kind):
         with torch.no_grad():
             right = model.eval()(x).argmax(1) == y
         assert float(right.double().mean()) == pytest.approx(values["local/alma"]), kind
+    check_note(loop)
+
+
+def check_note(loop):
+    """Assert that the note on the model is there exactly where clients deploy other models than the global one."""
+    if not loop.evaluation.has_global:
+        assert not loop.evaluation.note
+        return
+    x, _ = loop.data.split("test").all()
+    with torch.no_grad():
+        everywhere = loop.client_model().eval()(x)
+        outputs = [loop.client_model(client_id).eval()(x) for client_id in range(loop.data.num_clients)]
+    differs = any(not torch.allclose(output, everywhere, atol=1e-6) for output in outputs)
+    assert bool(loop.evaluation.note) is differs
+
+
+def test_predict_and_the_report_say_that_they_take_the_global_model(tmp_path, caplog, capsys):
+    for kind, has_note in ((Ditto, True), (FedAvg, False)):
+        loop = FederatedLoop(kind(net=BatchNormNet, optimizer=sgd()), seed=1)
+        runner = Trainer(max_epochs=1, callbacks=[ClasswiseReport()], **QUIET)
+        runner.fit(loop, datamodule=toy_data((8, 8)))
+        assert ("This is the global model; each client of Ditto" in capsys.readouterr().out) is has_note
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            runner.predict(loop, datamodule=toy_data((8, 8)))
+        assert ("This is the global model; each client of Ditto" in caplog.text) is has_note
+        caplog.clear()
+        loop.deploy(0)
+        runner.test(loop, datamodule=toy_data((8, 8)), verbose=False)
+        runner.predict(loop, datamodule=toy_data((8, 8)))
+        assert "This is the global model" not in capsys.readouterr().out + caplog.text
 
 
 def test_a_head_of_its_own_is_in_the_model():
