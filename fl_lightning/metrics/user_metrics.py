@@ -10,6 +10,7 @@ from torchmetrics import Metric, MetricCollection
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.keys import check_metric_name
 from fl_lightning.utils.settings import check_kind
+from fl_lightning.utils.text import slug
 
 Metrics = Metric | MetricCollection | dict[str, Metric]
 """A metric, a collection, or metrics by name; `update` takes predictions and targets."""
@@ -22,7 +23,7 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     """Make a collection of one metric, several or a collection.
 
     Raises:
-        ValueError: A name is one under which the package reports a value.
+        ValueError: A name is one under which the package reports a value, or two names would name one file.
     """
     if not metrics:
         return None
@@ -30,8 +31,15 @@ def as_collection(metrics: Metrics | None) -> MetricCollection | None:
     for metric in objects_in(metrics):
         check_kind(KINDS, "torchmetrics objects", remedy, metrics=metric)
     collection = metrics if isinstance(metrics, MetricCollection) else MetricCollection(cast(Any, metrics))
-    for name in collection:
-        check_metric_name(str(name))
+    by_file: dict[str, str] = {}
+    for key in collection:
+        name = str(key)
+        check_metric_name(name)
+        other = by_file.setdefault(slug(name).casefold(), name)
+        if other != name:
+            raise ValueError(
+                f"names of metrics must differ as names of files, got {other!r} and {name!r}; rename one of them"
+            )
     return collection
 
 

@@ -112,6 +112,14 @@ def test_what_cannot_stand_in_a_row_is_refused():
         FederatedLoop(FedAvg(), metrics={"acc": MulticlassF1Score(3)})
 
 
+def test_names_of_one_file_are_refused():
+    for other in ("a_b", "A b"):
+        with pytest.raises(
+            ValueError, match=rf"names of metrics must differ as names of files, got 'a b' and '{other}'"
+        ):
+            FederatedLoop(FedAvg(), metrics={"a b": MulticlassF1Score(3), other: MulticlassRecall(3)})
+
+
 ARRAYS = {
     "matrix": MulticlassConfusionMatrix(3),
     "roc": MulticlassROC(3, thresholds=None),
