@@ -114,7 +114,7 @@ def test_what_cannot_stand_in_a_row_is_refused():
 
 def test_names_of_one_file_are_refused():
     for other in ("a_b", "A b"):
-        with pytest.raises(ValueError, match="names of metrics must differ as names of files, got '[aA][ _]b' and"):
+        with pytest.raises(ValueError, match=r"names of metrics must differ as names of files, got '[aA][ _]b' and"):
             FederatedLoop(FedAvg(), metrics={"a b": MulticlassF1Score(3), other: MulticlassRecall(3)})
 
 
