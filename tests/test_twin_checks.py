@@ -227,7 +227,7 @@ def test_own_bars_and_checkpoints_take_the_place_of_ours(package, tmp_path):
     bar = package.callbacks.TQDMProgressBar()
     bar.on_client_start = print
     loop.trainer.callbacks.append(bar)
-    check_carried(loop.client, [], [], loop.trainer)
+    check_carried([], [], loop.trainer)
 
 
 @BOTH

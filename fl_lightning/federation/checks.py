@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
 
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import overridden
-from fl_lightning.client.metric_states import counting_by_name
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
@@ -746,13 +745,10 @@ def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:
         )
 
 
-def check_carried(
-    client: ClientModule, transforms: Sequence[UpdateTransform], batch_hooks: Sequence[str], trainer: Trainer
-) -> None:
+def check_carried(transforms: Sequence[UpdateTransform], batch_hooks: Sequence[str], trainer: Trainer) -> None:
     """Refuse what no message carries to clients on other machines.
 
     Args:
-        client: The client module.
         transforms: The transforms of updates.
         batch_hooks: Names of the batch hooks of callbacks that the modules of the client make.
         trainer: The Trainer of the server.
@@ -767,9 +763,6 @@ def check_carried(
             raise not_carried(type(callback).__name__, "looks at clients while they are trained")
     if batch_hooks:
         raise not_carried(batch_hooks[0], "of a callback that the client makes is called at the server only")
-    for name, part in counting_by_name(client).items():
-        if isinstance(part, Metric):
-            raise not_carried(name, "is a metric object that counts a client's samples (model.metrics may)")
     for transform in transforms:
         is_at_client = overridden(transform, "on_client", UpdateTransform)
         if is_at_client and overridden(transform, "state_dict", UpdateTransform):

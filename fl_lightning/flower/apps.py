@@ -78,7 +78,6 @@ class ServerCLI(FederatedCLI):
 
         def factory(local: SequentialEngine) -> RemoteEngine:
             check_carried(
-                client=parts.client,
                 transforms=parts.transforms,
                 batch_hooks=list(parts.batch_hooks),
                 trainer=self.trainer,

@@ -82,7 +82,13 @@ class RemoteEngine:
 
         def read(job: ClientJob, content: Content) -> Answer:
             most_samples = self._nodes.sites[job.client_id].sizes["train"]
-            update, logged, file = read_update(content, job=job, most_samples=most_samples, rated=self._rated)
+            update, logged, file = read_update(
+                content,
+                job=job,
+                most_samples=most_samples,
+                rated=self._rated,
+                root=self._local.client,
+            )
             memory = {FILE: file} if file else {}
             result = ClientResult(job=job._replace(memory=memory), update=update, personal=None, logged=logged)
             return Answer(job, result, message_layout(update.extras, self._shared))

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
+from torch import Tensor, nn
+from torchmetrics import Metric
 
+from fl_lightning.client.metric_states import ClientMetric, states_of
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.metrics.keys import own_key
@@ -100,14 +102,8 @@ def parts_of_update(update: ClientUpdate, logged: MetricAccumulator, file: str |
             nothing.
 
     Raises:
-        TypeError: The client has logged a metric object, which cannot be sent.
+        ValueError: The client has logged a metric object that cannot be sent.
     """
-    if logged.counted:
-        names = [of_client.name for of_client in logged.counted]
-        raise TypeError(
-            f"metric objects that a client logs in training stay at its node, but {min(names)!r} was logged; "
-            f"log its value, or set model.metrics"
-        )
     head: Content = {name: int(getattr(update, name)) for name in COUNTS}
     head |= {name: float(getattr(update, name)) for name in RATES}
     _, head["logged"] = logged.drain()
@@ -116,11 +112,33 @@ def parts_of_update(update: ClientUpdate, logged: MetricAccumulator, file: str |
         "head": part_of(head),
         "extras": part_of(dict(update.extras)),
         "weights": part_of(update.weights and dict(update.weights)),
+        "counted": part_of([states_to_send(of_client) for of_client in logged.counted]),
     }
 
 
+def states_to_send(counted: ClientMetric) -> Content:
+    """Return what a client has counted in a metric object, as a message holds it.
+
+    Raises:
+        ValueError: The object keeps predictions and targets, or it is no part of the module.
+    """
+    if not counted.path:
+        raise ValueError(
+            f"a metric object that a client logs in training must be a part of its module, and that of "
+            f"{counted.name!r} is none; make it an attribute, or log its value"
+        )
+    for state in counted.states:
+        for name, value in state.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"a metric object that a client logs in training must count in sums, and that of {counted.name!r} "
+                    f"keeps the client's samples ({name}); give it thresholds, or log its value"
+                )
+    return {"name": counted.name, "path": counted.path, "states": [dict(state) for state in counted.states]}
+
+
 def read_update(
-    content: Content, job: ClientJob, most_samples: int, rated: bool
+    content: Content, job: ClientJob, most_samples: int, rated: bool, root: nn.Module
 ) -> tuple[ClientUpdate, MetricAccumulator, str | None]:
     """Read the result of a client: its update, the values that it logged, and the name of its file.
 
@@ -131,6 +149,7 @@ def read_update(
         job: Job that the node was asked to do.
         most_samples: Number of samples that the client's node has registered.
         rated: Whether the accumulated learning rate must be a number.
+        root: The client module of this process, whose metric objects tell what may be sent of those at nodes.
 
     Raises:
         WireError: A part of the result breaks its rule.
@@ -147,7 +166,42 @@ def read_update(
     is_own_file = file is None or (isinstance(file, str) and FileRecord.is_name(file) and file.startswith(prefix))
     demand(is_own_file, f"a node's file must be named {prefix}…, as it names its files, got {{}}; send its name", file)
     update = ClientUpdate(weights=weights, extras=extras, **counts, **rates)
-    return update, read_logged(head["logged"]), file
+    logged = read_logged(head["logged"])
+    logged.counted = [read_counted(counted, job.client_id, root) for counted in content["counted"]]
+    return update, logged, file
+
+
+def read_counted(counted: Mapping[str, Any], client_id: int, root: nn.Module) -> ClientMetric:
+    """Read what a client has counted in a metric object.
+
+    Args:
+        counted: The key under which the object was logged, its path in the module, and its states.
+        client_id: Id of the client.
+        root: The client module of this process.
+
+    Raises:
+        WireError: There is no such object in the module, or its states have other names, types or shapes.
+    """
+    name: Any = counted["name"]
+    path: Any = counted["path"]
+    states: Any = counted["states"]
+    demand(is_own_key(name), "a client must log under names of its own, got {}; rename it", name)
+    found: Any = dict(root.named_modules()).get(path)
+    is_metric = isinstance(found, Metric)
+    demand(is_metric, "a logged metric object must be one of the module here, got {}; give both one module", path)
+    wanted = [layout_of_state(state) for state in states_of(found)]
+    sent = [layout_of_state(state) for state in states]
+    is_alike = sent == wanted
+    demand(is_alike, "the state of metric {} must be as that of the module here; give both one module", path)
+    return ClientMetric(client_id, name=name, path=path, states=states)
+
+
+def layout_of_state(state: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, torch.Size] | None]:
+    """Return type and shape of each part of a metric object's state by name, None of what is no tensor."""
+    layout: dict[str, tuple[torch.dtype, torch.Size] | None] = {}
+    for name, value in state.items():
+        layout[name] = (value.dtype, value.shape) if isinstance(value, Tensor) else None
+    return layout
 
 
 def read_counts(head: Mapping[str, Any], job: ClientJob, most_samples: int) -> Any:

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
 from flwr.app import Array, Error, Message
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassRecall
 
 from fl_lightning import FaultPolicy, FederatedLoop
@@ -206,6 +207,53 @@ def test_fewer_clients_than_are_needed_leave_the_model(tmp_path):
     policy = FaultPolicy(on_error="skip", min_clients=3)
     server, *_ = federate(lambda: loop(policy), data, tmp_path, FAULTS["says why"][0])
     assert equal(weights_of(server), weights_of(fit(None, 1, data(), loop=loop(policy))))
+
+
+class Counts(FedAvg):
+    """Logs a metric object in training."""
+
+    def build(self, num_classes, input_shape):
+        super().build(num_classes, input_shape)
+        self.mean = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/mean", self.mean(loss) and self.mean)
+        return loss
+
+
+def state_of(name, value):
+    return lambda counted: counted[0]["states"][0].__setitem__(name, value)
+
+
+COUNTED = {
+    "another type": (state_of("mean_value", torch.zeros((), dtype=torch.float64)), "as that of the module here"),
+    "another shape": (state_of("mean_value", torch.zeros(10**6)), "as that of the module here"),
+    "another name": (state_of("more", torch.zeros(())), "as that of the module here"),
+    "samples": (state_of("mean_value", [torch.zeros(())]), "as that of the module here"),
+    "text": (state_of("mean_value", "high"), "as that of the module here"),
+    "more states": (lambda counted: counted[0]["states"].append({}), "as that of the module here"),
+    "no such object": (lambda counted: counted[0].update(path="net"), "must be one of the module here, got net"),
+    "a path that is none": (lambda counted: counted[0].update(path=3), "must be one of the module here, got 3"),
+    "a name of the server": (lambda counted: counted[0].update(name="global/acc"), "names of its own, got global/acc"),
+}
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_a_client_has_counted_in_a_metric_object_is_checked(name, policy, tmp_path):
+    edit, words = COUNTED[name]
+
+    def counting():
+        return FederatedLoop(Counts(net=BatchNormNet, optimizer=sgd()), seed=3, faults=policy)
+
+    if policy == "error":
+        with pytest.raises(FaultError, match=rf"client {CLIENT} at node {NODE} failed in round {ROUND}: .*{words}"):
+            federate(counting, data, tmp_path, of(counted=edit))
+    else:
+        server, *_ = federate(counting, data, tmp_path, of(counted=edit))
+        assert [fault.client_id for fault in server.skipped] == [CLIENT]
+        assert server.round_metrics["train/mean"] > 0
 
 
 SCORES = {

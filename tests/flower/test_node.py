@@ -9,8 +9,10 @@ pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
 from flwr.app import Message
 from pytorch_lightning import Callback
+from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
+from torchmetrics import CatMetric, MeanAbsoluteError, MeanMetric, RunningMean
+from torchmetrics.classification import MulticlassRecall
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedLoop
 from fl_lightning.aggregation import UpdateTransform
@@ -24,8 +26,8 @@ from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes
 from fl_lightning.flower.wire import from_records, part_of, to_records
 from fl_lightning.members.faults import FaultError
-from fl_lightning.methods import MOON, SCAFFOLD, FedAvg, FedRep, KnFu, Local
-from tests.federation.test_clients_by_own_steps import CLIENTS, MODULES, regression_data
+from fl_lightning.methods import MOON, SCAFFOLD, Ditto, FedAvg, FedRep, KnFu, Local
+from tests.federation.test_clients_by_own_steps import CLIENTS, MODULES, LogsMetrics, regression_data
 from tests.flower.grid import GridHere, federate
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 from tests.user_data import Dicts
@@ -216,6 +218,60 @@ def test_clients_are_evaluated_by_their_modules_own_steps(tmp_path, kind, around
     assert len(server.recorder.client_values) == CLIENTS
 
 
+class Counts(LogsMetrics):
+    """It logs metric objects in training, one of them within another and one under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_training = nn.ModuleDict({"mae": MeanAbsoluteError(), "last": RunningMean(window=2)})
+        self.mean = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.in_training["mae"].update(self.layer(batch[0]).squeeze(-1), batch[1])
+        self.in_training["last"].update(loss)
+        self.mean.update(loss)
+        self.log("train/mean", self.mean)
+        self.log("train/again", self.mean)
+        self.log("train/mae", self.in_training["mae"])
+        self.log("train/last", self.in_training["last"])
+        return loss
+
+
+class KeepsSamples(Counts):
+    def __init__(self):
+        super().__init__()
+        self.mean = CatMetric()
+
+
+class KeptElsewhere(Counts):
+    def __init__(self):
+        super().__init__()
+        self.held = [MeanMetric()]
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.held[0].update(loss)
+        self.log("train/held", self.held[0])
+        return loss
+
+
+@pytest.mark.parametrize("around", [FedAvg, SCAFFOLD, Ditto], ids=lambda kind: kind.__name__)
+def test_metric_objects_count_at_the_nodes_and_are_joined_here(tmp_path, around):
+    server, _ = assert_carried(lambda: FederatedLoop(around(module=Counts()), seed=3), regression_data, tmp_path)
+    assert {"train/mean", "train/again", "train/mae", "train/last"} <= server.round_metrics.keys()
+    assert server.recorder.directions["train/mae"] == "min"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(KeepsSamples, "keeps the client's samples .value."), (KeptElsewhere, "must be a part of its module")],
+)
+def test_a_metric_object_that_cannot_be_sent_is_named(tmp_path, kind, words):
+    with pytest.raises(FaultError, match=rf"metric object that a client logs in training .*{words}"):
+        federate(lambda: FederatedLoop(FedAvg(module=kind()), seed=3), regression_data, tmp_path, rounds=1)
+
+
 class Halves(UpdateTransform):
     """Sends half of the way."""
 
@@ -250,12 +306,6 @@ class Watcher(Callback):
         pass
 
 
-class Counts(FedAvg):
-    def build(self, num_classes, input_shape):
-        super().build(num_classes, input_shape)
-        self.accuracy = MulticlassAccuracy(num_classes)
-
-
 class Remembers(Halves):
     def state_dict(self):
         return {}
@@ -264,18 +314,15 @@ class Remembers(Halves):
 def test_what_no_message_carries_is_refused_by_name():
     with pytest.raises(ValueError, match="Watcher looks at clients while they are trained"):
         carried(loop_of(FedAvg), callbacks=[Watcher()])
-    counting = Counts(net=BatchNormNet, num_classes=3, input_shape=(4,))
-    with pytest.raises(ValueError, match="accuracy is a metric object that counts a client's samples"):
-        carried(FederatedLoop(counting))
     with pytest.raises(ValueError, match="Remembers keeps a state over all clients"):
         carried(loop_of(FedAvg, transforms=[Remembers()]))
     with pytest.raises(ValueError, match="on_train_batch_end of a callback that the client makes"):
-        check_carried(loop_of(FedAvg).client, [], ["on_train_batch_end"], trainer(1))
+        check_carried([], ["on_train_batch_end"], trainer(1))
 
 
 def carried(loop, **settings):
     parts = loop.parts
-    check_carried(parts.client, parts.transforms, list(parts.batch_hooks), trainer(1, **settings))
+    check_carried(parts.transforms, list(parts.batch_hooks), trainer(1, **settings))
 
 
 # --- who is there
