@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fl_lightning.data.leaf import Shakespeare as Shakespeare
     from fl_lightning.data.medmnist import MedMNIST as MedMNIST
     from fl_lightning.data.module import FederatedDataModule as FederatedDataModule
+    from fl_lightning.data.new_samples import NewSamples as NewSamples
     from fl_lightning.data.owners import Elsewhere as Elsewhere
     from fl_lightning.data.owners import Folder as Folder
     from fl_lightning.data.owners import OwnerPartition as OwnerPartition

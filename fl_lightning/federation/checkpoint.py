@@ -12,6 +12,8 @@ from pytorch_lightning.utilities import rank_zero_info
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.client.module import ClientModule
+from fl_lightning.data.schema import Schema
+from fl_lightning.data.stored_schema import schema_of, stored_schema
 from fl_lightning.federation.effects import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
@@ -23,6 +25,9 @@ from fl_lightning.utils.settings import check_kind
 
 DATA_SHAPE = "data_shape"
 """Key of the number of classes and the input shape, in a checkpoint and in a state dict that crosses processes."""
+
+SCHEMA = "schema"
+"""Key of the schema of the training samples. Checkpoints of older versions have none."""
 
 FORM: dict[str, Any] = {
     "store": {"records": Mapping},
@@ -136,13 +141,16 @@ class SavedFederation:
             return {}
         return {DATA_SHAPE: torch.tensor(shape)}
 
-    def save(self, checkpoint: dict[str, Any], members: Members, undo: Undo | None) -> None:
+    def save(
+        self, checkpoint: dict[str, Any], *, members: Members, undo: Undo | None, schema: Schema | None = None
+    ) -> None:
         """Add the federation's part to the checkpoint of Lightning.
 
         Args:
             checkpoint: The checkpoint.
             members: The members whose states are saved.
             undo: The marks of the current round, whose states are saved. None outside of rounds.
+            schema: The schema of the training samples, by which new samples are read. None: it is not known.
 
         Raises:
             RuntimeError: The run has several processes and is inside a round.
@@ -152,6 +160,7 @@ class SavedFederation:
             federation = members.state_dict(undo)
         federation["settings"] = self.parts.identity.state_dict()
         federation[DATA_SHAPE] = data_shape(self.parts.client)
+        federation[SCHEMA] = None if schema is None else stored_schema(schema)
         checkpoint["federated"] = federation
 
     # --- loading ---
@@ -352,6 +361,31 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
             f"(save_weights_only); to start from its weights set model.initial_weights"
         )
     return content
+
+
+def schema_in(checkpoint: Mapping[str, Any], name: str) -> Schema:
+    """Return the schema of the training samples in a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        name: Name of the file in error sentences.
+
+    Raises:
+        ValueError: The checkpoint is of another LightningModule, or has no schema.
+    """
+    content = federated(checkpoint, name).get(SCHEMA)
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"--new needs the schema of the training samples, and {name} was written by an older version without it; "
+            f"continue the run for a round by fit --ckpt_path {name}, and name the new checkpoint"
+        )
+    try:
+        return schema_of(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} has a schema of the training samples of another version ({error}); continue the run for a round "
+            f"by fit --ckpt_path {name}, and name the new checkpoint"
+        ) from error
 
 
 def misshapen(content: Mapping[str, Any], form: Mapping[str, Any]) -> str:
