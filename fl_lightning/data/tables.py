@@ -206,8 +206,8 @@ def tell_unknown_words(table: TableSchema, rows: TableCells, path: Path) -> None
         if unknown:
             words = shown(sorted(map(repr, set(unknown))))
             rank_zero_warn(
-                f"column {feature.name!r} of {path} holds {words} in {len(unknown)} of {len(cells.rows)} rows, which no "
-                f"training row holds; these rows have none of the words"
+                f"column {feature.name!r} of {path} holds {words} in {len(unknown)} of {len(cells.rows)} rows, which "
+                f"no training row holds; these rows have none of the words"
             )
 
 

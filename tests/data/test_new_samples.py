@@ -132,7 +132,9 @@ def test_rows_of_hugging_face(monkeypatch, tmp_path):
         new = source.read_new(tmp_path / name, stored(source.schema))
         assert torch.equal(inputs(new.split), inputs(test))
         assert (new.column, list(new.names)) == ("row", [0, 1])
-    with pytest.raises(ValueError, match="--new must be one split, got .*several with train, test; name one: .*/train"):
+    with pytest.raises(
+        ValueError, match=r"--new must be one split, got .*several with train, test; name one: .*/train"
+    ):
         source.read_new(tmp_path / "several", source.schema)
     with pytest.raises(ValueError, match="--new must have rows, got none"):
         source.read_new(tmp_path / "empty", source.schema)
@@ -217,7 +219,7 @@ def test_truth_values_are_spelled_as_training_rows_decide(written, tmp_path, rec
     source = table(
         tmp_path,
         train=TRAIN.replace("yes", written[0]).replace("no", written[1]),
-        test=None or TEST.replace("yes", written[0]).replace("no", written[1]),
+        test=TEST.replace("yes", written[0]).replace("no", written[1]),
     )
     train, _ = source.read()
     words = inputs(train)[:2, 3:]
@@ -233,22 +235,22 @@ def test_images_that_cannot_be_read_are_refused(tmp_path):
     new = tmp_path / "new"
     new.mkdir()
     (new / ".hidden.png").touch()
-    with pytest.raises(ValueError, match="--new must be an image or a folder of images, got .*new, which holds none"):
+    with pytest.raises(ValueError, match=r"--new must be an image or a folder of images, got .*new, which holds none"):
         source.read_new(new, source.schema)
     picture(new / "a.png", size=(6, 4))
     with pytest.raises(
-        ValueError, match="must have 4×5 pixels as the training images, got 4×6 in .*a.png; resize them"
+        ValueError, match=r"must have 4×5 pixels as the training images, got 4×6 in .*a.png; resize them"
     ):
         source.read_new(new, source.schema)
     picture(new / "b.png")
-    with pytest.raises(ValueError, match="all images must have one size.*: resize them to 4×5"):
+    with pytest.raises(ValueError, match=r"all images must have one size.*: resize them to 4×5"):
         source.read_new(new, source.schema)
     (new / "a.png").unlink()
     (new / "notes.txt").touch()
     with pytest.warns(UserWarning, match=r"new holds 1 files that are not read \(1 of .txt\)"):
         assert list(source.read_new(new, source.schema).names) == ["b.png"]
     (new / "c.png").write_text("no image")
-    with pytest.raises(ValueError, match="c.png could not be read as an image"):
+    with pytest.raises(ValueError, match=r"c.png could not be read as an image"):
         source.read_new(new / "c.png", source.schema)
 
 
