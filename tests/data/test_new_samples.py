@@ -132,9 +132,7 @@ def test_rows_of_hugging_face(monkeypatch, tmp_path):
         new = source.read_new(tmp_path / name, stored(source.schema))
         assert torch.equal(inputs(new.split), inputs(test))
         assert (new.column, list(new.names)) == ("row", [0, 1])
-    with pytest.raises(
-        ValueError, match=r"--new must be one split, got .*several with train, test; name one: .*/train"
-    ):
+    with pytest.raises(ValueError, match=r"--new must be one split, got .* with train, test; name one: .*/train"):
         source.read_new(tmp_path / "several", source.schema)
     with pytest.raises(ValueError, match="--new must have rows, got none"):
         source.read_new(tmp_path / "empty", source.schema)
@@ -151,7 +149,7 @@ def test_every_source_reads_new_samples_or_says_that_it_does_not(tmp_path):
     assert {"TableSource", "ImageFolder", "HuggingFace"} <= readers
     assert len(kinds) > len(readers)
     for kind in kinds:
-        if kind.__name__ not in readers:
+        if kind.__name__ not in readers and not inspect.isabstract(kind):
             with pytest.raises(ValueError, match=f"--new needs a source .*, got {kind.__name__}; leave --new out"):
                 kind.read_new(kind.__new__(kind), tmp_path, Schema())
 
