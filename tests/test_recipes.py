@@ -85,10 +85,13 @@ def test_images(run, tmp_path):
     assert all(path.is_file() for path in runs)
 
 
-def test_tabular(run):
+def test_tabular(run, tmp_path):
     said = run("tabular")
     assert "6 clinics" in said
     assert number(r"AUROC ([\d.]+)", said) > 0.9
+    answers = (tmp_path / "may_answers.csv").read_text()
+    assert answers == (tmp_path / "runs/tumours/0/predictions-may.csv").read_text()
+    assert answers.startswith("row,predicted,p_0,p_1\n2,0,0.9")
 
 
 @pytest.mark.slow  # peft imports transformers, which takes longer than the recipe

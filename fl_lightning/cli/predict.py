@@ -1,12 +1,13 @@
 """The options `--new` and `--output` of `predict`: new samples, and the file of their predictions."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.new_samples import check_new_path
-from fl_lightning.federation.checkpoint import schema_in
-from fl_lightning.utils.files import is_there, read_saved
+from fl_lightning.data.stored_schema import read_schema
+from fl_lightning.utils.files import is_there
 
 OPTIONS_OF_EVALUATION = ("client", "new", "output")
 """Options that say what is evaluated and where the answer goes. They are no settings of the run."""
@@ -60,6 +61,9 @@ def output_of(config: Any, folder: Path) -> Path:
         path = folder / f"{PREDICTIONS}-{stem_of(Path(config.new).expanduser())}.csv"
     else:
         return folder / f"{PREDICTIONS}.csv"
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"--output must be a file in a folder that can be written, got {path}; name another folder")
     for file in (path, path.with_suffix(".pt")):
         if is_there(file):
             raise ValueError(f"{file} exists already, and predict does not replace it; name another file by --output")
@@ -92,5 +96,4 @@ def read_new(config: Any, data: FederatedDataModule) -> None:
     """
     if config.new is None:
         return
-    schema = schema_in(read_saved(config.ckpt_path, mmap=True), config.ckpt_path)
-    data.predict_new(config.new, schema)
+    data.predict_new(config.new, read_schema(config.ckpt_path))

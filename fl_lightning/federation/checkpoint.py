@@ -13,7 +13,7 @@ from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data.schema import Schema
-from fl_lightning.data.stored_schema import schema_of, stored_schema
+from fl_lightning.data.stored_schema import SCHEMA, stored_schema
 from fl_lightning.federation.effects import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
@@ -25,9 +25,6 @@ from fl_lightning.utils.settings import check_kind
 
 DATA_SHAPE = "data_shape"
 """Key of the number of classes and the input shape, in a checkpoint and in a state dict that crosses processes."""
-
-SCHEMA = "schema"
-"""Key of the schema of the training samples. Checkpoints of older versions have none."""
 
 FORM: dict[str, Any] = {
     "store": {"records": Mapping},
@@ -361,31 +358,6 @@ def federated(checkpoint: Mapping[str, Any], name: str, continues: bool = False)
             f"(save_weights_only); to start from its weights set model.initial_weights"
         )
     return content
-
-
-def schema_in(checkpoint: Mapping[str, Any], name: str) -> Schema:
-    """Return the schema of the training samples in a checkpoint.
-
-    Args:
-        checkpoint: The checkpoint.
-        name: Name of the file in error sentences.
-
-    Raises:
-        ValueError: The checkpoint is of another LightningModule, or has no schema.
-    """
-    content = federated(checkpoint, name).get(SCHEMA)
-    if not isinstance(content, Mapping):
-        raise ValueError(
-            f"--new needs the schema of the training samples, and {name} was written by an older version without it; "
-            f"continue the run for a round by fit --ckpt_path {name}, and name the new checkpoint"
-        )
-    try:
-        return schema_of(content)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} has a schema of the training samples of another version ({error}); continue the run for a round "
-            f"by fit --ckpt_path {name}, and name the new checkpoint"
-        ) from error
 
 
 def misshapen(content: Mapping[str, Any], form: Mapping[str, Any]) -> str:
