@@ -177,7 +177,7 @@ def test_what_cannot_be_predicted_is_refused_before_training_rows_are_read(here,
     del checkpoint["federated"]["schema"], checkpoint["digest"]
     torch.save(checkpoint, here / "old.ckpt")
     sentence = refusal("predict -c table.yaml --ckpt_path old.ckpt --new new.csv", 1)
-    assert "old.ckpt was written by an older version without it; continue the run for a round by fit" in sentence
+    assert "was written by an older version without it; continue the run for a round by fit --ckpt_path" in sentence
 
 
 @pytest.mark.parametrize("command", ["fit", "test", "validate"])
