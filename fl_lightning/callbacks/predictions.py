@@ -80,6 +80,8 @@ class SavePredictions(BasePredictionWriter):
         save_with_digest(outputs if saved is None or isinstance(saved, dict) else saved, self.path)
         columns = self._columns(trainer, pl_module, saved)
         if columns is None:
+            # A table of an earlier pass has other answers than the new outputs.
+            self.table.unlink(missing_ok=True)
             rank_zero_info(
                 f"Predictions: {self.path}; they are no numbers (n,) or (n, k) for the n samples, so that there is no "
                 f"{self.table.name}"
@@ -104,7 +106,9 @@ class SavePredictions(BasePredictionWriter):
         new = data.new if isinstance(data, FederatedDataModule) else None
         if new is None:
             return {"row": range(num_rows), **columns}
-        is_limited = trainer.limit_predict_batches != 1.0
+        # As a whole number, 1 is one batch. As a float it is all batches.
+        limit = trainer.limit_predict_batches
+        is_limited = isinstance(limit, int) or limit < 1
         if num_rows > len(new.names) or (num_rows < len(new.names) and not is_limited):
             return None
         return {new.column: new.names[:num_rows], **columns}
