@@ -126,6 +126,8 @@ def test_rows_of_hugging_face(monkeypatch, tmp_path):
     source = HuggingFace(data, input="x")
     _, test = source.read()
     opened = {"one": data["test"], "dict": {"new": data["test"]}, "several": data, "empty": hub_rows([])}
+    opened["wide"] = hub_rows(RNG.random((2, 4)).tolist())
+    opened["other"] = hub_rows([[1, 2, 3]], dtype="uint8")
     package = type("datasets", (), {"load_from_disk": staticmethod(lambda path: opened[path.rpartition("/")[2]])})
     monkeypatch.setitem(__import__("sys").modules, "datasets", package)
     for name in ("one", "dict"):
@@ -136,6 +138,10 @@ def test_rows_of_hugging_face(monkeypatch, tmp_path):
         source.read_new(tmp_path / "several", source.schema)
     with pytest.raises(ValueError, match="--new must have rows, got none"):
         source.read_new(tmp_path / "empty", source.schema)
+    with pytest.raises(ValueError, match=r"samples of --new must have the shape of data.source's \(\(3,\)\), got"):
+        source.read_new(tmp_path / "wide", source.schema)
+    with pytest.raises(ValueError, match="samples of --new must hold float32, as the training data, got whole numbers"):
+        source.read_new(tmp_path / "other", source.schema)
     (tmp_path / "x.csv").touch()
     with pytest.raises(ValueError, match=r"--new must be a folder that save_to_disk wrote, got the file .*x.csv"):
         source.read_new(tmp_path / "x.csv", source.schema)
