@@ -85,10 +85,14 @@ def test_images(run, tmp_path):
     assert all(path.is_file() for path in runs)
 
 
-def test_tabular(run):
+def test_tabular(run, tmp_path):
     said = run("tabular")
     assert "6 clinics" in said
     assert number(r"AUROC ([\d.]+)", said) > 0.9
+    answers = (tmp_path / "may_answers.csv").read_text()
+    assert answers == (tmp_path / "runs/tumours/0/predictions-may.csv").read_text()
+    shown = re.findall(r"row,predicted.*\n.*\n.*\n", RECIPES["tabular"].read_text(encoding="utf-8"))
+    assert [line[:6] for line in shown[0].splitlines()] == [line[:6] for line in answers.splitlines()[:3]]
 
 
 @pytest.mark.slow  # peft imports transformers, which takes longer than the recipe

@@ -16,6 +16,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.stored_schema import SCHEMA, stored_schema
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.values import class_name, is_plain
 from fl_lightning.runs.folder import CLIENT
@@ -34,6 +35,9 @@ class ClientCheckpoint(Callback):
     state. For a client with `net=` the hyper-parameters are its plain arguments, and the factory is given again:
     `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. The callback writes nothing if the clients share no weights.
     In a fit without a federation it writes the fitted module after every epoch, in the same form.
+
+    The file of a federation also holds the schema of the training samples, which `fl_lightning.data.read_schema` reads:
+    how stored samples become inputs of the module.
 
     At the end of a fit it also writes what chosen clients would deploy, `client-3.ckpt` of client 3, in the same form.
 
@@ -142,6 +146,7 @@ class ClientCheckpoint(Callback):
             for name in of_trainer:
                 checkpoint.pop(name, None)
         checkpoint[DIGEST] = "sha256"
+        checkpoint |= schema_of_data(trainer)
         path = Path(self.dirpath or trainer.default_root_dir, filename or self.filename)
         save_with_digest(self._writable(checkpoint), path)
 
@@ -200,6 +205,17 @@ def entries_of_data(trainer: Trainer) -> dict[str, Any]:
     if state:
         entries[type(datamodule).__qualname__] = state
     return entries
+
+
+def schema_of_data(trainer: Trainer) -> dict[str, Any]:
+    """Return the schema of a federation's training samples, which tells how samples become inputs of the module.
+
+    Args:
+        trainer: The Trainer of the run.
+    """
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    schema = datamodule.source.schema if isinstance(datamodule, FederatedDataModule) else None
+    return {} if schema is None else {SCHEMA: stored_schema(schema)}
 
 
 def states_of_trainer(trainer: Trainer) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from fl_lightning.callbacks.plots import Format
 from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
+from fl_lightning.cli.predict import check_request, output_of, read_new, settings_of
 from fl_lightning.data import FederatedDataModule, Partition, Source
 from fl_lightning.distributed.stops import hangup_interrupts
 from fl_lightning.federation.checks import check_trainer
@@ -124,6 +125,7 @@ class FederatedCLI(LightningCLI):
         self.first_round: int | None = None
         self._argv = sys.argv[1:] if args is None else args
         self._lock: int | None = None
+        self._predictions = Path()
         try:
             with hangup_interrupts():
                 super().__init__(
@@ -170,6 +172,11 @@ class FederatedCLI(LightningCLI):
         if self._argv[:1] in (["validate"], ["test"], ["predict"]):
             client = "id of the client whose model and test samples are taken; unset: the global model"
             add("--client", type=int | None, default=None, help=client)
+        if self._argv[:1] == ["predict"]:
+            new = "file or folder of new samples without targets, in place of the test samples; needs --ckpt_path"
+            add("--new", type=str | None, default=None, help=new)
+            output = "csv file of the predictions, with the outputs in a .pt file beside it; unset: in the run folder"
+            add("--output", type=str | None, default=None, help=output)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -182,8 +189,10 @@ class FederatedCLI(LightningCLI):
         config = self.config[command]
         begins = command == "fit" and not config.ckpt_path
         self.parent = runs.parent_of(config.config or [], config.trainer.default_root_dir, begins=begins)
+        if command == "predict":
+            check_request(config)
         if config.ckpt_path:
-            checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent, config.as_dict())
+            checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent, settings_of(config))
             self.first_round = runs.first_round(checkpoint)
             config.ckpt_path = str(checkpoint)
             self.folder = runs.run_of(checkpoint, self.parent)
@@ -194,6 +203,8 @@ class FederatedCLI(LightningCLI):
             check_limits(config.trainer)
             check_best(config, directions)
         check_devices(config.trainer)
+        if command == "predict":
+            self._predictions = output_of(config, self.folder or self.parent)
 
     def before_instantiate_classes(self) -> None:
         """Key what parts of the data draw while they are constructed, whatever the model draws before them."""
@@ -205,7 +216,7 @@ class FederatedCLI(LightningCLI):
         settings = self.config_init[self.subcommand].trainer
         config = self.config[self.subcommand]
         identity = self.model.identity
-        identity.configure(config.as_dict())
+        identity.configure(settings_of(config))
         identity.allow(config.allow_changes)
         self.model.recorder.directions |= directions_in(config)
         self.model.deploy(config.get("client"))
@@ -217,12 +228,13 @@ class FederatedCLI(LightningCLI):
             raise ValueError(NO_SYNC)
         given = as_list(settings.callbacks) + self.callbacks
         if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
-            continued = self.folder
             self.folder = None
             kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
             ours: list[Callback] = [ClasswiseReport()]
             if self.subcommand == "predict":
-                ours = [SavePredictions(continued or self.parent)]
+                read_new(config, self.datamodule)
+                name = self._predictions.with_suffix(".pt").name
+                ours = [SavePredictions(self._predictions.parent, name)]
         else:
             self.folder = self.folder or runs.new_run(self.parent, runs.overrides_of(self._argv))
             self.model.run_folder = self.folder

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -29,9 +30,11 @@ from fl_lightning.data.feature_shift import FeatureShift
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
 from fl_lightning.data.local_work import PooledCohorts
+from fl_lightning.data.new_samples import NewSamples, check_new_path
 from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere
 from fl_lightning.data.participation import Participation
 from fl_lightning.data.partitions import Partition
+from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import Source, Splits
 from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.streams import ClientStreams, StreamSplit
@@ -198,6 +201,7 @@ class FederatedDataModule(Participation):
         self.drop_last = False
         self._splits = Splits()
         self.tested_client: int | None = None
+        self.new: NewSamples | None = None
         self._clients: dict[str, Sequence[Tensor]] = {}
         self._held_out = False
         self._samples: ClientSamples | ClientStreams | ClientsElsewhere | None = None
@@ -670,7 +674,33 @@ class FederatedDataModule(Participation):
     def test_dataloader(self) -> Any:
         return self._batches_of("test")
 
+    def predict_new(self, path: str | Path | None, schema: Schema | None = None) -> None:
+        """Let the next predictions be those of new samples, which need no targets, in place of the test samples.
+
+        Args:
+            path: File or folder of the new samples. None: the test samples again.
+            schema: Schema of the training samples that reads them, as a checkpoint holds it. None: that of the samples
+                that are loaded.
+
+        Raises:
+            FileNotFoundError: There is no such file or folder.
+            ValueError: The source reads no new samples, these do not fit the schema, or no schema is known.
+        """
+        self.new = None
+        if path is None:
+            return
+        place = Path(path).expanduser()
+        check_new_path(place)
+        schema = schema or self.source.schema
+        if schema is None:
+            raise ValueError("predict_new needs the schema of the training samples, got none; give it, or fit first")
+        with self.source.keyed("read_new"):
+            self.new = self.source.read_new(place, schema)
+
     def predict_dataloader(self) -> Any:
+        if self.new is not None:
+            self._splits["predict"] = self.new.split
+            return self._evaluation_batches(self.new.split)
         with self.source.keyed("predicted"):
             samples = self.source.predicted()
         if samples is None:
@@ -679,18 +709,22 @@ class FederatedDataModule(Participation):
         return self._batches_of("predict")
 
     def _batches_of(self, split: str) -> EvaluationBatches:
-        """Make this process's evaluation batches of a split."""
-        rank = 0
-        world = 1
-        if self.trainer is not None:
-            rank = self.trainer.global_rank
-            world = self.trainer.world_size
+        """Make this process's evaluation batches of a split, or of the test samples of the client that is tested."""
         samples = self.split(split)
         positions: Tensor | None = None
         if self.tested_client is not None:
             view = self.view(self.tested_client, 0)
             samples = view.source("test")
             positions, _ = view.order("test", None)
+        return self._evaluation_batches(samples, positions)
+
+    def _evaluation_batches(self, samples: Split, positions: Tensor | None = None) -> EvaluationBatches:
+        """Make this process's evaluation batches of some samples, or of all."""
+        rank = 0
+        world = 1
+        if self.trainer is not None:
+            rank = self.trainer.global_rank
+            world = self.trainer.world_size
         with self._keyed():
             return EvaluationBatches(
                 samples, batch_size=self.eval_batch_size, rank=rank, world=world, positions=positions

@@ -403,7 +403,7 @@ class FederatedLoop(Forwarding):
                 f"client {client_id} can be evaluated only by a {step} of {type(module).__name__} or by model.metrics, "
                 f"got none; define one"
             )
-        if not self.data.view(client_id, 0).size("test"):
+        if self.data.new is None and not self.data.view(client_id, 0).size("test"):
             raise ValueError(f"client {client_id} has no test samples, so that nothing can be evaluated; give another")
         return client_id
 
@@ -738,7 +738,12 @@ class FederatedLoop(Forwarding):
         self._handed_over = parent_process() is not None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._saved.save(checkpoint=checkpoint, members=built(self._run).members, undo=self._under_way)
+        self._saved.save(
+            checkpoint=checkpoint,
+            members=built(self._run).members,
+            undo=self._under_way,
+            schema=self.data.source.schema,
+        )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # Without a server this is load_from_checkpoint, before any data are known.
