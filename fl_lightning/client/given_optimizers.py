@@ -14,9 +14,7 @@ SchedulerFactory = Callable[[Optimizer], LRScheduler]
 """Makes the scheduler of an optimizer."""
 
 
-def set_optimizers(
-    module: LightningModule, optimizer: OptimizerFactory, lr_scheduler: SchedulerFactory | None
-) -> None:
+def set_optimizers(module: LightningModule, optimizer: OptimizerFactory, lr_scheduler: SchedulerFactory | None) -> None:
     """Put an optimizer and a scheduler in the place of a module's `configure_optimizers`.
 
     They are set on the module itself, as LightningCLI does, so that everything that asks the module gets them.
@@ -31,9 +29,7 @@ def set_optimizers(
     module.configure_optimizers = made
 
 
-def configured(
-    module: LightningModule, optimizer: OptimizerFactory, lr_scheduler: SchedulerFactory | None
-) -> Any:
+def configured(module: LightningModule, optimizer: OptimizerFactory, lr_scheduler: SchedulerFactory | None) -> Any:
     """Return what LightningCLI makes `configure_optimizers` of a module return for these factories.
 
     Args:
