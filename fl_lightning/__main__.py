@@ -119,11 +119,9 @@ def run_command(args: list[str] | None) -> None:
             raise
         if getattr(error, "reported", False):  # by another process of the run
             sys.exit(1)
-        from fl_lightning.cli.errors import RefusedTogetherError, one_line  # noqa: PLC0415
+        from fl_lightning.cli.errors import sentence_of  # noqa: PLC0415
 
-        if isinstance(error, RefusedTogetherError):
-            fail(str(error), 1, keep="\n")
-        fail(one_line(str(error)), 1)
+        fail(sentence_of(error), 1, keep="\n")
     finally:
         sys.path.remove(os.getcwd())
         if threading.current_thread() is threading.main_thread():

@@ -74,7 +74,7 @@ ADOPTED: ContextVar[Adopted | None] = ContextVar("ADOPTED", default=None)
 
 @contextmanager
 def being_parsed(adopted: Adopted | None) -> Iterator[None]:
-    """Let `adopted_file` find the text of a command line in the block, in which the parser of its command parses, too."""
+    """Let `adopted_file` find the text of a command line in the block, where the command's parser parses, too."""
     token = ADOPTED.set(adopted or ADOPTED.get())
     try:
         yield
@@ -113,7 +113,11 @@ def adopt(words: Sequence[str]) -> Adopted | None:
     adoption = Adoption(classes, given=named_settings(remaining), folder=Path(taken[FROM][-1]).parent)
     adoption.read(content)
     if adoption.refusals:
-        raise RefusedTogetherError(f"{' and '.join(taken[FROM])} cannot be federated as written", adoption.refusals)
+        files = " and ".join(taken[FROM])
+        raise RefusedTogetherError(
+            f"{files} cannot be federated as written; an option of the command line replaces a setting of the file",
+            adoption.refusals,
+        )
     return Adopted(
         words=[remaining[0], "-c", taken[FROM][0], *remaining[1:]],
         files=taken[FROM],
@@ -528,9 +532,9 @@ def use_callbacks(adoption: Adoption, name: str, value: Any) -> None:
             adoption.refusals.append(f"trainer.callbacks must be without {path}: it {REFUSED[kind]}")
         if refused:
             continue
-        if "ModelCheckpoint" in kinds and isinstance(callback, dict):
-            callback = without_steps(adoption, callback)
-        kept.append(with_known_paths(adoption, f"trainer.{name}", callback))
+        has_steps = "ModelCheckpoint" in kinds and isinstance(callback, dict)
+        settings = without_steps(adoption, callback) if has_steps else callback
+        kept.append(with_known_paths(adoption, f"trainer.{name}", settings))
     adoption.put(f"trainer.{name}", kept)
 
 

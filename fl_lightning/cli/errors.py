@@ -74,6 +74,11 @@ class RefusedTogetherError(ValueError):
         super().__init__("\n  - ".join([f"{heading}:", *self.sentences]))
 
 
+def sentence_of(error: Exception) -> str:
+    """Return the sentence of an error in one line, or those of several refusals in a line each."""
+    return str(error) if isinstance(error, RefusedTogetherError) else one_line(str(error))
+
+
 def format_error(
     message: str,
     error: BaseException | None,

@@ -25,8 +25,8 @@ def set_optimizers(module: LightningModule, optimizer: OptimizerFactory, lr_sche
         lr_scheduler: The factory of its scheduler. None: the rate is constant.
     """
     # A partial, and not a method: it is copied and pickled with the module.
-    made: Any = partial(configured, module, optimizer, lr_scheduler)
-    module.configure_optimizers = made
+    settable: Any = module
+    settable.configure_optimizers = partial(configured, module, optimizer=optimizer, lr_scheduler=lr_scheduler)
 
 
 def configured(module: LightningModule, optimizer: OptimizerFactory, lr_scheduler: SchedulerFactory | None) -> Any:

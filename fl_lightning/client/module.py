@@ -24,9 +24,9 @@ from fl_lightning.client.checks import (
     uncompiled,
 )
 from fl_lightning.client.context import ClientContext
+from fl_lightning.client.given_optimizers import set_optimizers
 from fl_lightning.client.metric_states import parts_that_count, silent_metrics
 from fl_lightning.client.modes import evaluation_mode
-from fl_lightning.client.given_optimizers import set_optimizers
 from fl_lightning.client.services import BatchTransfer
 from fl_lightning.client.standalone import StandaloneClient
 from fl_lightning.client.teacher import Teacher
