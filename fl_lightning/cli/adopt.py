@@ -1,6 +1,7 @@
 """`fl-lightning fit --from FILE`: the configuration of a program with LightningCLI as that of a federation."""
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -28,6 +29,9 @@ FROM = "from"
 
 SECTIONS = ("model", "data", "optimizer", "lr_scheduler")
 """Sections of LightningCLI that are a class. The option of the same name gives the class to a section without one."""
+
+INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+"""A value of a file by its name, as OmegaConf writes it."""
 
 CONFIGS = ("-c", "--config")
 LIMITS = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run")
@@ -110,7 +114,9 @@ def adopt(words: Sequence[str]) -> Adopted | None:
     for name in taken[FROM]:
         content = merged(content, content_of(name))
     classes = {name: values[-1] for name, values in taken.items() if name != FROM and values}
+    content, notes = interpolated(content)
     adoption = Adoption(classes, given=named_settings(remaining), folder=Path(taken[FROM][-1]).parent)
+    adoption.notes += notes
     adoption.read(content)
     if adoption.refusals:
         files = " and ".join(taken[FROM])
@@ -233,6 +239,66 @@ def merged(base: Any, over: Any) -> Any:
     return found
 
 
+def interpolated(content: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Put values of a file into the places that name them by `${a.b}`, as programs with OmegaConf's parser do.
+
+    Args:
+        content: The content of the file.
+
+    Returns:
+        The content, and a line for each of these places. What names no value of the file stays.
+
+    >>> interpolated({"model": {"lr": "${optimizer.lr}"}, "optimizer": {"lr": 0.1}})[1]
+    ['model.lr: ${optimizer.lr} is 0.1']
+    """
+    notes: list[str] = []
+
+    def with_values(value: Any, name: str) -> Any:
+        if isinstance(value, dict):
+            return {key: with_values(item, f"{name}.{key}".strip(".")) for key, item in value.items()}
+        if isinstance(value, list):
+            return [with_values(item, f"{name}.{place}") for place, item in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        found = value
+        for reference in INTERPOLATION.findall(value):
+            there, target = looked_up(content, reference)
+            if there:
+                found = target if found == f"${{{reference}}}" else found.replace(f"${{{reference}}}", str(target))
+        if found != value:
+            notes.append(f"{name}: {value} is {found}")
+        return found
+
+    return with_values(content, ""), notes
+
+
+def looked_up(content: Any, name: str) -> tuple[bool, Any]:
+    """Return whether nested settings have a value that is no other reference, and the value.
+
+    >>> looked_up({"a": {"b": 1}}, "a.b"), looked_up({"a": "${a}"}, "a")
+    ((True, 1), (False, None))
+    """
+    for part in name.split("."):
+        if not isinstance(content, dict) or part not in content:
+            return False, None
+        content = content[part]
+    if "${" in str(content):
+        return False, None
+    return True, content
+
+
+def references(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each setting that names a value by `${...}`."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from references(item, f"{name}.{key}".strip("."))
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from references(item, f"{name}.{place}")
+    elif isinstance(value, str) and "${" in value:
+        yield name, value
+
+
 # --- what becomes of settings ---
 
 
@@ -264,6 +330,8 @@ class Adoption:
 
     def read(self, content: Mapping[str, Any]) -> None:
         """Read all sections of a file."""
+        for name, text in references(content):
+            self.refusals.append(f"{name} must name a value of the file, got {text}; write the value into a copy of it")
         sections = self._of_fit(content)
         for name, reader in READERS.items():
             reader(self, sections.pop(name, None))

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import sys
 from contextlib import chdir
+from functools import wraps
 from pathlib import Path
 
 import lightning.pytorch
@@ -15,6 +16,7 @@ import yaml
 from fl_lightning.cli.adopt import READERS, TRAINER, adopt, merged
 from fl_lightning.cli.errors import RefusedTogetherError
 from fl_lightning.federation.checks import REFUSED
+from fl_lightning.utils.packages import is_of_lightning
 from tests.commands import say
 
 THEIRS = """
@@ -22,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 import PACKAGE as L
-from PACKAGE.callbacks import EarlyStopping
+from PACKAGE.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from PACKAGE.loggers import CSVLogger
 
 class Data(L.LightningDataModule):
@@ -83,6 +85,12 @@ class Watch(L.Callback):
         self.seen.append((trainer.current_epoch, self.every))
 
 class Stop(EarlyStopping):
+    pass
+
+class Bar(ProgressBar):
+    pass
+
+class Keep(ModelCheckpoint):
     pass
 
 class Log(CSVLogger):
@@ -252,6 +260,27 @@ def test_a_method_goes_around_their_module():
         assert client["init_args"]["mu"] == 0.5
         assert client["init_args"]["module"]["init_args"]["width"] == 5
         assert client["init_args"]["optimizer"]["class_path"] == "torch.optim.SGD"
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_bar_and_a_checkpoint_of_theirs_are_the_only_ones(package, monkeypatch):
+    made = []
+    create = pytorch_lightning.Trainer.__init__
+
+    @wraps(create)
+    def created(trainer, *args, **kwargs):
+        create(trainer, *args, **kwargs)
+        made.append(trainer)
+
+    monkeypatch.setattr(pytorch_lightning.Trainer, "__init__", created)
+    keep = "{class_path: own.Keep, init_args: {monitor: val_loss, save_last: true, dirpath: kept}}"
+    Path("theirs.yaml").write_text(f"trainer: {{max_epochs: 1, accelerator: cpu, callbacks: [own.Bar, {keep}]}}\n")
+    said = say(f"fit --from theirs.yaml {CLASSES} --data.num_clients 4 --trainer.logger false")
+    assert said.code == 0, said.err
+    for kind in ("ProgressBar", "ModelCheckpoint"):
+        (only,) = [callback for callback in made[0].callbacks if is_of_lightning(callback, kind)]
+        assert type(only).__module__ == "own"
+    assert Path("kept/last.ckpt").is_file()
 
 
 # --- the settings of the Trainer ---
@@ -452,6 +481,20 @@ def test_texts_stay_texts(tmp_path):
     settings, _ = read(tmp_path, text)
     arguments = settings["model"]["client"]["init_args"]["module"]["init_args"]
     assert arguments == {"lr": 1e-3, "name": "1e-3", "truth": "true", "date": "2026-01-01"}
+
+
+def test_values_are_named_as_omegaconf_does(tmp_path):
+    text = (
+        "trainer: {max_epochs: 3, callbacks: [{class_path: own.Watch, init_args: {every: '${trainer.max_epochs}'}}]}\n"
+        "model: {width: '${data.width}', name: 'w${data.width}'}\ndata: {width: 5}\n"
+    )
+    settings, adopted = read(tmp_path, text)
+    assert settings["model"]["client"]["init_args"]["module"]["init_args"] == {"width": 5, "name": "w5"}
+    assert settings["trainer"]["callbacks"][0]["init_args"] == {"every": 3}
+    assert "model.width: ${data.width} is 5" in adopted.notes
+    for wrong in ("${oc.env:HOME}", "${data.nothing}", "${model.width}"):
+        with pytest.raises(RefusedTogetherError, match=r"model.width must name a value of the file, got "):
+            read(tmp_path, f"trainer: {{max_epochs: 3}}\nmodel: {{width: '{wrong}'}}\n")
 
 
 def test_a_checkpoint_gives_first_weights(tmp_path):
