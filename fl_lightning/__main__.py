@@ -119,9 +119,9 @@ def run_command(args: list[str] | None) -> None:
             raise
         if getattr(error, "reported", False):  # by another process of the run
             sys.exit(1)
-        from fl_lightning.cli.errors import one_line  # noqa: PLC0415
+        from fl_lightning.cli.errors import sentence_of  # noqa: PLC0415
 
-        fail(one_line(str(error)), 1)
+        fail(sentence_of(error), 1, keep="\n")
     finally:
         sys.path.remove(os.getcwd())
         if threading.current_thread() is threading.main_thread():
@@ -169,12 +169,18 @@ def fitted(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fail(sentence: str, code: int) -> NoReturn:
-    """Print the error as the last line, and end the process."""
+def fail(sentence: str, code: int, keep: str = "") -> NoReturn:
+    """Print the error as the last line, and end the process.
+
+    Args:
+        sentence: of the error.
+        code: of the process.
+        keep: letters that stay, such as the ends of the lines of a list.
+    """
     from fl_lightning.utils.text import printable  # noqa: PLC0415
 
     sys.stdout.flush()
-    sys.stderr.write(f"{PROG}: error: {printable(sentence)}\n")
+    sys.stderr.write(f"{PROG}: error: {printable(sentence, keep)}\n")
     sys.exit(code)
 
 

@@ -80,6 +80,31 @@ class DataModule(Protocol):
         """Clean up after an error. A LightningModule with loaders does not have this hook."""
 
 
+@runtime_checkable
+class AnyCallback(Protocol):
+    """Matches a Callback of `pytorch_lightning` or of `lightning.pytorch`."""
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: Any, /) -> Any:
+        """Clean up after an error. A data module is given the error only."""
+
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any, /) -> Any:
+        """Act before gradients are set to zero. A LightningModule is given the optimizer only."""
+
+
+@runtime_checkable
+class AnyLogger(Protocol):
+    """Matches a Logger of `pytorch_lightning` or of `lightning.pytorch`."""
+
+    def log_metrics(self, metrics: Any, step: Any = None, /) -> Any:
+        """Write values of a step."""
+
+    def finalize(self, status: Any, /) -> Any:
+        """Close what is open."""
+
+    def after_save_checkpoint(self, checkpoint_callback: Any, /) -> Any:
+        """Act after a checkpoint was written."""
+
+
 # --- messages ---
 
 

@@ -124,6 +124,8 @@ def readers_folder(tmp_path_factory):
     for text in blocks("README.md", "python"):
         if named := re.match(r"# (\w+\.py)$", text.partition("\n")[0]):
             (there / named[1]).write_text(text, encoding="utf-8")
+    for text in blocks("docs/your-module.md", "yaml"):
+        (there / text.partition("\n")[0].removeprefix("# ")).write_text(text, encoding="utf-8")
     return there
 
 
@@ -206,8 +208,6 @@ def own_task(readers_folder, monkeypatch):
     """A reader's folder with the README's `my_task.py`, and the YAML files of docs/your-module.md."""
     monkeypatch.chdir(readers_folder)
     monkeypatch.syspath_prepend(str(readers_folder))
-    for text in blocks("docs/your-module.md", "yaml"):
-        (readers_folder / text.partition("\n")[0].removeprefix("# ")).write_text(text, encoding="utf-8")
 
 
 def test_python_of_your_module(own_task):
@@ -221,7 +221,7 @@ def test_commands_of_your_module(own_task, capsys):
     from fl_lightning.__main__ import main
 
     shown = commands("docs/your-module.md")
-    assert len(shown) == 3
+    assert len(shown) == 4
     for _, *arguments in shown:
         main(arguments)
         assert "val/mse" in capsys.readouterr().out

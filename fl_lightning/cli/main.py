@@ -14,6 +14,7 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
@@ -55,6 +56,9 @@ DEFAULTS = {
     "data.source": {"class_path": "fl_lightning.data.Digits"},
 }
 TRAINER = {"log_every_n_steps": 1, "enable_model_summary": False, "num_sanity_val_steps": 0}
+
+ADDED: dict[str, type[Callback]] = {"enable_progress_bar": ProgressBar, "enable_checkpointing": Checkpoint}
+"""Settings with which the Trainer adds a callback of a kind if it sees none."""
 
 PARTS_OF_DATA = (Source, DataModule, Partition, Dataset)
 """Kinds of objects below `data`, which users write and which may draw while they are constructed."""
@@ -259,6 +263,7 @@ class FederatedCLI(LightningCLI):
             ours.append(RoundProgressBar())
         kinds = {type(callback) for callback in given}
         callbacks = given + [callback for callback in ours if type(callback) not in kinds]
+        kwargs |= {name: False for name, kind in ADDED.items() if is_of_twin_only(callbacks, kind)}
         trainer = super().instantiate_trainer(**kwargs, callbacks=callbacks)
         check_trainer(trainer)  # before Lightning starts further processes
         return trainer
@@ -272,6 +277,13 @@ class FederatedCLI(LightningCLI):
         if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
             complete = "1 round is" if rounds == 1 else f"{rounds} rounds are"
             rank_zero_info(f"{complete} complete; for more, set --trainer.max_epochs above {rounds}")
+
+
+def is_of_twin_only(callbacks: Sequence[Callback], kind: type[Callback]) -> bool:
+    """Return True if callbacks of a kind are of `lightning.pytorch`, whose Trainer alone would see them as such."""
+    return any(is_of_lightning(each, kind.__name__) for each in callbacks) and not any(
+        isinstance(each, kind) for each in callbacks
+    )
 
 
 def keyed_instance(seed: int, kind: type[Part], /, *args: Any, **kwargs: Any) -> Part:
