@@ -169,6 +169,8 @@ class FederatedCLI(LightningCLI):
         if self._argv[:1] in (["validate"], ["test"], ["predict"]):
             client = "id of the client whose model and test samples are taken; unset: the global model"
             add("--client", type=int | None, default=None, help=client)
+            tuned = "whether the client's model is fine-tuned first, as model.fine_tuning says"
+            add("--tuned", type=bool, default=False, help=tuned)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -207,7 +209,7 @@ class FederatedCLI(LightningCLI):
         identity.configure(config.as_dict())
         identity.allow(config.allow_changes)
         self.model.recorder.directions |= directions_in(config)
-        self.model.deploy(config.get("client"))
+        self.model.deploy(config.get("client"), tuned=config.get("tuned", False))
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
             told = {name: values for name, values in saved.items() if name in ("config", "code")}

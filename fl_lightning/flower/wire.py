@@ -30,7 +30,7 @@ FORMAT = "safetensors"
 Content = dict[str, Any]
 """Parts of a message by name: pytrees of tensors and plain values."""
 
-OF_THE_SERVER = ("global/", "local/", "comm/", "test/", "val/")
+OF_THE_SERVER = ("global/", "local/", "unseen/", "comm/", "test/", "val/")
 """Beginnings of the log keys that the server alone reports."""
 
 COLUMNS = ("epoch", "step", "round")
