@@ -672,7 +672,9 @@ class FederatedLoop(Forwarding):
             log_directions = getattr(logger, "log_directions", None)
             if log_directions is not None and self.recorder.directions:
                 log_directions(self.recorder.directions)
-        self._clients_table.write(round_idx, self.recorder.client_values, self.data.client_names)
+        self._clients_table.write(
+            round_idx, self.recorder.client_values, self.data.client_names, unseen=self.data.unseen_clients
+        )
         is_evaluated = self.recorder.evaluated_rounds > round_idx
         self.parts.plateau.step(
             round_idx=round_idx,
