@@ -236,6 +236,10 @@ class ClientData(Protocol):
         """The number of all clients. Their ids are below it, also those of clients that never train."""
 
     @property
+    def clients(self) -> Sequence[int]:
+        """The ids of the clients that train, ascending. They are 0 … N−1 if all clients train."""
+
+    @property
     def local_work(self) -> float:
         """The share of its local steps that the client makes in this round, in (0, 1]."""
 

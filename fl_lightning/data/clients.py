@@ -295,6 +295,10 @@ class FederatedData(Protocol):
     drop_last: bool
 
     @property
+    def training_clients(self) -> Sequence[int]:
+        """The ids of the clients that train, ascending."""
+
+    @property
     def noise_seed(self) -> int:
         """The seed of the noise of differential privacy."""
 
@@ -355,6 +359,10 @@ class ClientView:
         self._indices = dict(indices)
         self._shift = None if data.feature_shift is None else data.shift_of(client_id)
         self._train = train if self._shift is None else train.through(self._shift)
+
+    @property
+    def clients(self) -> Sequence[int]:
+        return self._data.training_clients
 
     @property
     def local_work(self) -> float:

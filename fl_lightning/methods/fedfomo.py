@@ -109,7 +109,7 @@ class FedFOMOServer(ServerModule):
         self.affinity, self.trained = nn.Buffer(self.affinity.clone()), nn.Buffer(self.trained.clone())
         for client_id, row in self.rows_with("included").items():
             place = self._place[client_id]
-            self.affinity[place] += row.extras["helpfulness"].double()[list(self._place)]
+            self.affinity[place] += row.extras["helpfulness"].double()
             if row.num_steps and row.weights is not None:
                 self.trained[place] = True
                 self.models[place] = StateBuffers(clone({**self.server.weights, **row.weights}))
@@ -173,11 +173,12 @@ class FedFOMO(InitialModelClient):
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         self.load_model(self.own_model() or {})
-        raw = torch.zeros(local.num_clients, dtype=torch.float64)
+        place = {client_id: place for place, client_id in enumerate(local.clients)}
+        raw = torch.zeros(len(place), dtype=torch.float64)
         if local.size():
             self.round["trained"], held = self.parts(local)
             if models := broadcast.extras["candidates"]:
-                raw[list(models)] = self.move(list(models.values()), local.restricted("train", held))
+                raw[[place[n] for n in models]] = self.move(list(models.values()), local.restricted("train", held))
         self.round_buffer("helpfulness", raw)
 
     @torch.no_grad()
