@@ -14,7 +14,7 @@ from tests.federation.test_clients_by_own_steps import QUIET, regression_data
 
 
 class Directions(Callback):
-    """Writes what each process knows of the directions of values."""
+    """Writes what each process knows of the values and their directions, and of a client's fine-tuned model."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -22,6 +22,9 @@ class Directions(Callback):
     def on_train_end(self, trainer, loop):
         path = self.folder / f"directions-{trainer.global_rank}.json"
         path.write_text(json.dumps(loop.recorder.directions, sort_keys=True))
+        row = {name: value for name, value in loop.round_metrics.items() if name.startswith(("local/", "unseen/"))}
+        tuned = {name: value.tolist() for name, value in loop.client_model(2, tuned=True).state_dict().items()}
+        (self.folder / f"row-{trainer.global_rank}.json").write_text(json.dumps([row, tuned]))
 
 
 def run(method, num_processes, folder):
@@ -34,9 +37,6 @@ def run(method, num_processes, folder):
     strategy = {"strategy": "client_parallel_fork", "devices": 2} if num_processes == 2 else {}
     fit = Trainer(max_epochs=2, callbacks=callbacks, **QUIET, **strategy)
     fit.fit(loop, datamodule=regression_data(unseen=[1]))
-    row = {name: value for name, value in loop.round_metrics.items() if name.startswith(("local/", "unseen/"))}
-    tuned = {name: value.tolist() for name, value in loop.client_model(1, tuned=True).state_dict().items()}
-    (folder / f"row-{fit.global_rank}.json").write_text(json.dumps([row, tuned]))
 
 
 if __name__ == "__main__":
