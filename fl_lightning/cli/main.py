@@ -176,6 +176,8 @@ class FederatedCLI(LightningCLI):
         if self._argv[:1] in (["validate"], ["test"], ["predict"]):
             client = "id of the client whose model and test samples are taken; unset: the global model"
             add("--client", type=int | None, default=None, help=client)
+            tuned = "whether the client's model is fine-tuned first, as model.fine_tuning says"
+            add("--tuned", type=bool, default=False, help=tuned)
         if self._argv[:1] == ["predict"]:
             new = "file or folder of new samples without targets, in place of the test samples; needs --ckpt_path"
             add("--new", type=str | None, default=None, help=new)
@@ -223,7 +225,7 @@ class FederatedCLI(LightningCLI):
         identity.configure(settings_of(config))
         identity.allow(config.allow_changes)
         self.model.recorder.directions |= directions_in(config)
-        self.model.deploy(config.get("client"))
+        self.model.deploy(config.get("client"), tuned=config.get("tuned", False))
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
             told = {name: values for name, values in saved.items() if name in ("config", "code")}

@@ -220,6 +220,16 @@ class ClientModule(CheckedLoading):
         """
         return ONE_PHASE
 
+    def fine_tuning(self, phase: Phase) -> Iterable[Phase]:
+        """Return the phases of the fine-tuning before a test (`model.fine_tuning`), in order.
+
+        The client trains by `local_loss`. What `receive` makes, such as round buffers, is not there.
+
+        Args:
+            phase: The phase that the settings ask for.
+        """
+        return (phase,)
+
     def local_loss(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean cross-entropy of a batch, or what the wrapped module's `training_step` returns.
 

@@ -22,7 +22,7 @@ from fl_lightning.data.checks import (
     check_pooled,
     partition_of,
 )
-from fl_lightning.data.clients import ClientSamples, ClientView
+from fl_lightning.data.clients import ClientIndices, ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
@@ -38,6 +38,7 @@ from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import Source, Splits
 from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.streams import ClientStreams, StreamSplit
+from fl_lightning.data.unseen import Unseen
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_globals
@@ -102,6 +103,9 @@ class FederatedDataModule(Participation):
             compared. The client makes as many steps as the share of the samples has that the round's cohort would have
             had.
         feature_shift: Noise, rotation or color by which the clients' samples differ. None: they do not differ.
+        unseen: Clients that never train and are only tested, as clients are that come after the training: their share
+            in (0, 1), their number, or a list of their ids and, with `by`, of names of owners. They are in no cohort,
+            no number N of a method and no set of the server. None: all clients train.
 
     Raises:
         TypeError: An argument is of another kind.
@@ -144,6 +148,7 @@ class FederatedDataModule(Participation):
         pooled: bool = False,
         val_by: str | None = None,
         cohort_size: int | None = None,
+        unseen: int | float | list[int | str] | None = None,
     ) -> None:
         # Datasets in place of a source are the commonest mistake, so the source is checked first.
         read = as_source(source)
@@ -154,6 +159,7 @@ class FederatedDataModule(Participation):
             seed=seed,
             sampling_seed=sampling_seed,
         )
+        dealt_by = partition_of(partition, by=by, counts_owners=num_clients is None)
         super().__init__(
             num_clients=num_clients,
             participation=participation,
@@ -166,10 +172,12 @@ class FederatedDataModule(Participation):
             local_work=local_work,
             pooled=pooled,
             cohort_size=cohort_size,
+            unseen=Unseen(unseen, seed, has_owners=dealt_by.column is not None),
         )
         self.source = read
         self.seed = seed
-        self.partition = partition_of(partition, by=by, counts_owners=num_clients is None)
+        self.partition = dealt_by
+        self.unseen = unseen
         self.by = by
         check_count(1, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
         check_kind(FeatureShift, "a FeatureShift", "give FeatureShift(noise=0.1)", feature_shift=feature_shift)
@@ -204,6 +212,8 @@ class FederatedDataModule(Participation):
         self.new: NewSamples | None = None
         self._clients: dict[str, Sequence[Tensor]] = {}
         self._held_out = False
+        self._unseen_samples: Tensor | None = None
+        """The training samples of the clients that never train, (n,) int64, once these are known."""
         self._samples: ClientSamples | ClientStreams | ClientsElsewhere | None = None
 
     @classmethod
@@ -333,6 +343,9 @@ class FederatedDataModule(Participation):
             # Owners are counted after the holdout, because an owner may have no samples left.
             self._hold_out()
             self.set_clients(self._division.count_owners())
+        if self._unseen.waits_for_owners:
+            # Their names are known once the samples are dealt.
+            self.client_samples()
 
     def _load(self) -> Splits:
         """Load all sources: the splits by name, before anything is taken from the training samples.
@@ -463,7 +476,9 @@ class FederatedDataModule(Participation):
             self.client_samples()
             if name == "shared" and self.shared_per_class:
                 with self._keyed():
-                    self._splits["shared"] = self._division.draw_shared(self.shared_per_class)
+                    self._splits["shared"] = self._division.draw_shared(
+                        self.shared_per_class, excluded=self._unseen_samples
+                    )
         if name not in self._splits:
             setting = SETTINGS.get(name, f"data.extra_splits.{name} (a source)")
             raise ValueError(f"the data have no split {name!r}, only {', '.join(sorted(self._splits))}; set {setting}")
@@ -515,6 +530,7 @@ class FederatedDataModule(Participation):
             return ClientsElsewhere(train, self)
         self._hold_out()
         dealt = self._division.deal_train()
+        self._take_unseen(dealt)
         if isinstance(self.cohort, PooledCohorts):
             dealt = self.cohort.pool(dealt)
         return ClientSamples(train=train, dealt=dealt, data=self, seed=self.seed)
@@ -532,10 +548,46 @@ class FederatedDataModule(Participation):
         """Take the server's samples, and the samples that everyone has, out of the training samples (idempotent)."""
         if self._held_out:
             return
+        if self.unseen is not None and any(self.holdout_sizes.values()) and self._division.decides_owners():
+            self._find_unseen_samples()
         self._splits |= self._division.hold_out(
-            self.holdout_sizes, proxy_overlap=self.proxy_overlap, val_by=self.val_by
+            self.holdout_sizes, proxy_overlap=self.proxy_overlap, val_by=self.val_by, excluded=self._unseen_samples
         )
         self._held_out = True
+
+    def _find_unseen_samples(self) -> None:
+        """Find the samples of clients that never train, before the server's samples are taken out.
+
+        A sample then belongs to its owner, whatever is taken out.
+        """
+        if not self.num_clients:
+            self.set_clients(self._division.count_owners())
+        self._take_unseen(self._division.deal_train())
+
+    def _take_unseen(self, dealt: ClientIndices) -> None:
+        """Take the clients that never train, and their samples.
+
+        Args:
+            dealt: The samples of each client.
+
+        Raises:
+            ValueError: Another client has become one of them since their samples were found.
+        """
+        if self.unseen is None:
+            return
+        names = self._division.owner_names
+        unseen = self._unseen.of(self.num_owners, names)
+        samples = torch.cat([dealt[client_id] for client_id in unseen]).sort().values
+        before = self._unseen_samples
+        if before is not None and not torch.equal(before, samples):
+            raise ValueError(
+                "data.unseen must name owners (data.by) where data.val_fraction, data.transfer_size or data.proxy_size "
+                f"takes all samples of an owner, got {self.unseen}, because other clients then have these ids; give "
+                "the owners' names, or lower the sizes"
+            )
+        self._unseen_samples = samples
+        if unseen != self.unseen_owners:
+            self.set_unseen(unseen)
 
     @cached_property
     def label_counts(self) -> Tensor:

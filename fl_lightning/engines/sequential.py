@@ -3,10 +3,10 @@
 It needs neither a Trainer nor a FederatedLoop.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,13 +25,23 @@ from fl_lightning.client.services import (
     attach_services,
 )
 from fl_lightning.engines.deployed import OwnSteps, score
+from fl_lightning.engines.fine_tuning import FineTuner
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import EpochHook, LocalTrainer
 from fl_lightning.members.faults import client_error
 from fl_lightning.members.structure import Structure
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import ClientJob, ClientResult, ClientScore, ClientUpdate, Members, Scoring, State
+from fl_lightning.types import (
+    ClientJob,
+    ClientResult,
+    ClientScore,
+    ClientUpdate,
+    FineTuning,
+    Members,
+    Scoring,
+    State,
+)
 from fl_lightning.utils.life import LIFE
 from fl_lightning.utils.settings import SettingError
 
@@ -313,12 +323,51 @@ class SequentialEngine:
         try:
             for job in jobs:
                 held.put_back()
-                predict = self.deploy(job)
-                self.client.eval()
-                yield self._score(job, predict, how)
+                yield self._evaluated(job, how)
         finally:
             self.release_client()
             held.restore()
+
+    def _evaluated(self, job: ClientJob, how: Scoring) -> ClientScore:
+        """Return the score of what the client of a job would deploy, and the score after fine-tuning if asked for."""
+        if how.tuning is None:
+            predict = self.deploy(job)
+            self.client.eval()
+            return self._score(job, predict, how)
+        # The client's buffers may be made anew. Within Lightning's inference mode they could not be trained.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            predict = self.deploy(job)
+            self.client.eval()
+            as_deployed = self._score(job, predict, how)
+            with self.fine_tuner.fine_tuned(job.data, how.tuning):
+                return as_deployed._replace(tuned=self._score(job, predict, how))
+
+    @cached_property
+    def fine_tuner(self) -> FineTuner:
+        """What trains the client in the module before it is tested."""
+        return FineTuner(self.local)
+
+    @contextmanager
+    def deployed(self, job: ClientJob, tuning: FineTuning | None = None) -> Iterator[Callable[[Any], Any]]:
+        """Context in which the module is what a client would deploy. It yields the client's predictor.
+
+        The caller puts the entries of the module back.
+
+        Args:
+            job: The job of an exchange `deployed`.
+            tuning: How the client is fine-tuned. None means that it is not.
+        """
+        try:
+            with ExitStack() as tuned:
+                if tuning is None:
+                    predict = self.deploy(job)
+                else:
+                    with torch.inference_mode(mode=False), torch.no_grad():
+                        predict = self.deploy(job)
+                        tuned.enter_context(self.fine_tuner.fine_tuned(job.data, tuning))
+                yield predict
+        finally:
+            self.release_client()
 
     def deploy(self, job: ClientJob) -> Callable[[Any], Any]:
         """Load a client as it would deploy its model, and return its predictor. The caller releases the client.
@@ -351,7 +400,7 @@ class SequentialEngine:
         return score_of_module._replace(num_samples=float(job.data.size("test")))
 
     @torch.no_grad()
-    def model_of(self, job: ClientJob) -> LightningModule:
+    def model_of(self, job: ClientJob, tuning: FineTuning | None = None) -> LightningModule:
         """Return a copy of the user's module, or of a client with a net, as the client of a job would deploy it.
 
         The copy has no Trainer, empty metric objects and the modes that the module has between two clients. The module
@@ -359,15 +408,13 @@ class SequentialEngine:
 
         Args:
             job: The job of an exchange `deployed`.
+            tuning: How the client is fine-tuned. None means that it is not.
         """
         held = HeldEntries(self.global_weights)
-        if not self.members.used:
-            self.members.prepare()
         try:
-            predict = self.deploy(job)
-            return self.copied_module(predicts_otherwise=predict is not self.client)
+            with self.deployed(job, tuning) as predict:
+                return self.copied_module(predicts_otherwise=predict is not self.client)
         finally:
-            self.release_client()
             held.restore()
 
     def copied_module(self, *, predicts_otherwise: bool = False) -> LightningModule:

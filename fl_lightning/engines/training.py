@@ -154,9 +154,19 @@ class LocalTrainer:
         """List the BatchNorm modules of a client's net."""
         return [part for name, part in self.batch_norms if self.client.has(client_id, name)]
 
-    def step_limit(self, phase: Phase) -> int | None:
-        """Return the number of steps of an exchange at which the phase ends, or None without a limit."""
-        return self.settings.max_local_steps if phase.counts else None
+    def step_limit(self, phase: Phase, num_steps: int) -> int | None:
+        """Return the number of steps at which a phase ends, or None without a limit.
+
+        Args:
+            phase: The phase that begins.
+            num_steps: Steps of the exchange so far, 0 for a phase that does not count.
+        """
+        limits: list[int] = []
+        if phase.counts and self.settings.max_local_steps is not None:
+            limits.append(self.settings.max_local_steps)
+        if phase.max_steps is not None:
+            limits.append(num_steps + phase.max_steps)
+        return min(limits, default=None)
 
     def batch_limit(self, data: ClientData, phase: Phase, passes: Passes, num_steps: int) -> int | None:
         """Return the largest number of batches of a phase, or None without a limit.
@@ -168,9 +178,12 @@ class LocalTrainer:
             passes: The batches of the phase.
             num_steps: Steps of the exchange so far.
         """
+        if not phase.counts:
+            num_steps = 0
         remaining: int | None = None
-        if phase.counts and self.settings.max_batches is not None:
-            remaining = self.settings.max_batches - num_steps * self.settings.accumulate_grad_batches
+        step_limit = self.step_limit(phase, num_steps)
+        if step_limit is not None:
+            remaining = (step_limit - num_steps) * self.settings.accumulate_grad_batches
         if data.local_work == 1:
             return remaining
         batches = passes.epochs * passes.steps
@@ -188,6 +201,14 @@ class LocalTrainer:
         return passes.num_samples == data.size(phase.split)
 
     # --- one client ---
+
+    def know_modes(self, modes: Sequence[tuple[nn.Module, bool]]) -> None:
+        """Take the modes in which the user left the modules, where the present ones are others.
+
+        Args:
+            modes: Each module, and whether it is in train mode.
+        """
+        self._modes = list(modes)
 
     def restore_modes(self) -> None:
         """Set every module to the mode (train or eval) that the user gave it."""
@@ -229,11 +250,36 @@ class LocalTrainer:
             TimeoutError: The training took longer than `client_timeout`.
         """
         self._deadline = monotonic() + (self.settings.client_timeout or inf)
-        self._round_idx = data.round_idx
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if fedavg_equivalent else self.client.training_step
+        self._phases(self.client.phases(exchange), data, on_epoch_end)
+
+    def fine_tune(self, data: ClientData, phases: Iterable[Phase]) -> None:
+        """Train the module in place by the local loss alone.
+
+        Args:
+            data: The client's data for fine-tuning.
+            phases: The phases of the training.
+        """
+        self._deadline = inf
+        self.seed("fine_tuning", data)
+        self._training_step = self.client.local_loss
+        self._phases(phases, data, ())
+
+    def _phases(self, phases: Iterable[Phase], data: ClientData, on_epoch_end: Sequence[EpochHook]) -> None:
+        """Run phases one after the other.
+
+        Args:
+            phases: The phases.
+            data: The client's data.
+            on_epoch_end: Callables for the end of each epoch.
+
+        Raises:
+            TimeoutError: The training took longer than `client_timeout`.
+        """
+        self._round_idx = data.round_idx
         epochs_before = Counter[str]()
-        for phase in self.client.phases(exchange):
+        for phase in phases:
             self.restore_modes()
             samples = data
             if phase.indices is not None:
@@ -271,7 +317,8 @@ class LocalTrainer:
         batch_limit: int | None = None
         if data.local_work != 1:
             batch_limit = self.batch_limit(data, phase, passes=passes, num_steps=progress.num_steps)
-        step_limit = self.step_limit(phase) or inf
+        last_step = self.step_limit(phase, progress.num_steps)
+        step_limit = inf if last_step is None else last_step
         for epoch in range(passes.epochs):
             epoch_passes = passes
             if batch_limit is not None:
@@ -288,6 +335,8 @@ class LocalTrainer:
                 passes=epoch_passes,
                 epoch=epochs_before[phase.split] + epoch,
                 optimizers=optimizers,
+                progress=progress,
+                step_limit=step_limit,
             )
             self.services.begin(num_samples=size)
             self._call("on_train_epoch_end")
@@ -324,9 +373,17 @@ class LocalTrainer:
             context.keep_logits(None)
 
     def _epoch(
-        self, *, phase: Phase, data: ClientData, passes: Passes, epoch: int, optimizers: LocalOptimizers
+        self,
+        *,
+        phase: Phase,
+        data: ClientData,
+        passes: Passes,
+        epoch: int,
+        optimizers: LocalOptimizers,
+        progress: ClientProgress,
+        step_limit: float,
     ) -> None:
-        """Run one epoch, up to its end or to the step limit of the exchange.
+        """Run one epoch, up to its end or to the step limit of the phase.
 
         Args:
             phase: The phase.
@@ -334,11 +391,11 @@ class LocalTrainer:
             passes: The batches of the epoch.
             epoch: The number of epochs over the split before this one.
             optimizers: The optimizers of the phase.
+            progress: Counts the steps of the phase.
+            step_limit: The number of these steps at which the phase ends.
         """
         client = self.client
         cache = client.context.logit_cache
-        progress = client.context.progress
-        step_limit = self.step_limit(phase) or inf
         num_batches = passes.steps
         if data.size(phase.split) == 1:
             # One sample has no batch statistics.

@@ -1,6 +1,6 @@
 """The table `clients.csv` with the values of each client, in rounds after which the clients were evaluated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -40,18 +40,31 @@ class ClientsTable:
             first_round = min(first_round, pending_round)
         self._table.begin(first_round)
 
-    def write(self, round_idx: int, values: ClientValues, owners: Sequence[str]) -> None:
+    def write(
+        self, round_idx: int, values: ClientValues, owners: Sequence[str], *, unseen: Collection[int] = ()
+    ) -> None:
         """Add a row for each client that has values.
 
         Args:
             round_idx: Index of the round.
             values: The values of the clients. Without any nothing is written.
             owners: Names of the owners of all clients' samples, by client id.
+            unseen: Ids of the clients that never train. If there are any, a column says which clients these are.
         """
         if self._table is None:
             return
         rows: list[dict[str, Any]] = []
         for client_id, of_client in sorted(values.items()):
             if of_client:
-                rows.append({"round": round_idx, "client": client_id, "owner": owners[client_id], **of_client})
+                who = {"round": round_idx, "client": client_id, "owner": owners[client_id]}
+                rows.append({**who, **unseen_cell(client_id, unseen), **of_client})
         self._table.append_by_name(rows)
+
+
+def unseen_cell(client_id: int, unseen: Collection[int]) -> dict[str, int]:
+    """Return the cell of a client's row that says whether the client never trains. Empty if all clients train.
+
+    >>> unseen_cell(3, unseen=[3, 4]), unseen_cell(0, unseen=[3, 4]), unseen_cell(0, unseen=[])
+    ({'unseen': 1}, {'unseen': 0}, {})
+    """
+    return {"unseen": int(client_id in unseen)} if unseen else {}

@@ -192,7 +192,7 @@ def check_batch_norm(local: LocalTrainer, data: FederatedDataModule) -> None:
     own_batches = any(overridden(client, hook, ClientModule) for hook in ("phases", "training_data"))
     if data.batch_size != 1 or own_batches or not local.batch_norms:
         return
-    if any(local.normalizes(client_id, data.size(client_id)) for client_id in range(data.num_clients)):
+    if any(local.normalizes(client_id, data.size(client_id)) for client_id in data.training_clients):
         check_normalized(data.batch_size, "data.batch_size")
 
 
@@ -207,11 +207,12 @@ def check_batches(local: LocalTrainer, data: FederatedDataModule) -> None:
     own_batches = any(overridden(local.client, hook, ClientModule) for hook in ("phases", "training_data"))
     if not data.drop_last or own_batches or data.has_streams:
         return
-    sizes = [data.size(client_id) for client_id in range(data.num_clients)]
-    has_batches = any(passes_of(local, data, client_id).steps for client_id, size in enumerate(sizes) if size)
-    if any(sizes) and not has_batches:
+    sizes = {client_id: data.size(client_id) for client_id in data.training_clients}
+    has_batches = any(passes_of(local, data, client_id).steps for client_id, size in sizes.items() if size)
+    if any(sizes.values()) and not has_batches:
+        largest = max(sizes.values())
         raise SettingError(
-            f"data.batch_size must be at most the samples of the largest client ({max(sizes)}) where drop_last=True "
+            f"data.batch_size must be at most the samples of the largest client ({largest}) where drop_last=True "
             f"leaves out smaller batches, got {data.batch_size}; lower it, or leave drop_last out"
         )
 
@@ -286,7 +287,7 @@ def events_of_round(local: LocalTrainer, data: FederatedDataModule, interval: st
     """
     settings = local.settings
     events = []
-    for client_id in range(data.num_clients):
+    for client_id in data.training_clients:
         if data.size(client_id) == 0:
             continue
         passes = passes_of(local, data, client_id)

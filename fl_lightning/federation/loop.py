@@ -31,6 +31,7 @@ from fl_lightning.federation.checks import (
     averaging_callbacks,
     check_averages,
     check_evaluates,
+    check_fine_tuning,
     check_test_samples,
     check_trainer,
     check_training_samples,
@@ -54,7 +55,7 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
-from fl_lightning.types import Engine, TrainableModule, Undo
+from fl_lightning.types import Engine, FineTuning, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
@@ -111,6 +112,8 @@ class FederatedLoop(Forwarding):
             on its own test split, a net by its accuracy (`local/alma`) and a module by its own steps (`local/KEY`).
             None means never, or every round if the clients share no weights, because then there
             is no global model.
+        fine_tuning: How what a client would deploy is trained on the client's own training samples before a second test
+            (`local/tuned/KEY`). Nothing of it is kept. None means that there is no second test.
         evaluate_training_every: Number of rounds after which the global model is evaluated on the training samples of
             all clients (`global/train/KEY`), as on other samples and without augmentation. None means never.
         initial_weights: A checkpoint or state-dict file to start from.
@@ -166,6 +169,7 @@ class FederatedLoop(Forwarding):
         codec: Codec | None = None,
         metrics: Metrics | None = None,
         evaluate_clients_every: int | None = None,
+        fine_tuning: FineTuning | None = None,
         evaluate_training_every: int | None = None,
         initial_weights: str | Path | None = None,
         seed: int | None = None,
@@ -204,6 +208,7 @@ class FederatedLoop(Forwarding):
             personal=tuple(as_list(personal)),
             keep=tuple(as_list(keep)),
             metrics=self.metrics,
+            fine_tuning=fine_tuning,
             given_seed=seed,
             horizon=Horizon(planned_rounds),
             batch_hooks=self.batch_hooks,
@@ -302,7 +307,7 @@ class FederatedLoop(Forwarding):
         copied.__dict__.update(deepcopy(self.__getstate__(), memo))
         return copied
 
-    def client_model(self, client_id: int | None = None) -> LightningModule:
+    def client_model(self, client_id: int | None = None, *, tuned: bool = False) -> LightningModule:
         """Return a copy of your module with what a client would deploy, or with the global model.
 
         With `net=` it is a copy of the client. The copy has no Trainer, empty metric objects and the modes in which you
@@ -310,11 +315,14 @@ class FederatedLoop(Forwarding):
 
         Args:
             client_id: Id of the client, from 0. None is the global model, as it is evaluated.
+            tuned: Whether the client's model is fine-tuned first, as `fine_tuning` says.
 
         Raises:
-            ValueError: There is no such client, its model is at its node, or the clients share no weights.
+            ValueError: There is no such client, its model is at its node, the clients share no weights, or `tuned`
+                is asked for without `fine_tuning`.
         """
         engine = self.engine
+        tuning = self._tuning(client_id, tuned)
         if client_id is None:
             if not self.evaluation.has_global:
                 raise ValueError("client_model needs a client_id here, because there is no global model; give one")
@@ -324,9 +332,23 @@ class FederatedLoop(Forwarding):
             raise ValueError("client_model gives models that are in this run, and those of the clients are at nodes")
         if not 0 <= client_id < self.data.num_clients:
             raise ValueError(f"client_id must lie in [0, {self.data.num_clients}), got {client_id}; give one of these")
-        return engine.model_of(self.evaluation.of_clients.job_of(client_id, self.server.round_idx))
+        return engine.model_of(self.evaluation.of_clients.job_of(client_id, self.server.round_idx), tuning)
 
-    def deploy(self, client_id: int | None) -> None:
+    def _tuning(self, client_id: int | None, tuned: bool) -> FineTuning | None:
+        """Return how a client is fine-tuned, or None if that is not asked for.
+
+        Raises:
+            ValueError: It is asked for without a client, or without settings.
+        """
+        if not tuned:
+            return None
+        if client_id is None:
+            raise ValueError("tuned needs the client that is fine-tuned, got none; give its id, such as client 0")
+        if self.parts.fine_tuning is None:
+            raise ValueError("tuned needs model.fine_tuning, got None; set it, such as model.fine_tuning.epochs to 1")
+        return self.parts.fine_tuning
+
+    def deploy(self, client_id: int | None, *, tuned: bool = False) -> None:
         """Let the next evaluations of a Trainer take the model and the test samples of a client.
 
         `validate`, `test` and `predict` then evaluate what the client would deploy, by the keys that they have for the
@@ -334,7 +356,12 @@ class FederatedLoop(Forwarding):
 
         Args:
             client_id: Id of the client, from 0. None is the global model and all samples again.
+            tuned: Whether the client's model is fine-tuned first, as `fine_tuning` says.
+
+        Raises:
+            ValueError: `tuned` is asked for without a client or without `fine_tuning`.
         """
+        self.parts.deploys_tuned = self._tuning(client_id, tuned) is not None
         self.parts.deployed_client = client_id
 
     def client_modules(self) -> list[LightningModule]:
@@ -422,6 +449,8 @@ class FederatedLoop(Forwarding):
             if deferred:
                 super().load_state_dict(deferred, strict=False)
         check_averages(averaging_callbacks(self.trainer), self.aggregator, self.server_module)
+        if self.parts.fine_tuning is not None:
+            check_fine_tuning(self.parts.fine_tuning, self.client, self.data)
         self._run = FederatedRun(
             parts=self.parts,
             server=self._server,
@@ -447,6 +476,11 @@ class FederatedLoop(Forwarding):
         )
         if self.evaluate_clients_every is not None and not self.data.pooled:
             check_test_samples(self.data)
+        if self.parts.fine_tuning is not None and self._rounds_between_clients() is None:
+            raise ValueError(
+                "model.fine_tuning needs model.evaluate_clients_every, the rounds after which clients are tested, got "
+                "None; set it, such as to 10"
+            )
         if self.evaluate_training_every is not None:
             check_training_samples(self.evaluation.has_global, self.data)
         self.parts.describe(self.trainer)
@@ -638,7 +672,9 @@ class FederatedLoop(Forwarding):
             log_directions = getattr(logger, "log_directions", None)
             if log_directions is not None and self.recorder.directions:
                 log_directions(self.recorder.directions)
-        self._clients_table.write(round_idx, self.recorder.client_values, self.data.client_names)
+        self._clients_table.write(
+            round_idx, self.recorder.client_values, self.data.client_names, unseen=self.data.unseen_clients
+        )
         is_evaluated = self.recorder.evaluated_rounds > round_idx
         self.parts.plateau.step(
             round_idx=round_idx,
@@ -695,13 +731,22 @@ class FederatedLoop(Forwarding):
         self._metric_files.write(round_idx, self.evaluation.arrays)
 
     def _log_evaluation(self, values: dict[str, float]) -> None:
-        """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""
-        if self.global_weights.own_models and not self.data.pooled and self.data.tested_client is None:
+        """Log the values of an evaluation outside of a fit, and those of the clients if they tell more."""
+        if self._evaluates_clients_too():
             kind: Kind = "test" if self.trainer.state.fn == "test" else "validation"
             means, _ = self.evaluation.of_clients.evaluate(self.current_epoch, kind)
             values |= self.parts.marked(means)
         for name, value in values.items():
             super().log(name, value)
+
+    def _evaluates_clients_too(self) -> bool:
+        """Return True if an evaluation outside of a fit has values of the clients besides those of the global model."""
+        if self.data.pooled or self.data.tested_client is not None:
+            return False
+        if self.global_weights.own_models:
+            return True
+        has_more = self.parts.fine_tuning is not None or bool(self.data.unseen_clients)
+        return has_more and measures(self.client, self.metrics)
 
     # --- checkpoints ---
 

@@ -72,6 +72,8 @@ class FederatedRun:
             entries=UserEntries(modules_by_prefix(parts.client), forward),
         )
         self._engine_factory = engine_factory
+        # The engine may be made within an evaluation, when Lightning has put all modules in eval mode.
+        self._modes = [(module, module.training) for module in parts.client.modules()]
 
     @cached_property
     def engine(self) -> SequentialEngine:
@@ -81,7 +83,7 @@ class FederatedRun:
         make: Callable[..., SequentialEngine] = SequentialEngine
         if parts.execution.chunk != 1:
             make = partial(CohortEngine, chunk=parts.execution.chunk, watches=self._is_watched())
-        return make(
+        engine = make(
             client=parts.client,
             settings=parts.local_settings(),
             global_weights=self.server.global_weights,
@@ -94,6 +96,8 @@ class FederatedRun:
             members=self.members,
             tolerant=parts.faults.on_error == "skip",
         )
+        engine.local.know_modes(self._modes)
+        return engine
 
     @cached_property
     def clients_engine(self) -> Engine:

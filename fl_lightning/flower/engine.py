@@ -14,7 +14,7 @@ from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.values import hash_of_value
 from fl_lightning.flower.layouts import Answer, Layouts, message_layout
 from fl_lightning.flower.nodes import Answers, Nodes
-from fl_lightning.flower.wire import Content, demand, part_of, read_score, read_update, shown
+from fl_lightning.flower.wire import Content, demand, part_of, plain_scoring, read_score, read_update, shown
 from fl_lightning.functional.state import StateLike
 from fl_lightning.functional.traffic import message_of
 from fl_lightning.members.faults import ClientError
@@ -113,11 +113,18 @@ class RemoteEngine:
         def read(job: ClientJob, content: Content) -> Answer:
             most_samples = self._nodes.sites[job.client_id].sizes["test"]
             score = read_score(
-                content["head"], client_id=job.client_id, most_samples=most_samples, classifies=how.classifies
+                content["head"],
+                client_id=job.client_id,
+                most_samples=most_samples,
+                classifies=how.classifies,
+                is_tuned=how.tuning is not None,
             )
-            return Answer(job, score, message_layout(score.metrics, {}, exact=True))
+            metrics = dict(score.metrics)
+            if score.tuned is not None:
+                metrics |= {f"tuned/{name}": value for name, value in score.tuned.metrics.items()}
+            return Answer(job, score, message_layout(metrics, {}, exact=True))
 
-        more = {"scoring": how._replace(metrics=None)._asdict()}
+        more = {"scoring": plain_scoring(how)}
         answers = self._answers_to("evaluate", jobs, read, more=more)
         for job, score, _, error in self._layouts.compare("deployed", answers):
             if error is None:

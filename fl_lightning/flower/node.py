@@ -25,12 +25,22 @@ from fl_lightning.federation.server import Server
 from fl_lightning.federation.values import hash_of_value
 from fl_lightning.flower.layouts import message_layout
 from fl_lightning.flower.nodes import schema_of_party
-from fl_lightning.flower.wire import Content, demand, from_records, part_of, parts_of_update, shown, to_records
+from fl_lightning.flower.wire import (
+    Content,
+    demand,
+    from_records,
+    part_of,
+    parts_of_update,
+    plain_score,
+    read_scoring,
+    shown,
+    to_records,
+)
 from fl_lightning.members.codec import DownCoding
 from fl_lightning.members.faults import ClientError, client_error
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.user_metrics import alone
-from fl_lightning.types import Broadcast, ClientJob, Member, Scoring, State
+from fl_lightning.types import Broadcast, ClientJob, Member, State
 from fl_lightning.utils.keyed import keyed_generator
 
 
@@ -149,20 +159,10 @@ class Node:
         head = content["head"]
         job = self._job(content)
         metrics = self.loop.metrics
-        how = Scoring(**head["scoring"])
-        scores_of_job = self.engine.evaluate([job], how._replace(metrics=None if metrics is None else alone(metrics)))
-        with closing(scores_of_job) as scores:
+        how = read_scoring(head["scoring"], None if metrics is None else alone(metrics))
+        with closing(self.engine.evaluate([job], how)) as scores:
             score = next(scores)
-        answer = {
-            "client_id": self.client_id,
-            "num_samples": float(score.num_samples),
-            "correct": None if score.correct is None else float(score.correct),
-            "logged": dict(score.logged),
-            "directions": dict(score.directions),
-            "metrics": dict(score.metrics),
-            "is_finite": bool(score.is_finite),
-        }
-        return {"head": part_of(answer)}
+        return {"head": part_of(plain_score(score._replace(client_id=self.client_id)))}
 
     def _job(self, content: Content) -> ClientJob:
         """Make the job that a message is about.

@@ -106,13 +106,13 @@ class OnlyTested(Base):
 MODULES = (LogsValues, LogsMetrics, CountsInHooks, OnlyTested)
 
 
-def regression_data(sizes=(23, 17)):
+def regression_data(sizes=(23, 17), **settings):
     generator = torch.Generator().manual_seed(0)
     splits = []
     for size in sizes:
         x = torch.randn(size, 4, generator=generator)
         splits.append((x, x.sum(1) + torch.randn(size, generator=generator)))
-    return FederatedDataModule(TensorSource(*splits), num_clients=CLIENTS, eval_batch_size=2, seed=1)
+    return FederatedDataModule(TensorSource(*splits), num_clients=CLIENTS, eval_batch_size=2, seed=1, **settings)
 
 
 def fitted(client, rounds=2, callbacks=(), **settings):
