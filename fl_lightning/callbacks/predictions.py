@@ -54,10 +54,15 @@ class SavePredictions(BasePredictionWriter):
     Args:
         dirpath: Folder of the files.
         filename: Name of the file of the outputs, which `torch.load` reads. The table has the same name with `.csv`.
+        by_client: Whether passes by models of several clients follow each other (`loop.deploy`). The files then have
+            those of all passes: the outputs by the name of the client, and a first column `client` with that name.
     """
 
-    def __init__(self, dirpath: str | Path, filename: str = "predictions.pt") -> None:
+    def __init__(self, dirpath: str | Path, filename: str = "predictions.pt", *, by_client: bool = False) -> None:
         super().__init__("epoch")
+        self.by_client = by_client
+        self._outputs: dict[str, Any] = {}
+        self._tables: dict[str, Columns] = {}
         self.path = Path(dirpath) / filename
         self.table = self.path.with_suffix(".csv")
         if self.table == self.path:
@@ -77,8 +82,11 @@ class SavePredictions(BasePredictionWriter):
             if output is not None:
                 outputs.append(output)
         saved = joined(outputs)
-        save_with_digest(outputs if saved is None or isinstance(saved, dict) else saved, self.path)
+        whole = outputs if saved is None or isinstance(saved, dict) else saved
         columns = self._columns(trainer, pl_module, saved)
+        if self.by_client and isinstance(pl_module, FederatedLoop):
+            whole, columns = self._of_all_clients(pl_module, whole, columns)
+        save_with_digest(whole, self.path)
         if columns is None:
             # A table of an earlier pass has other answers than the new outputs.
             self.table.unlink(missing_ok=True)
@@ -89,6 +97,31 @@ class SavePredictions(BasePredictionWriter):
             return
         write_table(self.table, [list(columns), *zip(*columns.values(), strict=True)])
         rank_zero_info(f"Predictions: {self.table}; outputs: {self.path}")
+
+    def _of_all_clients(
+        self, loop: FederatedLoop, outputs: Any, columns: Columns | None
+    ) -> tuple[dict[str, Any], Columns | None]:
+        """Return the outputs and the columns of all passes up to this one, those of a client by its name.
+
+        Args:
+            loop: The federation, which has predicted by the model of a client.
+            outputs: The outputs of this pass.
+            columns: The columns of this pass. None has no table.
+        """
+        client_id = loop.data.tested_client
+        name = "global" if client_id is None else loop.data.client_names[client_id]
+        self._outputs[name] = outputs
+        if columns is not None:
+            self._tables[name] = columns
+        if len(self._tables) < len(self._outputs):
+            return self._outputs, None
+        rows: Columns = {"client": []}
+        for client, table in self._tables.items():
+            num_rows = len(next(iter(table.values())))
+            rows["client"] = [*rows["client"], *[client] * num_rows]
+            for column, cells in table.items():
+                rows[column] = [*rows.get(column, []), *cells]
+        return self._outputs, rows
 
     def _columns(self, trainer: Trainer, pl_module: LightningModule, saved: Any) -> Columns | None:
         """Return the columns of the table. None: the outputs are no rows of the samples.

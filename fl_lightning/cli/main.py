@@ -8,7 +8,7 @@ from enum import Enum
 from errno import ENOENT
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from fl_lightning.callbacks import (
     ClasswiseReport,
     ClientCheckpoint,
+    ClientsReport,
     RoundProgressBar,
     RunPlots,
     SavePredictions,
@@ -33,7 +34,7 @@ from fl_lightning.callbacks.plots import Format
 from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
-from fl_lightning.cli.predict import check_request, output_of, read_new, settings_of
+from fl_lightning.cli.predict import check_request, clients_to_predict, output_of, read_new, settings_of
 from fl_lightning.data import FederatedDataModule, Partition, Source
 from fl_lightning.distributed.stops import hangup_interrupts
 from fl_lightning.federation.checks import check_trainer
@@ -174,8 +175,8 @@ class FederatedCLI(LightningCLI):
         better = "KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell"
         add("--direction", nargs="*", type=str, default=[], help=better)
         if self._argv[:1] in (["validate"], ["test"], ["predict"]):
-            client = "id of the client whose model and test samples are taken; unset: the global model"
-            add("--client", type=int | None, default=None, help=client)
+            client = "id of the client whose model and test samples are taken, or all; unset: the global model"
+            add("--client", type=int | Literal["all"] | None, default=None, help=client)
             tuned = "whether the client's model is fine-tuned first, as model.fine_tuning says"
             add("--tuned", type=bool, default=False, help=tuned)
         if self._argv[:1] == ["predict"]:
@@ -225,7 +226,9 @@ class FederatedCLI(LightningCLI):
         identity.configure(settings_of(config))
         identity.allow(config.allow_changes)
         self.model.recorder.directions |= directions_in(config)
-        self.model.deploy(config.get("client"), tuned=config.get("tuned", False))
+        if self.subcommand != "predict" or config.client != "all":
+            # `before_predict` deploys one client after the other.
+            self.model.deploy(config.get("client"), tuned=config.get("tuned", False))
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
             told = {name: values for name, values in saved.items() if name in ("config", "code")}
@@ -234,13 +237,10 @@ class FederatedCLI(LightningCLI):
             raise ValueError(NO_SYNC)
         given = as_list(settings.callbacks) + self.callbacks
         if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
+            continued = self.folder or self.parent
             self.folder = None
             kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
-            ours: list[Callback] = [ClasswiseReport()]
-            if self.subcommand == "predict":
-                read_new(config, self.datamodule)
-                name = self._predictions.with_suffix(".pt").name
-                ours = [SavePredictions(self._predictions.parent, name)]
+            ours = self._callbacks_of_evaluation(continued)
         else:
             self.folder = self.folder or runs.new_run(self.parent, runs.overrides_of(self._argv))
             self.model.run_folder = self.folder
@@ -269,6 +269,36 @@ class FederatedCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs, callbacks=callbacks)
         check_trainer(trainer)  # before Lightning starts further processes
         return trainer
+
+    def _callbacks_of_evaluation(self, folder: Path) -> list[Callback]:
+        """Return the callbacks of a command that is no whole fit.
+
+        Args:
+            folder: Folder of the run, or of the runs if no run is known.
+        """
+        config = self.config[self.subcommand]
+        asks_all = config.get("client") == "all"
+        if self.subcommand == "predict":
+            read_new(config, self.datamodule)
+            name = self._predictions.with_suffix(".pt").name
+            return [SavePredictions(self._predictions.parent, name, by_client=asks_all)]
+        if asks_all:
+            return [ClasswiseReport(), ClientsReport(folder)]
+        return [ClasswiseReport()]
+
+    def before_predict(self) -> None:
+        """Find the clients whose models predict, and deploy the first one, if the command asks for all."""
+        self._further_clients: list[int] = []
+        if self.config.predict.client == "all":
+            first, *self._further_clients = clients_to_predict(self.datamodule)
+            self.model.deploy(first, tuned=self.config.predict.tuned)
+
+    def after_predict(self) -> None:
+        """Predict by the models of the further clients, one after the other."""
+        for client_id in self._further_clients:
+            self.model.deploy(client_id, tuned=self.config.predict.tuned)
+            ckpt_path = self.config.predict.ckpt_path
+            self.trainer.predict(self.model, datamodule=self.datamodule, ckpt_path=ckpt_path)
 
     def before_fit(self) -> None:
         """Tell where the run lies, and that a run which is continued has its rounds already."""

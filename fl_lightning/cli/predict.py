@@ -9,7 +9,7 @@ from fl_lightning.data.new_samples import check_new_path
 from fl_lightning.data.stored_schema import read_schema
 from fl_lightning.utils.files import is_there
 
-OPTIONS_OF_EVALUATION = ("client", "new", "output")
+OPTIONS_OF_EVALUATION = ("client", "tuned", "new", "output")
 """Options that say what is evaluated and where the answer goes. They are no settings of the run."""
 
 PREDICTIONS = "predictions"
@@ -68,6 +68,26 @@ def output_of(config: Any, folder: Path) -> Path:
         if is_there(file):
             raise ValueError(f"{file} exists already, and predict does not replace it; name another file by --output")
     return path
+
+
+def clients_to_predict(data: FederatedDataModule) -> list[int]:
+    """Return the ids of the clients whose models predict: those with test samples, or all if there are new samples.
+
+    Args:
+        data: The data module, which this function sets up.
+
+    Raises:
+        ValueError: No client has test samples.
+    """
+    data.prepare_data()
+    data.setup("predict")
+    clients = list(range(data.num_clients))
+    if data.new is not None:
+        return clients
+    tested = [client_id for client_id in clients if data.view(client_id, 0).size("test")]
+    if not tested:
+        raise ValueError("client all needs test samples of a client, and none has any; give the data a test split")
+    return tested
 
 
 def stem_of(path: Path) -> str:

@@ -348,21 +348,31 @@ class FederatedLoop(Forwarding):
             raise ValueError("tuned needs model.fine_tuning, got None; set it, such as model.fine_tuning.epochs to 1")
         return self.parts.fine_tuning
 
-    def deploy(self, client_id: int | None, *, tuned: bool = False) -> None:
-        """Let the next evaluations of a Trainer take the model and the test samples of a client.
+    def deploy(self, client_id: int | Literal["all"] | None, *, tuned: bool = False) -> None:
+        """Let the next evaluations of a Trainer take the model and the test samples of a client, or of all clients.
 
-        `validate`, `test` and `predict` then evaluate what the client would deploy, by the keys that they have for the
-        global model. A fit is not changed.
+        With the id of a client `validate`, `test` and `predict` evaluate what that client would deploy, by the keys
+        that they have for the global model. With `all`, `validate` and `test` evaluate the global model and then what
+        each client would deploy: the means over the clients are logged as `local/KEY`, and `recorder.client_values` has
+        the values of each. A fit is not changed.
 
         Args:
-            client_id: Id of the client, from 0. None is the global model and all samples again.
+            client_id: Id of the client, from 0, or `all`. None is the global model and all samples again.
             tuned: Whether the client's model is fine-tuned first, as `fine_tuning` says.
 
         Raises:
             ValueError: `tuned` is asked for without a client or without `fine_tuning`.
         """
-        self.parts.deploys_tuned = self._tuning(client_id, tuned) is not None
-        self.parts.deployed_client = client_id
+        takes_all = client_id == "all"
+        chosen = None if client_id == "all" else client_id
+        if takes_all and tuned:
+            raise ValueError(
+                "tuned needs one client, got all of them, whose values after fine-tuning are local/tuned/KEY; leave it "
+                "out"
+            )
+        self.parts.deploys_tuned = self._tuning(chosen, tuned) is not None
+        self.parts.deployed_client = chosen
+        self.parts.evaluates_all_clients = takes_all
 
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
@@ -405,6 +415,8 @@ class FederatedLoop(Forwarding):
         self._handed_over = False
         self.parts.begin_run(trainer=self.trainer, loop=self, server=self._server, fits=stage == "fit")
         self.data.tested_client = self._evaluated_client(stage)
+        if self.parts.evaluates_all_clients and stage != "fit":
+            self._check_all_clients(stage)
         if self.metrics is not None and stage != "predict":
             check_outputs(self.client, "model.metrics", remedy="leave it unset and log metrics in its own steps")
         self.store.look_beside(None)
@@ -433,6 +445,27 @@ class FederatedLoop(Forwarding):
         if self.data.new is None and not self.data.view(client_id, 0).size("test"):
             raise ValueError(f"client {client_id} has no test samples, so that nothing can be evaluated; give another")
         return client_id
+
+    def _check_all_clients(self, stage: str) -> None:
+        """Refuse an evaluation of all clients that has no values of a client.
+
+        Raises:
+            ValueError: The stage has no such values, there are no clients, or nothing is measured at one.
+        """
+        if stage == "predict":
+            raise ValueError("predict takes one client at a time, got all; call loop.deploy(0) and so on before each")
+        if self.data.pooled:
+            raise ValueError(
+                f"client all needs several clients, and all samples of {type(self.client).__name__} are in one place; "
+                f"leave it out"
+            )
+        if not measures(self.client, self.metrics):
+            raise ValueError(
+                f"client all needs a validation_step or test_step of {type(self.client.module).__name__}, or "
+                f"model.metrics, got none; define one"
+            )
+        if not any(self.data.view(client_id, 0).size("test") for client_id in range(self.data.num_clients)):
+            raise ValueError("client all needs test samples of a client, and none has any; give the data a test split")
 
     def configure_model(self) -> None:
         """Build the net for the data, then everything that a checkpoint is restored into."""
@@ -734,7 +767,8 @@ class FederatedLoop(Forwarding):
         """Log the values of an evaluation outside of a fit, and those of the clients if they tell more."""
         if self._evaluates_clients_too():
             kind: Kind = "test" if self.trainer.state.fn == "test" else "validation"
-            means, _ = self.evaluation.of_clients.evaluate(self.current_epoch, kind)
+            means, of_clients = self.evaluation.of_clients.evaluate(self.current_epoch, kind)
+            self.recorder.take_client_values(of_clients)
             values |= self.parts.marked(means)
         for name, value in values.items():
             super().log(name, value)
@@ -743,7 +777,7 @@ class FederatedLoop(Forwarding):
         """Return True if an evaluation outside of a fit has values of the clients besides those of the global model."""
         if self.data.pooled or self.data.tested_client is not None:
             return False
-        if self.global_weights.own_models:
+        if self.global_weights.own_models or self.parts.evaluates_all_clients:
             return True
         has_more = self.parts.fine_tuning is not None or bool(self.data.unseen_clients)
         return has_more and measures(self.client, self.metrics)

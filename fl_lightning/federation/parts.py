@@ -83,6 +83,7 @@ class FederationParts:
         fine_tuning: How clients are fine-tuned before they are tested. None means that they are not.
         deployed_client: Id of the client whose model and test samples an evaluation takes. None is the global model.
         deploys_tuned: Whether such a client is fine-tuned first.
+        evaluates_all_clients: Whether an evaluation outside of a fit has the values of each client, too.
         horizon: The planned rounds.
         services: The services of the client's modules in training.
         evaluation_services: The services of the client's modules in an evaluation.
@@ -123,6 +124,7 @@ class FederationParts:
     fine_tuning: FineTuning | None = None
     deployed_client: int | None = None
     deploys_tuned: bool = False
+    evaluates_all_clients: bool = False
     horizon: Horizon = field(default_factory=Horizon)
     services: ClientServices = field(default_factory=ClientServices)
     evaluation_services: EvaluationServices = field(default_factory=EvaluationServices)

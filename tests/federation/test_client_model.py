@@ -329,3 +329,70 @@ def test_a_copy_computes_over_all_processes_and_has_the_users_modes_within_an_ev
         assert model.training
         assert model.mae.distributed_available_fn == fresh.mae.distributed_available_fn
     assert not [part for part in loop.client.modules() if not part.training]
+
+
+# --- all clients ---
+
+
+@pytest.mark.parametrize("around", [FedAvg, Ditto, Local], ids=lambda kind: kind.__name__)
+def test_a_test_of_all_clients_has_the_values_of_each(around):
+    loop = fitted(around(module=LogsMetrics()))
+    expected = {client_id: dict(values) for client_id, values in loop.recorder.client_values.items()}
+    means = {key: value for key, value in loop.round_metrics.items() if key.startswith("local/")}
+    runner = Trainer(**QUIET)
+    loop.deploy("all")
+    (found,) = runner.validate(loop, datamodule=regression_data(), verbose=False)
+    assert loop.recorder.client_values == expected
+    assert {key: value for key, value in found.items() if key.startswith("local/")} == pytest.approx(means)
+    loop.deploy(None)
+    (found,) = runner.validate(loop, datamodule=regression_data(), verbose=False)
+    assert any(key.startswith("local/") for key in found) is (around is Local)
+
+
+def test_an_evaluation_of_all_clients_that_has_none_is_refused():
+    runner = Trainer(**QUIET)
+    loop = fitted(FedAvg(module=LogsMetrics()))
+    with pytest.raises(ValueError, match="tuned needs one client, got all of them"):
+        loop.deploy("all", tuned=True)
+    loop.deploy("all")
+    with pytest.raises(ValueError, match="predict takes one client at a time, got all"):
+        runner.predict(loop, datamodule=regression_data())
+    pooled = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()))
+    pooled.deploy("all")
+    with pytest.raises(
+        ValueError, match="client all needs several clients, and all samples of FedAvg are in one place"
+    ):
+        runner.test(pooled, datamodule=toy_data((8, 8), pooled=True))
+    without = FederatedLoop(FedAvg(module=Base()))
+    without.deploy("all")
+    with pytest.raises(ValueError, match="client all needs a validation_step or test_step of Base"):
+        runner.test(without, datamodule=regression_data())
+
+
+def test_the_command_line_tests_all_clients(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ditto = f"{TINY} --model.client Ditto --model.evaluate_clients_every 1"
+    assert say(f"fit {ditto} --trainer.max_epochs 1 --plots.format none").code == 0
+    (run,) = tmp_path.glob("runs/*/*")
+    with (run / "clients.csv").open(newline="") as file:
+        expected = {row["client"]: row["local/alma"] for row in csv.DictReader(file)}
+    for verb in ("test", "validate"):
+        said = say(f"{verb} {ditto} --ckpt_path last --client all")
+        assert said.code == 0
+        assert "Models of the clients, each on its own test samples" in said.out
+        with (run / f"clients-{verb}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {row["client"]: row["local/alma"] for row in rows} == expected
+        assert all(int(row["samples"]) > 0 for row in rows)
+    said = say(f"predict {ditto} --ckpt_path last --client all")
+    assert said.code == 0
+    with (run / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    outputs = torch.load(run / "predictions.pt")
+    assert {name: len(output) for name, output in outputs.items()} == {
+        name: sum(row["client"] == name for row in rows) for name in expected
+    }
+    for client_id in ("0", "1"):
+        assert say(f"predict {ditto} --ckpt_path last --client {client_id} --output {client_id}.csv").code == 0
+        assert torch.equal(torch.load(tmp_path / f"{client_id}.pt"), outputs[client_id])
+    assert "client" in refusal(f"test {ditto} --ckpt_path last --client every", 2)
