@@ -55,7 +55,7 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
-from fl_lightning.types import Engine, FineTuning, TrainableModule, Undo
+from fl_lightning.types import Engine, FineTuning, Scoring, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
@@ -635,9 +635,17 @@ class FederatedLoop(Forwarding):
             round_idx: Index of the round.
             every: Number of rounds from one to the next. None is never.
         """
-        if every is None or evaluation in self.recorder.evaluations:
-            return False
-        return (round_idx + 1) % every == 0
+        return evaluation not in self.recorder.evaluations and comes_after(round_idx, every)
+
+    def scoring_after(self, round_idx: int) -> Scoring | None:
+        """Return how the clients are evaluated after a round, or None if they are not.
+
+        Args:
+            round_idx: Index of the round, which may be under way.
+        """
+        if not comes_after(round_idx, self._rounds_between_clients()):
+            return None
+        return self.evaluation.of_clients.how("validation")
 
     def _rounds_between_clients(self) -> int | None:
         """Return the number of rounds after which the clients are evaluated, or None if they never are."""
@@ -846,3 +854,12 @@ def built(part: Part | None) -> Part:
     if part is None:
         raise RuntimeError("a FederatedLoop has no federation before a Trainer has set it up; call trainer.fit first")
     return part
+
+
+def comes_after(round_idx: int, every: int | None) -> bool:
+    """Return True if something that is made every so many rounds is made after a round.
+
+    >>> comes_after(3, every=2), comes_after(4, every=2), comes_after(0, every=None)
+    (True, False, False)
+    """
+    return every is not None and (round_idx + 1) % every == 0

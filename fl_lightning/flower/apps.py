@@ -89,7 +89,9 @@ class ServerCLI(FederatedCLI):
                 trainer=self.trainer,
             )
             nodes.compare_schema(schema_of_party(self.datamodule, parts.client))
-            return RemoteEngine(local=local, nodes=nodes, parts=parts, settings=settings, run=run)
+            engine = RemoteEngine(local=local, nodes=nodes, parts=parts, settings=settings, run=run)
+            engine.scoring_after = self.model.scoring_after
+            return engine
 
         self.model.engine_factory = factory
 

@@ -152,17 +152,39 @@ class Node:
         with closing(self.engine.run(job.broadcast.exchange, [job])) as results:
             result = next(results)
             file = files.keep(job.broadcast.round_idx, job.memory, result.personal)
-            return parts_of_update(result.update, logged=result.logged, file=file)
+            answer = parts_of_update(result.update, logged=result.logged, file=file)
+        if content["head"].get("scoring") and file:
+            answer["score"] = part_of(self._score_after(job, files.read(file), content["head"]["scoring"]))
+        return answer
+
+    def _score_after(self, job: ClientJob, record: tuple[dict[str, Any], State | None], scoring: Content) -> Content:
+        """Test what the client would deploy after an exchange, if it gets nothing from the server before the test.
+
+        Args:
+            job: The job of the exchange.
+            record: The client's memory and personal entries after it.
+            scoring: How the client is tested.
+        """
+        memory, personal = record
+        broadcast = Broadcast(job.broadcast.round_idx, "deployed", None)
+        return self._score(job._replace(broadcast=broadcast, memory=memory, personal=personal), scoring)
 
     def _evaluate(self, content: Content) -> dict[str, Array]:
         """Test what the client would deploy."""
-        head = content["head"]
-        job = self._job(content)
+        return {"head": part_of(self._score(self._job(content), content["head"]["scoring"]))}
+
+    def _score(self, job: ClientJob, scoring: Content) -> Content:
+        """Return the score of the client of a job.
+
+        Args:
+            job: The job of an exchange `deployed`.
+            scoring: How the client is tested.
+        """
         metrics = self.loop.metrics
-        how = read_scoring(head["scoring"], None if metrics is None else alone(metrics))
+        how = read_scoring(scoring, None if metrics is None else alone(metrics))
         with closing(self.engine.evaluate([job], how)) as scores:
             score = next(scores)
-        return {"head": part_of(plain_score(score._replace(client_id=self.client_id)))}
+        return plain_score(score._replace(client_id=self.client_id))
 
     def _job(self, content: Content) -> ClientJob:
         """Make the job that a message is about.

@@ -272,6 +272,30 @@ def test_a_metric_object_that_cannot_be_sent_is_named(tmp_path, kind, words):
         federate(lambda: FederatedLoop(FedAvg(module=kind()), seed=3), regression_data, tmp_path, rounds=1)
 
 
+@pytest.mark.parametrize("make", [Local, KnFu], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("every", [1, 2])
+def test_own_models_are_evaluated_in_the_answer_to_the_last_exchange(tmp_path, make, every):
+    def mine():
+        return data(transfer_size=9)
+
+    server, grid = assert_carried(lambda: loop_of(make, evaluate_clients_every=every), mine, tmp_path, rounds=4)
+    asked = [head_of(message)["ask"] for message in grid.log if "ask" in head_of(message)]
+    assert "evaluate" not in asked
+    assert asked.count("train") == 4 * 3 * len(make.exchanges)
+    here = fit(None, 4, mine(), loop=loop_of(make, evaluate_clients_every=every))
+    assert server.recorder.client_values == here.recorder.client_values
+
+
+def test_a_client_that_did_not_train_is_asked_for_its_score(tmp_path):
+    def some():
+        return loop_of(Local, evaluate_clients_every=1)
+
+    server, grid = assert_carried(some, lambda: data(cohort_size=1), tmp_path)
+    asked = [head_of(message)["ask"] for message in grid.log if "ask" in head_of(message)]
+    assert (asked.count("train"), asked.count("evaluate")) == (3, 3 * 2)
+    assert server.round_metrics["local/alma"] >= 0
+
+
 class Halves(UpdateTransform):
     """Sends half of the way."""
 
