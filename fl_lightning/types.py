@@ -139,6 +139,10 @@ class ClientUpdate:
 # --- local training, and what both sides see of the data ---
 
 
+ClockKind = Literal["run", "round"]
+"""What schedules and counts of a client's module cover: all rounds of the run as one fit, or each round by itself."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """Describes one segment of local training.
@@ -154,6 +158,7 @@ class Phase:
             None means all samples.
         counts: Whether the steps of the phase are local steps, which count in K_i, E_i and `max_local_steps`.
             A phase that does not count draws the batches of the first passes over its split.
+        clock: What the module's schedules and counts cover in the phase. None means `model.clock` of the loop.
     """
 
     split: str = "train"
@@ -164,6 +169,7 @@ class Phase:
     with_index: bool = False
     indices: Tensor | None = None
     counts: bool = True
+    clock: ClockKind | None = None
 
 
 class ClientData(Protocol):

@@ -54,7 +54,7 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
-from fl_lightning.types import Engine, TrainableModule, Undo
+from fl_lightning.types import ClockKind, Engine, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
@@ -93,6 +93,9 @@ class FederatedLoop(Forwarding):
         lr_decay: Decay of the local learning rate lr. A factor d gives lr · d^t in round t.
             `{cosine: FINAL_LR, rounds: T}` gives half a cosine down to FINAL_LR over T rounds, and FINAL_LR after
             round T. Without `rounds`, T is the number of planned rounds, which a continued run then cannot change.
+        clock: What the schedules of your module, and what it asks its Trainer for (`max_epochs`, `current_epoch`,
+            `global_step` and others), cover while a client is trained. With `run`, R rounds of E local epochs look like
+            one fit of R·E epochs. With `round`, each round looks like a fit of E epochs.
         accumulate_grad_batches: Batches per local optimizer step.
         clip_norm: Largest norm of a local gradient. None means that gradients are not clipped.
         personal: `fnmatch` patterns of entries that stay with each client. A pattern with `!` in front names
@@ -157,6 +160,7 @@ class FederatedLoop(Forwarding):
         local_epochs: int | list[int] = 1,
         max_local_steps: int | None = None,
         lr_decay: float | dict[str, float] = 1.0,
+        clock: ClockKind = "run",
         accumulate_grad_batches: int = 1,
         clip_norm: float | None = None,
         personal: str | list[str] | None = None,
@@ -193,6 +197,7 @@ class FederatedLoop(Forwarding):
                 local_epochs=local_epochs,
                 max_local_steps=max_local_steps,
                 lr_decay=lr_decay,
+                clock=clock,
                 accumulate_grad_batches=accumulate_grad_batches,
                 clip_norm=clip_norm,
             ),

@@ -82,6 +82,7 @@ class Node:
             self.data,
             device=self.device,
             precision=self.precision,
+            max_epochs=parts.horizon.planned,
             settings=parts.local_settings(),
             personal=parts.personal,
             keep=parts.keep,
