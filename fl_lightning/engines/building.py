@@ -156,7 +156,22 @@ class OptimizerBuilder:
             if entry.interval != interval or entry.reduce_on_plateau:
                 continue
             if count % entry.frequency == 0:
-                step_scheduler(entry, self.owner.lr_scheduler_step, kind)
+                self.step(entry, kind)
+
+    def step(self, entry: LRSchedulerConfig, kind: ClockKind) -> None:
+        """Step a scheduler that needs no value, by the module's hook.
+
+        Args:
+            entry: The scheduler.
+            kind: What the scheduler covers.
+
+        Raises:
+            ValueError: The scheduler has no further steps.
+        """
+        try:
+            self.owner.lr_scheduler_step(entry.scheduler, None)
+        except ValueError as error:
+            raise ValueError(short_sentence(entry, kind, str(error))) from error
 
 
 def check_automatic(optimizers: Sequence[Optimizer], *, owner: str, accumulated: int, scaled: bool) -> None:
@@ -186,23 +201,6 @@ def check_automatic(optimizers: Sequence[Optimizer], *, owner: str, accumulated:
             f"{kind} computes its gradient more than once a step, over one batch and without a gradient scaler; "
             f"set {remedy}"
         )
-
-
-def step_scheduler(entry: LRSchedulerConfig, step: Callable[[Any, Any], None], kind: ClockKind) -> None:
-    """Step a scheduler that needs no value.
-
-    Args:
-        entry: The scheduler.
-        step: The module's `lr_scheduler_step`.
-        kind: What the scheduler covers.
-
-    Raises:
-        ValueError: The scheduler has no further steps.
-    """
-    try:
-        step(entry.scheduler, None)
-    except ValueError as error:
-        raise ValueError(short_sentence(entry, kind, str(error))) from error
 
 
 def short_sentence(entry: LRSchedulerConfig, kind: ClockKind, fault: str) -> str:

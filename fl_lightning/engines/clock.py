@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from pytorch_lightning import LightningModule
 
 from fl_lightning.client.progress import ClientProgress
+from fl_lightning.engines.lockstep import Passes
 from fl_lightning.engines.pytrees import StackingError
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.types import ClientData, ClockKind
@@ -53,6 +54,50 @@ class Work(NamedTuple):
     accumulated: int = 1
     per_batch: int = 1
 
+    @classmethod
+    def of(
+        cls,
+        passes: Passes,
+        *,
+        round_idx: int,
+        num_samples: int,
+        accumulated: int,
+        batch_limit: int | None = None,
+        step_limit: int | None = None,
+    ) -> "Work":
+        """Return what a client trains by the batches of a phase and its limits.
+
+        Args:
+            passes: The batches of the phase.
+            round_idx: Index of the round, from 0.
+            num_samples: Number of samples of the client.
+            accumulated: Number of batches per optimizer step, ≥ 1.
+            batch_limit: Largest number of batches of the phase. None is no limit.
+            step_limit: Largest number of optimizer steps of the phase. None is no limit.
+
+        >>> passes = Passes.over(7, 2, 3, drops_single=False)
+        >>> Work.of(passes, round_idx=0, num_samples=7, accumulated=2, step_limit=3).batches
+        (4, 2)
+        """
+        remaining = math.inf if step_limit is None else step_limit
+        batches: list[int] = []
+        for epoch in range(passes.epochs):
+            number = passes.of_epoch(epoch, batch_limit).steps
+            if remaining <= 0 or (number == 0 and batch_limit is not None):
+                break
+            if math.ceil(number / accumulated) > remaining:
+                number = int(remaining) * accumulated
+            remaining -= math.ceil(number / accumulated)
+            batches.append(number)
+        return cls(
+            round_idx=round_idx,
+            batches=tuple(batches),
+            num_batches=passes.steps,
+            num_samples=num_samples,
+            batch_size=passes.batch_size,
+            accumulated=accumulated,
+        )
+
     @property
     def num_epochs(self) -> int:
         """Number of epochs, E."""
@@ -73,6 +118,27 @@ class Work(NamedTuple):
         yield from range(self.accumulated - 1, number, self.accumulated)
         if number % self.accumulated:
             yield number - 1
+
+    def num_due(self, interval: str, frequency: int, rounds: int) -> int:
+        """Return how often a scheduler is stepped in some rounds of this work, which are one fit.
+
+        Args:
+            interval: `epoch` or `step`.
+            frequency: Number of epochs, or of batches of an epoch, from one step of the scheduler to the next.
+            rounds: Number of rounds.
+
+        >>> work = Work(0, (5, 5), 5, num_samples=20, batch_size=4)
+        >>> work.num_due("step", 2, rounds=3), work.num_due("epoch", 2, rounds=3), work.num_due("epoch", 4, rounds=3)
+        (12, 3, 1)
+        """
+        if interval == "epoch":
+            return rounds * self.num_epochs // frequency
+        in_round = 0
+        for number in self.batches:
+            in_round += number // math.lcm(self.accumulated, frequency)
+            if number % self.accumulated and number % frequency == 0:
+                in_round += 1
+        return rounds * in_round
 
 
 NO_WORK = Work(0, (), num_batches=0, num_samples=0, batch_size=1)
@@ -103,7 +169,7 @@ class ClientClock:
         work: What the client trains in the present phase.
         round_idx: Index of the round.
         epoch: Index of the local epoch in the phase, from 0.
-        index: Index of the batch in its epoch. −1 before the first one.
+        index: Index of the present batch in its epoch. Before the first batch −1, or the last batch of the epoch before.
         asked: Whether the module has asked for one of `COUNTS` since this was set to False.
     """
 
@@ -192,8 +258,9 @@ class ClientClock:
             num_batches: Number of its batches.
         """
         self.epoch = epoch
-        self.index = -1
         self._batches_of_epoch = num_batches
+        # As in Lightning, the last batch of the epoch before is the present one until the first batch.
+        self.index = num_batches - 1 if self.current_epoch else -1
 
     def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch, and know which of them is the present one.

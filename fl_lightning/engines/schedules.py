@@ -1,10 +1,12 @@
 """The schedulers of a client in round t, which are where they would be if the t rounds before had been one fit."""
 
 import warnings
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
 from copy import deepcopy
 from functools import partial
+from math import ceil
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -13,13 +15,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import ClientProgress
 from fl_lightning.engines.building import OptimizerBuilder
 from fl_lightning.engines.clock import ClientClock
 
-MOST_PLACES = 1_000
-"""Number of places that are remembered. Clients with as many samples and the same schedulers share a place."""
+MOST_COURSES = 256
+"""Number of courses that are remembered. Clients with equal schedulers share a course."""
+
+MOST_PLACES = 1_024
+"""Number of places of a course. With more, every second place is forgotten."""
+
+SPACING = 256
+"""Number of steps after which a place is remembered on the way to another one."""
+
+LEAST_SPACING = 16
+"""Number of steps from one place to the next that is worth a place."""
 
 MAX_DEPTH = 8
 """Maximal depth of a value within a scheduler. Deeper values are compared as objects."""
@@ -31,25 +44,55 @@ OF_EVERY_OPTIMIZER = ("params", "param_names")
 
 
 class Place(NamedTuple):
-    """Holds where the schedulers of a client are at the begin of a round.
+    """Holds where the schedulers of a client are.
 
     Args:
-        round_idx: Index of the round.
         groups: The settings of the parameter groups, by optimizer.
         schedulers: The states of the schedulers.
     """
 
-    round_idx: int
     groups: list[list[dict[str, Any]]]
     schedulers: list[dict[str, Any]]
+
+
+class Course:
+    """Remembers places of schedulers by the number of steps, or of rounds, after which they are reached."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._places: dict[int, Place] = {}
+
+    def before(self, number: int) -> tuple[int, Place | None]:
+        """Return the last known place that is not behind `number`, and its own number. 0 and None: there is none."""
+        index = bisect_right(self._numbers, number)
+        if index == 0:
+            return 0, None
+        known = self._numbers[index - 1]
+        return known, self._places[known]
+
+    def keep(self, number: int, place: Place | None) -> None:
+        """Remember a place.
+
+        Args:
+            number: The number of steps or rounds.
+            place: The place. None, of schedulers without a copy, is not remembered.
+        """
+        if place is None or number in self._places:
+            return
+        insort(self._numbers, number)
+        self._places[number] = place
+        if len(self._numbers) > MOST_PLACES:
+            self._numbers = self._numbers[1::2]
+            self._places = {number: self._places[number] for number in self._numbers}
 
 
 class Schedules:
     """Steps the schedulers of clients, in a round and for the rounds before.
 
     A scheduler is built anew for every client and round. With the clock `run` it is stepped as often as it would have
-    been in the rounds before. The place is remembered, so that a further round steps on from there. Nothing of it is in
-    a checkpoint: a run that continues steps from the first round again.
+    been in the rounds before. Places on its course are remembered, for all clients with equal schedulers, so that a
+    further round steps on from the last one. Nothing of it is in a checkpoint: a run that continues steps from the
+    first round again.
 
     Args:
         clock: The clock of the clients.
@@ -59,7 +102,7 @@ class Schedules:
     def __init__(self, clock: ClientClock, builder: OptimizerBuilder) -> None:
         self._clock = clock
         self._builder = builder
-        self._places: OrderedDict[Any, Place] = OrderedDict()
+        self._courses: OrderedDict[Any, Course] = OrderedDict()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Schedules":
         # A copy finds the places itself. The keys hold objects of the user's.
@@ -92,60 +135,83 @@ class Schedules:
         Args:
             optimizers: Optimizers that have begun, with schedulers.
         """
-        target = self._clock.rounds_before
-        if target == 0 or all(entry.reduce_on_plateau for entry in optimizers.schedulers):
+        rounds = self._clock.rounds_before
+        stepped = [entry for entry in optimizers.schedulers if not entry.reduce_on_plateau]
+        if rounds == 0 or not stepped:
             return
-        work = self._clock.work
-        key = (work.batches, work.accumulated, identity_of(optimizers))
-        place = self._places.get(key)
-        first = 0
-        if place is not None and place.round_idx <= target:
-            go_to(place, optimizers)
-            first = place.round_idx
-        if first < target:
-            self._replay(optimizers, first=first, last=target)
-            place = place_of(optimizers, target)
-        if place is not None:
-            self._places[key] = place
-            self._places.move_to_end(key)
-            if len(self._places) > MOST_PLACES:
-                self._places.popitem(last=False)
+        key = identity_of(optimizers)
+        is_alone = len(stepped) == 1 and not overridden(self._builder.owner, "lr_scheduler_step", ClientModule)
+        with warnings.catch_warnings():
+            # Torch warns of a scheduler that is stepped before its optimizer.
+            warnings.simplefilter("ignore")
+            if is_alone and not asks_others(key):
+                self._step_on(optimizers, stepped[0], course=self._course(key), rounds=rounds)
+            else:
+                # What a scheduler does may depend on the counts that its module sees.
+                work = self._clock.work
+                course = self._course((key, work.batches, work.accumulated))
+                self._replay(optimizers, course=course, rounds=rounds)
 
-    def _replay(self, optimizers: LocalOptimizers, *, first: int, last: int) -> None:
-        """Step schedulers as in some rounds, with the counts that a module was told in them.
+    def _course(self, key: Any) -> Course:
+        """Return the course of a key, a new one for a new key."""
+        course = self._courses.setdefault(key, Course())
+        self._courses.move_to_end(key)
+        if len(self._courses) > MOST_COURSES:
+            self._courses.popitem(last=False)
+        return course
+
+    def _step_on(self, optimizers: LocalOptimizers, entry: LRSchedulerConfig, *, course: Course, rounds: int) -> None:
+        """Bring the only scheduler to the begin of a round. Its state depends on the number of its steps alone.
 
         Args:
             optimizers: The optimizers.
-            first: Index of the first round.
-            last: Index behind the last round.
+            entry: The scheduler.
+            course: The course of the scheduler, by its steps.
+            rounds: Number of rounds before.
+        """
+        target = self._clock.work.num_due(entry.interval, entry.frequency, rounds)
+        first, place = course.before(target)
+        if place is not None:
+            go_to(place, optimizers)
+        for number in range(first + 1, target + 1):
+            self._builder.step(entry, kind=self._clock.kind)
+            if number - first == SPACING or (number == target and number - first >= LEAST_SPACING):
+                course.keep(number, place_of(optimizers))
+                first = number
+
+    def _replay(self, optimizers: LocalOptimizers, *, course: Course, rounds: int) -> None:
+        """Step schedulers as in the rounds before, with the counts that a module was told in them.
+
+        Args:
+            optimizers: The optimizers.
+            course: The course of the schedulers, by rounds.
+            rounds: Number of rounds before.
         """
         clock = self._clock
         own_progress = clock.progress
         work = clock.work
         has_steps = any(entry.interval == "step" for entry in optimizers.schedulers)
-        with warnings.catch_warnings():
-            # Torch warns of a scheduler that is stepped before its optimizer.
-            warnings.simplefilter("ignore")
-            for round_idx in range(first, last):
-                progress = ClientProgress()
-                clock.move_to(round_idx, progress)
-                for epoch in range(work.num_epochs):
-                    clock.begin_epoch(epoch, work.batches[epoch])
-                    for index in work.step_indices(epoch) if has_steps else ():
-                        clock.index = index
-                        progress.num_steps += work.per_batch
-                        self.end_step(optimizers, index)
-                    self.end_epoch(optimizers)
-        clock.move_to(last, own_progress)
+        first, place = course.before(rounds)
+        if place is not None:
+            go_to(place, optimizers)
+        for round_idx in range(first, rounds):
+            progress = ClientProgress()
+            clock.move_to(round_idx, progress)
+            for epoch in range(work.num_epochs):
+                clock.begin_epoch(epoch, work.batches[epoch])
+                for index in work.step_indices(epoch) if has_steps else ():
+                    clock.index = index
+                    progress.num_steps += work.per_batch
+                    self.end_step(optimizers, index)
+                if not has_steps:
+                    progress.num_steps += ceil(work.batches[epoch] / work.accumulated)
+                self.end_epoch(optimizers)
+        clock.move_to(rounds, own_progress)
+        course.keep(rounds, place_of(optimizers))
 
 
-def place_of(optimizers: LocalOptimizers, round_idx: int) -> Place | None:
-    """Return where schedulers are, or None if their states are not plain values, which can be copied.
-
-    Args:
-        optimizers: The optimizers with the schedulers.
-        round_idx: Index of the round that begins.
-    """
+def place_of(optimizers: LocalOptimizers) -> Place | None:
+    """Return where schedulers are, or None if their states are not plain values, which can be copied."""
     states: list[dict[str, Any]] = []
     for entry in optimizers.schedulers:
         scheduler: Any = entry.scheduler
@@ -156,7 +222,7 @@ def place_of(optimizers: LocalOptimizers, round_idx: int) -> Place | None:
             return None
         states.append(deepcopy(state))
     groups = [[deepcopy(settings_of(group)) for group in optimizer.param_groups] for optimizer in optimizers.raw]
-    return Place(round_idx, groups=groups, schedulers=states)
+    return Place(groups=groups, schedulers=states)
 
 
 def go_to(place: Place, optimizers: LocalOptimizers) -> None:
@@ -208,13 +274,13 @@ class Same:
     """
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other._value is self._value
+        return isinstance(other, Same) and other.value is self.value
 
     def __hash__(self) -> int:
-        return id(self._value)
+        return id(self.value)
 
 
 def identity_of(optimizers: LocalOptimizers) -> Any:
@@ -227,6 +293,13 @@ def identity_of(optimizers: LocalOptimizers) -> Any:
         # A scheduler of another package than torch has a class of its own.
         entries.append(parts_of_object(entry.scheduler))
     return key_of((groups, entries))
+
+
+def asks_others(key: Any) -> bool:
+    """Return True if a key has an object, such as the module, whose answers may change."""
+    if isinstance(key, Same):
+        return not isinstance(key.value, CodeType)
+    return isinstance(key, tuple) and any(asks_others(part) for part in key)
 
 
 def key_of(value: Any, depth: int = 0) -> Any:

@@ -337,28 +337,17 @@ class LocalTrainer:
             passes: The batches of the phase.
             num_steps: Steps of the exchange so far.
         """
-        accumulated = self.settings.accumulate_grad_batches
         batch_limit: int | None = None
         if data.local_work != 1:
             batch_limit = self.batch_limit(data, phase, passes=passes, num_steps=num_steps)
         step_limit = self.step_limit(phase)
-        remaining = inf if step_limit is None else step_limit - num_steps
-        batches: list[int] = []
-        for epoch in range(passes.epochs):
-            number = passes.of_epoch(epoch, batch_limit).steps
-            if remaining <= 0 or (number == 0 and batch_limit is not None):
-                break
-            if ceil(number / accumulated) > remaining:
-                number = int(remaining) * accumulated
-            remaining -= ceil(number / accumulated)
-            batches.append(number)
-        return Work(
+        return Work.of(
+            passes,
             round_idx=data.round_idx,
-            batches=tuple(batches),
-            num_batches=passes.steps,
             num_samples=data.size(phase.split),
-            batch_size=passes.batch_size,
-            accumulated=accumulated,
+            accumulated=self.settings.accumulate_grad_batches,
+            batch_limit=batch_limit,
+            step_limit=None if step_limit is None else step_limit - num_steps,
         )
 
     def _begin_clock(self, phase: Phase, data: ClientData, *, passes: Passes, progress: ClientProgress) -> None:

@@ -457,7 +457,11 @@ class FederatedLoop(Forwarding):
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
-        optimizers, schedulers = check_local_training(self.engine.local, self.data)
+        optimizers, schedulers = check_local_training(
+            self.engine.local,
+            self.data,
+            rounds=self.parts.horizon.planned,
+        )
         self.parts.plateau.begin_fit(self.client, optimizers, schedulers)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
