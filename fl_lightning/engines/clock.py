@@ -1,7 +1,7 @@
 """The clock of a client: how many rounds, epochs and steps its module is told of while the client is trained."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -291,13 +291,21 @@ class ClientClock:
             client: The client module. Its setter passes the Trainer on to the module that it is built around.
         """
         trainer = trainer_of(client)
-        makers = dict.fromkeys((*COUNTS, *LIMITS), self.ask)
-        answers = WITHOUT_TRAINER if trainer is None else {}
+        makers: dict[str, Callable[[str], Any]] = dict.fromkeys((*COUNTS, *LIMITS), self.ask)
+        answers: Mapping[str, Any] = WITHOUT_TRAINER
+        if trainer is not None:
+            answers = {}
+            makers["logger"] = lambda _: self._at_round(trainer.logger)
+            makers["loggers"] = lambda _: [self._at_round(logger) for logger in trainer.loggers]
         client.trainer = TrainerView(trainer, answers, makers=makers)  # type: ignore[assignment]
         try:
             yield
         finally:
             client.trainer = trainer
+
+    def _at_round(self, logger: Any) -> Any:
+        """Return a logger as the client's modules see it. None stays None."""
+        return None if logger is None else RoundLogger(logger, self.round_idx)
 
     @contextmanager
     def in_stack(self, works: Sequence[Work], epoch: int) -> Iterator[None]:
@@ -410,6 +418,40 @@ class ClientClock:
     def gradient_clip_val(self) -> float | None:
         """Largest norm of a gradient, or None."""
         return self.settings.clip_norm
+
+
+class RoundLogger:
+    """Shows a logger to a client: what it logs for a step lands at the round, like all values of the run.
+
+    Args:
+        logger: The logger.
+        round_idx: Index of the round.
+    """
+
+    def __init__(self, logger: Any, round_idx: int) -> None:
+        self._logger = logger
+        self._round_idx = round_idx
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of the logger, so that `isinstance` accepts the object."""
+        logger = vars(self).get("_logger")
+        return type(self) if logger is None else logger.__class__
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_logger":
+            # The object is being copied, and has no logger yet.
+            raise AttributeError(name)
+        return getattr(self._logger, name)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log values at the round.
+
+        Args:
+            metrics: Values by log key.
+            step: A step or an epoch of the client. None stays None.
+        """
+        self._logger.log_metrics(metrics, step=None if step is None else self._round_idx)
 
 
 class ClientLoader:

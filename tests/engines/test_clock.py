@@ -4,6 +4,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from pytorch_lightning.loggers import Logger
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, TensorDataset
@@ -163,3 +164,113 @@ def test_a_round_is_one_plain_fit_under_the_clock_round(accumulated):
     found = federated(Net("OneCycleLR", interval="step"), clock="round", accumulate_grad_batches=accumulated)
     assert by_place(found.told) == by_place(expected.told * ROUNDS)
     assert found.rates == expected.rates * ROUNDS
+
+
+class Keeps(Logger):
+    """Keeps what is logged."""
+
+    name = "keeps"
+    version = 0
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append((step, *metrics))
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        pass
+
+
+@pytest.mark.parametrize("clock", ["run", "round"])
+def test_what_a_client_logs_by_its_logger_lands_at_the_round(clock):
+    class Logs(Net):
+        def training_step(self, batch, batch_idx):
+            assert isinstance(self.logger, Keeps)
+            self.logger.log_metrics({"by step": 1.0}, step=self.global_step)
+            self.trainer.loggers[0].log_metrics({"by epoch": 1.0}, step=self.current_epoch)
+            return super().training_step(batch, batch_idx)
+
+    logger = Keeps()
+    data = FederatedDataModule.from_datamodule(Data(), num_clients=1)
+    trainer(ROUNDS, logger=logger).fit(FederatedLoop(Logs(), local_epochs=EPOCHS, clock=clock), datamodule=data)
+    for key in ("by step", "by epoch"):
+        steps = [step for step, name, *_ in logger.rows if name == key]
+        assert steps == [round_idx for round_idx in range(ROUNDS) for _ in range(EPOCHS * BATCHES)]
+
+
+class Save(pl.Callback):
+    """Saves a checkpoint after a round."""
+
+    def __init__(self, path, round_idx=0):
+        self.path = path
+        self.round_idx = round_idx
+
+    def on_train_epoch_end(self, trainer, loop):
+        if trainer.current_epoch == self.round_idx:
+            trainer.save_checkpoint(self.path)
+
+
+def weights(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_resumed_run_has_the_same_bits(tmp_path, schedule):
+    save = Save(tmp_path / "2.ckpt", round_idx=1)
+    whole = federated(Net(schedule, interval="step"), rounds=4, callbacks=[save])
+    resumed = federated(Net(schedule, interval="step"), rounds=4, path=save.path)
+    assert resumed.rates == whole.rates[2 * EPOCHS * BATCHES :]
+    assert resumed.told == whole.told[len(whole.told) // 2 :]
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(resumed)[name])
+
+
+@pytest.mark.parametrize("schedule", ["OneCycleLR", "CosineAnnealingLR"])
+def test_more_rounds_are_refused_where_the_module_has_asked_for_the_length(tmp_path, schedule):
+    save = Save(tmp_path / "1.ckpt")
+    federated(Net(schedule), rounds=2, callbacks=[save])
+    with pytest.raises(ValueError, match=r"planned_rounds was 2, is 3 .* model\.planned_rounds"):
+        federated(Net(schedule), rounds=3, path=save.path)
+
+
+def test_more_rounds_are_trained_where_the_schedule_does_not_depend_on_them(tmp_path):
+    class Silent(Net):
+        def note(self, place):
+            pass
+
+    save = Save(tmp_path / "1.ckpt")
+    federated(Silent("StepLR"), rounds=1, callbacks=[save])
+    more = federated(Silent("StepLR"), rounds=3, path=save.path)
+    assert more.rates == federated(Silent("StepLR"), rounds=3).rates[EPOCHS * BATCHES :]
+
+
+def test_the_limits_of_the_loop_are_those_of_the_fit():
+    module = federated(Net(), max_local_steps=7, clip_norm=2.0)
+    told = [counts for _, _, _, counts, _ in module.told]
+    assert {counts["max_steps"] for counts in told} == {7 * ROUNDS}
+    assert {counts["estimated_stepping_batches"] for counts in told} == {7 * ROUNDS}
+    steps = [counts["global_step"] for place, _, _, counts, _ in module.told if place == "step"]
+    assert steps == list(range(7 * ROUNDS))
+
+
+def test_without_a_limit_of_rounds_the_estimate_is_infinite():
+    class Stops(Net):
+        def on_train_epoch_end(self):
+            super().on_train_epoch_end()
+            self.trainer.should_stop = True
+
+    module = federated(Stops(), rounds=-1)
+    assert {counts["estimated_stepping_batches"] for _, _, _, counts, _ in module.told} == {float("inf")}
+    assert {counts["max_epochs"] for _, _, _, counts, _ in module.told} == {-1}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_cannot_be_set(name):
+    class Sets(Net):
+        def training_step(self, batch, batch_idx):
+            setattr(self.trainer, name, 3)
+
+    with pytest.raises(Exception, match=f"trainer.{name} cannot be set by a module"):
+        federated(Sets())
