@@ -169,7 +169,8 @@ class ClientClock:
         work: What the client trains in the present phase.
         round_idx: Index of the round.
         epoch: Index of the local epoch in the phase, from 0.
-        index: Index of the present batch in its epoch. Before the first batch −1, or the last batch of the epoch before.
+        index: Index of the present batch in its epoch. Before the first batch of an epoch it is the last batch of the
+            epoch before, and −1 in the first epoch.
         asked: Whether the module has asked for one of `COUNTS` since this was set to False.
     """
 

@@ -33,6 +33,7 @@ def local_engine(
     keep: tuple[str, ...] = (),
     chunk: Literal["auto"] | int = 1,
     members: Callable[[GlobalWeights], Iterable[Member]] | None = None,
+    rounds: Callable[[], int | None] | None = None,
 ) -> SequentialEngine:
     """Return an engine that trains clients as a `FederatedLoop` with the same settings does, in every bit.
 
@@ -52,6 +53,8 @@ def local_engine(
         chunk: Number of clients that are trained at once, ≥ 1, or `auto`.
         members: Makes the members of a round that act at the client, given the entries of the
             client. None takes the members of the entries and a check of the module's structure.
+        rounds: Returns the number of rounds of the run when the client's module asks for it. None
+            returns `max_epochs`.
 
     Raises:
         ValueError: A setting does not fit the client or the data.
@@ -63,7 +66,7 @@ def local_engine(
     data.setup("fit")
     data.key_batches(settings.seed)
     modules = client.lightning_modules()
-    clock = ClientClock(settings, rounds=lambda: max_epochs)
+    clock = ClientClock(settings, rounds=rounds or (lambda: max_epochs))
     begin_without_trainer(client, clock, datamodule=data, precision=str(precision.precision))
     services = ClientServices()
     make: Callable[..., SequentialEngine] = SequentialEngine
