@@ -284,14 +284,23 @@ class Same:
 
 
 def identity_of(optimizers: LocalOptimizers) -> Any:
-    """Return a key that new optimizers with the same settings and the same schedulers have, too."""
-    groups = [[settings_of(group) for group in optimizer.param_groups] for optimizer in optimizers.raw]
+    """Return a key that new optimizers with the same settings and the same schedulers have, too.
+
+    The rate that a scheduler has set is left out. It follows from the initial rate, or from the present epoch.
+    """
+    groups: list[Any] = []
+    for optimizer in optimizers.raw:
+        for group in optimizer.param_groups:
+            settings = settings_of(group)
+            settings["lr"] = group.get("initial_lr", group.get("lr"))
+            groups.append(settings)
     entries: list[Any] = []
     for entry in optimizers.schedulers:
         kind = type(entry.scheduler)
         entries.append([kind.__module__, kind.__qualname__, entry.interval, entry.frequency])
         # A scheduler of another package than torch has a class of its own.
-        entries.append(parts_of_object(entry.scheduler))
+        attributes = {name: value for name, value in vars(entry.scheduler).items() if name != "_last_lr"}
+        entries.append(attributes)
     return key_of((groups, entries))
 
 
@@ -346,7 +355,7 @@ def parts_of(value: Any) -> list[Any] | None:
     if isinstance(value, FunctionType):
         return parts_of_function(value)
     if isinstance(value, LRScheduler):
-        return [type(value).__qualname__, *parts_of_object(value)]
+        return [type(value).__qualname__, vars(value)]
     return None
 
 
@@ -358,8 +367,3 @@ def parts_of_function(function: FunctionType) -> list[Any] | None:
     except ValueError:
         return None
     return [Same(code), variables, function.__defaults__, function.__kwdefaults__]
-
-
-def parts_of_object(value: Any) -> list[Any]:
-    """Return the names and values of the attributes of an object."""
-    return parts_of(vars(value)) or []
