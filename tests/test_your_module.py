@@ -270,7 +270,9 @@ def test_a_schedule_over_the_estimated_batches_is_one_of_the_run():
 def test_a_schedule_of_one_round_is_refused_for_the_run():
     own = cycle(8)  # which is the number of steps of a client in a round
     federate(own, Pairs, 2, clock="round")
-    with pytest.raises(ValueError, match=r"OneCycleLR must have a rate .* got total_steps=8 for 16; .* model.clock: round"):
+    with pytest.raises(
+        ValueError, match=r"OneCycleLR must have a rate .* got total_steps=8 for 16; .* model.clock: round"
+    ):
         federate(own, Pairs, 2)
     with pytest.raises(ValueError, match=r"\(model.clock: round\), got ValueError: Tried to step .* model.clock: run"):
         federate(cycle(5), Pairs, 2, clock="round")

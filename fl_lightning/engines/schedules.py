@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
 from copy import deepcopy
 from functools import partial
-from math import ceil
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -190,7 +189,6 @@ class Schedules:
         clock = self._clock
         own_progress = clock.progress
         work = clock.work
-        has_steps = any(entry.interval == "step" for entry in optimizers.schedulers)
         first, place = course.before(rounds)
         if place is not None:
             go_to(place, optimizers)
@@ -199,12 +197,10 @@ class Schedules:
             clock.move_to(round_idx, progress)
             for epoch in range(work.num_epochs):
                 clock.begin_epoch(epoch, work.batches[epoch])
-                for index in work.step_indices(epoch) if has_steps else ():
+                for index in work.step_indices(epoch):
                     clock.index = index
-                    progress.num_steps += work.per_batch
+                    progress.num_steps += 1
                     self.end_step(optimizers, index)
-                if not has_steps:
-                    progress.num_steps += ceil(work.batches[epoch] / work.accumulated)
                 self.end_epoch(optimizers)
         clock.move_to(rounds, own_progress)
         course.keep(rounds, place_of(optimizers))

@@ -289,7 +289,7 @@ def check_schedulers(
     if is_known and not own_stepping and not overridden(client, "phases", ClientModule):
         works = works_of_clients(local, data)
     if local.settings.clock == "run":
-        for entry in stepped if works else ():
+        for entry in stepped:
             check_length(entry, optimizers[0], works=works, rounds=rounds)
     else:
         tell_rounds(name, optimizers, schedulers=stepped, works=works)
@@ -329,7 +329,9 @@ def tell_rounds(
         SettingError: A schedule is too short for every client.
     """
     beginning = f"the schedulers of {name} begin anew for every client and round (model.clock: round)"
-    for entry in schedulers if works else ():
+    for entry in schedulers:
+        if not works:
+            break
         events = [events_of_round(work, entry.interval) for work in works]
         rates = rates_of_round(entry, optimizers[0], least=min(events), most=max(events))
         fault = useless(rates, entry.interval, max(events))
@@ -349,14 +351,15 @@ def check_length(entry: LRSchedulerConfig, optimizer: Optimizer, *, works: Seque
     Args:
         entry: The scheduler, which is stepped.
         optimizer: Its optimizer, whose learning rates are put back.
-        works: What the clients train in a round.
+        works: What the clients train in a round. Empty if that is not known.
         rounds: The planned rounds. None means no limit, and one round is tried.
 
     Raises:
         SettingError: The schedule is too short.
     """
     scheduler: Any = entry.scheduler
-    num_steps = max(work.num_due(entry.interval, entry.frequency, rounds or 1) for work in works)
+    due = [work.num_due(entry.interval, entry.frequency, rounds or 1) for work in works]
+    num_steps = max(due, default=0)
     if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < num_steps:
         fault = f"total_steps={scheduler.total_steps} for {num_steps}"
         raise SettingError(short_sentence(entry, "run", fault))
@@ -369,19 +372,19 @@ def check_length(entry: LRSchedulerConfig, optimizer: Optimizer, *, works: Seque
 
 
 def works_of_clients(local: LocalTrainer, data: FederatedDataModule) -> list[Work]:
-    """Return what each client with batches trains in the first round, without phases of a method.
+    """Return what the clients with batches train in the first round, each amount once, without phases of a method.
 
     Args:
         local: The local training.
         data: The data module.
     """
-    works: list[Work] = []
+    clients: dict[tuple[int, int, bool], int] = {}
     for client_id in range(data.num_clients):
-        if data.size(client_id):
-            work = work_of(local, data, client_id)
-            if work.num_steps:
-                works.append(work)
-    return works
+        size = data.size(client_id)
+        key = (size, local.settings.epochs_of(client_id), local.normalizes(client_id, size))
+        clients.setdefault(key, client_id)
+    works = [work_of(local, data, client_id) for (size, _, _), client_id in clients.items() if size]
+    return [work for work in works if work.num_steps]
 
 
 def work_of(local: LocalTrainer, data: FederatedDataModule, client_id: int) -> Work:
