@@ -165,6 +165,10 @@ class ClientUpdate:
 # --- local training, and what both sides see of the data ---
 
 
+ClockKind = Literal["run", "round"]
+"""What schedules and counts of a client's module cover: all rounds of the run as one fit, or each round by itself."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """Describes one segment of local training.
@@ -181,6 +185,7 @@ class Phase:
         counts: Whether the steps of the phase are local steps, which count in K_i, E_i and `max_local_steps`.
             A phase that does not count draws the batches of the first passes over its split.
         max_steps: Largest number of optimizer steps of the phase, over all its epochs. None means no limit.
+        clock: What the module's schedules and counts cover in the phase. None means `model.clock` of the loop.
     """
 
     split: str = "train"
@@ -192,6 +197,7 @@ class Phase:
     indices: Tensor | None = None
     counts: bool = True
     max_steps: int | None = None
+    clock: ClockKind | None = None
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from fl_lightning.client.services import (
     MetricAccumulator,
     attach_services,
 )
+from fl_lightning.engines.clock import ClientClock
 from fl_lightning.engines.deployed import OwnSteps, score
 from fl_lightning.engines.fine_tuning import FineTuner
 from fl_lightning.engines.held_entries import HeldEntries
@@ -68,6 +69,8 @@ class SequentialEngine:
             of `global_weights` and a check of the module's structure.
         tolerant: Whether the run continues without a client that fails. The engine then undoes
             each failed client.
+        clock: The clock that the client's modules see. None takes one of `settings`, of a run
+            without a limit of rounds.
 
     Attributes:
         own_steps: Evaluates the module that lies in the client by its own steps.
@@ -87,6 +90,7 @@ class SequentialEngine:
         batch_hooks: ClientHooks | None = None,
         members: Members | None = None,
         tolerant: bool = False,
+        clock: ClientClock | None = None,
     ) -> None:
         device = device or torch.device("cpu")
         precision = precision or Precision()
@@ -116,6 +120,7 @@ class SequentialEngine:
             device=device,
             precision=precision,
             batch_hooks=batch_hooks or {},
+            clock=clock,
         )
         self.own_steps = OwnSteps(client)
         self._receives = overridden(client, "receive", ClientModule)
@@ -206,6 +211,7 @@ class SequentialEngine:
     def load_client(self, job: ClientJob) -> None:
         """Load a client into the module: its shared weights, its personal entries and its memory."""
         LIFE.begin_client(job.client_id, job.broadcast.round_idx)
+        self.local.clock.round_idx = job.broadcast.round_idx
         context = self._context(job)
         already_sent = self.global_weights.frozen.already_sent
         start = context.start

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import ceil, inf
@@ -18,6 +18,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fl_lightning.client.checks import are_foreign
 from fl_lightning.client.hooks import STEP_HOOKS, hooks, own_hook
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.module import ClientModule
@@ -26,7 +27,9 @@ from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.services import BatchTransfer, ClientServices
 from fl_lightning.client.teacher import LogitCache
 from fl_lightning.engines.building import OptimizerBuilder
+from fl_lightning.engines.clock import ClientClock, Work
 from fl_lightning.engines.lockstep import Passes
+from fl_lightning.engines.schedules import Schedules
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.types import Batch, ClientData, Phase
 from fl_lightning.utils.devices import copy_to_device
@@ -54,6 +57,7 @@ class LocalTrainer:
         precision: The Trainer's precision plugin.
         batch_hooks: Hooks of callbacks by name. Each is called before the client's hook of the
             same name.
+        clock: The clock that the client's modules see. None takes one of `settings`.
     """
 
     def __init__(
@@ -66,7 +70,11 @@ class LocalTrainer:
         device: torch.device,
         precision: Precision,
         batch_hooks: Mapping[str, Sequence[Callable[..., None]]],
+        clock: ClientClock | None = None,
     ) -> None:
+        self.clock = clock or ClientClock(settings)
+        self.tells_clock = client.module is not None or are_foreign([client])
+        """Whether the client's own code may ask its Trainer for something."""
         self.client = client
         self.settings = settings
         self.services = services
@@ -106,6 +114,7 @@ class LocalTrainer:
             precision=precision,
             hands_out=any(hooks_with_optimizer),
         )
+        self.schedules = Schedules(self.clock, self.builder)
         self._deadline = inf
         self._round_idx = 0
         owners: list[object] = list(client.modules())
@@ -249,6 +258,17 @@ class LocalTrainer:
         Raises:
             TimeoutError: The training took longer than `client_timeout`.
         """
+        with self.attached_clock():
+            self._train(data, exchange, fedavg_equivalent=fedavg_equivalent, on_epoch_end=on_epoch_end)
+
+    def attached_clock(self) -> AbstractContextManager[None]:
+        """Return a context in which the client's modules see the client's own clock, if they may ask for it."""
+        return self.clock.attached(self.client) if self.tells_clock else nullcontext()
+
+    def _train(
+        self, data: ClientData, exchange: str, *, fedavg_equivalent: bool, on_epoch_end: Sequence[EpochHook]
+    ) -> None:
+        """Train the module as `train` does, with the arguments of `train`."""
         self._deadline = monotonic() + (self.settings.client_timeout or inf)
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if fedavg_equivalent else self.client.training_step
@@ -264,7 +284,10 @@ class LocalTrainer:
         self._deadline = inf
         self.seed("fine_tuning", data)
         self._training_step = self.client.local_loss
-        self._phases(phases, data, ())
+        # The schedules and counts of the whole run would be at their end after the last round.
+        alone = [replace(phase, clock="round") for phase in phases]
+        with self.attached_clock():
+            self._phases(alone, data, ())
 
     def _phases(self, phases: Iterable[Phase], data: ClientData, on_epoch_end: Sequence[EpochHook]) -> None:
         """Run phases one after the other.
@@ -311,7 +334,14 @@ class LocalTrainer:
         size = data.size(phase.split)
         passes = self.passes(data, phase)
         progress = client.context.progress if phase.counts else ClientProgress()
+        if self.tells_clock:
+            self._begin_clock(phase, data, passes=passes, progress=progress)
         optimizers = self._begin_optimizers(phase, data.round_idx, progress)
+        keeps_time = self.tells_clock or bool(optimizers.schedulers)
+        if not self.tells_clock and keeps_time:
+            self._begin_clock(phase, data, passes=passes, progress=progress)
+        if keeps_time:
+            self.begin_schedules(optimizers)
         self._begin_logit_cache(phase, data, passes)
         # Only a straggler has a limit of batches here. `step_limit` ends the training of every other client.
         batch_limit: int | None = None
@@ -327,6 +357,8 @@ class LocalTrainer:
                     break
             if progress.num_steps >= step_limit:
                 break
+            if keeps_time:
+                self.clock.begin_epoch(epoch, epoch_passes.steps)
             self.services.begin(optimizers=optimizers, num_samples=size)
             self._call("on_train_epoch_start")
             self._epoch(
@@ -341,12 +373,59 @@ class LocalTrainer:
             self.services.begin(num_samples=size)
             self._call("on_train_epoch_end")
             if optimizers.schedulers and client.automatic_optimization:
-                self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
+                self.schedules.end_epoch(optimizers)
             for hook in on_epoch_end:
                 hook(data.client_id, epoch)
         epochs_before[phase.split] += passes.epochs
         if not phase.counts:
             client.context.progress.uncounted_steps += progress.num_steps
+
+    def work(self, phase: Phase, data: ClientData, *, passes: Passes, num_steps: int) -> Work:
+        """Return what a client trains in a phase.
+
+        Args:
+            phase: The phase that begins.
+            data: The client's data, restricted to the phase's samples.
+            passes: The batches of the phase.
+            num_steps: Steps of the exchange so far.
+        """
+        batch_limit: int | None = None
+        if data.local_work != 1:
+            batch_limit = self.batch_limit(data, phase, passes=passes, num_steps=num_steps)
+        step_limit = self.step_limit(phase, num_steps)
+        return Work.of(
+            passes,
+            round_idx=data.round_idx,
+            num_samples=data.size(phase.split),
+            accumulated=self.settings.accumulate_grad_batches,
+            batch_limit=batch_limit,
+            step_limit=None if step_limit is None else step_limit - num_steps,
+        )
+
+    def _begin_clock(self, phase: Phase, data: ClientData, *, passes: Passes, progress: ClientProgress) -> None:
+        """Let the clock begin a phase.
+
+        Args:
+            phase: The phase.
+            data: The client's data, restricted to the phase's samples.
+            passes: The batches of the phase.
+            progress: Counts the steps of the phase.
+        """
+        work = self.work(phase, data, passes=passes, num_steps=progress.num_steps)
+        self.clock.begin(work, kind=phase.clock, progress=progress, data=data)
+
+    def begin_schedules(self, optimizers: LocalOptimizers) -> None:
+        """Bring the schedulers of new optimizers to the present round of the clock, which answers by them from now on.
+
+        A module that steps its schedulers by hand begins them anew in every round, because nobody knows how it steps
+        them.
+        """
+        if self.client.automatic_optimization:
+            self.clock.steps_with(self.services)
+            if optimizers.schedulers:
+                self.schedules.catch_up(optimizers)
+        else:
+            self.clock.steps_with(self.services, num_by_hand=max(1, len(optimizers.raw)))
 
     def _begin_optimizers(self, phase: Phase, round_idx: int, progress: ClientProgress) -> LocalOptimizers:
         """Return the optimizers of a phase, which begin as if they were built anew."""
@@ -408,7 +487,7 @@ class LocalTrainer:
             batch_size=passes.batch_size,
             with_index=with_index,
         )
-        for index, item in enumerate(items):
+        for index, item in enumerate(self.clock.counted(items) if self.tells_clock else items):
             if index == num_batches or progress.num_steps >= step_limit:
                 return
             if monotonic() > self._deadline:
@@ -523,7 +602,7 @@ class LocalTrainer:
         elif closure() is not None:
             optimizer.step()
         if optimizers.schedulers:
-            self.builder.schedule(optimizers.schedulers, "step", index + 1)
+            self.schedules.end_step(optimizers, index)
         return loss
 
 

@@ -55,7 +55,7 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
-from fl_lightning.types import Engine, FineTuning, Scoring, TrainableModule, Undo
+from fl_lightning.types import ClockKind, Engine, FineTuning, Scoring, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
@@ -94,6 +94,9 @@ class FederatedLoop(Forwarding):
         lr_decay: Decay of the local learning rate lr. A factor d gives lr · d^t in round t.
             `{cosine: FINAL_LR, rounds: T}` gives half a cosine down to FINAL_LR over T rounds, and FINAL_LR after
             round T. Without `rounds`, T is the number of planned rounds, which a continued run then cannot change.
+        clock: What the schedules of your module, and what it asks its Trainer for (`max_epochs`, `current_epoch`,
+            `global_step` and others), cover while a client is trained. With `run`, R rounds of E local epochs look like
+            one fit of R·E epochs. With `round`, each round looks like a fit of E epochs.
         accumulate_grad_batches: Batches per local optimizer step.
         clip_norm: Largest norm of a local gradient. None means that gradients are not clipped.
         personal: `fnmatch` patterns of entries that stay with each client. A pattern with `!` in front names
@@ -160,6 +163,7 @@ class FederatedLoop(Forwarding):
         local_epochs: int | list[int] = 1,
         max_local_steps: int | None = None,
         lr_decay: float | dict[str, float] = 1.0,
+        clock: ClockKind = "run",
         accumulate_grad_batches: int = 1,
         clip_norm: float | None = None,
         personal: str | list[str] | None = None,
@@ -197,6 +201,7 @@ class FederatedLoop(Forwarding):
                 local_epochs=local_epochs,
                 max_local_steps=max_local_steps,
                 lr_decay=lr_decay,
+                clock=clock,
                 accumulate_grad_batches=accumulate_grad_batches,
                 clip_norm=clip_norm,
             ),
@@ -519,7 +524,11 @@ class FederatedLoop(Forwarding):
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
-        optimizers, schedulers = check_local_training(self.engine.local, self.data)
+        optimizers, schedulers = check_local_training(
+            self.engine.local,
+            self.data,
+            rounds=self.parts.horizon.planned,
+        )
         self.parts.plateau.begin_fit(self.client, optimizers, schedulers)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))

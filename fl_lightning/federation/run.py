@@ -9,6 +9,7 @@ from pytorch_lightning import Trainer
 
 from fl_lightning.client.checks import are_foreign
 from fl_lightning.distributed import current_communicator
+from fl_lightning.engines.clock import ClientClock
 from fl_lightning.engines.cohort import IGNORES, CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation import checks
@@ -80,12 +81,13 @@ class FederatedRun:
         """The engine of this process."""
         parts = self.parts
         trainer = self.data.trainer
+        settings = parts.local_settings()
         make: Callable[..., SequentialEngine] = SequentialEngine
         if parts.execution.chunk != 1:
             make = partial(CohortEngine, chunk=parts.execution.chunk, watches=self._is_watched())
         engine = make(
             client=parts.client,
-            settings=parts.local_settings(),
+            settings=settings,
             global_weights=self.server.global_weights,
             services=parts.services,
             device=parts.client.device,
@@ -95,6 +97,7 @@ class FederatedRun:
             batch_hooks=parts.batch_hooks,
             members=self.members,
             tolerant=parts.faults.on_error == "skip",
+            clock=ClientClock(settings, rounds=parts.horizon.rounds),
         )
         engine.local.know_modes(self._modes)
         return engine

@@ -73,6 +73,7 @@ class RemoteEngine:
         self._local = local
         self._nodes = nodes
         self._store = parts.store
+        self._horizon = parts.horizon
         self._run = run
         self._rated = "accumulated_lr" in parts.needs
         self._settings = hash_of_value(dict(settings))
@@ -230,6 +231,9 @@ class RemoteEngine:
         # What a node sends may raise any error.
         try:
             demand(not problem, problem)
+            if content.get("plans") is True:
+                # The module at a node has asked how many rounds are planned.
+                self._horizon.rounds()
             return read(job, content)
         except Exception as error:
             return Answer(job, error=error)

@@ -96,6 +96,7 @@ class Node:
             personal=parts.personal,
             keep=parts.keep,
             members=self._members,
+            rounds=parts.horizon.rounds,
         )
         server = Server(
             global_weights=engine.global_weights,
@@ -121,6 +122,7 @@ class Node:
             round_idx = int(head.get("round_idx", -1))
             parts = answers[head["ask"]](content)
             parts["has"] = part_of(content.get("frozen", {}).get("digest"))
+            parts["plans"] = part_of(self.loop.parts.horizon.was_read)
         except Exception as error:
             # The error may have left the engine in the middle of an exchange.
             self.__dict__.pop("engine", None)
