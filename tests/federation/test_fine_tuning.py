@@ -487,3 +487,28 @@ def test_methods_without_a_global_model_need_no_period():
 def test_no_settings():
     with pytest.raises(TypeError, match=r"fine_tuning must be a FineTuning, got \{'epochs': 1\}; give FineTuning"):
         FederatedLoop(FedAvg(), fine_tuning={"epochs": 1})
+
+
+ASKED = []
+"""What the Trainer said in each training step. Fine-tuning undoes what a module itself notes."""
+
+
+class AsksTheClock(LogsMetrics):
+    """Asks its Trainer in each training step."""
+
+    def training_step(self, batch, batch_idx):
+        ASKED.append((self.trainer.max_epochs, self.trainer.current_epoch, self.trainer.global_step))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("clock", ["run", "round"])
+def test_fine_tuning_counts_from_the_begin_whatever_the_clock(clock):
+    ASKED.clear()
+    settings = {"fine_tuning": FineTuning(epochs=3), "evaluate_clients_every": 4, "clock": clock}
+    loop = FederatedLoop(FedAvg(module=AsksTheClock()), seed=3, **settings)
+    Trainer(max_epochs=4, **QUIET).fit(loop, datamodule=regression_data())
+    tuned = {(epoch, step) for rounds, epoch, step in ASKED if rounds == 3}
+    in_rounds = 4 if clock == "run" else 1
+    assert {rounds for rounds, _, _ in ASKED} == {3, in_rounds}
+    assert {epoch for epoch, _ in tuned} == {0, 1, 2}
+    assert min(step for _, step in tuned) == 0
