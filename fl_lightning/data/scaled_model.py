@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.data.schema import Schema
+from fl_lightning.data.splits import Transform
+from fl_lightning.data.table_schema import TableSchema
 from fl_lightning.data.transforms import Normalize, Scale
 
 
@@ -52,7 +54,9 @@ class ScaledModel(nn.Module):
 def columns_of(schema: Schema) -> list[str]:
     """Return the names of the inputs of a net that reads rows of a table. Empty: it reads others."""
     columns: list[str] = []
-    for feature in () if schema.table is None else schema.table.features:
+    if schema.table is None:
+        return columns
+    for feature in schema.table.features:
         if feature.words is None:
             columns.append(feature.name)
         else:
@@ -61,7 +65,7 @@ def columns_of(schema: Schema) -> list[str]:
 
 
 def moments_of(schema: Schema) -> tuple[Tensor, Tensor]:
-    """Return what is subtracted from a stored sample, and by what it is divided then.
+    """Return what is subtracted from a stored sample, and by what the rest is divided.
 
     Both are (D,) float64 for rows of a table, whose numbers may be large, and (C, 1, ...) float32 for other samples.
 
@@ -69,29 +73,55 @@ def moments_of(schema: Schema) -> tuple[Tensor, Tensor]:
         ValueError: The scaling is code of the user's, or is not of numbers.
     """
     if schema.table is not None:
-        means: list[float] = []
-        deviations: list[float] = []
-        for feature in schema.table.features:
-            means += [feature.mean if feature.words is None else 0.0] * feature.width
-            deviations += [feature.std if feature.words is None else 1.0] * feature.width
-        return torch.tensor(means, dtype=torch.float64), torch.tensor(deviations, dtype=torch.float64)
+        return moments_of_columns(schema.table)
     mean = torch.zeros(1)
     std = torch.ones(1)
-    parts = schema.scale
-    if parts is None or any(not isinstance(part, Scale | Normalize) for part in parts):
-        raise ValueError(
-            f"ScaledModel needs samples that Scale or Normalize scales, got {parts}; export the model alone, and scale "
-            f"its inputs"
-        )
-    for part in parts:
-        # A later transform acts on what the earlier ones have left: (x - mean) / std.
-        offset = torch.tensor(part.mean) * part.divisor if isinstance(part, Normalize) else torch.zeros(1)
-        factor = torch.tensor(part.std) * part.divisor if isinstance(part, Normalize) else torch.tensor([part.divisor])
+    if schema.scale is None:
+        raise ValueError(not_scaled_by(None))
+    for part in schema.scale:
+        offset, factor = moments_of_transform(part)
+        # The transform acts on (x - mean) / std, which the ones before have left.
         mean = mean + std * offset
         std = std * factor
     num_dims = 1 if schema.inputs is None else schema.inputs.num_dims
     shape = (-1, *[1] * (num_dims - 1))
     return mean.view(shape), std.view(shape)
+
+
+def moments_of_columns(table: TableSchema) -> tuple[Tensor, Tensor]:
+    """Return the mean and the standard deviation of each input of a table, (D,) float64. Words stay as they are."""
+    means: list[float] = []
+    deviations: list[float] = []
+    for feature in table.features:
+        if feature.words is None:
+            means.append(feature.mean)
+            deviations.append(feature.std)
+        else:
+            means += [0.0] * feature.width
+            deviations += [1.0] * feature.width
+    return torch.tensor(means, dtype=torch.float64), torch.tensor(deviations, dtype=torch.float64)
+
+
+def moments_of_transform(part: Transform) -> tuple[Tensor, Tensor]:
+    """Return what a transform subtracts from its input, and by what it divides the rest, (C,) or (1,) float32.
+
+    Raises:
+        ValueError: The transform is another one than Scale or Normalize.
+    """
+    if isinstance(part, Normalize):
+        return torch.tensor(part.mean) * part.divisor, torch.tensor(part.std) * part.divisor
+    if isinstance(part, Scale):
+        return torch.zeros(1), torch.tensor([part.divisor], dtype=torch.float32)
+    raise ValueError(not_scaled_by(part))
+
+
+def not_scaled_by(part: Transform | None) -> str:
+    """Return the sentence for samples that something else scales. None: code of the user's does."""
+    given = "code of your own" if part is None else str(part)
+    return (
+        f"ScaledModel needs samples that Scale or Normalize scales, got {given}; export the model alone, and scale its "
+        f"inputs"
+    )
 
 
 def expectation(schema: Schema, columns: list[str]) -> str:

@@ -11,6 +11,7 @@ from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.data import Digits, Normalize, Scale, ScaledModel, TensorSource, read_schema
 from fl_lightning.data.schema import Inputs, Schema
+from fl_lightning.data.transforms import AsLong
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
 from tests.data.test_new_samples import folder_case, inputs, table_case
@@ -81,8 +82,10 @@ def test_transforms_follow_each_other():
 
 
 def test_scaling_by_code_of_the_users_is_refused():
-    with pytest.raises(ValueError, match="ScaledModel needs samples that Scale or Normalize scales, got None; export"):
+    with pytest.raises(ValueError, match="ScaledModel needs samples that Scale or Normalize scales, got code of"):
         ScaledModel(nn.Identity(), Schema())
+    with pytest.raises(ValueError, match=r"Normalize scales, got AsLong\(\); export the model alone"):
+        ScaledModel(nn.Identity(), Schema(scale=(AsLong(),)))
 
 
 def test_it_says_what_it_expects(tmp_path):
