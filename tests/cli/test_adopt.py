@@ -535,6 +535,7 @@ def test_sections_are_read_from_what_both_packages_offer():
         ("fit --from", "--from needs a value, got none; write --from FILE"),
         ("fit --from theirs.yaml --model --data own.Data", "--model needs a value, got --data; write --model CLASS"),
         ("test --from theirs.yaml", "--from is an option of fit, got test; give -c and the config.yaml"),
+        ("fit -c from.yaml", "from is an option of the command line, got it in a file; write --from theirs.yaml"),
         ("fit --from list.yaml", "got list.yaml without sections"),
         ("fit --from theirs.yaml --model own.Net", "data must be the data that are divided, got none"),
         ("fit --from theirs.yaml --data own.Data", "model must be the LightningModule that clients train, got none"),
@@ -543,6 +544,7 @@ def test_sections_are_read_from_what_both_packages_offer():
 )
 def test_a_line_that_is_wrong_is_said(line, sentence, project):
     Path("theirs.yaml").write_text("trainer: {max_epochs: 1}\n")
+    Path("from.yaml").write_text("from: theirs.yaml\n")
     Path("list.yaml").write_text("- 1\n")
     said = say(line)
     assert said.code != 0
