@@ -551,6 +551,35 @@ def test_a_line_that_is_wrong_is_said(line, sentence, project):
     assert sentence in said.err
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("trainer: {max_epochs: 1", "theirs.yaml must be YAML, and cannot be read at "),
+        ("trainer: 5", "trainer must be settings by name, got 5"),
+        ("trainer: {max_epochs: 1}\nmodel: 5", "model must be a class with its arguments, got 5"),
+        ("trainer: {max_epochs: a}", "trainer.max_epochs: Expected a <class 'int'>. Got value: a"),
+        ("trainer: {max_epochs: 1, callbacks: 5}", "trainer.callbacks"),
+        (
+            "trainer: {max_epochs: 1, limit_train_batches: a}",
+            "trainer.limit_train_batches: Expected a <class 'int'>. Got value: a",
+        ),
+        ("trainer: {max_epochs: 1, limit_train_batches: 3, accumulate_grad_batches: a}", "accumulate_grad_batches"),
+        ("trainer: {max_epochs: 1, devices: [a], num_nodes: a}", "trainer.devices must be int or str, got ['a']"),
+        ("trainer: {max_epochs: 1}\nseed_everything: a", "seed_everything"),
+        ("trainer: {max_epochs: 1}\nmodel: {no_such: 1}", "unknown option 'no_such'"),
+        ("trainer: {max_epochs: 1}\nmodel: {width: a}", "model.client.module.width must be int, got a"),
+        ("trainer: {max_epochs: 1, max_epochs: 2}", "'max_epochs' stands in line 1 already"),
+        ("a: &a [*a]", "a value in a file holds itself"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_said_in_a_sentence(text, sentence, project):
+    Path("theirs.yaml").write_text(f"{text}\n")
+    said = say(f"fit --from theirs.yaml {CLASSES}")
+    assert said.code in (1, 2)
+    assert sentence in said.err
+    assert said.err.startswith("fl-lightning: error: ")
+
+
 def test_what_further_files_give_need_not_stand_in_theirs(tmp_path):
     (tmp_path / "ours.yaml").write_text(
         "trainer: {max_epochs: 3, max_steps: -1}\ndata: {source: {class_path: own.Data}}\n"
