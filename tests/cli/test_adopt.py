@@ -561,7 +561,7 @@ def test_a_line_that_is_wrong_is_said(line, sentence, project):
         ("trainer: {max_epochs: 1, callbacks: 5}", "trainer.callbacks"),
         (
             "trainer: {max_epochs: 1, limit_train_batches: a}",
-            "trainer.limit_train_batches: Expected a <class 'int'>. Got value: a",
+            "trainer.limit_train_batches: Expected a <class",
         ),
         ("trainer: {max_epochs: 1, limit_train_batches: 3, accumulate_grad_batches: a}", "accumulate_grad_batches"),
         ("trainer: {max_epochs: 1, devices: [a], num_nodes: a}", "trainer.devices must be int or str, got ['a']"),
