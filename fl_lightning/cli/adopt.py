@@ -19,6 +19,7 @@ from fl_lightning.cli.classes import find_class
 from fl_lightning.cli.configs import locate
 from fl_lightning.cli.errors import RefusedTogetherError
 from fl_lightning.cli.wrappers import put
+from fl_lightning.cli.yaml_keys import not_yaml
 from fl_lightning.federation.checks import HALF_PRECISIONS, REFUSED
 from fl_lightning.utils.packages import LIGHTNING
 from fl_lightning.utils.settings import as_list
@@ -202,12 +203,15 @@ def content_of(name: str) -> dict[str, Any]:
     """Return the content of a configuration file.
 
     Raises:
-        ValueError: There is no such file, or it has no sections.
+        ValueError: There is no such file, it is no YAML, or it has no sections.
     """
     path = Path(name)
     if not path.is_file():
         raise ValueError(f"--{FROM} must be a configuration file of LightningCLI, got {name}; there is no such file")
-    content = get_loader("yaml")(path.read_text(encoding="utf-8"))
+    try:
+        content = get_loader("yaml")(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(f"{name} {not_yaml(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(
             f"--{FROM} must be a configuration file of LightningCLI, got {name} without sections; write some, such as "
@@ -454,6 +458,11 @@ def read_trainer(adoption: Adoption, value: Any) -> None:
     """Find an answer for each setting of the Trainer."""
     if isinstance(value, str):
         value = content_of(str(adoption.folder / value))
+    if not isinstance(value, dict | None):
+        adoption.refusals.append(
+            f"trainer must be settings by name, got {value}; write such as max_epochs: 30 below it"
+        )
+        return
     defaults = {name: each.default for name, each in inspect.signature(Trainer.__init__).parameters.items()}
     settings = {name: each for name, each in (value or {}).items() if f"trainer.{name}" not in adoption.given}
     # How many batches a step takes comes before the limit of steps.
@@ -515,14 +524,17 @@ def clip(adoption: Adoption, name: str, value: Any) -> None:
 
 def limit_steps(adoption: Adoption, name: str, value: Any) -> None:
     """Move a number of batches to the clients' steps, and a share of them to the clients' work."""
-    if isinstance(value, float):
+    if not is_number(value):
+        keep(adoption, name, value)
+    elif isinstance(value, float):
         if value < 1:
             move(adoption, name, value, to="data.local_work")
     elif value < 1:
         refuse(adoption, name, value, why="must leave batches to train on", instead=f"--trainer.{name} null")
     else:
         accumulated = adoption.settings.get("model", {}).get("accumulate_grad_batches", 1)
-        move(adoption, name, ceil(value / accumulated), to="model.max_local_steps")
+        steps = ceil(value / accumulated) if is_number(accumulated) else value
+        move(adoption, name, steps, to="model.max_local_steps")
 
 
 def limit_rounds(adoption: Adoption, name: str, value: Any) -> None:
@@ -558,7 +570,7 @@ def use_precision(adoption: Adoption, name: str, value: Any) -> None:
 
 def spread(adoption: Adoption, name: str, value: Any) -> None:
     """Spread clients over processes in the place of batches."""
-    path = value.get("class_path", "") if isinstance(value, dict) else str(value)
+    path = str(value.get("class_path") if isinstance(value, dict) else value)
     kind = path.rpartition(".")[2].lower()
     arguments = value.get("init_args") or {} if isinstance(value, dict) else {}
     if kind.startswith(SHARDING):
@@ -580,20 +592,32 @@ def spread_clients(adoption: Adoption, settings: Mapping[str, Any]) -> None:
         adoption: The adoption.
         settings: The settings of the Trainer in the file.
     """
-    devices = settings.get("devices")
-    count = len(devices) if isinstance(devices, list) else devices
-    is_several = str(count).isdecimal() and int(str(count)) > 1
     is_open = settings.get("strategy") in (None, "auto") and "trainer.strategy" not in adoption.given
-    if is_open and (is_several or (settings.get("num_nodes") or 1) > 1):
+    if is_open and (is_several(settings.get("devices")) or is_several(settings.get("num_nodes"))):
         adoption.put("trainer.strategy", "client_parallel")
         adoption.notes.append("trainer.strategy: auto is client_parallel; processes train different clients")
+
+
+def is_several(devices: Any) -> bool:
+    """Return True for a number above 1, for such a number as text, and for a list of several.
+
+    >>> is_several([0, 1]), is_several("2"), is_several("auto"), is_several(None)
+    (True, True, False, False)
+    """
+    count = str(len(devices) if isinstance(devices, list) else devices)
+    return count.isdecimal() and int(count) > 1
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a number. The parser reports another value where a number is needed."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def use_callbacks(adoption: Adoption, name: str, value: Any) -> None:
     """Keep callbacks that have a meaning in a federation."""
     kept = []
     for callback in as_list(value):
-        path = callback if isinstance(callback, str) else callback.get("class_path", "")
+        path = str(callback.get("class_path") if isinstance(callback, dict) else callback)
         kinds = lightning_names(path)
         refused = sorted(kinds & REFUSED.keys())
         for kind in refused:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from errno import ENOENT
@@ -31,6 +32,7 @@ from fl_lightning.callbacks import (
     SkippedClients,
 )
 from fl_lightning.callbacks.plots import Format
+from fl_lightning.cli.adopt import FROM
 from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
@@ -174,6 +176,11 @@ class FederatedCLI(LightningCLI):
         add("--best.mode", type=Direction | None, default=None, help="unset: as --direction says, or the key's name")
         better = "KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell"
         add("--direction", nargs="*", type=str, default=[], help=better)
+        if self._argv[:1] == ["fit"]:
+            theirs = (
+                "a configuration file of LightningCLI, with --model CLASS and --data CLASS that the program gives it"
+            )
+            add(f"--{FROM}", default=SUPPRESS, help=theirs)  # which `adopt` has read: no setting of the run
         if self._argv[:1] in (["validate"], ["test"], ["predict"]):
             client = "id of the client whose model and test samples are taken, or all; unset: the global model"
             add("--client", type=int | Literal["all"] | None, default=None, help=client)

@@ -17,7 +17,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
 
 import fl_lightning
-from fl_lightning.cli.adopt import adopt, adopted_file, being_parsed
+from fl_lightning.cli.adopt import FROM, adopt, adopted_file, being_parsed
 from fl_lightning.cli.configs import config_name, locate, path_of
 from fl_lightning.cli.errors import PROG, RefusedTogetherError, format_error
 from fl_lightning.cli.wrappers import Merge, check_options, files_recorded
@@ -208,6 +208,8 @@ class FederatedParser(CommandParser, LightningArgumentParser):
             check_options(files, config)
         except ValueError as error:
             self.error(str(error), error)
+        if config.get(FROM) is not None:
+            self.error(f"{FROM} is an option of the command line, got it in a file; write --{FROM} {config[FROM]}")
         move_home(config)
         return config
 

@@ -535,6 +535,7 @@ def test_sections_are_read_from_what_both_packages_offer():
         ("fit --from", "--from needs a value, got none; write --from FILE"),
         ("fit --from theirs.yaml --model --data own.Data", "--model needs a value, got --data; write --model CLASS"),
         ("test --from theirs.yaml", "--from is an option of fit, got test; give -c and the config.yaml"),
+        ("fit -c from.yaml", "from is an option of the command line, got it in a file; write --from theirs.yaml"),
         ("fit --from list.yaml", "got list.yaml without sections"),
         ("fit --from theirs.yaml --model own.Net", "data must be the data that are divided, got none"),
         ("fit --from theirs.yaml --data own.Data", "model must be the LightningModule that clients train, got none"),
@@ -543,10 +544,40 @@ def test_sections_are_read_from_what_both_packages_offer():
 )
 def test_a_line_that_is_wrong_is_said(line, sentence, project):
     Path("theirs.yaml").write_text("trainer: {max_epochs: 1}\n")
+    Path("from.yaml").write_text("from: theirs.yaml\n")
     Path("list.yaml").write_text("- 1\n")
     said = say(line)
     assert said.code != 0
     assert sentence in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("trainer: {max_epochs: 1", "theirs.yaml must be YAML, and cannot be read at "),
+        ("trainer: 5", "trainer must be settings by name, got 5"),
+        ("trainer: {max_epochs: 1}\nmodel: 5", "model must be a class with its arguments, got 5"),
+        ("trainer: {max_epochs: a}", "trainer.max_epochs: Expected a <class 'int'>. Got value: a"),
+        ("trainer: {max_epochs: 1, callbacks: 5}", "trainer.callbacks"),
+        (
+            "trainer: {max_epochs: 1, limit_train_batches: a}",
+            "trainer.limit_train_batches: Expected a <class",
+        ),
+        ("trainer: {max_epochs: 1, limit_train_batches: 3, accumulate_grad_batches: a}", "accumulate_grad_batches"),
+        ("trainer: {max_epochs: 1, devices: [a], num_nodes: a}", "trainer.devices must be int or str, got ['a']"),
+        ("trainer: {max_epochs: 1}\nseed_everything: a", "seed_everything"),
+        ("trainer: {max_epochs: 1}\nmodel: {no_such: 1}", "unknown option 'no_such'"),
+        ("trainer: {max_epochs: 1}\nmodel: {width: a}", "model.client.module.width must be int, got a"),
+        ("trainer: {max_epochs: 1, max_epochs: 2}", "'max_epochs' stands in line 1 already"),
+        ("a: &a [*a]", "a value in a file holds itself"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_said_in_a_sentence(text, sentence, project):
+    Path("theirs.yaml").write_text(f"{text}\n")
+    said = say(f"fit --from theirs.yaml {CLASSES}")
+    assert said.code in (1, 2)
+    assert sentence in said.err
+    assert said.err.startswith("fl-lightning: error: ")
 
 
 def test_what_further_files_give_need_not_stand_in_theirs(tmp_path):

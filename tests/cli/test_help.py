@@ -35,7 +35,7 @@ def test_the_options_of_the_help_are_there_with_these_defaults():
         OptionsOnly(parsers)
     there = parsers[0].get_defaults()
     options = dict(OPTION.findall(RUN_HELP.read_text(encoding="utf-8")))
-    assert len(options) == 22
+    assert len(options) == 23
     for option, default in options.items():
         if option not in ("model.client.net", "model.client.optimizer"):
             assert f"--{option} " in said.out, option
