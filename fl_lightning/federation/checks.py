@@ -279,11 +279,9 @@ def check_fine_tuning(tuning: FineTuning, client: ClientModule, data: FederatedD
         data: The data of the run.
 
     Raises:
-        ValueError: There are no clients with samples of a known number, a pattern of `trains` matches no parameter that
-            is trained, or BatchNorm would see batches of one sample.
+        ValueError: The samples are streams, a pattern of `trains` matches no parameter that is trained, or BatchNorm
+            would see batches of one sample.
     """
-    if data.pooled:
-        raise ValueError("model.fine_tuning needs clients, and with data.pooled=true there are none; leave it unset")
     if data.has_streams:
         raise ValueError(
             "model.fine_tuning needs training samples that a client can go through again, and these are streams; leave "

@@ -514,7 +514,8 @@ class FederatedLoop(Forwarding):
         )
         if self.evaluate_clients_every is not None and not self.data.pooled:
             check_test_samples(self.data)
-        if self.parts.fine_tuning is not None and self._rounds_between_clients() is None:
+        is_tested = self.data.pooled or self._rounds_between_clients() is not None
+        if self.parts.fine_tuning is not None and not is_tested:
             raise ValueError(
                 "model.fine_tuning needs model.evaluate_clients_every, the rounds after which clients are tested, got "
                 "None; set it, such as to 10"

@@ -14,12 +14,15 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from fl_lightning import ClientModule, FederatedLoop, FineTuning, methods
-from fl_lightning.methods import SCAFFOLD, Ditto, FedAvg, FedBN, Local, dp_sgd
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.methods import SCAFFOLD, Ditto, FedAvg, FedBN, KnFu, Local, dp_sgd
+from fl_lightning.nets import HeterogeneousNets, Perceptron
 from fl_lightning.types import Phase
 from tests.commands import TINY, refusal, say
 from tests.federation.test_clients_by_own_steps import CLIENTS, QUIET, LogsMetrics, plain, regression_data
 from tests.federation.test_evaluated_model import all_classes
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.user_data import Sensor
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -469,7 +472,6 @@ def test_settings_out_of_range(settings, sentence):
         ({"trains": "net.heed.*"}, {}, {}, r"model\.fine_tuning\.trains must match .* got 'net\.heed\.\*'"),
         ({"trains": ["net.head.*", "no"]}, {}, {}, r"model\.fine_tuning\.trains must match .* got 'no'"),
         ({"batch_size": 1}, {}, {}, r"raise model\.fine_tuning\.batch_size"),
-        ({}, {}, {"pooled": True}, r"model\.fine_tuning needs clients, and with data\.pooled=true"),
     ],
     ids=str,
 )
@@ -477,6 +479,38 @@ def test_what_cannot_be_done_is_refused_at_the_start(tuning, loop, data, sentenc
     settings = {"evaluate_clients_every": 1, **loop}
     with pytest.raises(ValueError, match=sentence):
         fit(FedAvg(net=BatchNormNet), data=toy_data(**data), fine_tuning=FineTuning(**tuning), **settings)
+
+
+def test_streams_are_refused():
+    data = FederatedDataModule.from_datasets({0: Sensor(0), 1: Sensor(1)})
+    with pytest.raises(ValueError, match=r"model\.fine_tuning needs training samples .* and these are streams; leave"):
+        fit(FedAvg(module=Fixed()), rounds=1, data=data, max_local_steps=2, fine_tuning=TUNED)
+
+
+def test_pooled_samples_have_no_client_that_is_tested():
+    """A comparison has one setting for all its methods, one of which pools the samples."""
+    without = fit(FedAvg(), rounds=1, data=toy_data(pooled=True))
+    tuned = fit(FedAvg(), rounds=1, data=toy_data(pooled=True), fine_tuning=TUNED, evaluate_clients_every=1)
+    assert equal(weights_of(without), weights_of(tuned))
+    assert not [name for name in tuned.round_metrics if is_tuned(name)]
+
+
+@pytest.mark.parametrize("kind", [KnFu, Local], ids=lambda kind: kind.__name__)
+def test_nets_of_different_shapes(kind):
+    runs = []
+    for settings in ({}, {"fine_tuning": FineTuning(epochs=2)}):
+        client = kind(net=partial(HeterogeneousNets, nets=[BatchNormNet, Perceptron]), optimizer=sgd())
+        runs.append(fit(client, rounds=2, data=data_of(), evaluate_clients_every=1, **settings))
+    assert equal(weights_of(runs[0]), weights_of(runs[1]))
+    assert "local/tuned/alma" in runs[1].round_metrics
+
+
+def test_mixed_precision():
+    runs = []
+    for settings in ({}, {"fine_tuning": TUNED}):
+        runs.append(fit(FedAvg(), rounds=2, precision="bf16-mixed", evaluate_clients_every=1, **settings))
+    assert equal(weights_of(runs[0]), weights_of(runs[1]))
+    assert "local/tuned/alma" in runs[1].round_metrics
 
 
 def test_methods_without_a_global_model_need_no_period():
