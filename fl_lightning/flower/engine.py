@@ -117,7 +117,12 @@ class RemoteEngine:
             )
             memory = {FILE: file} if file else {}
             if file and "score" in content:
-                self._scores[job.client_id] = KnownScore(job.broadcast.round_idx, file, scoring, content["score"])
+                self._scores[job.client_id] = KnownScore(
+                    round_idx=job.broadcast.round_idx,
+                    file=file,
+                    scoring=scoring,
+                    score=content["score"],
+                )
             result = ClientResult(job=job._replace(memory=memory), update=update, personal=None, logged=logged)
             return Answer(job, result, message_layout(update.extras, self._shared))
 
@@ -217,9 +222,9 @@ class RemoteEngine:
         """
         asked = {job.client_id: (job, self._message(kind, job, more or {})) for job in jobs}
         for job, content, problem in self._exchange(kind, asked):
-            yield self._answer(job, content, read, problem)
+            yield self._answer(job, content, read, problem=problem)
 
-    def _answer(self, job: ClientJob, content: Content, read: Reader, problem: str = "") -> Answer:
+    def _answer(self, job: ClientJob, content: Content, read: Reader, *, problem: str = "") -> Answer:
         """Read the content of an answer, or tell what is wrong with it.
 
         Args:
