@@ -139,7 +139,7 @@ def states_to_send(counted: ClientMetric) -> Content:
 
 
 def read_update(
-    content: Content, job: ClientJob, most_samples: int, rated: bool, root: nn.Module
+    content: Content, job: ClientJob, *, most_samples: int, rated: bool, root: nn.Module
 ) -> tuple[ClientUpdate, MetricAccumulator, str | None]:
     """Read the result of a client: its update, the values that it logged, and the name of its file.
 
