@@ -460,8 +460,10 @@ class FederatedLoop(Forwarding):
         self.engine.local.scale_lr(self.parts.plateau.factors)
         periods = (self.evaluate_clients_every, self.evaluate_training_every)
         self.fresh_values.begin_fit(self.trainer, periods)
-        self._clients_table.begin_fit(self.trainer, self.recorder.pending_round)
-        self._metric_files.begin_fit(self.trainer)
+        evaluates = self._rounds_between_clients() is not None
+        self._clients_table.begin_fit(self.trainer, self.recorder.pending_round, evaluates=evaluates)
+        if self.metrics is not None:
+            self._metric_files.begin_fit(self.trainer)
         self._averages.begin_fit(self.trainer)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)
