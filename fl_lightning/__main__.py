@@ -41,6 +41,9 @@ COMMANDS = {
 }
 """Modules, slow to import, that run the commands besides LightningCLI's."""
 
+WITHOUT_HELP = ("check", "split")
+"""Commands without a parser of their own, which show the help of all commands."""
+
 COMPLETED = ("compare", "reproduce", "report")
 """Commands whose own parsers tell `--print_shtab` their options."""
 
@@ -142,8 +145,10 @@ def help_for(argv: list[str]) -> Path | None:
     """Choose the short text that a command asks for by `--help`, None for all else, `--help all` among it."""
     if not argv or argv[0] in ASKS_HELP:
         return HELP
-    asks = argv[0] in RUNS and not set(ASKS_HELP).isdisjoint(argv)
-    return RUN_HELP if asks and argv[2:] != ["all"] else None
+    asks = not set(ASKS_HELP).isdisjoint(argv)
+    if asks and argv[0] in WITHOUT_HELP:
+        return HELP
+    return RUN_HELP if asks and argv[0] in RUNS and argv[2:] != ["all"] else None
 
 
 def fitted(text: str) -> str:

@@ -9,9 +9,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
 
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import own_hook
@@ -23,6 +25,7 @@ from fl_lightning.runs.folder import CLIENT
 from fl_lightning.utils.files import DIGEST, save_with_digest
 from fl_lightning.utils.packages import distribution_of, lightning_base
 from fl_lightning.utils.plain import is_readable, plain_value, without_refused
+from fl_lightning.utils.settings import client_index, described
 
 
 class ClientCheckpoint(Callback):
@@ -59,7 +62,7 @@ class ClientCheckpoint(Callback):
     ) -> None:
         self.dirpath = dirpath
         self.filename = filename
-        self.clients = [clients] if isinstance(clients, int) else clients
+        self.clients = clients
         self.configured: Mapping[str, Any] = {}
         self._reported: set[str] = set()
         """The names of the entries that cannot be written, which were reported."""
@@ -76,18 +79,26 @@ class ClientCheckpoint(Callback):
         """Return the ids of the clients whose models are written.
 
         Raises:
+            TypeError: Something else than ids is given.
             ValueError: There is no such client.
         """
         num_clients = loop.data.num_clients
-        if self.clients == "all":
+        if self.clients is None:
+            return []
+        if isinstance(self.clients, str) and self.clients == "all":
             return range(num_clients)
-        chosen = self.clients or []
-        unknown = [client_id for client_id in chosen if client_id not in range(num_clients)]
-        if unknown:
-            raise ValueError(
-                f"ClientCheckpoint.clients must be ids in [0, {num_clients}) or all, got {unknown[0]}; give such ids"
-            )
-        return chosen
+        asked: Any = self.clients
+        if isinstance(asked, Tensor | np.ndarray):
+            asked = asked.tolist()
+        if isinstance(asked, str | bytes) or not isinstance(asked, Iterable):
+            asked = [asked]
+        try:
+            return [client_index(client_id, num_clients, name="the id") for client_id in asked]
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"ClientCheckpoint.clients must be ids in [0, {num_clients}) or all, got {described(self.clients)}; "
+                f"give such ids"
+            ) from None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, FederatedLoop):
@@ -103,6 +114,8 @@ class ClientCheckpoint(Callback):
                     f"entries of its module; take loop.client_model({client_id})"
                 )
                 continue
+            # The hook of the copy sees what that of the module sees.
+            model.trainer = pl_module.client.trainer
             self._write(trainer, model, call_on_save, filename=f"client-{client_id}.ckpt")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

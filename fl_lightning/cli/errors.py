@@ -136,7 +136,10 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
     if (settings := classes.SETTINGS.get(key)) and IMPORT_PATH.search(message):
         listed = f"must have its settings by name ({', '.join(settings)}), got {value or 'nothing'}"
         return f"{listed}; write --{key}.{settings[0]} VALUE"
-    if base := classes.BASES.get(key.rpartition(".")[2]):
+    names = [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]
+    is_number = bool(names) and NUMBERS.keys() >= set(names)
+    base = classes.BASES.get(key.rpartition(".")[2])
+    if base and not is_number:
         if not value and IMPORT_PATH.search(message):
             return f"must be the name of a class, got nothing{classes.choice(base)}"
         if form := import_path(value):
@@ -149,7 +152,7 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
         return f"must be the name of a file, got {named[1]}; a class is given by {PART_OF.get(key, 'a longer option')}"
     if option := CLASS_NOT_NAMED.search(message):
         return f"must be the path of a class to take the option {option[1]!r}, got a name; give the path of the class"
-    if names := [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]:
+    if names:
         return expected(names, value or NOTHING)
     return one_line(KEY.sub("", str(error) if key and error else message))
 

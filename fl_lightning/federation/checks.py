@@ -1,7 +1,9 @@
 """Checks at the start of a run: settings of the Trainer, needs of a method, and combinations of settings."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence, Sized
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.clients import ClientSamples
 from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.schema import has_unknown_classes
 from fl_lightning.distributed import ClientParallelStrategy
@@ -394,8 +397,14 @@ def check_cohorts(data: FederatedDataModule, min_clients: int) -> None:
         min_clients: The number of clients that a round needs.
 
     Raises:
-        ValueError: No client can take part, or fewer than a round needs.
+        ValueError: No client can take part, fewer than a round needs, or none has samples.
     """
+    samples = data.client_samples()
+    if isinstance(samples, ClientSamples) and not len(samples.dealt.indices):
+        raise ValueError(
+            "data.partition must give training samples to at least one client, got none for all of them; give samples, "
+            "or another data.partition"
+        )
     most = data.cohort.bounds.most
     if most == 0:
         raise ValueError(
@@ -478,7 +487,7 @@ def check_server_steps(
 
     Raises:
         ValueError: The optimizer takes no dense gradient, the schedule ends before the rounds, or the learning rate is
-            0 in every round.
+            0 in every round, or not finite.
     """
     params = [Parameter(torch.zeros((1,) * size, dtype=torch.float64)) for size in dimensions]
     try:
@@ -500,6 +509,12 @@ def check_server_steps(
     rates = [current_rates(optimizer)]
     if scheduler is not None:
         rates = server_rates(scheduler, optimizer, rounds or 1)
+    for rate in chain.from_iterable(rates):
+        if not math.isfinite(rate):
+            raise ValueError(
+                f"model.server_optimizer must have a learning rate that is finite in every round, got {rate} from "
+                f"{name}; set its lr to a number such as 1.0"
+            )
     if not any(any(row) for row in rates):
         raise ValueError(
             f"model.server_optimizer must move the model, got a learning rate of 0 in every round from {name}; raise "

@@ -5,17 +5,18 @@ import inspect
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from types import MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from fl_lightning.utils.own_generators import OF_TORCH, names_in
 from fl_lightning.utils.packages import is_of_lightning
 
 PACKAGE = "fl_lightning"
@@ -24,7 +25,7 @@ MAX_DEPTH = 4
 """Largest depth of an object in another one whose class counts."""
 
 MOST_OBJECTS = 500
-"""Number of objects that are looked at."""
+"""Number of objects that are looked at, and of classes and functions."""
 
 MOST_ITEMS = 50
 """Number of items of a collection that is looked at. A longer one holds samples."""
@@ -46,12 +47,60 @@ def digests_of_code(kinds: Iterable[Any]) -> dict[str, str]:
         kinds: Classes and functions. Those of this package and of installed packages are left out.
     """
     digests = {}
-    for kind in kinds:
-        if is_of_user(kind):
-            digest = digest_of_code(kind)
-            if digest:
-                digests[f"{kind.__module__}.{kind.__qualname__}"] = digest
+    for kind in with_named(kinds):
+        digest = digest_of_code(kind)
+        if digest:
+            digests[f"{kind.__module__}.{kind.__qualname__}"] = digest
     return digests
+
+
+def with_named(kinds: Iterable[Any]) -> list[Any]:
+    """Return the user's classes and functions, and those that their code names, each once. No code of theirs runs.
+
+    Args:
+        kinds: Classes, functions and other values. Those that are not the user's are left out.
+    """
+    found: dict[Any, None] = {}
+    waiting = deque(kinds)
+    while waiting and len(found) < MOST_OBJECTS:
+        kind = waiting.popleft()
+        if is_of_user(kind) and kind not in found:
+            found[kind] = None
+            waiting.extend(named_by(kind))
+    return list(found)
+
+
+def named_by(kind: Any) -> Iterator[Any]:
+    """Yield the classes and functions that the code of a user's class or function names, and classes of its objects."""
+    for function in functions_of(kind):
+        # The function in whose code it stands, such as a decorator.
+        yield function.__globals__.get(function.__code__.co_qualname.partition(".")[0])
+        names = list(dict.fromkeys(names_in(function.__code__)))
+        for name in names:
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType):
+                # Such as `losses.focal` of a module `losses` of the user's. Nothing is imported.
+                yield from (vars(value).get(part) for part in names)
+            elif inspect.isclass(value) or inspect.isfunction(value):
+                yield value
+            else:
+                # Such as a function that keeps its values (`functools.cache`).
+                yield from (type(value), getattr(value, "__dict__", {}).get("__wrapped__"))
+
+
+def functions_of(kind: Any) -> Iterator[FunctionType]:
+    """Yield a function, or the methods of a class and of the user's classes it derives from, each with its wrappers."""
+    members: list[Any] = [kind]
+    if inspect.isclass(kind):
+        members = []
+        for base in filter(is_of_user, kind.__mro__):
+            members += vars(base).values()
+    for member in members:
+        part = member.fget if isinstance(member, property) else member
+        while isinstance(part, FunctionType | staticmethod | classmethod):
+            if isinstance(part, FunctionType):
+                yield part
+            part = getattr(part, "__wrapped__", None)
 
 
 def kinds_within(values: Iterable[Any]) -> list[Any]:
@@ -79,6 +128,15 @@ def kinds_within(values: Iterable[Any]) -> list[Any]:
         if depth < MAX_DEPTH:
             waiting.extend((part, depth + 1) for part in parts_of(value))
     return kinds
+
+
+def kinds_kept_by(module: nn.Module) -> list[Any]:
+    """Return the user's classes and functions of the objects that a module and its parts keep, without their nets."""
+    kept: list[Any] = []
+    for part in module.modules():
+        if is_of_user(type(part)):
+            kept += [value for name, value in vars(part).items() if name not in OF_TORCH]
+    return kinds_within(kept)
 
 
 def parts_of(value: Any) -> list[Any]:

@@ -56,7 +56,7 @@ from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import ClockKind, Engine, FineTuning, Scoring, TrainableModule, Undo
-from fl_lightning.utils.settings import as_list, check_count
+from fl_lightning.utils.settings import as_list, check_count, client_index
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
 
@@ -335,8 +335,7 @@ class FederatedLoop(Forwarding):
                 return engine.copied_module()
         if getattr(self.clients_engine, "is_remote", False):
             raise ValueError("client_model gives models that are in this run, and those of the clients are at nodes")
-        if not 0 <= client_id < self.data.num_clients:
-            raise ValueError(f"client_id must lie in [0, {self.data.num_clients}), got {client_id}; give one of these")
+        client_id = client_index(client_id, self.data.num_clients, name="client_id")
         return engine.model_of(self.evaluation.of_clients.job_of(client_id, self.server.round_idx), tuning)
 
     def _tuning(self, client_id: int | None, tuned: bool) -> FineTuning | None:
@@ -433,12 +432,10 @@ class FederatedLoop(Forwarding):
         Raises:
             ValueError: There is no such client, or it has no test samples.
         """
-        client_id = self.parts.deployed_client
-        if stage == "fit" or client_id is None:
+        asked = self.parts.deployed_client
+        if stage == "fit" or asked is None:
             return None
-        num_clients = self.data.num_clients
-        if client_id not in range(num_clients):
-            raise ValueError(f"client must lie in [0, {num_clients}), got {client_id}; give one of these ids")
+        client_id = client_index(asked, self.data.num_clients, name="client")
         step = "test_step" if stage == "test" else "validation_step"
         module = self.client.module
         lacks_step = module is not None and self.metrics is None and not overridden(module, step)
@@ -540,8 +537,10 @@ class FederatedLoop(Forwarding):
         self.engine.local.scale_lr(self.parts.plateau.factors)
         periods = (self.evaluate_clients_every, self.evaluate_training_every)
         self.fresh_values.begin_fit(self.trainer, periods)
-        self._clients_table.begin_fit(self.trainer, self.recorder.pending_round)
-        self._metric_files.begin_fit(self.trainer)
+        evaluates = self._rounds_between_clients() is not None
+        self._clients_table.begin_fit(self.trainer, self.recorder.pending_round, evaluates=evaluates)
+        if self.metrics is not None:
+            self._metric_files.begin_fit(self.trainer)
         self._averages.begin_fit(self.trainer)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)

@@ -27,7 +27,7 @@ from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks, private
 from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import check_targets
-from fl_lightning.federation.code import digests_of_code, kinds_within, loaded_kind
+from fl_lightning.federation.code import digests_of_code, kinds_kept_by, kinds_within, loaded_kind
 from fl_lightning.federation.described import described_federation
 from fl_lightning.federation.effects import is_digest
 from fl_lightning.federation.horizon import Horizon, round_limit
@@ -386,6 +386,8 @@ class FederationParts:
         kinds += [type(module) for module in self.client.modules()]
         kinds += [type(part) for part in (data, data.source, data.partition)]
         kinds += kinds_within(data.loaded_splits.values())
+        kinds += kinds_within([self.client.optimizer_factory, self.server_optimizer, self.server_lr_scheduler])
+        kinds += kinds_kept_by(self.client)
         return list(dict.fromkeys(kinds))
 
     def described(self, precision: str, planned: int | None) -> dict[str, Any]:

@@ -277,6 +277,12 @@ def test_cohorts_with_too_few_clients_in_every_round_are_refused(data, settings,
     refused(Untrained(), match, data=toy_data(**data), **settings)
 
 
+@pytest.mark.parametrize("client", [Untrained, FedAvg, Local])
+def test_a_partition_that_gives_nobody_samples_is_refused(client):
+    match = "data.partition must give training samples to at least one client"
+    refused(client(), match, data=toy_data(sizes=(0, 0, 0)))
+
+
 def test_a_round_with_enough_clients_now_and_then_is_taken():
     loop = fit(Plain(), 2, data=toy_data(schedule=[[0], [1, 2]]), min_clients=2, on_error="skip")
     assert {fault.round_idx for fault in loop.skipped} <= {0}
@@ -606,6 +612,22 @@ def test_looking_at_a_schedule_of_the_server_changes_no_bit():
 )
 def test_a_server_that_never_moves_is_refused(settings):
     refused(FedAvg(), "model.server_optimizer must move the model, got a learning rate of 0 in every round", **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"server_optimizer": partial(SGD, lr=float("nan"))},
+        {"server_optimizer": partial(torch.optim.Adam, lr=float("inf"))},
+        {
+            "server_optimizer": sgd(),
+            "server_lr_scheduler": partial(LambdaLR, lr_lambda=lambda i: float("nan") if i else 1.0),
+            "planned_rounds": 3,
+        },
+    ],
+)
+def test_a_server_whose_rate_is_not_finite_is_refused(settings):
+    refused(FedAvg(), r"model.server_optimizer must have a learning rate that is finite .*, got (nan|inf)", **settings)
 
 
 def test_a_server_optimizer_may_look_at_the_parameters():
