@@ -72,6 +72,7 @@ def test_the_rows_of_a_limited_pass_are_the_first_ones(data, tmp_path):
     data.predict_new(tmp_path / "new.csv")
     every = predicted(loop, data, tmp_path)
     assert predicted(loop, data, tmp_path, limit_predict_batches=1) == every[:1]
+    assert set(data.loaded_splits) == {"train", "test"}  # a later fit has no other samples than before
     data.predict_new(None)
     assert [row["row"] for row in predicted(loop, data, tmp_path)] == ["0", "1"]
 
