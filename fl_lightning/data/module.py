@@ -746,12 +746,12 @@ class FederatedDataModule(Participation):
         schema = schema or self.source.schema
         if schema is None:
             raise ValueError("predict_new needs the schema of the training samples, got none; give it, or fit first")
+        self.source.data_seed = self.seed
         with self.source.keyed("read_new"):
             self.new = self.source.read_new(place, schema)
 
     def predict_dataloader(self) -> Any:
         if self.new is not None:
-            self._splits["predict"] = self.new.split
             return self._evaluation_batches(self.new.split)
         with self.source.keyed("predicted"):
             samples = self.source.predicted()

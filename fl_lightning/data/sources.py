@@ -458,6 +458,7 @@ class PooledSource(Source):
         return super().described(train) if self.source.schema is None else self.source.schema
 
     def read_new(self, path: Path, schema: Schema) -> NewSamples:
+        self.source.data_seed = self.data_seed
         return self.source.read_new(path, schema)
 
     def load(self) -> tuple[Split, Split]:

@@ -4,8 +4,9 @@ import csv
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import SavePredictions
@@ -71,6 +72,7 @@ def test_the_rows_of_a_limited_pass_are_the_first_ones(data, tmp_path):
     data.predict_new(tmp_path / "new.csv")
     every = predicted(loop, data, tmp_path)
     assert predicted(loop, data, tmp_path, limit_predict_batches=1) == every[:1]
+    assert set(data.loaded_splits) == {"train", "test"}  # a later fit has no other samples than before
     data.predict_new(None)
     assert [row["row"] for row in predicted(loop, data, tmp_path)] == ["0", "1"]
 
@@ -134,3 +136,25 @@ def test_the_predicted_class_is_the_one_of_the_largest_logit():
 def test_the_two_files_have_two_names(tmp_path):
     with pytest.raises(ValueError, match=r"filename must not end with .csv, got answers.csv; write predictions.pt"):
         SavePredictions(tmp_path, "answers.csv")
+
+
+class Ward(LightningDataModule):
+    """Gives new samples itself, which have no targets."""
+
+    def train_dataloader(self):
+        x = torch.arange(24.0).view(12, 2)
+        return DataLoader(TensorDataset(x, torch.arange(12) % 3), 4)
+
+    def predict_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(5, 2)), 2)
+
+
+def test_a_data_module_is_asked_for_its_own_new_samples(tmp_path):
+    loop = FederatedLoop(FedAvg(net=Perceptron))
+    data = FederatedDataModule(Ward(), num_clients=2)
+    Trainer(max_epochs=1, **QUIET).fit(loop, datamodule=data)
+    rows = predicted(loop, data, tmp_path)
+    assert [row["row"] for row in rows] == ["0", "1", "2", "3", "4"]
+    assert list(rows[0]) == ["row", "predicted", "p_0", "p_1", "p_2"]
+    with pytest.raises(ValueError, match=r"let Ward.predict_dataloader give the new samples"):
+        data.predict_new(tmp_path)

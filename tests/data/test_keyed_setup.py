@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_sp
 from fl_lightning import FederatedDataModule, FederatedLoop, methods
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data import DirichletPartition, NewSamples, Partition, Source, TensorSplit
+from fl_lightning.data.schema import Schema
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
 from tests.commands import say, working_in
@@ -253,11 +254,12 @@ def test_hooks_of_sources_and_partitions_draw_by_the_seed_of_the_data(lazily):
             source, num_clients=None, partition=partition, seed=seed, val_fraction=0.2 * lazily, extra_splits=extra
         )
         before = states()
+        data.predict_new(__file__, Schema())
         data.prepare_data()
         data.setup("fit")
         data.client_indices("test", 0)
+        data.predict_new(None)
         data.predict_dataloader()
-        data.predict_new(__file__)
         data.load_state_dict(data.state_dict())
         assert states() == before
         assert set(source.drawn) == set(SOURCE_HOOKS)
