@@ -12,6 +12,7 @@ import pytest
 import pytorch_lightning
 import torch
 import yaml
+from jsonargparse import get_loader
 
 from fl_lightning.cli.adopt import READERS, TRAINER, adopt, merged
 from fl_lightning.cli.errors import RefusedTogetherError
@@ -245,6 +246,7 @@ def test_the_folder_has_a_configuration_of_the_federation():
     for line in (f"validate -c {config} --ckpt_path last", f"fit {again}"):
         assert say(line).code == 0
     assert not list(Path("runs/theirs").glob("1*"))
+    assert "from=" not in config.parent.name
     assert say(f"fit -c {config} --ckpt_path last --trainer.max_epochs 3").code == 0
     fresh = weights(f"fit -c {config} --trainer.max_epochs 1")
     assert all(torch.equal(first[key], fresh[key]) for key in first)
@@ -432,7 +434,7 @@ def read(tmp_path, text, words=CLASSES):
     (tmp_path / "theirs.yaml").write_text(text)
     with chdir(tmp_path):
         adopted = adopt(f"fit --from theirs.yaml {words} --data.num_clients 4".split())
-    return yaml.safe_load(adopted.text), adopted
+    return get_loader("yaml")(adopted.text), adopted
 
 
 FORMS = {
@@ -481,6 +483,37 @@ def test_texts_stay_texts(tmp_path):
     settings, _ = read(tmp_path, text)
     arguments = settings["model"]["client"]["init_args"]["module"]["init_args"]
     assert arguments == {"lr": 1e-3, "name": "1e-3", "truth": "true", "date": "2026-01-01"}
+
+
+def test_classes_of_the_twin_are_those_that_the_trainer_knows(tmp_path):
+    text = (
+        "trainer:\n  max_epochs: 1\n  logger: lightning.pytorch.loggers.CSVLogger\n"
+        "  callbacks: [lightning.pytorch.callbacks.Timer, {class_path: lightning.pytorch.callbacks.Timer}, own.Stop]\n"
+        "  plugins: {class_path: lightning.fabric.plugins.environments.LightningEnvironment}\n"
+        "model: {part: {class_path: lightning.pytorch.demos.boring_classes.BoringModel}}\n"
+        "optimizer: {class_path: SGD}\n"
+        "lr_scheduler: {class_path: lightning.pytorch.cli.ReduceLROnPlateau, init_args: {monitor: a}}\n"
+    )
+    settings, adopted = read(tmp_path, text)
+    trainer = settings["trainer"]
+    timer = "pytorch_lightning.callbacks.Timer"
+    assert trainer["callbacks"] == [timer, {"class_path": timer}, "own.Stop"]
+    assert trainer["logger"] == "pytorch_lightning.loggers.CSVLogger"
+    assert trainer["plugins"]["class_path"] == "lightning_fabric.plugins.environments.LightningEnvironment"
+    client = settings["model"]["client"]["init_args"]
+    assert client["lr_scheduler"]["class_path"] == "pytorch_lightning.cli.ReduceLROnPlateau"
+    # What their own module is given stays as it is.
+    assert client["module"]["init_args"]["part"]["class_path"].startswith("lightning.pytorch.")
+    assert len([note for note in adopted.notes if "is taken from" in note]) == 5
+
+
+def test_a_scheduler_without_an_optimizer_is_dropped_as_by_lightning_cli(tmp_path):
+    text = "trainer: {max_epochs: 1}\nlr_scheduler: {class_path: StepLR, init_args: {step_size: 1}}"
+    settings, adopted = read(tmp_path, text)
+    assert "lr_scheduler" not in settings["model"]["client"]["init_args"]
+    assert "lr_scheduler: dropped; LightningCLI uses it with a section optimizer only" in adopted.notes
+    settings, _ = read(tmp_path, text, f"{CLASSES} --optimizer SGD")
+    assert settings["model"]["client"]["init_args"]["lr_scheduler"]["class_path"] == "StepLR"
 
 
 def test_values_are_named_as_omegaconf_does(tmp_path):
