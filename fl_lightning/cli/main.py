@@ -26,6 +26,7 @@ from fl_lightning.callbacks import (
     ClasswiseReport,
     ClientCheckpoint,
     ClientsReport,
+    MetricArrays,
     RoundProgressBar,
     RunPlots,
     SavePredictions,
@@ -289,9 +290,10 @@ class FederatedCLI(LightningCLI):
             read_new(config, self.datamodule)
             name = self._predictions.with_suffix(".pt").name
             return [SavePredictions(self._predictions.parent, name, by_client=asks_all)]
+        arrays = MetricArrays(folder, format=config.plots.format)
         if asks_all:
-            return [ClasswiseReport(), ClientsReport(folder)]
-        return [ClasswiseReport()]
+            return [ClasswiseReport(), ClientsReport(folder), arrays]
+        return [ClasswiseReport(), arrays]
 
     def before_predict(self) -> None:
         """Find the clients whose models predict, and deploy the first one, if the command asks for all."""

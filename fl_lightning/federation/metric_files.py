@@ -52,10 +52,20 @@ class MetricFiles:
         if self._folder is None:
             return
         for name, value in values.items():
-            file = BytesIO()
-            np.savez_compressed(file, **dict(arrays_in(value)))
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_file(self._folder / f"{slug(name)}-{round_idx}.npz", file.getvalue())
+            write_arrays(self._folder / f"{slug(name)}-{round_idx}.npz", value)
+
+
+def write_arrays(path: Path, value: Any) -> None:
+    """Write the arrays of a value.
+
+    Args:
+        path: The file, which ends with .npz, in a folder that exists.
+        value: A tensor, or a list or tuple of tensors or of such.
+    """
+    file = BytesIO()
+    np.savez_compressed(file, **dict(arrays_in(value)))
+    write_file(path, file.getvalue())
 
 
 def is_own(path: Path) -> bool:
