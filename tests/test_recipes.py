@@ -1,5 +1,6 @@
 """The recipes in docs/recipes run as they stand, from top to bottom, in a reader's empty folder."""
 
+import csv
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fl_lightning.__main__ import main
@@ -83,6 +85,28 @@ def test_images(run, tmp_path):
     runs = [path / "partition.png" for path in (tmp_path / "runs/my_images").iterdir()]
     assert len(runs) == 2
     assert all(path.is_file() for path in runs)
+
+
+@pytest.mark.slow
+def test_hospitals(run, tmp_path):
+    said = run("hospitals")
+    page = RECIPES["hospitals"].read_text(encoding="utf-8")
+    assert number(r"class_weights: \[([\d.]+)", page) == number(r"\[(\d\.\d\d), 0\.", said) > 1
+    assert "never train (data.unseen): west" in said
+    folder = tmp_path / "runs/hospitals/0"
+    with (folder / "clients-test.csv").open(newline="") as file:
+        by_hospital = {row["owner"]: row for row in csv.DictReader(file)}
+    assert [name for name, row in by_hospital.items() if row["unseen"] == "1"] == ["west"]
+    matrix = np.load(folder / "metrics/test-client-3/confusion.npz")["value"]
+    recalls = matrix.diagonal() / matrix.sum(1)
+    assert recalls.mean() == pytest.approx(float(by_hospital["west"]["local/accuracy"]), abs=1e-6)
+    assert recalls.mean() > 0.6
+    assert (folder / "metrics/test-client-3/confusion.png").is_file()
+    of_plain_trainer = number(r"accuracy\s+│\s+([\d.]+)", said)
+    assert of_plain_trainer == pytest.approx(recalls.mean(), abs=1e-6)
+    answers = (tmp_path / "answers.csv").read_text().splitlines()
+    shown = re.search(r"(row,eight.*\n.*\n.*\n.*)\n```", page)[1].splitlines()
+    assert [line[:4] for line in answers] == [line[:4] for line in shown]
 
 
 def test_tabular(run, tmp_path):
