@@ -380,6 +380,17 @@ def test_a_setting_is_kept_moved_dropped_with_a_line_or_refused(name, tmp_path):
         assert len(said) == 1
 
 
+def test_a_limit_of_batches_is_one_of_steps(tmp_path):
+    for given, steps in (
+        ({"limit_train_batches": 5}, 5),
+        ({"limit_train_batches": 5, "accumulate_grad_batches": 2}, 3),
+    ):
+        assert answer(tmp_path, given)[0]["model"]["max_local_steps"] == steps
+    assert answer(tmp_path, {"limit_train_batches": 1.0})[0].keys() == {"model", "data", "trainer"}
+    (sentence,) = answer(tmp_path, {"limit_train_batches": 0})[2]
+    assert sentence.startswith("trainer.limit_train_batches must leave batches to train on, got 0")
+
+
 def test_defaults_are_said_nowhere(tmp_path):
     settings, notes, refusals = answer(tmp_path, DEFAULTS | {"max_epochs": 2})
     assert settings["trainer"] == {"max_epochs": 2}
