@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
