@@ -372,6 +372,7 @@ SEVERAL = {
 NO_EMPTY = {
     "data.availability": "a client without a share is refused",
     "data.schedule": "a schedule without rounds is refused",
+    "data.unseen": "a list without clients is refused",
     "model.metrics": "an empty dict of metrics is refused by the parser",
     "trainer.max_time": "a dict is a span of time",
     "trainer.val_check_interval": "a dict is a span of time",
