@@ -344,7 +344,7 @@ class SequentialEngine:
 
     @cached_property
     def fine_tuner(self) -> FineTuner:
-        """What trains the client in the module before it is tested."""
+        """The object that trains the client in the module before a test."""
         return FineTuner(self.local)
 
     @contextmanager
