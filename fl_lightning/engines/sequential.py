@@ -344,7 +344,7 @@ class SequentialEngine:
 
     @cached_property
     def fine_tuner(self) -> FineTuner:
-        """The object that trains the client in the module before a test."""
+        """The fine-tuner of the client in the module."""
         return FineTuner(self.local)
 
     @contextmanager
