@@ -346,7 +346,7 @@ MOVED = {
 
 def answer(tmp_path, trainer, words=""):
     """The settings, notes and refusals of a file with these settings of the Trainer."""
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": 1, **trainer}}))
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": 1, **trainer}}, sort_keys=False))
     line = f"fit --from {tmp_path}/a.yaml --model own.Net --data own.Data {words}"
     try:
         adopted = adopt(line.split())
