@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.client.hooks import overridden
-from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import ClientProgress
 from fl_lightning.engines.building import OptimizerBuilder
@@ -139,7 +138,7 @@ class Schedules:
         if rounds == 0 or not stepped:
             return
         key = identity_of(optimizers)
-        is_alone = len(stepped) == 1 and not overridden(self._builder.owner, "lr_scheduler_step", ClientModule)
+        is_alone = len(stepped) == 1 and not overridden(self._builder.owner, "lr_scheduler_step")
         with warnings.catch_warnings():
             # Torch warns of a scheduler that is stepped before its optimizer.
             warnings.simplefilter("ignore")

@@ -350,7 +350,7 @@ class SequentialEngine:
 
     @cached_property
     def fine_tuner(self) -> FineTuner:
-        """What trains the client in the module before it is tested."""
+        """The fine-tuner of the client in the module."""
         return FineTuner(self.local)
 
     @contextmanager

@@ -285,7 +285,7 @@ class LocalTrainer:
         self.seed("fine_tuning", data)
         self._training_step = self.client.local_loss
         # The schedules and counts of the whole run would be at their end after the last round.
-        alone = [replace(phase, clock="round") for phase in phases]
+        alone = (replace(phase, clock="round") for phase in phases)
         with self.attached_clock():
             self._phases(alone, data, ())
 

@@ -1,13 +1,15 @@
 """Digests of the source of a user's classes, which tell that the code of a run has changed since it was begun."""
 
+import ast
 import hashlib
 import inspect
+import linecache
 import sys
 import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -167,10 +169,54 @@ def digest_of_code(kind: Any) -> str:
         for part in parts:
             # A class that was typed at a prompt has no file.
             with suppress(OSError, TypeError):
-                digest.update(inspect.getsource(part).encode())
+                digest.update(source_of(part).encode())
                 has_source = True
         KNOWN[kind] = digest.hexdigest()[:12] if has_source else ""
     return KNOWN[kind]
+
+
+def source_of(kind: Any) -> str:
+    """Return the source of a class or function.
+
+    `inspect` reads the whole file anew for each class, which takes milliseconds.
+
+    Raises:
+        OSError: There is no source.
+        TypeError: The class has no file.
+    """
+    file = inspect.getsourcefile(kind) if inspect.isclass(kind) else None
+    if file is None:
+        return inspect.getsource(kind)
+    linecache.checkcache(file)
+    lines = linecache.getlines(file)
+    place = places_of_classes("".join(lines)).get(kind.__qualname__)
+    return inspect.getsource(kind) if place is None else "".join(lines[place[0] - 1 : place[1]])
+
+
+@lru_cache(maxsize=16)
+def places_of_classes(source: str) -> dict[str, tuple[int, int] | None]:
+    """Return the first and the last line of each class by its qualified name. None is a name of several classes.
+
+    Args:
+        source: The source of a file.
+    """
+    places: dict[str, tuple[int, int] | None] = {}
+    waiting: deque[tuple[ast.AST, str]] = deque()
+    with suppress(SyntaxError):
+        waiting.append((ast.parse(source), ""))
+    while waiting:
+        node, prefix = waiting.popleft()
+        for part in ast.iter_child_nodes(node):
+            inner = prefix
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+                inner = f"{prefix}{part.name}.<locals>."
+            elif isinstance(part, ast.ClassDef):
+                name = f"{prefix}{part.name}"
+                first = min([part.lineno, *(decorator.lineno for decorator in part.decorator_list)])
+                places[name] = None if name in places else (first, part.end_lineno or first)
+                inner = f"{name}."
+            waiting.append((part, inner))
+    return places
 
 
 def is_of_user(kind: Any) -> bool:

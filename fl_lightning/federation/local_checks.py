@@ -285,7 +285,7 @@ def check_schedulers(
         return
     # A scheduler of the server may watch a value with the same optimizers, whose rates must not be touched.
     is_known = len(stepped) == len(schedulers)
-    own_stepping = overridden(client.lightning_modules()[-1], "lr_scheduler_step", ClientModule)
+    own_stepping = overridden(client.lightning_modules()[-1], "lr_scheduler_step")
     works: list[Work] = []
     if is_known and not own_stepping and not overridden(client, "phases", ClientModule):
         works = works_of_clients(local, data)

@@ -346,7 +346,7 @@ MOVED = {
 
 def answer(tmp_path, trainer, words=""):
     """The settings, notes and refusals of a file with these settings of the Trainer."""
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": 1, **trainer}}))
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": 1, **trainer}}, sort_keys=False))
     line = f"fit --from {tmp_path}/a.yaml --model own.Net --data own.Data {words}"
     try:
         adopted = adopt(line.split())
@@ -378,6 +378,17 @@ def test_a_setting_is_kept_moved_dropped_with_a_line_or_refused(name, tmp_path):
         assert settings["trainer"][name] == GIVEN[name] or said
     else:
         assert len(said) == 1
+
+
+def test_a_limit_of_batches_is_one_of_steps(tmp_path):
+    for given, steps in (
+        ({"limit_train_batches": 5}, 5),
+        ({"limit_train_batches": 5, "accumulate_grad_batches": 2}, 3),
+    ):
+        assert answer(tmp_path, given)[0]["model"]["max_local_steps"] == steps
+    assert answer(tmp_path, {"limit_train_batches": 1.0})[0].keys() == {"model", "data", "trainer"}
+    (sentence,) = answer(tmp_path, {"limit_train_batches": 0})[2]
+    assert sentence.startswith("trainer.limit_train_batches must leave batches to train on, got 0")
 
 
 def test_defaults_are_said_nowhere(tmp_path):

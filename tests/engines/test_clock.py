@@ -558,3 +558,24 @@ def test_stragglers_have_the_steps_that_they_take():
     trainer(2).fit(loop, datamodule=toy_data((20,), batch_size=4, local_work=0.5))
     assert {counts["estimated_stepping_batches"] for *_, counts, _ in module.told} == {2 * EPOCHS * BATCHES / 2}
     assert [step for place, _, step, *_ in module.told if place == "step"] == list(range(EPOCHS * BATCHES))
+
+
+def test_a_module_of_the_twin_package_has_the_same_course():
+    twin = pytest.importorskip("lightning.pytorch")
+
+    class Twin(twin.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(4, 3)
+            self.schedule = "StepLR"
+            self.settings = {"interval": "step"}
+            self.rates = []
+
+        configure_optimizers = Net.configure_optimizers
+
+        def training_step(self, batch, batch_idx):
+            self.rates.append(self.optimizers().param_groups[0]["lr"])
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    found = federated(Twin())
+    assert found.rates == [rate for rate, _ in plain(Net("StepLR", interval="step")).rates]

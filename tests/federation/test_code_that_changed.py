@@ -1,14 +1,17 @@
 """Code of the user's that a run uses has a digest, wherever the run's classes name or keep it."""
 
 import importlib
+import inspect
 import linecache
 import sys
 
 import pytest
+import pytorch_lightning as pl
 
 from fl_lightning import FederatedLoop
-from fl_lightning.federation.code import changed_code
+from fl_lightning.federation.code import changed_code, source_of
 from fl_lightning.methods import FedAvg
+from tests import test_checkpoint_hooks, toys, user_data
 from tests.toys import toy_data, trainer
 
 LOSSES = """
@@ -135,3 +138,11 @@ def test_code_that_a_run_uses_is_named_if_it_changed(changed, tmp_path, monkeypa
     assert bool(changed_code(before, after)) is is_used
     # A comparison asks the loaded modules, and makes no run.
     assert bool(changed_code(before)) is is_used
+
+
+def test_the_source_of_a_class_is_that_of_inspect():
+    kinds = [toys.BatchNormNet, toys.EdgePartition, user_data.Pairs, user_data.DictSamples]
+    kinds += [make(pl)[0] for make in test_checkpoint_hooks.KINDS]
+    kinds += [test_checkpoint_hooks.Setting, test_checkpoint_hooks.Steps]
+    for kind in kinds:
+        assert source_of(kind) == inspect.getsource(kind)

@@ -281,6 +281,7 @@ class Leaves(Fixed):
         self.seen = []
         self.rng = np.random.default_rng(0)
         self.mae = torchmetrics.MeanAbsoluteError()
+        self.unlogged = torchmetrics.MeanMetric()
         self.register_buffer("moving", torch.zeros(()), persistent=False)
         self.register_buffer("count", torch.zeros(()))
 
@@ -293,6 +294,7 @@ class Leaves(Fixed):
         predictions = self.layer(x).squeeze(1)
         self.mae(predictions, y)
         self.log("train/mae", self.mae)
+        self.unlogged.update(predictions.mean())
         self.log("train/steps", float(self.steps))
         noise = self.rng.normal() + random.random() + np.random.rand() + torch.rand(()).item()
         return (predictions - y).square().mean() * (1 + 0.01 * noise) + 0 * self.moving
@@ -344,11 +346,54 @@ def test_a_users_module_is_as_it_was(kind, around):
     if kind is Leaves:
         assert without.client.module.steps == tuned.client.module.steps
         assert without.client.module.seen == tuned.client.module.seen
+        assert equal(without.client.module.unlogged.metric_state, tuned.client.module.unlogged.metric_state)
     for client_id, values in tuned.recorder.client_values.items():
         model = tuned.client_model(client_id, tuned=True)
         if kind is not Leaves:
             found = {f"local/tuned/{name}": value for name, value in plain(model, tuned.data, client_id).items()}
             assert found == pytest.approx({name: values[name] for name in found}, rel=1e-5)
+
+
+def test_an_optimizer_that_is_handed_out_again_begins_anew():
+    """It still has the momentum of the last client of the round when the clients are tested."""
+    fresh = regression_loop(FineTuning(epochs=2), module=Fixed())
+    again = regression_loop(FineTuning(epochs=2), module=SameOptimizer())
+    assert again.recorder.client_values == fresh.recorder.client_values
+
+
+class Draws(BatchNormNet):
+    """It draws from a generator of its own in training."""
+
+    def __init__(self, num_classes, input_shape):
+        super().__init__(num_classes, input_shape)
+        self.rng = np.random.default_rng(0)
+
+    def features(self, x):
+        if self.training:
+            x = x + 0.1 * float(self.rng.normal())
+        return super().features(x)
+
+
+def test_the_generators_of_a_net_are_as_they_were():
+    states = []
+    for settings in ({}, {"fine_tuning": TUNED}):
+        loop = fit(FedAvg(net=Draws), rounds=1, evaluate_clients_every=1, **settings)
+        states.append(loop.client.net.rng.bit_generator.state)
+    assert states[0] == states[1]
+
+
+def test_metric_objects_count_on_after_it():
+    """A callback looks at them between two clients."""
+    counted = []
+    for settings in (None, FineTuning(epochs=2)):
+        loop = regression_loop(settings, module=Leaves(), rounds=1)
+        loop.client.module.unlogged.update(3.0)
+        before = loop.client.module.unlogged.metric_state["mean_value"].clone()
+        if settings is not None:
+            loop.client_model(0, tuned=True)
+        assert torch.equal(before, loop.client.module.unlogged.metric_state["mean_value"])
+        counted.append(before)
+    assert torch.equal(counted[0], counted[1])
 
 
 def test_a_plain_test_step_too():

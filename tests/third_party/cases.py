@@ -18,6 +18,7 @@ from pytorch_lightning import LightningDataModule, LightningModule
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition
+from fl_lightning.types import ClockKind
 from tests.third_party import modules as M
 from tests.third_party.written import WRITTEN, written
 from tests.toys import trainer
@@ -65,11 +66,11 @@ def made(name: str) -> tuple[LightningModule, LightningDataModule]:
     return CASES[name].make()
 
 
-def federate(name: str, rounds: int, **settings: Any) -> dict[str, torch.Tensor]:
+def federate(name: str, rounds: int, clock: ClockKind = "run", **settings: Any) -> dict[str, torch.Tensor]:
     """Federate a case; returns the module's state."""
     module, own = made(name)
     data = FederatedDataModule.from_datamodule(own, num_clients=3, partition=FixedPartition(M.PARTS), shuffle=False)
-    loop = FederatedLoop(module, seed=SEED, threads=1)
+    loop = FederatedLoop(module, seed=SEED, threads=1, clock=clock)
     ckpt_path = settings.pop("ckpt_path", None)
     trainer(rounds, **settings).fit(loop, datamodule=data, ckpt_path=ckpt_path)
     return dict(module.state_dict())
