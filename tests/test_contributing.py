@@ -211,7 +211,7 @@ def own_task(readers_folder, monkeypatch):
 
 
 def test_python_of_your_module(own_task):
-    shown = blocks("docs/your-module.md", "python")
+    shown = blocks("docs/your-module.md", "python") + blocks("docs/your-module-details.md", "python")
     assert len(shown) == 4
     for text in shown:
         exec(compile(text, "your-module.md", "exec"), {"__name__": "__main__"})
@@ -231,7 +231,7 @@ def test_processes_of_your_module_are_options(own_task, capsys):
     """The lines for several processes, as far as one machine without GPUs can read them."""
     from fl_lightning.__main__ import main
 
-    text = "".join(blocks("docs/your-module.md", "text")).replace("\\\n", " ")
+    text = "".join(blocks("docs/your-module-details.md", "text")).replace("\\\n", " ")
     lines = [line.partition("  #")[0] for line in text.splitlines() if " fit -c" in line]
     assert len(lines) == 4
     for line in lines:
@@ -245,7 +245,7 @@ def test_hooks_of_your_module_are_those_of_the_code():
     """Every hook that is forwarded or refused is named, by itself or by the group it belongs to."""
     from fl_lightning.client.hooks import FORWARDED, INSTEAD
 
-    text = (ROOT / "docs/your-module.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/your-module-details.md").read_text(encoding="utf-8")
     groups = ("on_validation_", "on_test_", "on_predict_")
     assert not [name for name in FORWARDED if f"`{name}`" not in text and not name.startswith(groups)]
     assert not [name for name in INSTEAD if f"`{name}`" not in text and not name.endswith("_dataloader")]
@@ -267,7 +267,18 @@ def test_make_targets_of_the_documents_exist(document):
     [
         "README.md",
         "CONTRIBUTING.md",
-        *(f"docs/{name}.md" for name in ("architecture", "compare", "decisions", "reuse", "running", "your-module")),
+        *(
+            f"docs/{name}.md"
+            for name in (
+                "architecture",
+                "compare",
+                "decisions",
+                "reuse",
+                "running",
+                "your-module",
+                "your-module-details",
+            )
+        ),
     ],
 )
 def test_files_that_the_documents_name_exist(document):
