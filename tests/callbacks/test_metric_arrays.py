@@ -80,3 +80,10 @@ def test_the_commands_write_them_into_the_folder_of_the_run(tmp_path, monkeypatc
         "metrics/validate/confusion.npz",
         "metrics/validate/confusion.svg",
     ]
+
+
+def test_a_fit_writes_its_own_files(tmp_path):
+    federated = loop(metrics={"of classes": MulticlassConfusionMatrix(3)})
+    trainer([MetricArrays(tmp_path)], rounds=1).fit(federated, datamodule=data(val_fraction=0.2))
+    assert "of classes" in federated.evaluation.arrays
+    assert not any(tmp_path.iterdir())
