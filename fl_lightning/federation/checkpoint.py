@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.hooks import own_hook
@@ -218,8 +218,28 @@ class SavedFederation:
         if any(belongs_to_any(difference.name, SERVER_STEP) for difference in identity.changed):
             checkpoint["optimizer_states"] = []
             checkpoint["lr_schedulers"] = []
+        if fits:
+            self._tell_earlier_clock(checkpoint["federated"]["settings"])
         if fits and trainer.max_steps != -1:
             skip_complete_round(checkpoint)
+
+    def _tell_earlier_clock(self, saved: Mapping[str, Any]) -> None:
+        """Tell that the schedules of a user's module began anew in every round before there was `model.clock`.
+
+        Args:
+            saved: The settings of the run that is continued.
+        """
+        knows_clock = any(CLOCK in saved.get(part, {}) for part in ("config", "objects"))
+        if knows_clock or self.parts.client.module is None or self.parts.settings.clock != "run":
+            return
+        rank_zero_warn(
+            "this run was begun by an earlier version, in which schedulers and trainer.current_epoch of your module "
+            "began anew in every round; to continue it so, add --model.clock round --allow_changes model.clock"
+        )
+
+
+CLOCK = "model.clock"
+"""Name of the setting of what schedules cover."""
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Under `model.clock: run` the rounds of one client are one plain fit; under `round` each round is a fit by itself."""
 
+import warnings
 from collections import Counter
 from contextlib import suppress
 from copy import deepcopy
@@ -25,8 +26,9 @@ from fl_lightning.engines.schedules import (
     asks_others,
     key_of,
 )
-from fl_lightning.methods import FedProx
+from fl_lightning.methods import FedAvg, FedProx
 from fl_lightning.nets import Perceptron
+from tests.federation.test_clients_by_own_steps import QUIET, LogsMetrics, regression_data
 from tests.toys import fit, samples, sgd, toy_data, trainer
 
 ROUNDS = 3
@@ -579,3 +581,22 @@ def test_a_module_of_the_twin_package_has_the_same_course():
 
     found = federated(Twin())
     assert found.rates == [rate for rate, _ in plain(Net("StepLR", interval="step")).rates]
+
+
+@pytest.mark.parametrize("clock", ["run", "round"])
+def test_a_run_of_an_earlier_version_is_told_of_the_clock(tmp_path, clock):
+    """Its checkpoint names no clock, and its schedulers began anew in every round."""
+    path = tmp_path / "last.ckpt"
+    loop = FederatedLoop(FedAvg(module=LogsMetrics()), seed=1)
+    runner = pl.Trainer(max_epochs=1, **QUIET)
+    runner.fit(loop, datamodule=regression_data())
+    runner.save_checkpoint(path)
+    content = torch.load(path, weights_only=False)
+    del content["federated"]["settings"]["objects"]["model.clock"], content["digest"]
+    torch.save(content, path)
+    again = FederatedLoop(FedAvg(module=LogsMetrics()), seed=1, clock=clock)
+    again.parts.identity.allow(["model.clock"])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pl.Trainer(max_epochs=2, **QUIET).fit(again, datamodule=regression_data(), ckpt_path=path)
+    assert any("--model.clock round" in str(warning.message) for warning in told) is (clock == "run")

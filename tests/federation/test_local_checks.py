@@ -514,8 +514,8 @@ def test_a_schedule_that_is_too_short_for_every_client_is_refused(make, interval
     epochs = 2 if interval == "epoch" else 1
     for clock, covered, remedy in (("round", "a round", "run"), ("run", "all rounds", "round")):
         sentence = (
-            rf"{name} must have a rate for each local {interval} of {covered} \(model.clock: {clock}\), got .*; give "
-            rf"it trainer.estimated_stepping_batches, or set model.clock: {remedy} "
+            rf"{name} must have a rate for each local {interval} of {covered} \(model.clock: {clock}\), got .*; "
+            rf"give it trainer.estimated_stepping_batches, or set model.clock: {remedy} "
         )
         refused(module, sentence, toy_data((12, 7)), local_epochs=epochs, clock=clock)
 
