@@ -137,7 +137,7 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
         listed = f"must have its settings by name ({', '.join(settings)}), got {value or 'nothing'}"
         return f"{listed}; write --{key}.{settings[0]} VALUE"
     names = [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]
-    is_number = bool(names) and NUMBERS.keys() >= set(names)
+    is_number = not NUMBERS.keys().isdisjoint(names)
     base = classes.BASES.get(key.rpartition(".")[2])
     if base and not is_number:
         if not value and IMPORT_PATH.search(message):

@@ -367,8 +367,8 @@ class FederatedLoop(Forwarding):
         Raises:
             ValueError: `tuned` is asked for without a client or without `fine_tuning`.
         """
-        takes_all = client_id == "all"
-        chosen = None if client_id == "all" else client_id
+        takes_all = isinstance(client_id, str) and client_id == "all"
+        chosen: Any = None if takes_all else client_id
         if takes_all and tuned:
             raise ValueError(
                 "tuned needs one client, got all of them, whose values after fine-tuning are local/tuned/KEY; leave it "

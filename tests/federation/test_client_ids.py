@@ -69,4 +69,4 @@ def test_clients_that_are_no_list_of_ids(clients, tmp_path):
 def test_the_command_line_asks_for_a_number(client, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused = refusal(f"test {TINY} --client {client}", 2)
-    assert refused.endswith(f"client must be int, got {client}; write a whole number, such as 3")
+    assert refused.endswith(f"client must be int or all, got {client}; write a whole number, such as 3")
