@@ -568,9 +568,10 @@ class LocalTrainer:
             batches = index % batches_per_step + 1
             optimizers.accumulated_lr.progress.accumulated(batches / batches_per_step)
         loss: Tensor | None = None
+        has_gradients = False
 
         def closure() -> Tensor | None:
-            nonlocal loss
+            nonlocal loss, has_gradients
             loss = self._training_step(batch, index)
             # Lightning zeroes the gradients between the step and its backward pass, also of a skipped batch.
             if index % batches_per_step == 0:
@@ -579,12 +580,13 @@ class LocalTrainer:
                     zero_grad(optimizer.optimizer)
                 else:
                     self._own_zero_grad(self._round_idx, index, optimizer.optimizer)
-            if loss is None:
-                return None
-            self._call("on_before_backward", loss)
-            optimizers.backward(loss if batches_per_step == 1 else loss / batches_per_step)
-            self._call("on_after_backward")
-            if takes_step:
+            if loss is not None:
+                self._call("on_before_backward", loss)
+                optimizers.backward(loss if batches_per_step == 1 else loss / batches_per_step)
+                self._call("on_after_backward")
+            # As in Lightning, a skipped batch ends an accumulation with a step, unless a scaler takes the step.
+            has_gradients = loss is not None or (optimizer.scaler is None and has_grad(optimizer.optimizer))
+            if takes_step and has_gradients:
                 if optimizer.scaler is not None:
                     optimizer.unscale()
                 self._call("on_before_optimizer_step", optimizer)
@@ -600,8 +602,10 @@ class LocalTrainer:
             self._own_optimizer_step(self._round_idx, index, optimizer, closure)  # style: ok, a user's hook
         elif optimizer.takes_closure:
             optimizer.step(closure)
-        elif closure() is not None:
-            optimizer.step()
+        else:
+            closure()
+            if has_gradients:
+                optimizer.step()
         if optimizers.schedulers:
             self.schedules.end_step(optimizers, index)
         return loss
@@ -632,6 +636,11 @@ def zero_grad(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def has_grad(optimizer: Optimizer) -> bool:
+    """Return True if a parameter of an optimizer has a gradient."""
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:
