@@ -19,6 +19,10 @@ Columns = dict[str, Sequence[Any]]
 """The columns of a table, by name, in order."""
 
 
+OF_THE_TABLE = ("client", "row", "file")
+"""Names of the columns that say whose row it is. Outputs have none of them."""
+
+
 class Answer(NamedTuple):
     """Says what a model's outputs are.
 
@@ -49,7 +53,8 @@ class SavePredictions(BasePredictionWriter):
 
     The outputs of a module's own `predict_step` are written as they are. Numbers (n,) or (n, 1) are `predicted`, and
     whole ones are written by the names of the classes if there are such. Numbers (n, k) are `output_0`, `output_1` and
-    so on. A dict of them has columns by its keys. There is no table of any other output, and a line says so.
+    so on. A dict of them has columns by its keys, `output_row` of a key `row` (`client` and `file` likewise). There is
+    no table of any other output, and a line says so.
 
     Args:
         dirpath: Folder of the files.
@@ -113,15 +118,16 @@ class SavePredictions(BasePredictionWriter):
         self._outputs[name] = outputs
         if columns is not None:
             self._tables[name] = columns
-        if len(self._tables) < len(self._outputs):
+        headers = {tuple(table) for table in self._tables.values()}
+        if len(self._tables) < len(self._outputs) or len(headers) > 1:
             return self._outputs, None
-        rows: Columns = {"client": []}
+        rows: dict[str, list[Any]] = {"client": []}
         for client, table in self._tables.items():
             num_rows = len(next(iter(table.values())))
-            rows["client"] = [*rows["client"], *[client] * num_rows]
+            rows["client"] += [client] * num_rows
             for column, cells in table.items():
-                rows[column] = [*rows.get(column, []), *cells]
-        return self._outputs, rows
+                rows.setdefault(column, []).extend(cells)
+        return self._outputs, dict(rows)
 
     def _columns(self, trainer: Trainer, pl_module: LightningModule, saved: Any) -> Columns | None:
         """Return the columns of the table. None: the outputs are no rows of the samples.
@@ -217,14 +223,19 @@ def columns_of_logits(logits: Tensor, names: Sequence[str]) -> Columns | None:
 
 
 def columns_by_key(saved: Mapping[str, Tensor]) -> Columns | None:
-    """Return the columns of a dict of outputs, by its keys."""
+    """Return the columns of a dict of outputs, by its keys.
+
+    >>> columns_by_key({"mean": torch.tensor([2]), "row": torch.tensor([7])})
+    {'mean': [2], 'output_row': [7]}
+    """
     columns: Columns = {}
     sizes = {len(value) for value in saved.values()}
     if len(sizes) != 1 or any(value.ndim > 2 or value.is_complex() for value in saved.values()):
         return None
     for key, value in saved.items():
         values = value[:, 0] if value.ndim == 2 and value.shape[1] == 1 else value
-        columns |= {key: written(values)} if values.ndim == 1 else numbered_columns(key, values)
+        name = f"output_{key}" if key in OF_THE_TABLE else key
+        columns |= {name: written(values)} if values.ndim == 1 else numbered_columns(key, values)
     return columns
 
 
