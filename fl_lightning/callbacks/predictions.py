@@ -1,5 +1,8 @@
 """Callback that saves predictions: the outputs as they are, and a table that a person reads."""
 
+import os
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +17,8 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.files import save_with_digest, write_table
+from fl_lightning.utils.round_table import read_cells
+from fl_lightning.utils.text import of_cell
 
 Columns = dict[str, Sequence[Any]]
 """The columns of a table, by name, in order."""
@@ -68,6 +73,9 @@ class SavePredictions(BasePredictionWriter):
         self.by_client = by_client
         self._outputs: dict[str, Any] = {}
         self._tables: dict[str, Columns] = {}
+        self._process = os.getpid()
+        self._begun = time.time_ns()
+        """When the callback was made. Files of its passes are not older."""
         self.path = Path(dirpath) / filename
         self.table = self.path.with_suffix(".csv")
         if self.table == self.path:
@@ -113,6 +121,7 @@ class SavePredictions(BasePredictionWriter):
             outputs: The outputs of this pass.
             columns: The columns of this pass. None has no table.
         """
+        self._read_earlier()
         client_id = loop.data.tested_client
         name = "global" if client_id is None else loop.data.client_names[client_id]
         self._outputs[name] = outputs
@@ -128,6 +137,17 @@ class SavePredictions(BasePredictionWriter):
             for column, cells in table.items():
                 rows.setdefault(column, []).extend(cells)
         return self._outputs, dict(rows)
+
+    def _read_earlier(self) -> None:
+        """Read the passes before this one from their files, if each pass has processes of its own, such as forked ones.
+
+        Such a process ends with its pass, and what the callback knew ends with it.
+        """
+        is_of_own_process = os.getpid() != self._process
+        if not is_of_own_process or not self.path.is_file() or self.path.stat().st_mtime_ns < self._begun:
+            return
+        self._outputs = torch.load(self.path, weights_only=False)
+        self._tables = tables_by_client(self.table) if self.table.is_file() else {}
 
     def _columns(self, trainer: Trainer, pl_module: LightningModule, saved: Any) -> Columns | None:
         """Return the columns of the table. None: the outputs are no rows of the samples.
@@ -151,6 +171,17 @@ class SavePredictions(BasePredictionWriter):
         if num_rows > len(new.names) or (num_rows < len(new.names) and not is_limited):
             return None
         return {new.column: new.names[:num_rows], **columns}
+
+
+def tables_by_client(path: Path) -> dict[str, Columns]:
+    """Read a table of several clients: the columns of each by its name."""
+    cells = read_cells(path)
+    names = [of_cell(name) for name in cells.pop("client")]
+    tables: dict[str, dict[str, list[str]]] = defaultdict(lambda: {column: [] for column in cells})
+    for column, values in cells.items():
+        for name, value in zip(names, values, strict=True):
+            tables[name][column].append(of_cell(value))
+    return {name: dict(columns) for name, columns in tables.items()}
 
 
 def answer_of(trainer: Trainer, pl_module: LightningModule) -> Answer:
