@@ -44,7 +44,8 @@ class ClientsReport(Callback):
         """Print and write the rows, if there are any."""
         if not isinstance(pl_module, FederatedLoop) or not trainer.is_global_zero:
             return
-        rows = rows_of(pl_module)
+        # Otherwise the values of the clients are those of an earlier evaluation.
+        rows = rows_of(pl_module) if pl_module.evaluates_clients_too else []
         if not rows:
             return
         columns = list(dict.fromkeys(name for row in rows for name in row))

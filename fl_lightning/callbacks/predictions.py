@@ -1,5 +1,8 @@
 """Callback that saves predictions: the outputs as they are, and a table that a person reads."""
 
+import os
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +17,15 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.distributed import current_communicator
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.files import save_with_digest, write_table
+from fl_lightning.utils.round_table import read_cells
+from fl_lightning.utils.text import of_cell
 
 Columns = dict[str, Sequence[Any]]
 """The columns of a table, by name, in order."""
+
+
+OF_THE_TABLE = ("client", "row", "file")
+"""Names of the columns that say whose row it is. Outputs have none of them."""
 
 
 class Answer(NamedTuple):
@@ -49,7 +58,8 @@ class SavePredictions(BasePredictionWriter):
 
     The outputs of a module's own `predict_step` are written as they are. Numbers (n,) or (n, 1) are `predicted`, and
     whole ones are written by the names of the classes if there are such. Numbers (n, k) are `output_0`, `output_1` and
-    so on. A dict of them has columns by its keys. There is no table of any other output, and a line says so.
+    so on. A dict of them has columns by its keys, `output_row` of a key `row` (`client` and `file` likewise). There is
+    no table of any other output, and a line says so.
 
     Args:
         dirpath: Folder of the files.
@@ -63,6 +73,9 @@ class SavePredictions(BasePredictionWriter):
         self.by_client = by_client
         self._outputs: dict[str, Any] = {}
         self._tables: dict[str, Columns] = {}
+        self._process = os.getpid()
+        self._begun = time.time_ns()
+        """When the callback was made. Files of its passes are not older."""
         self.path = Path(dirpath) / filename
         self.table = self.path.with_suffix(".csv")
         if self.table == self.path:
@@ -108,20 +121,33 @@ class SavePredictions(BasePredictionWriter):
             outputs: The outputs of this pass.
             columns: The columns of this pass. None has no table.
         """
+        self._read_earlier()
         client_id = loop.data.tested_client
         name = "global" if client_id is None else loop.data.client_names[client_id]
         self._outputs[name] = outputs
         if columns is not None:
             self._tables[name] = columns
-        if len(self._tables) < len(self._outputs):
+        headers = {tuple(table) for table in self._tables.values()}
+        if len(self._tables) < len(self._outputs) or len(headers) > 1:
             return self._outputs, None
-        rows: Columns = {"client": []}
+        rows: dict[str, list[Any]] = {"client": []}
         for client, table in self._tables.items():
             num_rows = len(next(iter(table.values())))
-            rows["client"] = [*rows["client"], *[client] * num_rows]
+            rows["client"] += [client] * num_rows
             for column, cells in table.items():
-                rows[column] = [*rows.get(column, []), *cells]
-        return self._outputs, rows
+                rows.setdefault(column, []).extend(cells)
+        return self._outputs, dict(rows)
+
+    def _read_earlier(self) -> None:
+        """Read the passes before this one from their files, if each pass has processes of its own, such as forked ones.
+
+        Such a process ends with its pass, and what the callback knew ends with it.
+        """
+        is_of_own_process = os.getpid() != self._process
+        if not is_of_own_process or not self.path.is_file() or self.path.stat().st_mtime_ns < self._begun:
+            return
+        self._outputs = torch.load(self.path, weights_only=False)
+        self._tables = tables_by_client(self.table) if self.table.is_file() else {}
 
     def _columns(self, trainer: Trainer, pl_module: LightningModule, saved: Any) -> Columns | None:
         """Return the columns of the table. None: the outputs are no rows of the samples.
@@ -145,6 +171,17 @@ class SavePredictions(BasePredictionWriter):
         if num_rows > len(new.names) or (num_rows < len(new.names) and not is_limited):
             return None
         return {new.column: new.names[:num_rows], **columns}
+
+
+def tables_by_client(path: Path) -> dict[str, Columns]:
+    """Read a table of several clients: the columns of each by its name."""
+    cells = read_cells(path)
+    names = [of_cell(name) for name in cells.pop("client")]
+    tables: dict[str, dict[str, list[str]]] = defaultdict(lambda: {column: [] for column in cells})
+    for column, values in cells.items():
+        for name, value in zip(names, values, strict=True):
+            tables[name][column].append(of_cell(value))
+    return {name: dict(columns) for name, columns in tables.items()}
 
 
 def answer_of(trainer: Trainer, pl_module: LightningModule) -> Answer:
@@ -217,14 +254,19 @@ def columns_of_logits(logits: Tensor, names: Sequence[str]) -> Columns | None:
 
 
 def columns_by_key(saved: Mapping[str, Tensor]) -> Columns | None:
-    """Return the columns of a dict of outputs, by its keys."""
+    """Return the columns of a dict of outputs, by its keys.
+
+    >>> columns_by_key({"mean": torch.tensor([2]), "row": torch.tensor([7])})
+    {'mean': [2], 'output_row': [7]}
+    """
     columns: Columns = {}
     sizes = {len(value) for value in saved.values()}
     if len(sizes) != 1 or any(value.ndim > 2 or value.is_complex() for value in saved.values()):
         return None
     for key, value in saved.items():
         values = value[:, 0] if value.ndim == 2 and value.shape[1] == 1 else value
-        columns |= {key: written(values)} if values.ndim == 1 else numbered_columns(key, values)
+        name = f"output_{key}" if key in OF_THE_TABLE else key
+        columns |= {name: written(values)} if values.ndim == 1 else numbered_columns(key, values)
     return columns
 
 

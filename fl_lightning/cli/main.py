@@ -299,6 +299,8 @@ class FederatedCLI(LightningCLI):
         """Find the clients whose models predict, and deploy the first one, if the command asks for all."""
         self._further_clients: list[int] = []
         if self.config.predict.client == "all":
+            # A data module of the user's own may ask its Trainer, which attaches itself later.
+            self.datamodule.trainer = self.trainer
             first, *self._further_clients = clients_to_predict(self.datamodule)
             self.model.deploy(first, tuned=self.config.predict.tuned)
 

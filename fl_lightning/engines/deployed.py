@@ -120,12 +120,15 @@ def stage_of(client: ClientModule, kind: Kind | None) -> Iterator[None]:
         yield
         return
     stage = RunningStage.VALIDATING if kind == "validation" else RunningStage.TESTING
+    # At a node there is no Trainer that has a state. Its clients are evaluated in a fit.
+    state = getattr(trainer, "state", None)
+    fn = TrainerFn.FITTING if state is None else state.fn
     answers = {
         "training": False,
         "validating": kind == "validation",
         "testing": kind == "test",
         "evaluating": True,
-        "state": TrainerState(status=TrainerStatus.RUNNING, fn=TrainerFn.FITTING, stage=stage),
+        "state": TrainerState(status=TrainerStatus.RUNNING, fn=fn, stage=stage),
     }
     client.trainer = TrainerView(trainer, answers)
     try:

@@ -782,7 +782,7 @@ class FederatedLoop(Forwarding):
 
     def _log_evaluation(self, values: dict[str, float]) -> None:
         """Log the values of an evaluation outside of a fit, and those of the clients if they tell more."""
-        if self._evaluates_clients_too():
+        if self.evaluates_clients_too:
             kind: Kind = "test" if self.trainer.state.fn == "test" else "validation"
             means, of_clients = self.evaluation.of_clients.evaluate(self.current_epoch, kind)
             self.recorder.take_client_values(of_clients)
@@ -790,8 +790,9 @@ class FederatedLoop(Forwarding):
         for name, value in values.items():
             super().log(name, value)
 
-    def _evaluates_clients_too(self) -> bool:
-        """Return True if an evaluation outside of a fit has values of the clients besides those of the global model."""
+    @property
+    def evaluates_clients_too(self) -> bool:
+        """Whether an evaluation outside of a fit has values of the clients besides those of the global model."""
         if self.data.pooled or self.data.tested_client is not None:
             return False
         if self.global_weights.own_models or self.parts.evaluates_all_clients:

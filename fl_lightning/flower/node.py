@@ -124,8 +124,7 @@ class Node:
             parts["has"] = part_of(content.get("frozen", {}).get("digest"))
             parts["plans"] = part_of(self.loop.parts.horizon.was_read)
         except Exception as error:
-            # The error may have left the engine in the middle of an exchange.
-            self.__dict__.pop("engine", None)
+            self._forget_engine()
             known = error if isinstance(error, ClientError) else client_error(self.client_id, round_idx, error)
             parts = {"head": part_of({"error": shown(known.reason)})}
         return Message(to_records(parts), reply_to=message)
@@ -155,21 +154,38 @@ class Node:
             result = next(results)
             file = files.keep(job.broadcast.round_idx, job.memory, result.personal)
             answer = parts_of_update(result.update, logged=result.logged, file=file)
-        if content["head"].get("scoring") and file:
-            answer["score"] = part_of(self._score_after(job, files.read(file), content["head"]["scoring"]))
+        scoring = content["head"].get("scoring")
+        if scoring and file and job.data.size("test"):
+            score = self._score_after(job, files.read(file), scoring)
+            if score is not None:
+                answer["score"] = part_of(score)
         return answer
 
-    def _score_after(self, job: ClientJob, record: tuple[dict[str, Any], State | None], scoring: Content) -> Content:
+    def _score_after(
+        self, job: ClientJob, record: tuple[dict[str, Any], State | None], scoring: Content
+    ) -> Content | None:
         """Test what the client would deploy after an exchange, if it gets nothing from the server before the test.
 
         Args:
             job: The job of the exchange.
             record: The client's memory and personal entries after it.
             scoring: How the client is tested.
+
+        Returns:
+            The score. None if the test has failed, because the client has been trained all the same. The server then
+            asks for the score, and learns what is wrong.
         """
         memory, personal = record
         broadcast = Broadcast(job.broadcast.round_idx, "deployed", None)
-        return self._score(job._replace(broadcast=broadcast, memory=memory, personal=personal), scoring)
+        try:
+            return self._score(job._replace(broadcast=broadcast, memory=memory, personal=personal), scoring)
+        except Exception:
+            self._forget_engine()
+            return None
+
+    def _forget_engine(self) -> None:
+        """Drop the engine, which an error may have left in the middle of an exchange."""
+        self.__dict__.pop("engine", None)
 
     def _evaluate(self, content: Content) -> dict[str, Array]:
         """Test what the client would deploy."""

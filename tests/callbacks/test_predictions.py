@@ -124,6 +124,33 @@ def test_answers_that_are_no_rows_of_the_samples_have_no_table(answers, columns,
     assert {name: [row[name] for row in rows] for name in rows[0]} == {"row": ["2", "3"], **columns}
 
 
+class OfBothKinds(Skips):
+    """Its dict of outputs has names that columns of the table have, and another column for one of the clients."""
+
+    def predict_step(self, batch, batch_idx):
+        found = {name: torch.full((len(batch[0]),), 7) for name in ("client", "row", "file", "mean")}
+        return found if self.answers is None else {**found, self.answers.pop(): found["mean"]}
+
+
+def test_outputs_do_not_take_the_place_of_rows_and_clients(data, tmp_path):
+    loop = FederatedLoop(OfBothKinds(None))
+    Trainer(max_epochs=1, limit_val_batches=0, **QUIET).fit(loop, datamodule=data)
+    data.predict_new(tmp_path / "new.csv")
+    writer = SavePredictions(tmp_path, by_client=True)
+    for client_id in (0, 1):
+        loop.deploy(client_id)
+        Trainer(callbacks=[writer], **QUIET).predict(loop, datamodule=data)
+    rows = table(tmp_path / "predictions.csv")
+    assert list(rows[0]) == ["client", "row", "output_client", "output_row", "output_file", "mean"]
+    assert [row["row"] for row in rows] == ["2", "3"] * 2
+    assert [row["client"] for row in rows] == [name for name in data.client_names for _ in range(2)]
+    assert {row["output_row"] for row in rows} == {"7"}
+    loop.client.module.answers = ["of the second"]
+    Trainer(callbacks=[writer], **QUIET).predict(loop, datamodule=data)
+    assert not (tmp_path / "predictions.csv").exists()
+    assert set(torch.load(tmp_path / "predictions.pt")) == set(data.client_names)
+
+
 def test_the_predicted_class_is_the_one_of_the_largest_logit():
     logits = torch.tensor([[100.0, 100.0001, 0.0]])
     columns = columns_of(logits, Answer(3, None, are_logits=True))
