@@ -58,9 +58,9 @@ def output_of(config: Any, folder: Path) -> Path:
     if config.output is not None:
         path = Path(config.output).expanduser()
     elif config.new is not None:
-        path = folder / f"{PREDICTIONS}-{stem_of(Path(config.new).expanduser())}.csv"
+        path = folder / f"{PREDICTIONS}-{stem_of(Path(config.new).expanduser())}{of_client(config.client)}.csv"
     else:
-        return folder / f"{PREDICTIONS}.csv"
+        return folder / f"{PREDICTIONS}{of_client(config.client)}.csv"
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ValueError(f"--output must be a file in a folder that can be written, got {path}; name another folder")
@@ -68,6 +68,17 @@ def output_of(config: Any, folder: Path) -> Path:
         if is_there(file):
             raise ValueError(f"{file} exists already, and predict does not replace it; name another file by --output")
     return path
+
+
+def of_client(client: int | str | None) -> str:
+    """Return the end of the name of a file of a client's predictions, so that it does not replace the global model's.
+
+    >>> of_client(3), of_client("all"), of_client(None)
+    ('-client-3', '-clients', '')
+    """
+    if client is None:
+        return ""
+    return "-clients" if client == "all" else f"-client-{client}"
 
 
 def clients_to_predict(data: FederatedDataModule) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from math import ceil, inf
 from time import monotonic
 from typing import Any, Literal, NoReturn
@@ -640,10 +641,8 @@ def zero_grad(optimizer: Optimizer) -> None:
 
 def has_grad(optimizer: Optimizer) -> bool:
     """Return True if a parameter of an optimizer has a gradient."""
-    for group in optimizer.param_groups:
-        if any(parameter.grad is not None for parameter in group["params"]):
-            return True
-    return False
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    return any(parameter.grad is not None for parameter in parameters)
 
 
 def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:

@@ -426,9 +426,9 @@ def test_the_command_line_tests_all_clients(tmp_path, monkeypatch):
         assert all(int(row["samples"]) > 0 for row in rows)
     said = say(f"predict {ditto} --ckpt_path last --client all")
     assert said.code == 0
-    with (run / "predictions.csv").open(newline="") as file:
+    with (run / "predictions-clients.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    outputs = torch.load(run / "predictions.pt")
+    outputs = torch.load(run / "predictions-clients.pt")
     assert {name: len(output) for name, output in outputs.items()} == {
         name: sum(row["client"] == name for row in rows) for name in expected
     }
