@@ -1,0 +1,339 @@
+"""Modules and data modules that packages ship for their users: none was written or changed for this project.
+
+Each function makes a module and a data module on data that a package comes with, or, where the first line says so, on the
+authors' own generator of samples. Batches have 4 samples.
+"""
+
+import wave
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from sysconfig import get_paths
+from tempfile import gettempdir
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+Made = tuple[LightningModule, LightningDataModule]
+
+
+class Given(LightningDataModule):
+    """Samples of modules whose package has no data module for them: 24 to train with, and the others held out."""
+
+    def __init__(self, samples: Any, collate_fn: Callable[[list[Any]], Any] | None = None, size: int = 24) -> None:
+        super().__init__()
+        self.samples = samples
+        self.collate_fn = collate_fn
+        self.size = size
+
+    def _loader(self, places: Sequence[int]) -> DataLoader:
+        return DataLoader(Subset(self.samples, list(places)), batch_size=4, collate_fn=self.collate_fn)
+
+    def train_dataloader(self):
+        return self._loader(range(self.size))
+
+    def val_dataloader(self):
+        return self._loader(range(self.size, len(self.samples)))
+
+    test_dataloader = val_dataloader
+
+
+def words() -> np.ndarray:
+    """The words of Python's license, as numbers from 1 in the order of the alphabet."""
+    text = Path(get_paths()["stdlib"], "LICENSE.txt").read_text().lower().split()
+    return np.unique(text, return_inverse=True)[1] + 1
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """64 pictures of handwritten digits of scikit-learn (64, 1, 8, 8), from 0 to 1, and their classes."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = torch.tensor(found.images[:64] / 16, dtype=torch.float32)[:, None]
+    return x, torch.tensor(found.target[:64])
+
+
+# --- lightning-uq-box, https://github.com/lightning-uq-box/lightning-uq-box ----------------------------------------
+
+
+def mean_and_variance() -> Made:
+    """Regression, on the authors' generator of samples."""
+    from lightning_uq_box.datamodules import ToyHeteroscedasticDatamodule
+    from lightning_uq_box.models import MLP
+    from lightning_uq_box.uq_methods import MVERegression
+
+    optimizer = partial(torch.optim.Adam, lr=0.01)
+    return MVERegression(MLP(n_outputs=2, dropout_p=0.0), 0, optimizer=optimizer), ToyHeteroscedasticDatamodule(batch_size=4)
+
+
+def probabilistic_segmentation() -> Made:
+    """Segmentation by a network that draws, with a data module of the package, on the authors' generator of pictures."""
+    from lightning_uq_box.datamodules import ToySegmentationDataModule
+    from lightning_uq_box.uq_methods import ProbUNet
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    module = ProbUNet(net, latent_dim=2, num_filters=[4, 8], num_convs_per_block=1, num_convs_fcomb=2, fcomb_filter_size=4)
+    return module, ToySegmentationDataModule(num_images=24, image_size=16, batch_size=4)
+
+
+# --- torch-uncertainty, https://github.com/torch-uncertainty/torch-uncertainty -------------------------------------
+
+
+def routine() -> Made:
+    from torch_uncertainty.routines import ClassificationRoutine
+
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    recipe = partial(torch.optim.Adam, lr=0.01)
+    module = ClassificationRoutine(net, 10, nn.CrossEntropyLoss(), optim_recipe=lambda model: recipe(model.parameters()))
+    return module, Given(TensorDataset(*digits()))
+
+
+def segmentation_routine() -> Made:
+    from torch_uncertainty.routines import SegmentationRoutine
+
+    x, _ = digits()
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    recipe = partial(torch.optim.Adam, lr=0.01)
+    module = SegmentationRoutine(
+        net, 2, nn.CrossEntropyLoss(), optim_recipe=lambda model: recipe(model.parameters()), metric_subsampling_rate=1.0
+    )
+    return module, Given(TensorDataset(x, (x[:, 0] > 0.5).long()))
+
+
+# --- deeptab, https://github.com/OpenTabular/DeepTab ---------------------------------------------------------------
+
+
+def table() -> Made:
+    """A classifier of rows, with a data module of the package."""
+    from deeptab.models import MLPClassifier
+    from sklearn.datasets import load_breast_cancer
+
+    frame = load_breast_cancer(as_frame=True).frame
+    x = frame.drop(columns="target").iloc[:, :6]
+    y = frame["target"].to_numpy()
+    model = MLPClassifier()
+    model.build_model(x[:64], y[:64], val_size=0.5, batch_size=4, shuffle=False, random_state=0)
+    data = model._data_module
+    data.setup("fit")
+    data.test_dataloader = data.val_dataloader
+    return model._task_model, data
+
+
+# --- neuralforecast, https://github.com/Nixtla/neuralforecast ------------------------------------------------------
+
+
+def forecasts() -> Made:
+    """Forecasts, with a data module of the package, on the authors' generator of series."""
+    from neuralforecast.models import NBEATS
+    from neuralforecast.tsdataset import TimeSeriesDataModule, TimeSeriesDataset
+    from neuralforecast.utils import generate_series
+
+    series, *_ = TimeSeriesDataset.from_df(generate_series(24, min_length=60, max_length=80, equal_ends=True))
+    module = NBEATS(h=4, input_size=8, stack_types=["identity"], n_blocks=[1], mlp_units=[[8, 8]], windows_batch_size=16)
+    module.val_size = 8
+    data = TimeSeriesDataModule(series, batch_size=4, valid_batch_size=4, shuffle_train=False)
+    data.test_dataloader = data.val_dataloader
+    return module, data
+
+
+# --- gluonts, https://github.com/awslabs/gluonts -------------------------------------------------------------------
+
+
+def sunspots() -> Made:
+    """Forecasts of the yearly number of sunspots, as the package's estimator makes module and windows."""
+    from gluonts.dataset.pandas import PandasDataset
+    from gluonts.torch import DeepAREstimator
+    from statsmodels.datasets import sunspots as yearly
+
+    frame = yearly.load_pandas().data
+    index = pandas_years(len(frame))
+    values = PandasDataset(frame.set_index(index)["SUNACTIVITY"].astype("float32"), freq="YE")
+    estimator = DeepAREstimator("YE", prediction_length=4, context_length=8, num_layers=1, hidden_size=8, dropout_rate=0.0)
+    module = estimator.create_lightning_module()
+    numbers = np.random.get_state()
+    np.random.seed(0)
+    ready = estimator.create_transformation().apply(values, is_train=True)
+    batches = estimator.create_training_data_loader(ready, module)
+    windows = [sample for batch in batches for sample in separate(batch)][:48]
+    np.random.set_state(numbers)
+    return module, Given(windows)
+
+
+def pandas_years(count: int) -> Any:
+    import pandas
+
+    return pandas.period_range("1700", periods=count, freq="Y")
+
+
+def separate(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+
+
+# --- asteroid, https://github.com/asteroid-team/asteroid -----------------------------------------------------------
+
+
+def speech() -> Made:
+    """Separation of two speakers, on the conversation that pyannote.audio comes with."""
+    from asteroid.engine.system import System
+    from asteroid.losses import PITLossWrapper, pairwise_neg_sisdr
+    from asteroid.models import ConvTasNet
+
+    parts = torch.tensor(conversation()[: 96 * 1600]).view(2, 48, 1600)
+    sources = parts.transpose(0, 1).contiguous()
+    samples = TensorDataset(sources.sum(1), sources)
+    model = ConvTasNet(2, n_filters=16, kernel_size=16, n_blocks=1, n_repeats=1, bn_chan=8, hid_chan=8, skip_chan=8)
+    loss = PITLossWrapper(pairwise_neg_sisdr, pit_from="pw_mtx")
+    module = System(model, torch.optim.Adam(model.parameters(), lr=1e-3), loss, train_loader=None)
+    return module, Given(samples)
+
+
+def conversation() -> np.ndarray:
+    (folder,) = find_spec("pyannote").submodule_search_locations
+    with wave.open(str(Path(folder, "audio", "sample", "sample.wav"))) as file:
+        return np.frombuffer(file.readframes(file.getnframes()), dtype=np.int16).astype(np.float32) / 2**15
+
+
+# --- pytorch-lifestream, https://github.com/pytorch-lifestream/pytorch-lifestream ----------------------------------
+
+
+def events() -> Made:
+    """Self-supervised, on words as events, with a data module of the package."""
+    from ptls.frames import PtlsDataModule
+    from ptls.frames.coles import CoLESModule, ColesDataset
+    from ptls.frames.coles.split_strategy import SampleSlices
+    from ptls.nn import RnnSeqEncoder, TrxEncoder
+
+    found = torch.tensor(words()[: 48 * 20]).view(48, 20)
+    people = [{"event_time": torch.arange(20), "word": row} for row in found]
+    split = SampleSlices(split_count=2, cnt_min=5, cnt_max=10)
+    train, held_out = ColesDataset(people[:24], split), ColesDataset(people[24:], split)
+    encoder = RnnSeqEncoder(
+        trx_encoder=TrxEncoder(embeddings={"word": {"in": int(found.max()) + 1, "out": 4}}), hidden_size=8, type="gru"
+    )
+    module = CoLESModule(
+        seq_encoder=encoder,
+        optimizer_partial=partial(torch.optim.Adam, lr=0.01),
+        lr_scheduler_partial=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.9),
+    )
+    sizes = {"train_batch_size": 4, "valid_batch_size": 4, "test_batch_size": 4}
+    return module, PtlsDataModule(train_data=train, valid_data=held_out, test_data=held_out, **sizes)
+
+
+# --- pykeen, https://github.com/pykeen/pykeen ----------------------------------------------------------------------
+
+
+def knowledge_graph() -> Made:
+    """Links between nations."""
+    from pykeen.contrib.lightning import LCWALitModule
+
+    module = LCWALitModule(dataset="nations", model="distmult", model_kwargs={"embedding_dim": 8}, batch_size=4)
+    loader = module.train_dataloader()
+    return module, Given(Subset(loader.dataset, range(48)), loader.collate_fn)
+
+
+# --- torchphysics, https://github.com/boschresearch/torchphysics ---------------------------------------------------
+
+
+def physics() -> Made:
+    """An equation whose conditions draw their own points; its batches are empty, as the module makes them."""
+    import torchphysics as tp
+
+    x, u = tp.spaces.R1("x"), tp.spaces.R1("u")
+    line = tp.domains.Interval(x, 0, 1)
+    net = tp.models.FCN(x, u, hidden=(8,))
+
+    def equation(u, x):
+        return tp.utils.laplacian(u, x) + 1
+
+    inside = tp.conditions.PINNCondition(net, tp.samplers.GridSampler(line, 16), equation, name="equation")
+    ends = tp.conditions.PINNCondition(
+        net, tp.samplers.GridSampler(line.boundary, 2), lambda u: u, track_gradients=False, name="ends"
+    )
+    return tp.solver.Solver([inside, ends], [ends]), Given(torch.zeros(48, 1))
+
+
+# --- disent, https://github.com/nmichlo/disent ---------------------------------------------------------------------
+
+
+def disentangled() -> Made:
+    """Generative, on the authors' generator of pictures. It has no step of evaluation."""
+    from disent.dataset import DisentDataset
+    from disent.dataset.data import XYObjectData
+    from disent.dataset.transform import ToImgTensorF32
+    from disent.frameworks.vae import BetaVae
+    from disent.model import AutoEncoder
+    from disent.model.ae import DecoderLinear, EncoderLinear
+
+    pictures = XYObjectData(grid_size=4, grid_spacing=1, min_square_size=1, max_square_size=2, square_size_spacing=1)
+    shape = (3, 4, 4)
+    data = DisentDataset(pictures, transform=ToImgTensorF32())
+    net = AutoEncoder(EncoderLinear(x_shape=shape, z_size=2, z_multiplier=2), DecoderLinear(x_shape=shape, z_size=2))
+    return BetaVae(net, BetaVae.cfg(beta=4)), Given(Subset(data, range(48)))
+
+
+# --- anomalib, https://github.com/open-edge-platform/anomalib ------------------------------------------------------
+
+
+def anomalies() -> Made:
+    """A GAN with two optimizers and callbacks of its own, with a data module of the package: zeros among ones."""
+    from anomalib.data import Folder
+    from anomalib.models import Ganomaly
+    from anomalib.pre_processing import PreProcessor
+    from torchvision.transforms.v2 import Resize
+
+    root = Path(gettempdir(), "fl_lightning_digits")
+    write_digits(root)
+    data = Folder(
+        "digits",
+        root=root,
+        normal_dir="one",
+        abnormal_dir="zero",
+        normal_test_dir="more_ones",
+        train_batch_size=4,
+        eval_batch_size=4,
+        num_workers=0,
+        val_split_mode="same_as_test",
+    )
+    size = PreProcessor(transform=Resize((32, 32), antialias=True))
+    module = Ganomaly(batch_size=4, n_features=4, latent_vec_size=4, pre_processor=size, visualizer=False)
+    return module, data
+
+
+def write_digits(root: Path) -> None:
+    """Write ones and zeros as pictures, once."""
+    from sklearn.datasets import load_digits
+    from torchvision.transforms.functional import to_pil_image
+
+    found = load_digits()
+    ones = found.images[found.target == 1]
+    for name, images in {"one": ones[:24], "more_ones": ones[24:36], "zero": found.images[found.target == 0][:12]}.items():
+        folder = root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for place, image in enumerate(images):
+            path = folder / f"{place:02}.png"
+            if not path.exists():
+                to_pil_image((image * 15).astype(np.uint8)).convert("RGB").resize((32, 32)).save(path)
+
+
+# --- chemprop, https://github.com/chemprop/chemprop ----------------------------------------------------------------
+
+
+def molecules() -> Made:
+    """Weights of molecules of the NCI, which RDKit comes with, by message passing."""
+    from chemprop.data import MoleculeDatapoint, MoleculeDataset
+    from chemprop.data.collate import collate_batch
+    from chemprop.models import MPNN
+    from chemprop.nn import BondMessagePassing, MeanAggregation, RegressionFFN
+    from rdkit import Chem, RDConfig
+    from rdkit.Chem.Descriptors import MolWt
+
+    file = Path(RDConfig.RDDataDir, "NCI", "first_200.props.sdf")
+    found = [each for each in Chem.SDMolSupplier(str(file)) if each is not None][:48]
+    points = [MoleculeDatapoint(each, y=np.array([MolWt(each) / 100])) for each in found]
+    module = MPNN(BondMessagePassing(d_h=8, depth=2), MeanAggregation(), RegressionFFN(input_dim=8, hidden_dim=8))
+    return module, Given(MoleculeDataset(points), collate_batch)
