@@ -1,6 +1,6 @@
 """The score of what a client would deploy, on the client's own samples."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -106,14 +106,19 @@ def taken(metrics: MetricCollection | None) -> State:
 class OwnSteps:
     """Evaluates the user's module in a client by its own step and hooks, as a Trainer does.
 
-    The callbacks of the module are not called: they are of the passes of the Trainer.
+    Of the callbacks that the module makes, only the hooks before a batch are called, since they may change the batch.
+    All others record the passes of the Trainer.
 
     Args:
         client: The client, which is built around the module.
+        batch_hooks: Hooks on batches of the callbacks that the module makes, by name.
     """
 
-    def __init__(self, client: ClientModule) -> None:
+    def __init__(
+        self, client: ClientModule, batch_hooks: Mapping[str, Sequence[Callable[..., None]]] | None = None
+    ) -> None:
         self._client = client
+        self._batch_hooks = batch_hooks or {}
         self._modules = list(client.lightning_modules())
         self._services = ClientTestServices()
 
@@ -171,6 +176,8 @@ class OwnSteps:
             return
         # A client has one split to be tested on, so Lightning would give no index of a dataloader.
         self._services.begin(batch=batch)
+        for hook in self._batch_hooks.get(f"on_{kind}_batch_start", ()):
+            hook(batch, batch_idx)
         self._call(f"on_{kind}_batch_start", batch, batch_idx)
         step = getattr(self._client.module, f"{kind}_step")
         placed, named = evaluation_arguments(step, batch_idx=batch_idx, dataloader_idx=None)

@@ -107,7 +107,7 @@ class SequentialEngine:
             precision=precision,
             batch_hooks=batch_hooks or {},
         )
-        self.own_steps = OwnSteps(client)
+        self.own_steps = OwnSteps(client, batch_hooks)
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
         self._counting_parts = parts_that_count(client)

@@ -407,6 +407,46 @@ def test_the_callbacks_of_a_module_see_the_passes_of_the_trainer_only():
     assert Counts.samples == len(loop.data.split("test"))
 
 
+class Doubles(Callback):
+    """Changes a batch in place, as a preprocessor does."""
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        batch[0].mul_(2)
+
+    def on_validation_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
+        batch[0].mul_(2)
+
+    def on_test_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
+        batch[0].mul_(2)
+
+
+class DoublesByTheModule(Doubles):
+    """Asks the module that it is called with."""
+
+    def on_validation_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
+        batch[1].add_(module.layer.bias.detach())
+
+
+class LogsBefore(Doubles):
+    def on_validation_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
+        super().on_validation_batch_start(trainer, module, batch, batch_idx)
+        module.log("largest", batch[0].max(), reduce_fx="max")
+
+
+@pytest.mark.parametrize("around", [FedAvg, Local], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("callback", [Doubles, DoublesByTheModule, LogsBefore])
+@pytest.mark.parametrize("kind", [LogsMetrics, CountsInHooks, OnlyTested], ids=lambda kind: kind.__name__)
+def test_a_callback_of_the_module_changes_the_batches_that_clients_are_evaluated_on(kind, callback, around):
+    class Makes(kind):
+        def configure_callbacks(self):
+            return [callback()]
+
+    loop = fitted(around(module=Makes()), evaluate_training_every=1 if around is FedAvg else None)
+    for client_id, values in loop.recorder.client_values.items():
+        found = plain(loop.client_model(client_id), loop.data, client_id)
+        assert values == pytest.approx({f"local/{name}": value for name, value in found.items()}, rel=1e-5)
+
+
 def test_values_that_a_hook_logs_before_the_step_weigh_as_in_lightning():
     class Before(LogsValues):
         def on_validation_batch_start(self, batch, batch_idx):

@@ -38,7 +38,9 @@ class Case(NamedTuple):
         needs: packages besides those of the core, as they are imported.
         pip: what installs them, if these are not the names of the packages.
         needs_logger: the module calls its Trainer's logger, which then must be there.
-        asks_clock: why the module is another one by hand: it asks the Trainer how far or how long the run is.
+        asks_length: the module asks how many rounds there will be, so that a run that goes on names them.
+        not_by_hand: why the module is another one by hand.
+        draws: why two evaluations differ: the module or its data draw without a seed.
         unstacked: words of the reason why its clients are not stacked. Empty: they are.
     """
 
@@ -46,7 +48,9 @@ class Case(NamedTuple):
     needs: tuple[str, ...] = ()
     pip: str = ""
     needs_logger: bool = False
-    asks_clock: str = ""
+    asks_length: bool = False
+    not_by_hand: str = ""
+    draws: str = ""
     unstacked: str = ""
 
 
@@ -70,20 +74,26 @@ CASES = {
     "torch_geometric": Case(M.graphs, ("torch_geometric",)),
 }
 COMMUNITY = {
-    "uq-box MVERegression": Case(C.mean_and_variance, ("lightning_uq_box",), "lightning-uq-box"),
-    "uq-box ProbUNet": Case(C.probabilistic_segmentation, ("lightning_uq_box",), "lightning-uq-box"),
+    "uq-box SGLDRegression": Case(C.langevin, ("lightning_uq_box",), "lightning-uq-box", asks_length=True),
+    "uq-box ProbUNet": Case(
+        C.probabilistic_segmentation, ("lightning_uq_box",), "lightning-uq-box", draws="validation_step draws latents",
+        not_by_hand="the data module draws its pictures",
+    )  # fmt: skip,
     "torch-uncertainty ClassificationRoutine": Case(C.routine, ("torch_uncertainty",)),
     "torch-uncertainty SegmentationRoutine": Case(C.segmentation_routine, ("torch_uncertainty",)),
     "deeptab TaskModel": Case(C.table, ("deeptab",)),
     "neuralforecast NBEATS": Case(C.forecasts, ("neuralforecast",)),
     "gluonts DeepAR": Case(C.sunspots, ("gluonts", "statsmodels")),
     "asteroid System": Case(C.speech, ("asteroid", "pyannote"), "asteroid pyannote.audio", needs_logger=True),
-    "ptls CoLESModule": Case(C.events, ("ptls",), "pytorch-lifestream"),
+    "ptls CoLESModule": Case(C.events, ("ptls",), "pytorch-lifestream", draws="the dataset draws slices"),
     "pykeen LCWALitModule": Case(C.knowledge_graph, ("pykeen",)),
     "torchphysics Solver": Case(C.physics, ("torchphysics",)),
     "disent BetaVae": Case(C.disentangled, ("disent",)),
     "anomalib Ganomaly": Case(C.anomalies, ("anomalib",)),
     "chemprop MPNN": Case(C.molecules, ("chemprop",)),
+    "scvi AdversarialTrainingPlan": Case(C.cells, ("scvi",), "scvi-tools"),
+    "neuromancer LitProblem": Case(C.optimal_control, ("neuromancer",)),
+    "deepforest": Case(C.trees, ("deepforest",)),
 }
 """Modules that were held out: nothing here was written before they were first federated."""
 CASES |= COMMUNITY
@@ -122,11 +132,13 @@ def quiet_logger(name: str, kind: str = "pytorch_lightning") -> dict[str, Any]:
     return {"logger": importlib.import_module(f"{kind}.loggers.logger").DummyLogger()}
 
 
-def federate(name: str, rounds: int, chunk: int = 1, **settings: Any) -> dict[str, torch.Tensor]:
+def federate(
+    name: str, rounds: int, *, chunk: int = 1, planned_rounds: int | None = None, **settings: Any
+) -> dict[str, torch.Tensor]:
     """Federate a case; returns the module's state."""
     module, own = made(name)
     data = divided(name, own)
-    loop = FederatedLoop(module, seed=SEED, threads=1, chunk=chunk)
+    loop = FederatedLoop(module, seed=SEED, threads=1, chunk=chunk, planned_rounds=planned_rounds)
     ckpt_path = settings.pop("ckpt_path", None)
     trainer(rounds, mkdtemp(), **quiet_logger(name), **settings).fit(loop, datamodule=data, ckpt_path=ckpt_path)
     return dict(module.state_dict())

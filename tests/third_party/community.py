@@ -61,14 +61,14 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 # --- lightning-uq-box, https://github.com/lightning-uq-box/lightning-uq-box ----------------------------------------
 
 
-def mean_and_variance() -> Made:
-    """Regression, on the authors' generator of samples."""
+def langevin() -> Made:
+    """Regression by hand, whose optimizer draws and calls a closure, on the authors' generator of samples."""
     from lightning_uq_box.datamodules import ToyHeteroscedasticDatamodule
     from lightning_uq_box.models import MLP
-    from lightning_uq_box.uq_methods import MVERegression
+    from lightning_uq_box.uq_methods import NLL, SGLDRegression
 
-    optimizer = partial(torch.optim.Adam, lr=0.01)
-    return MVERegression(MLP(n_outputs=2, dropout_p=0.0), 0, optimizer=optimizer), ToyHeteroscedasticDatamodule(batch_size=4)
+    settings = {"lr": 1e-3, "weight_decay": 0.0, "noise_factor": 0.1, "burnin_epochs": 0, "n_sgld_samples": 1}
+    return SGLDRegression(MLP(n_outputs=2, dropout_p=0.0), NLL(), **settings), ToyHeteroscedasticDatamodule(batch_size=4)
 
 
 def probabilistic_segmentation() -> Made:
@@ -337,3 +337,84 @@ def molecules() -> Made:
     points = [MoleculeDatapoint(each, y=np.array([MolWt(each) / 100])) for each in found]
     module = MPNN(BondMessagePassing(d_h=8, depth=2), MeanAggregation(), RegressionFFN(input_dim=8, hidden_dim=8))
     return module, Given(MoleculeDataset(points), collate_batch)
+
+
+# --- scvi-tools, https://github.com/scverse/scvi-tools -------------------------------------------------------------
+
+
+def cells() -> Made:
+    """Generative with an adversary, two optimizers by hand, on the authors' generator of cells."""
+    import scvi
+
+    found = scvi.data.synthetic_iid(batch_size=24, n_genes=10)
+    scvi.model.SCVI.setup_anndata(found, batch_key="batch")
+    model = scvi.model.SCVI(found, n_hidden=8, n_latent=2, dropout_rate=0.0)
+    split = scvi.dataloaders.DataSplitter(model.adata_manager, train_size=1.0, shuffle_set_split=False)
+    split.setup("fit")
+    module = scvi.train.AdversarialTrainingPlan(model.module, adversarial_classifier=True)
+    return module, Given(split.train_dataloader().dataset)
+
+
+# --- neuromancer, https://github.com/pnnl/neuromancer --------------------------------------------------------------
+
+
+def optimal_control() -> Made:
+    """A problem with constraints, with a data module of the package, as the first tutorial has it."""
+    from neuromancer.constraint import variable
+    from neuromancer.dataset import DictDataset, LitDataModule
+    from neuromancer.loss import PenaltyLoss
+    from neuromancer.modules import blocks
+    from neuromancer.problem import LitProblem, Problem
+    from neuromancer.system import Node
+
+    policy = Node(blocks.MLP(insize=2, outsize=2, hsizes=[8]), ["a", "p"], ["x"], name="policy")
+    x, a, p = variable("x")[:, [0]], variable("a"), variable("p")
+    y = variable("x")[:, [1]]
+    objective = ((1 - x) ** 2 + a * (y - x**2) ** 2).minimize(weight=1.0)
+    constraint = 10.0 * (x >= y)
+    also = 10.0 * ((p / 2) ** 2 <= x**2 + y**2)
+    module = LitProblem(Problem([policy], PenaltyLoss([objective], [constraint, also])))
+
+    def setup() -> tuple[Any, Any, Any, int]:
+        drawn = torch.rand(48, 2, generator=torch.Generator().manual_seed(0))
+        parts = {"train": drawn[:24], "dev": drawn[24:36], "test": drawn[36:]}
+        made = [DictDataset({"a": part[:, :1], "p": part[:, 1:]}, name=name) for name, part in parts.items()]
+        return *made, 4
+
+    return module, LitDataModule(setup)
+
+
+# --- deepforest, https://github.com/weecology/DeepForest -----------------------------------------------------------
+
+
+def trees() -> Made:
+    """Detection of crowns of trees on the authors' picture, by a small net of torchvision."""
+    from deepforest.main import deepforest
+    from deepforest.preprocess import split_raster
+    from torchvision.models.detection import RetinaNet
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+    (package,) = find_spec("deepforest").submodule_search_locations
+    folder = Path(gettempdir(), "fl_lightning_trees")
+    table = folder / "trees.csv"
+    if not table.exists():
+        folder.mkdir(exist_ok=True)
+        sizes = {"patch_size": 80, "patch_overlap": 0.4}
+        data = Path(package, "data")
+        split_raster(
+            annotations_file=str(data / "testfile_deepforest.csv"),
+            path_to_raster=str(data / "OSBS_029.png"),
+            root_dir=str(data),
+            save_dir=str(folder),
+            **sizes,
+        ).to_csv(table, index=False)
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.ReLU(), nn.Conv2d(8, 16, 4, stride=4), nn.ReLU())
+    backbone.out_channels = 16
+    anchors = AnchorGenerator(sizes=((16, 32),), aspect_ratios=((1.0,),))
+    net = RetinaNet(backbone, 1, anchor_generator=anchors, min_size=80, max_size=80, detections_per_img=5)
+    settings = {"validation": {"csv_file": str(table), "root_dir": str(folder)}, "num_classes": 1}
+    settings |= {"label_dict": {"Tree": 0}, "model": {"name": None}, "log_root": str(folder)}
+    module = deepforest(model=net, config_args=settings)
+    module.set_labels({"Tree": 0})
+    loader = module.load_dataset(str(table), str(folder), shuffle=False)
+    return module, Given(loader.dataset, loader.collate_fn)

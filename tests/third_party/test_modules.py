@@ -21,6 +21,7 @@ from fl_lightning.functional.state import weighted_mean
 from fl_lightning.utils.keyed import keyed_seed
 from tests.commands import run_in, say, working_in
 from tests.third_party.cases import CASES, SEED, federate, made, quiet_logger, skipped
+from tests.third_party.community import Given
 from tests.third_party.modules import PARTS, Loaded
 from tests.toys import equal, trainer
 
@@ -67,14 +68,14 @@ def local_fit(name, module, own, client_id, round_idx):
     samples = DataLoader(Subset(loader.dataset, PARTS[client_id]), batch_size=4, collate_fn=loader.collate_fn)
     own.train_dataloader = lambda: samples
     without_plateau(module)
-    data = {"train_dataloaders": samples} if isinstance(own, Loaded) else {"datamodule": own}
+    data = {"train_dataloaders": samples} if isinstance(own, (Loaded, Given)) else {"datamodule": own}
     stock_trainer(name, module, round_idx, client_id).fit(module, **data)  # a twin's Trainer refuses a data module of ours
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fedavg_is_the_loop_by_hand(name):
-    if CASES[name].asks_clock:
-        pytest.skip(CASES[name].asks_clock)
+    if CASES[name].not_by_hand:
+        pytest.skip(CASES[name].not_by_hand)
     module, _ = made(name)
     module.configure_model()
     for round_idx in range(2):
@@ -89,10 +90,11 @@ def test_fedavg_is_the_loop_by_hand(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_resume_is_exact(name, tmp_path):
-    whole = federate(name, 3)
+    planned_rounds = 3 if CASES[name].asks_length else None
+    whole = federate(name, 3, planned_rounds=planned_rounds)
     saves = ModelCheckpoint(tmp_path, "one")
-    federate(name, 1, enable_checkpointing=True, callbacks=[saves])
-    resumed = federate(name, 3, ckpt_path=tmp_path / "one.ckpt")
+    federate(name, 1, planned_rounds=planned_rounds, enable_checkpointing=True, callbacks=[saves])
+    resumed = federate(name, 3, planned_rounds=planned_rounds, ckpt_path=tmp_path / "one.ckpt")
     assert equal(resumed, whole)
     assert all(value.isfinite().all() for value in whole.values())
 
