@@ -116,7 +116,7 @@ CASES |= {name: Case(partial(written, name), needs) for name, (_, needs) in WRIT
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Whether two states are equal bit for bit. A value that is not a number, as a module may begin with, equals another."""
+    """Whether two states are equal bit for bit. NaN, with which a module may begin, equals NaN."""
     if a.keys() != b.keys():
         return False
     return all(torch.allclose(a[name], b[name], rtol=0, atol=0, equal_nan=True) for name in a)

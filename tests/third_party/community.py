@@ -1,7 +1,7 @@
 """Modules and data modules that packages ship for their users: none was written or changed for this project.
 
-Each function makes a module and a data module on data that a package comes with, or, where the first line says so, on the
-authors' own generator of samples. Batches have 4 samples.
+Each function makes a module and a data module on data that a package comes with, or, where the first line says so,
+on the authors' own generator of samples. Batches have 4 samples.
 """
 
 import wave
@@ -68,16 +68,20 @@ def langevin() -> Made:
     from lightning_uq_box.uq_methods import NLL, SGLDRegression
 
     settings = {"lr": 1e-3, "weight_decay": 0.0, "noise_factor": 0.1, "burnin_epochs": 0, "n_sgld_samples": 1}
-    return SGLDRegression(MLP(n_outputs=2, dropout_p=0.0), NLL(), **settings), ToyHeteroscedasticDatamodule(batch_size=4)
+    return SGLDRegression(MLP(n_outputs=2, dropout_p=0.0), NLL(), **settings), ToyHeteroscedasticDatamodule(
+        batch_size=4
+    )
 
 
 def probabilistic_segmentation() -> Made:
-    """Segmentation by a network that draws, with a data module of the package, on the authors' generator of pictures."""
+    """Segmentation by a net that draws, with a data module of the package, on the authors' generator of pictures."""
     from lightning_uq_box.datamodules import ToySegmentationDataModule
     from lightning_uq_box.uq_methods import ProbUNet
 
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1))
-    module = ProbUNet(net, latent_dim=2, num_filters=[4, 8], num_convs_per_block=1, num_convs_fcomb=2, fcomb_filter_size=4)
+    module = ProbUNet(
+        net, latent_dim=2, num_filters=[4, 8], num_convs_per_block=1, num_convs_fcomb=2, fcomb_filter_size=4
+    )
     return module, ToySegmentationDataModule(num_images=24, image_size=16, batch_size=4)
 
 
@@ -89,7 +93,9 @@ def routine() -> Made:
 
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     recipe = partial(torch.optim.Adam, lr=0.01)
-    module = ClassificationRoutine(net, 10, nn.CrossEntropyLoss(), optim_recipe=lambda model: recipe(model.parameters()))
+    module = ClassificationRoutine(
+        net, 10, nn.CrossEntropyLoss(), optim_recipe=lambda model: recipe(model.parameters())
+    )
     return module, Given(TensorDataset(*digits()))
 
 
@@ -100,7 +106,11 @@ def segmentation_routine() -> Made:
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
     recipe = partial(torch.optim.Adam, lr=0.01)
     module = SegmentationRoutine(
-        net, 2, nn.CrossEntropyLoss(), optim_recipe=lambda model: recipe(model.parameters()), metric_subsampling_rate=1.0
+        net,
+        2,
+        nn.CrossEntropyLoss(),
+        optim_recipe=lambda model: recipe(model.parameters()),
+        metric_subsampling_rate=1.0,
     )
     return module, Given(TensorDataset(x, (x[:, 0] > 0.5).long()))
 
@@ -134,7 +144,9 @@ def forecasts() -> Made:
     from neuralforecast.utils import generate_series
 
     series, *_ = TimeSeriesDataset.from_df(generate_series(24, min_length=60, max_length=80, equal_ends=True))
-    module = NBEATS(h=4, input_size=8, stack_types=["identity"], n_blocks=[1], mlp_units=[[8, 8]], windows_batch_size=16)
+    module = NBEATS(
+        h=4, input_size=8, stack_types=["identity"], n_blocks=[1], mlp_units=[[8, 8]], windows_batch_size=16
+    )
     module.val_size = 8
     data = TimeSeriesDataModule(series, batch_size=4, valid_batch_size=4, shuffle_train=False)
     data.test_dataloader = data.val_dataloader
@@ -153,7 +165,9 @@ def sunspots() -> Made:
     frame = yearly.load_pandas().data
     index = pandas_years(len(frame))
     values = PandasDataset(frame.set_index(index)["SUNACTIVITY"].astype("float32"), freq="YE")
-    estimator = DeepAREstimator("YE", prediction_length=4, context_length=8, num_layers=1, hidden_size=8, dropout_rate=0.0)
+    estimator = DeepAREstimator(
+        "YE", prediction_length=4, context_length=8, num_layers=1, hidden_size=8, dropout_rate=0.0
+    )
     module = estimator.create_lightning_module()
     numbers = np.random.get_state()
     np.random.seed(0)
@@ -204,7 +218,7 @@ def conversation() -> np.ndarray:
 def events() -> Made:
     """Self-supervised, on words as events, with a data module of the package."""
     from ptls.frames import PtlsDataModule
-    from ptls.frames.coles import CoLESModule, ColesDataset
+    from ptls.frames.coles import ColesDataset, CoLESModule
     from ptls.frames.coles.split_strategy import SampleSlices
     from ptls.nn import RnnSeqEncoder, TrxEncoder
 
@@ -311,7 +325,11 @@ def write_digits(root: Path) -> None:
 
     found = load_digits()
     ones = found.images[found.target == 1]
-    for name, images in {"one": ones[:24], "more_ones": ones[24:36], "zero": found.images[found.target == 0][:12]}.items():
+    for name, images in {
+        "one": ones[:24],
+        "more_ones": ones[24:36],
+        "zero": found.images[found.target == 0][:12],
+    }.items():
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
         for place, image in enumerate(images):
@@ -343,7 +361,7 @@ def molecules() -> Made:
 
 
 def cells() -> Made:
-    """Generative with an adversary, two optimizers by hand, on the authors' generator of cells."""
+    """Generative with an adversary, two optimizers by hand, on the authors' generator."""
     import scvi
 
     found = scvi.data.synthetic_iid(batch_size=24, n_genes=10)

@@ -1,7 +1,7 @@
-"""Modules of others that were held out: clients are evaluated, personalised, stacked and written as plain Lightning says.
+"""Modules of others that were held out: their clients are evaluated, personalised, stacked and written.
 
-That FedAvg around them is the loop by hand, that a resume is exact, and that the command line and two processes agree is
-in `test_modules.py`, as for every case.
+A client has the values that plain Lightning gives for its checkpoint. `test_modules.py` has the other laws, as for
+every case: FedAvg is the loop by hand, a resume is exact, the command line and two processes agree.
 """
 
 import copy
@@ -102,7 +102,7 @@ def test_a_stack_or_the_reason_against_it(name, caplog):
     else:
         assert stacked.keys() == alone.keys()
         for key, value in stacked.items():
-            torch.testing.assert_close(value, alone[key], rtol=1e-3, atol=1e-5, equal_nan=True, msg=lambda text, key=key: f"{key}: {text}")
+            torch.testing.assert_close(value, alone[key], rtol=1e-3, atol=1e-5, equal_nan=True, msg=key)
     reason = CASES[name].unstacked
     assert bool(said) == bool(reason), said
     assert reason in "".join(said)

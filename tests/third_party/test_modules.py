@@ -69,7 +69,9 @@ def local_fit(name, module, own, client_id, round_idx):
     own.train_dataloader = lambda: samples
     without_plateau(module)
     data = {"train_dataloaders": samples} if isinstance(own, (Loaded, Given)) else {"datamodule": own}
-    stock_trainer(name, module, round_idx, client_id).fit(module, **data)  # a twin's Trainer refuses a data module of ours
+    stock_trainer(name, module, round_idx, client_id).fit(
+        module, **data
+    )  # a twin's Trainer refuses a data module of ours
 
 
 @pytest.mark.parametrize("name", NAMES)
