@@ -104,11 +104,7 @@ COMMUNITY = {
         C.physics, ("torchphysics",), uncopied="copy.deepcopy of a torchphysics.spaces.Space raises a TypeError"
     ),
     "disent BetaVae": Case(C.disentangled, ("disent",), draws="validation_step draws latents"),
-    "anomalib Ganomaly": Case(C.anomalies, ("anomalib",)),
-    "chemprop MPNN": Case(C.molecules, ("chemprop",), asks_length=True, not_by_hand="the rate depends on max_epochs"),
     "scvi AdversarialTrainingPlan": Case(C.cells, ("scvi",), "scvi-tools", draws="validation_step draws latents"),
-    "neuromancer LitProblem": Case(C.optimal_control, ("neuromancer",)),
-    "deepforest": Case(C.trees, ("deepforest",)),
 }
 """Modules that were held out: nothing here was written before they were first federated."""
 CASES |= COMMUNITY

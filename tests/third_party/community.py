@@ -10,7 +10,6 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from sysconfig import get_paths
-from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -290,73 +289,6 @@ def disentangled() -> Made:
     return BetaVae(net, BetaVae.cfg(beta=4)), Given(Subset(data, range(48)))
 
 
-# --- anomalib, https://github.com/open-edge-platform/anomalib ------------------------------------------------------
-
-
-def anomalies() -> Made:
-    """A GAN with two optimizers and callbacks of its own, with a data module of the package: zeros among ones."""
-    from anomalib.data import Folder
-    from anomalib.models import Ganomaly
-    from anomalib.pre_processing import PreProcessor
-    from torchvision.transforms.v2 import Resize
-
-    root = Path(gettempdir(), "fl_lightning_digits")
-    write_digits(root)
-    data = Folder(
-        "digits",
-        root=root,
-        normal_dir="one",
-        abnormal_dir="zero",
-        normal_test_dir="more_ones",
-        train_batch_size=4,
-        eval_batch_size=4,
-        num_workers=0,
-        val_split_mode="same_as_test",
-    )
-    size = PreProcessor(transform=Resize((32, 32), antialias=True))
-    module = Ganomaly(batch_size=4, n_features=4, latent_vec_size=4, pre_processor=size, visualizer=False)
-    return module, data
-
-
-def write_digits(root: Path) -> None:
-    """Write ones and zeros as pictures, once."""
-    from sklearn.datasets import load_digits
-    from torchvision.transforms.functional import to_pil_image
-
-    found = load_digits()
-    ones = found.images[found.target == 1]
-    for name, images in {
-        "one": ones[:24],
-        "more_ones": ones[24:36],
-        "zero": found.images[found.target == 0][:12],
-    }.items():
-        folder = root / name
-        folder.mkdir(parents=True, exist_ok=True)
-        for place, image in enumerate(images):
-            path = folder / f"{place:02}.png"
-            if not path.exists():
-                to_pil_image((image * 15).astype(np.uint8)).convert("RGB").resize((32, 32)).save(path)
-
-
-# --- chemprop, https://github.com/chemprop/chemprop ----------------------------------------------------------------
-
-
-def molecules() -> Made:
-    """Weights of molecules of the NCI, which RDKit comes with, by message passing."""
-    from chemprop.data import MoleculeDatapoint, MoleculeDataset
-    from chemprop.data.collate import collate_batch
-    from chemprop.models import MPNN
-    from chemprop.nn import BondMessagePassing, MeanAggregation, RegressionFFN
-    from rdkit import Chem, RDConfig
-    from rdkit.Chem.Descriptors import MolWt
-
-    file = Path(RDConfig.RDDataDir, "NCI", "first_200.props.sdf")
-    found = [each for each in Chem.SDMolSupplier(str(file)) if each is not None][:48]
-    points = [MoleculeDatapoint(each, y=np.array([MolWt(each) / 100])) for each in found]
-    module = MPNN(BondMessagePassing(d_h=8, depth=2), MeanAggregation(), RegressionFFN(input_dim=8, hidden_dim=8))
-    return module, Given(MoleculeDataset(points), collate_batch)
-
-
 # --- scvi-tools, https://github.com/scverse/scvi-tools -------------------------------------------------------------
 
 
@@ -371,68 +303,3 @@ def cells() -> Made:
     split.setup("fit")
     module = scvi.train.AdversarialTrainingPlan(model.module, adversarial_classifier=True)
     return module, Given(split.train_dataloader().dataset)
-
-
-# --- neuromancer, https://github.com/pnnl/neuromancer --------------------------------------------------------------
-
-
-def optimal_control() -> Made:
-    """A problem with constraints, with a data module of the package, as the first tutorial has it."""
-    from neuromancer.constraint import variable
-    from neuromancer.dataset import DictDataset, LitDataModule
-    from neuromancer.loss import PenaltyLoss
-    from neuromancer.modules import blocks
-    from neuromancer.problem import LitProblem, Problem
-    from neuromancer.system import Node
-
-    policy = Node(blocks.MLP(insize=2, outsize=2, hsizes=[8]), ["a", "p"], ["x"], name="policy")
-    x, a, p = variable("x")[:, [0]], variable("a"), variable("p")
-    y = variable("x")[:, [1]]
-    objective = ((1 - x) ** 2 + a * (y - x**2) ** 2).minimize(weight=1.0)
-    constraint = 10.0 * (x >= y)
-    also = 10.0 * ((p / 2) ** 2 <= x**2 + y**2)
-    module = LitProblem(Problem([policy], PenaltyLoss([objective], [constraint, also])))
-
-    def setup() -> tuple[Any, Any, Any, int]:
-        drawn = torch.rand(48, 2, generator=torch.Generator().manual_seed(0))
-        parts = {"train": drawn[:24], "dev": drawn[24:36], "test": drawn[36:]}
-        made = [DictDataset({"a": part[:, :1], "p": part[:, 1:]}, name=name) for name, part in parts.items()]
-        return *made, 4
-
-    return module, LitDataModule(setup)
-
-
-# --- deepforest, https://github.com/weecology/DeepForest -----------------------------------------------------------
-
-
-def trees() -> Made:
-    """Detection of crowns of trees on the authors' picture, by a small net of torchvision."""
-    from deepforest.main import deepforest
-    from deepforest.preprocess import split_raster
-    from torchvision.models.detection import RetinaNet
-    from torchvision.models.detection.anchor_utils import AnchorGenerator
-
-    (package,) = find_spec("deepforest").submodule_search_locations
-    folder = Path(gettempdir(), "fl_lightning_trees")
-    table = folder / "trees.csv"
-    if not table.exists():
-        folder.mkdir(exist_ok=True)
-        sizes = {"patch_size": 80, "patch_overlap": 0.4}
-        data = Path(package, "data")
-        split_raster(
-            annotations_file=str(data / "testfile_deepforest.csv"),
-            path_to_raster=str(data / "OSBS_029.png"),
-            root_dir=str(data),
-            save_dir=str(folder),
-            **sizes,
-        ).to_csv(table, index=False)
-    backbone = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.ReLU(), nn.Conv2d(8, 16, 4, stride=4), nn.ReLU())
-    backbone.out_channels = 16
-    anchors = AnchorGenerator(sizes=((16, 32),), aspect_ratios=((1.0,),))
-    net = RetinaNet(backbone, 1, anchor_generator=anchors, min_size=80, max_size=80, detections_per_img=5)
-    settings = {"validation": {"csv_file": str(table), "root_dir": str(folder)}, "num_classes": 1}
-    settings |= {"label_dict": {"Tree": 0}, "model": {"name": None}, "log_root": str(folder)}
-    module = deepforest(model=net, config_args=settings)
-    module.set_labels({"Tree": 0})
-    loader = module.load_dataset(str(table), str(folder), shuffle=False)
-    return module, Given(loader.dataset, loader.collate_fn)
