@@ -435,13 +435,14 @@ class LocalTrainer:
 
         def closure() -> Tensor | None:
             nonlocal loss
+            loss = self._training_step(batch, index)
+            # Lightning zeroes the gradients between the step and its backward pass, also of a skipped batch.
             if index % batches_per_step == 0:
                 self._call("on_before_zero_grad", optimizer)
                 if self._own_zero_grad is None:
                     zero_grad(optimizer.optimizer)
                 else:
                     self._own_zero_grad(self._round_idx, index, optimizer.optimizer)
-            loss = self._training_step(batch, index)
             if loss is None:
                 return None
             self._call("on_before_backward", loss)
