@@ -37,6 +37,7 @@ _NAMES = {
         QuantityPartition SVHN Shakespeare ShardPartition Source TableSource TensorSource""",
     "distributed": "ClientParallelStrategy",
     "members.faults": "FaultPolicy NonFiniteUpdateError",
+    "types": "FineTuning",
     "federation.loop": "FederatedLoop",
     "methods": """DPFedAvg Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv FedDFServer
         FedDyn FedED FedEXPAggregator FedFOMO FedKA FedLC FedMD FedNTD FedNovaAggregator FedPAC FedProx FedRS FedRep

@@ -41,6 +41,9 @@ COMMANDS = {
 }
 """Modules, slow to import, that run the commands besides LightningCLI's."""
 
+WITHOUT_HELP = ("check", "split")
+"""Commands without a parser of their own, which show the help of all commands."""
+
 COMPLETED = ("compare", "reproduce", "report")
 """Commands whose own parsers tell `--print_shtab` their options."""
 
@@ -119,9 +122,9 @@ def run_command(args: list[str] | None) -> None:
             raise
         if getattr(error, "reported", False):  # by another process of the run
             sys.exit(1)
-        from fl_lightning.cli.errors import one_line  # noqa: PLC0415
+        from fl_lightning.cli.errors import sentence_of  # noqa: PLC0415
 
-        fail(one_line(str(error)), 1)
+        fail(sentence_of(error), 1, keep="\n")
     finally:
         sys.path.remove(os.getcwd())
         if threading.current_thread() is threading.main_thread():
@@ -142,8 +145,10 @@ def help_for(argv: list[str]) -> Path | None:
     """Choose the short text that a command asks for by `--help`, None for all else, `--help all` among it."""
     if not argv or argv[0] in ASKS_HELP:
         return HELP
-    asks = argv[0] in RUNS and not set(ASKS_HELP).isdisjoint(argv)
-    return RUN_HELP if asks and argv[2:] != ["all"] else None
+    asks = not set(ASKS_HELP).isdisjoint(argv)
+    if asks and argv[0] in WITHOUT_HELP:
+        return HELP
+    return RUN_HELP if asks and argv[0] in RUNS and argv[2:] != ["all"] else None
 
 
 def fitted(text: str) -> str:
@@ -169,12 +174,18 @@ def fitted(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fail(sentence: str, code: int) -> NoReturn:
-    """Print the error as the last line, and end the process."""
+def fail(sentence: str, code: int, keep: str = "") -> NoReturn:
+    """Print the error as the last line, and end the process.
+
+    Args:
+        sentence: of the error.
+        code: of the process.
+        keep: letters that stay, such as the ends of the lines of a list.
+    """
     from fl_lightning.utils.text import printable  # noqa: PLC0415
 
     sys.stdout.flush()
-    sys.stderr.write(f"{PROG}: error: {printable(sentence)}\n")
+    sys.stderr.write(f"{PROG}: error: {printable(sentence, keep)}\n")
     sys.exit(code)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.functional import state as S
+from fl_lightning.utils.settings import check_above, check_count
 
 State = S.State
 """Tensors by name."""
@@ -80,6 +81,31 @@ class DataModule(Protocol):
         """Clean up after an error. A LightningModule with loaders does not have this hook."""
 
 
+@runtime_checkable
+class AnyCallback(Protocol):
+    """Matches a Callback of `pytorch_lightning` or of `lightning.pytorch`."""
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: Any, /) -> Any:
+        """Clean up after an error. A data module is given the error only."""
+
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any, /) -> Any:
+        """Act before gradients are set to zero. A LightningModule is given the optimizer only."""
+
+
+@runtime_checkable
+class AnyLogger(Protocol):
+    """Matches a Logger of `pytorch_lightning` or of `lightning.pytorch`."""
+
+    def log_metrics(self, metrics: Any, step: Any = None, /) -> Any:
+        """Write values of a step."""
+
+    def finalize(self, status: Any, /) -> Any:
+        """Close what is open."""
+
+    def after_save_checkpoint(self, checkpoint_callback: Any, /) -> Any:
+        """Act after a checkpoint was written."""
+
+
 # --- messages ---
 
 
@@ -139,6 +165,10 @@ class ClientUpdate:
 # --- local training, and what both sides see of the data ---
 
 
+ClockKind = Literal["run", "round"]
+"""What schedules and counts of a client's module cover: all rounds of the run as one fit, or each round by itself."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """Describes one segment of local training.
@@ -154,6 +184,8 @@ class Phase:
             None means all samples.
         counts: Whether the steps of the phase are local steps, which count in K_i, E_i and `max_local_steps`.
             A phase that does not count draws the batches of the first passes over its split.
+        max_steps: Largest number of optimizer steps of the phase, over all its epochs. None means no limit.
+        clock: What the module's schedules and counts cover in the phase. None means `model.clock` of the loop.
     """
 
     split: str = "train"
@@ -164,6 +196,61 @@ class Phase:
     with_index: bool = False
     indices: Tensor | None = None
     counts: bool = True
+    max_steps: int | None = None
+    clock: ClockKind | None = None
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """Says how what a client would deploy is trained on the client's own training samples before it is tested.
+
+    The model is trained by the local loss with a fresh optimizer. Nothing of it is kept.
+
+    Args:
+        epochs: Number of passes over the client's training samples, ≥ 1.
+        max_steps: Largest number of optimizer steps over all epochs, ≥ 1. None means no limit.
+        trains: Names or `fnmatch` patterns of the parameters that are trained. None means all trainable ones.
+        lr: Learning rate, > 0. None means that of the optimizer. `lr_decay` does not change it.
+        batch_size: Samples per step, ≥ 1. `full` means all of the client, None the batch size of the data module.
+
+    Raises:
+        ValueError: A number is out of its range.
+        TypeError: A setting is of another kind.
+
+    >>> FineTuning(epochs=2, trains="net.head.*").phase.trains
+    ('net.head.*',)
+    """
+
+    epochs: int = 1
+    max_steps: int | None = None
+    trains: str | Sequence[str] | None = None
+    lr: float | None = None
+    batch_size: int | Literal["full"] | None = None
+
+    def __post_init__(self) -> None:
+        names = "model.fine_tuning"
+        if self.epochs is None:
+            raise TypeError(f"{names}.epochs must be a whole number, got None; leave it out for 1")
+        check_count(1, **{f"{names}.epochs": self.epochs, f"{names}.max_steps": self.max_steps})
+        check_above(0, **{f"{names}.lr": self.lr})
+        if self.batch_size != "full":
+            check_count(1, "full takes all samples of a client", **{f"{names}.batch_size": self.batch_size})
+        if self.trains is not None and not self.trains:
+            raise ValueError(f"{names}.trains must name parameters, got none; leave it unset to train all of them")
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of training that the settings ask for."""
+        trains = self.trains
+        if trains is not None:
+            trains = (trains,) if isinstance(trains, str) else tuple(trains)
+        return Phase(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            trains=trains,
+            lr=self.lr,
+            max_steps=self.max_steps,
+        )
 
 
 class ClientData(Protocol):
@@ -177,7 +264,11 @@ class ClientData(Protocol):
 
     @property
     def num_clients(self) -> int:
-        """The number of clients, N."""
+        """The number of all clients. Their ids are below it, also those of clients that never train."""
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """The ids of the clients that train, ascending. They are 0 … N−1 if all clients train."""
 
     @property
     def local_work(self) -> float:
@@ -251,6 +342,9 @@ class ClientData(Protocol):
                 the client.
         """
 
+    def for_fine_tuning(self) -> "ClientData":
+        """Return a view of the same samples whose draws depend on the client and on no round, with all local work."""
+
     def restricted(self, split: str, positions: Tensor) -> "ClientData":
         """Return a view with some samples of a split only.
 
@@ -290,7 +384,11 @@ class ServerView(Protocol):
 
     @property
     def num_clients(self) -> int:
-        """The number of clients, N."""
+        """The number of clients that train, N. Clients that are only tested (`data.unseen`) do not count."""
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """The ids of the N clients that train, ascending. They are 0 … N−1 if all clients train."""
 
     @property
     def cohort_size(self) -> int:
@@ -394,6 +492,7 @@ class Scoring(NamedTuple):
         metrics: A collection of further torchmetrics objects of predictions and targets, which this process alone
             evaluates. None is no further one.
         channels_last: Whether batches of images (B, C, H, W) get the memory format `channels_last`.
+        tuning: How the clients are fine-tuned for a second score. None means that they are not.
     """
 
     kind: Literal["validation", "test"]
@@ -401,6 +500,7 @@ class Scoring(NamedTuple):
     classifies: bool
     metrics: Any = None
     channels_last: bool = False
+    tuning: FineTuning | None = None
 
 
 class ClientScore(NamedTuple):
@@ -415,6 +515,7 @@ class ClientScore(NamedTuple):
             is not defined.
         logged: What the module's own steps and hooks have logged, by key.
         directions: Whether such values are better when lower (`min`) or higher (`max`), as metric objects tell, by key.
+        tuned: The score after fine-tuning. None if the client was not to be fine-tuned.
     """
 
     client_id: int
@@ -424,6 +525,7 @@ class ClientScore(NamedTuple):
     is_finite: bool | Tensor = True
     logged: Mapping[str, float] = MappingProxyType({})
     directions: Mapping[str, Literal["min", "max"]] = MappingProxyType({})
+    tuned: "ClientScore | None" = None
 
 
 class Engine(Protocol):

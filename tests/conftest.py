@@ -41,16 +41,17 @@ def parsers_are_made_once() -> Iterator[None]:
     """Making the options of a command is half of a dry run's time; tests/cli/test_parser.py compares with a new one."""
     from fl_lightning.cli.main import FederatedCLI
 
-    made: dict[str, tuple[object, list[str]]] = {}
+    made: dict[tuple[str, ...], tuple[object, list[str]]] = {}
     make = FederatedCLI._prepare_subcommand_parser
     options = FederatedCLI.add_arguments_to_parser
 
     def kept(cli, trainer, command, **settings):
         if type(cli).add_arguments_to_parser is not options:
             return make(cli, trainer, command, **settings)
-        if command not in made:
-            made[command] = make(cli, trainer, command, **settings), cli._subcommand_method_arguments[command]
-        parser, cli._subcommand_method_arguments[command] = made[command]
+        key = command, *cli._argv[:1]  # some options are those of one command only
+        if key not in made:
+            made[key] = make(cli, trainer, command, **settings), cli._subcommand_method_arguments[command]
+        parser, cli._subcommand_method_arguments[command] = made[key]
         return parser
 
     with pytest.MonkeyPatch.context() as patch:

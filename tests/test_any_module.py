@@ -184,7 +184,7 @@ def test_lr_decay_scales_every_schedule(schedule):
             return [optimizer], [{"scheduler": schedule(optimizer), "interval": "step"}]
 
     # the hook above runs before the one that gives the schedule its own value back
-    fit(Scheduled, 2, toy_data((12,), batch_size=3), lr_decay=0.1)
+    fit(Scheduled, 2, toy_data((12,), batch_size=3), lr_decay=0.1, clock="round")
     assert len(seen) == 8
     assert [0.1 * lr for lr in seen[:4]] == pytest.approx(seen[4:])
 

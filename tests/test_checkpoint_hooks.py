@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.__main__ import main
 from fl_lightning.callbacks import ClientCheckpoint
-from fl_lightning.methods import FedProx
+from fl_lightning.methods import Ditto, FedProx, Local
 from tests.toys import equal, samples, toy_data, trainer, weights_of
 
 BOTH = pytest.mark.parametrize("package", [pl, twin], ids=["pytorch_lightning", "lightning.pytorch"])
@@ -452,6 +452,24 @@ def test_a_hook_may_read_and_delete_what_lightning_keeps(kind, around, package, 
     saved = torch.load(tmp_path / "client.ckpt", weights_only=True)
     assert not saved.keys() & {"loops", "callbacks", "optimizer_states", "lr_schedulers"}
     assert equal(saved["state_dict"], dict(module.state_dict()))
+
+
+@BOTH
+@pytest.mark.parametrize("around", [None, FedProx, Local, Ditto])
+def test_the_hook_for_the_file_of_a_client_sees_the_trainer(around, package, tmp_path):
+    class Asks(Steps, package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.build()
+
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["asked"] = [self.global_step, self.trainer.max_epochs, self.trainer.world_size]
+
+    loop = FederatedLoop(Asks() if around is None else around(module=Asks()), seed=3)
+    fitted = trainer(2, callbacks=[ClientCheckpoint(tmp_path, clients=[1])])
+    fitted.fit(loop, datamodule=toy_data())
+    for path in tmp_path.iterdir():
+        assert torch.load(path, weights_only=True)["asked"] == [2, 2, 1], path.name
 
 
 def test_client_ckpt_of_a_plain_fit_is_built_in_the_same_way(tmp_path):

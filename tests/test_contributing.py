@@ -124,6 +124,8 @@ def readers_folder(tmp_path_factory):
     for text in blocks("README.md", "python"):
         if named := re.match(r"# (\w+\.py)$", text.partition("\n")[0]):
             (there / named[1]).write_text(text, encoding="utf-8")
+    for text in blocks("docs/your-module.md", "yaml"):
+        (there / text.partition("\n")[0].removeprefix("# ")).write_text(text, encoding="utf-8")
     return there
 
 
@@ -206,12 +208,10 @@ def own_task(readers_folder, monkeypatch):
     """A reader's folder with the README's `my_task.py`, and the YAML files of docs/your-module.md."""
     monkeypatch.chdir(readers_folder)
     monkeypatch.syspath_prepend(str(readers_folder))
-    for text in blocks("docs/your-module.md", "yaml"):
-        (readers_folder / text.partition("\n")[0].removeprefix("# ")).write_text(text, encoding="utf-8")
 
 
 def test_python_of_your_module(own_task):
-    shown = blocks("docs/your-module.md", "python")
+    shown = blocks("docs/your-module.md", "python") + blocks("docs/your-module-details.md", "python")
     assert len(shown) == 4
     for text in shown:
         exec(compile(text, "your-module.md", "exec"), {"__name__": "__main__"})
@@ -221,7 +221,7 @@ def test_commands_of_your_module(own_task, capsys):
     from fl_lightning.__main__ import main
 
     shown = commands("docs/your-module.md")
-    assert len(shown) == 3
+    assert len(shown) == 4
     for _, *arguments in shown:
         main(arguments)
         assert "val/mse" in capsys.readouterr().out
@@ -231,7 +231,7 @@ def test_processes_of_your_module_are_options(own_task, capsys):
     """The lines for several processes, as far as one machine without GPUs can read them."""
     from fl_lightning.__main__ import main
 
-    text = "".join(blocks("docs/your-module.md", "text")).replace("\\\n", " ")
+    text = "".join(blocks("docs/your-module-details.md", "text")).replace("\\\n", " ")
     lines = [line.partition("  #")[0] for line in text.splitlines() if " fit -c" in line]
     assert len(lines) == 4
     for line in lines:
@@ -245,7 +245,7 @@ def test_hooks_of_your_module_are_those_of_the_code():
     """Every hook that is forwarded or refused is named, by itself or by the group it belongs to."""
     from fl_lightning.client.hooks import FORWARDED, INSTEAD
 
-    text = (ROOT / "docs/your-module.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/your-module-details.md").read_text(encoding="utf-8")
     groups = ("on_validation_", "on_test_", "on_predict_")
     assert not [name for name in FORWARDED if f"`{name}`" not in text and not name.startswith(groups)]
     assert not [name for name in INSTEAD if f"`{name}`" not in text and not name.endswith("_dataloader")]
@@ -267,7 +267,18 @@ def test_make_targets_of_the_documents_exist(document):
     [
         "README.md",
         "CONTRIBUTING.md",
-        *(f"docs/{name}.md" for name in ("architecture", "compare", "decisions", "reuse", "running", "your-module")),
+        *(
+            f"docs/{name}.md"
+            for name in (
+                "architecture",
+                "compare",
+                "decisions",
+                "reuse",
+                "running",
+                "your-module",
+                "your-module-details",
+            )
+        ),
     ],
 )
 def test_files_that_the_documents_name_exist(document):

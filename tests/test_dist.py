@@ -83,6 +83,7 @@ def test_the_main_job_runs_from_the_wheel_in_an_empty_folder(programs, tmp_path)
     assert folder.name == "0"
     assert {path.name for path in folder.iterdir()} == {
         "config.yaml",
+        "status.json",
         "metrics.csv",
         "classwise.csv",
         "classification.csv",

@@ -1,4 +1,4 @@
-"""The table of Lightning's other features in docs/your-module.md: every row is a test, by its name."""
+"""The table of Lightning's other features in docs/your-module-details.md: every row is a test, by its name."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ from fl_lightning.methods import FedProx
 from tests.toys import equal, toy_data, trainer, weights_of
 from tests.user_modules import Plain
 
-PAGE = Path(__file__).parents[1] / "docs" / "your-module.md"
+PAGE = Path(__file__).parents[1] / "docs" / "your-module-details.md"
 
 
 def go(client=Plain, rounds=3, wrap=lambda module: module, **settings):

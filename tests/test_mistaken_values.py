@@ -145,7 +145,10 @@ MISTAKES = {
         "layer must name a module .*, got 'net.no'",
     ),
     "every zeroth round": (lambda: ForgettingMonitor(every=0), "every must be at least 1, got 0"),
-    "a picture's form": (lambda: RunPlots(format="jpg"), "format must be one of png, pdf, svg, none, got 'jpg'"),
+    "a picture's form": (
+        lambda: RunPlots(format="jpg"),
+        "format must be one of png, pdf, svg, metrics, none, got 'jpg'",
+    ),
     "a word of faults": (
         lambda: FederatedLoop(FedAvg(), faults="ignore"),
         "faults must be one of error, skip, got 'ign",

@@ -89,7 +89,10 @@ MISTAKES = {
     "model": (lambda: FedAvg(model=NET), "'model'; a client takes net="),
     "epochs of a client": (lambda: FedAvg(local_epochs=2), "'local_epochs'; it is an argument of FederatedLoop"),
     "batch of a client": (lambda: FedAvg(batch_size=2), "'batch_size'; it is an argument of FederatedDataModule"),
-    "mu of FedAvg": (lambda: FedAvg(mu=0.1), "'mu'; it takes net, module, optimizer, num_classes, input_shape"),
+    "mu of FedAvg": (
+        lambda: FedAvg(mu=0.1),
+        "'mu'; it takes net, module, optimizer, lr_scheduler, num_classes, input_shape",
+    ),
     "typing": (lambda: FedProx(mmu=0.1), "'mmu'; the nearest is 'mu'; it takes mu, net, "),
     "text": (lambda: FedProx(mu="0.1"), "mu must be a number, got '0.1'; 0 is FedAvg"),
     "classes": (lambda: FedAvg(num_classes="10"), "num_classes must be a whole number, got '10'"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.clinics.make_patients import main as make_patients
 from fl_lightning.__main__ import main
 from fl_lightning.experiments.compare import default_folder
 from tests.test_contributing import ROOT, commands
@@ -43,6 +44,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "federation.yaml").symlink_to(ROOT / "examples/flower/federation.yaml")
+    for name in ("patients.py", "clinics.yaml"):
+        (tmp_path / name).symlink_to(ROOT / "examples/clinics" / name)
+    make_patients(tmp_path)
     drawn = np.random.default_rng(0)
     rows = [f"{drawn.normal():.3f},{'abc'[i % 3]},{['yes', 'no'][i % 2]}" for i in range(60)]
     (tmp_path / "patients.csv").write_text("\n".join(["age,hospital,risk", *rows]) + "\n", encoding="utf-8")

@@ -1,14 +1,21 @@
 """The recipes in docs/recipes run as they stand, from top to bottom, in a reader's empty folder."""
 
+import csv
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import yaml
 
+from fl_lightning import FederatedDataModule
 from fl_lightning.__main__ import main
 from tests.test_contributing import FENCED
 
@@ -85,10 +92,60 @@ def test_images(run, tmp_path):
     assert all(path.is_file() for path in runs)
 
 
-def test_tabular(run):
+def patients_are_whole(folder):
+    """Check that no patient is on two sides, and that only the pictures of the training are augmented."""
+    hospitals = import_module("my_hospitals").Hospitals()
+    settings = yaml.safe_load((folder / "hospitals.yaml").read_text())["data"]
+    del settings["source"]
+    data = FederatedDataModule.from_datamodule(hospitals, **settings)
+    data.setup("fit")
+    with (folder / "pictures.csv").open(newline="") as file:
+        of_patient = Counter(row["patient"] for row in csv.DictReader(file))
+    trained = Counter(data.split("train").column("patient").tolist())
+    held_back = Counter(data.split("val").column("patient").tolist())
+    tested = Counter(hospitals.test.patient)
+    assert trained | tested == of_patient
+    assert not trained & tested
+    assert held_back <= trained
+    assert all(count == of_patient[patient] for patient, count in held_back.items())
+    assert "west" not in data.split("val").column("hospital").tolist()
+    pictures, again = (data.split("val").all()[0] for _ in range(2))
+    assert torch.equal(pictures, again)
+    of_east, once_more = (next(iter(data.view(0, 0).batches("train", epoch, shuffle=False)))[0] for epoch in range(2))
+    assert not torch.equal(of_east, once_more)
+
+
+@pytest.mark.slow
+def test_hospitals(run, tmp_path):
+    said = run("hospitals")
+    page = RECIPES["hospitals"].read_text(encoding="utf-8")
+    assert number(r"class_weights: \[([\d.]+)", page) == number(r"\[(\d\.\d\d), 0\.", said) > 1
+    assert "never train (data.unseen): west" in said
+    folder = tmp_path / "runs/hospitals/0"
+    with (folder / "clients-test.csv").open(newline="") as file:
+        by_hospital = {row["owner"]: row for row in csv.DictReader(file)}
+    assert [name for name, row in by_hospital.items() if row["unseen"] == "1"] == ["west"]
+    matrix = np.load(folder / "metrics/test-client-3/confusion.npz")["value"]
+    recalls = matrix.diagonal() / matrix.sum(1)
+    assert recalls.mean() == pytest.approx(float(by_hospital["west"]["local/accuracy"]), abs=1e-6)
+    assert recalls.mean() > 0.6
+    assert (folder / "metrics/test-client-3/confusion.png").is_file()
+    of_plain_trainer = number(r"accuracy\s+│\s+([\d.]+)", said)
+    assert of_plain_trainer == pytest.approx(recalls.mean(), abs=1e-6)
+    patients_are_whole(tmp_path)
+    answers = (tmp_path / "answers.csv").read_text().splitlines()
+    shown = re.search(r"(row,eight.*\n.*\n.*\n.*)\n```", page)[1].splitlines()
+    assert [line[:4] for line in answers] == [line[:4] for line in shown]
+
+
+def test_tabular(run, tmp_path):
     said = run("tabular")
     assert "6 clinics" in said
     assert number(r"AUROC ([\d.]+)", said) > 0.9
+    answers = (tmp_path / "may_answers.csv").read_text()
+    assert answers == (tmp_path / "runs/tumours/0/predictions-may.csv").read_text()
+    shown = re.findall(r"row,predicted.*\n.*\n.*\n", RECIPES["tabular"].read_text(encoding="utf-8"))
+    assert [line[:6] for line in shown[0].splitlines()] == [line[:6] for line in answers.splitlines()[:3]]
 
 
 @pytest.mark.slow  # peft imports transformers, which takes longer than the recipe

@@ -31,9 +31,9 @@ from tests.user_modules import (
 )
 
 
-def federate(module, datamodule, rounds=2, callbacks=None, ckpt_path=None, precision="32-true", **data):
+def federate(module, datamodule, rounds=2, callbacks=None, ckpt_path=None, precision="32-true", clock="run", **data):
     pl.seed_everything(7, verbose=False)
-    loop = FederatedLoop(module() if isinstance(module, type) else module, local_epochs=2, seed=1)
+    loop = FederatedLoop(module() if isinstance(module, type) else module, local_epochs=2, seed=1, clock=clock)
     data = FederatedDataModule.from_datamodule(datamodule(), **{"num_clients": 3, **data})
     run = trainer(rounds, callbacks=callbacks, precision=precision)
     run.fit(loop, datamodule=data, ckpt_path=ckpt_path)
@@ -89,7 +89,8 @@ class NoDropout(Classifier):
 
 
 def test_keys_keep_their_names():
-    loop, run, _ = federate(Classifier, Pairs, 6, partition=DirichletPartition(0.5, min_samples=4))
+    partition = DirichletPartition(0.5, min_samples=4)
+    loop, run, _ = federate(Classifier, Pairs, 6, partition=partition, clock="round")
     assert {"loss", "train_acc", "val_acc", "val_loss", "comm/bytes_up"} <= loop.round_metrics.keys()
     assert run.callback_metrics["val_acc"] == loop.round_metrics["val_acc"]
     assert loop.round_metrics["val_acc"] > 0.5
@@ -222,10 +223,13 @@ def test_manual_optimization_by_hand():
 
 
 def test_what_the_trainer_tells_a_client():
-    """Epochs and steps are rounds; a callback of the module's may end the run."""
+    """Epochs and steps are those of one fit, or of a round; a callback of the module's may end the run."""
     loop, run, _ = federate(Asking, Worded, 6)
     assert run.current_epoch == 2
-    assert (loop.round_metrics["round"], loop.round_metrics["steps"]) == (1, 1)
+    steps = 2 * 4  # two epochs of four batches
+    assert (loop.round_metrics["round"], loop.round_metrics["steps"]) == (2 + 1, 2 * steps - 1)
+    loop, run, _ = federate(Asking, Worded, 6, clock="round")
+    assert (loop.round_metrics["round"], loop.round_metrics["steps"]) == (1, steps - 1)
 
 
 def watching(strict):
@@ -247,15 +251,31 @@ def test_a_scheduler_that_watches_what_nobody_logs():
     assert equal(weights_of(waiting), weights_of(plain))
 
 
-def test_a_schedule_made_for_rounds_is_refused():
+def cycle(num_steps):
     class Cycle(Plain):
         def configure_optimizers(self):
             optimizer = super().configure_optimizers()
-            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, self.trainer.estimated_stepping_batches)
+            steps = num_steps or self.trainer.estimated_stepping_batches
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
             return [optimizer], [{"scheduler": cycle, "interval": "step"}]
 
-    with pytest.raises(ValueError, match=r"OneCycleLR lives for one client and one round.* counts rounds"):
-        federate(Cycle, Pairs)
+    return Cycle
+
+
+def test_a_schedule_over_the_estimated_batches_is_one_of_the_run():
+    federate(cycle(None), Pairs, 3)
+    federate(cycle(None), Pairs, 3, clock="round")
+
+
+def test_a_schedule_of_one_round_is_refused_for_the_run():
+    own = cycle(8)  # which is the number of steps of a client in a round
+    federate(own, Pairs, 2, clock="round")
+    with pytest.raises(
+        ValueError, match=r"OneCycleLR must have a rate .* got total_steps=8 for 16; .* model.clock: round"
+    ):
+        federate(own, Pairs, 2)
+    with pytest.raises(ValueError, match=r"\(model.clock: round\), got ValueError: Tried to step .* model.clock: run"):
+        federate(cycle(5), Pairs, 2, clock="round")
 
 
 def with_step(step):

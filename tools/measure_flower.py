@@ -32,6 +32,9 @@ from tests.toys import fit
 CLIENTS = 5
 ROUNDS = 10
 ROUNDS_OVER_LINK = 6
+PLAIN = Path(__file__).resolve().parents[1] / "bench" / "plain_flower"
+"""The same work by Flower and torch alone."""
+
 HIDDEN = {"5 k": [64], "2 M": [1370, 1370]}
 
 
@@ -79,7 +82,7 @@ def grid() -> None:
 
 
 def superlink() -> None:
-    """A run of the example: rounds by the time that their rows were written."""
+    """Print the clock of a round of the example, and the CPU seconds of a message beside an app of Flower and torch."""
     with tempfile.TemporaryDirectory() as name, Deployment(Path(name)) as link:
         folder = link.folder
         config = EXAMPLE / "federation.yaml"
@@ -101,10 +104,31 @@ def superlink() -> None:
             time.sleep(0.05)
         rounds = sorted(after - before for before, after in pairwise(times))
         print(f"{rounds[len(rounds) // 2]:.1f} s a round of one exchange with two nodes")
-        nodes = [psutil.Process(link.processes[f"node_{i}"].pid) for i in range(2)]
-        apps = [process for node in nodes for process in node.children(recursive=True)]  # they reap the client apps
-        spent = sum(process.cpu_times().children_user + process.cpu_times().children_system for process in apps)
-        print(f"{spent / (2 * (ROUNDS_OVER_LINK + 1)):.1f} CPU s of a client app's process for a message")
+        # One message more asks each node who it is.
+        ours = spent_by_apps(link) / (2 * (ROUNDS_OVER_LINK + 1))
+        print(f"{ours:.1f} CPU s of a client app's process for a message")
+        for with_torchvision in (False, True):
+            before = spent_by_apps(link)
+            words = [
+                "--run-config",
+                f"rounds={ROUNDS_OVER_LINK}",
+                "--run-config",
+                f"torchvision={str(with_torchvision).lower()}",
+            ]
+            link.flwr("run", PLAIN, "here", "--stream", *words, timeout=600)
+            spent = (spent_by_apps(link) - before) / (2 * ROUNDS_OVER_LINK)
+            print(f"{spent:.1f} CPU s of an app of Flower and torch{' with torchvision' * with_torchvision}")
+
+
+def spent_by_apps(link: Deployment) -> float:
+    """Return the CPU seconds of all client apps' processes that have ended."""
+    seconds = 0.0
+    for i in range(2):
+        node = psutil.Process(link.processes[f"node_{i}"].pid)
+        for process in node.children(recursive=True):  # they reap the client apps
+            times = process.cpu_times()
+            seconds += times.children_user + times.children_system
+    return seconds
 
 
 if __name__ == "__main__":

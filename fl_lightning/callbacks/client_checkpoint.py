@@ -9,19 +9,23 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
 
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.stored_schema import SCHEMA, stored_schema
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.values import class_name, is_plain
 from fl_lightning.runs.folder import CLIENT
 from fl_lightning.utils.files import DIGEST, save_with_digest
 from fl_lightning.utils.packages import distribution_of, lightning_base
 from fl_lightning.utils.plain import is_readable, plain_value, without_refused
+from fl_lightning.utils.settings import client_index, described
 
 
 class ClientCheckpoint(Callback):
@@ -34,6 +38,9 @@ class ClientCheckpoint(Callback):
     state. For a client with `net=` the hyper-parameters are its plain arguments, and the factory is given again:
     `FedNTD.load_from_checkpoint("client.ckpt", net=...)`. The callback writes nothing if the clients share no weights.
     In a fit without a federation it writes the fitted module after every epoch, in the same form.
+
+    The file of a federation also holds the schema of the training samples, which `fl_lightning.data.read_schema` reads:
+    how stored samples become inputs of the module.
 
     At the end of a fit it also writes what chosen clients would deploy, `client-3.ckpt` of client 3, in the same form.
 
@@ -55,7 +62,7 @@ class ClientCheckpoint(Callback):
     ) -> None:
         self.dirpath = dirpath
         self.filename = filename
-        self.clients = [clients] if isinstance(clients, int) else clients
+        self.clients = clients
         self.configured: Mapping[str, Any] = {}
         self._reported: set[str] = set()
         """The names of the entries that cannot be written, which were reported."""
@@ -72,18 +79,26 @@ class ClientCheckpoint(Callback):
         """Return the ids of the clients whose models are written.
 
         Raises:
+            TypeError: Something else than ids is given.
             ValueError: There is no such client.
         """
         num_clients = loop.data.num_clients
-        if self.clients == "all":
+        if self.clients is None:
+            return []
+        if isinstance(self.clients, str) and self.clients == "all":
             return range(num_clients)
-        chosen = self.clients or []
-        unknown = [client_id for client_id in chosen if client_id not in range(num_clients)]
-        if unknown:
-            raise ValueError(
-                f"ClientCheckpoint.clients must be ids in [0, {num_clients}) or all, got {unknown[0]}; give such ids"
-            )
-        return chosen
+        asked: Any = self.clients
+        if isinstance(asked, Tensor | np.ndarray):
+            asked = asked.tolist()
+        if isinstance(asked, str | bytes) or not isinstance(asked, Iterable):
+            asked = [asked]
+        try:
+            return [client_index(client_id, num_clients, name="the id") for client_id in asked]
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"ClientCheckpoint.clients must be ids in [0, {num_clients}) or all, got {described(self.clients)}; "
+                f"give such ids"
+            ) from None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, FederatedLoop):
@@ -99,6 +114,8 @@ class ClientCheckpoint(Callback):
                     f"entries of its module; take loop.client_model({client_id})"
                 )
                 continue
+            # The hook of the copy sees what that of the module sees.
+            model.trainer = pl_module.client.trainer
             self._write(trainer, model, call_on_save, filename=f"client-{client_id}.ckpt")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -142,6 +159,7 @@ class ClientCheckpoint(Callback):
             for name in of_trainer:
                 checkpoint.pop(name, None)
         checkpoint[DIGEST] = "sha256"
+        checkpoint |= schema_of_data(trainer)
         path = Path(self.dirpath or trainer.default_root_dir, filename or self.filename)
         save_with_digest(self._writable(checkpoint), path)
 
@@ -200,6 +218,17 @@ def entries_of_data(trainer: Trainer) -> dict[str, Any]:
     if state:
         entries[type(datamodule).__qualname__] = state
     return entries
+
+
+def schema_of_data(trainer: Trainer) -> dict[str, Any]:
+    """Return the schema of a federation's training samples, which tells how samples become inputs of the module.
+
+    Args:
+        trainer: The Trainer of the run.
+    """
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    schema = datamodule.source.schema if isinstance(datamodule, FederatedDataModule) else None
+    return {} if schema is None else {SCHEMA: stored_schema(schema)}
 
 
 def states_of_trainer(trainer: Trainer) -> dict[str, Any]:

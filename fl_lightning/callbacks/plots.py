@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -141,15 +142,10 @@ class RunPlots(Callback):
 
     def _draw_metrics(self, loop: FederatedLoop) -> None:
         """Draw the last values of the metrics that are matrices or curves, each by the metric object itself."""
-        by_name = {} if loop.metrics is None else dict(loop.metrics.items())
-        for name, value in loop.evaluation.arrays.items():
-            # A metric whose value is a dictionary has its parts' names.
-            metric = by_name.get(name)
-            figure = None if metric is None else plot_metric(metric, value, loop.evaluation.class_names)
-            if figure is not None:
-                if self._folder is not None:
-                    (self._folder / FOLDER).mkdir(parents=True, exist_ok=True)
-                self._keep(figure, name=f"{FOLDER}/{slug(name)}", logged=f"{loop.data.evaluated_prefix}/{name}")
+        for name, figure in metric_figures(loop):
+            if self._folder is not None:
+                (self._folder / FOLDER).mkdir(parents=True, exist_ok=True)
+            self._keep(figure, name=f"{FOLDER}/{slug(name)}", logged=f"{loop.data.evaluated_prefix}/{name}")
 
     def _draw_confusion(self, loop: FederatedLoop) -> None:
         """Draw as which class the samples of each class are taken, in the best and in the last evaluated round."""
@@ -226,6 +222,24 @@ class RunPlots(Callback):
             save(figure, self._folder / f"{name}.{form}")
         if logged is not None:
             self._logged[logged] = figure
+
+
+def metric_figures(loop: FederatedLoop) -> Iterator[tuple[str, Figure]]:
+    """Yield the last values of the metrics that are matrices or curves, each as the metric object draws it.
+
+    Args:
+        loop: The federation, which has been evaluated.
+
+    Yields:
+        The name of the metric, and its figure. An object that cannot draw its value is left out.
+    """
+    by_name = {} if loop.metrics is None else dict(loop.metrics.items())
+    for name, value in loop.evaluation.arrays.items():
+        # A metric whose value is a dictionary has its parts' names.
+        metric = by_name.get(name)
+        figure = None if metric is None else plot_metric(metric, value, loop.evaluation.class_names)
+        if figure is not None:
+            yield name, figure
 
 
 def values_by_round(history: History, name: str) -> list[float]:

@@ -13,6 +13,7 @@ from torchmetrics.functional.classification import multiclass_f1_score, multicla
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.functional.accuracy import class_accuracy, class_counts
 from fl_lightning.metrics.history import BY_CLASS, History
+from fl_lightning.metrics.keys import plain_name, split_of
 from fl_lightning.reports.saved import CLASSIFICATION
 from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_note, print_rounds
 from fl_lightning.runs.confusion import CONFUSION, write_confusion
@@ -135,10 +136,22 @@ class ClasswiseReport(Callback):
         has_labels = all(loop.data.split(name).labels is not None for name in splits)
         if splits and has_labels:
             self._print_classes(trainer, loop, splits)
+            self._print_clients(trainer)
         else:
             self._print_values(trainer, loop)
         if loop.evaluation.note:
             print_note(loop.evaluation.note)
+
+    def _print_clients(self, trainer: Trainer) -> None:
+        """Print the values of the clients, if an evaluation outside of a fit has made some."""
+        if trainer.state.fn == "fit":
+            return
+        values: dict[str, float] = {}
+        for name, value in trainer.callback_metrics.items():
+            if split_of(plain_name(name)) == "clients":
+                values[name] = float(value)
+        if values:
+            print_metrics(values)
 
     def _print_values(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Print the last values, and after fit the values by round."""

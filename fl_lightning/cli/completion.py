@@ -7,6 +7,7 @@ from contextlib import suppress
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning.cli import configs
+from fl_lightning.cli.adopt import FROM
 from fl_lightning.cli.classes import OPTIONS, arguments, subclass_names
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.methods import printed_names
@@ -118,6 +119,8 @@ def whole_parser(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     for name, parser in of_command.items():
         command = commands.add_parser(name, help=OF_A_FIT.get(name) or parser.description)
         command.add_argument("-c", "--config", choices=configs.config_names())
+        if name in ("fit", *OF_A_FIT):
+            command.add_argument(f"--{FROM}").complete = shtab.FILE  # type: ignore[attr-defined]
         if name in OF_A_FIT:
             command.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
         else:

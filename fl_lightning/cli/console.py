@@ -13,6 +13,7 @@ WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own use of torch.utils._pytree
     r"The '\w+' does not have many workers",  # the data lie in memory: there are no workers to add
     r"The number of training batches \(1\) is smaller than the logging interval",  # a round is one batch
+    r"Total length of `list` across ranks is zero",  # the server of a federation may have no samples
     r"Checkpoint directory .* exists and is not empty",  # a continued run keeps its folder
     r"Be aware that when using `ckpt_path`, callbacks used to create",  # validate and test write nothing
     r"Couldn't infer the batch indices",  # predictions are written in the order of the samples

@@ -4,6 +4,7 @@ import re
 from argparse import ArgumentError
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import yaml  # type: ignore[import-untyped]
@@ -13,7 +14,7 @@ from torch import nn
 from fl_lightning.cli import classes
 from fl_lightning.cli.suggestions import meant
 from fl_lightning.cli.yaml_keys import not_yaml
-from fl_lightning.types import TrainableModule
+from fl_lightning.types import AnyCallback, AnyLogger, TrainableModule
 from fl_lightning.utils.renamed import instead_of
 from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.tracebacks import place_of
@@ -45,12 +46,37 @@ NESTED = "\0"
 """Markers around the message of a class's parser, which jsonargparse puts into that of the parser around it."""
 
 
+OF_BOTH_PACKAGES: dict[type, Any] = {
+    pl.LightningModule: TrainableModule,
+    pl.Callback: AnyCallback,
+    pl.loggers.Logger: AnyLogger,
+}
+"""What matches classes of `lightning.pytorch`, too, by the base class of `pytorch_lightning`."""
+
 NO_FILE = re.compile(r'Unable to load config "([^"]*)"')
 """jsonargparse's words for a value of `--model` or `--data` that is neither a file nor settings."""
 
 PART_OF = {"model": "--model.client NAME", "data": "--data.source NAME", "trainer": "--trainer.NAME VALUE"}
 SUBCOMMANDS_ONLY = ["config", "subcommand"]
 """Options of a parser that was given no command."""
+
+
+class RefusedTogetherError(ValueError):
+    """Refuses several settings at once.
+
+    Args:
+        heading: What is refused.
+        sentences: A sentence for each setting.
+    """
+
+    def __init__(self, heading: str, sentences: Iterable[str]) -> None:
+        self.sentences = list(sentences)
+        super().__init__("\n  - ".join([f"{heading}:", *self.sentences]))
+
+
+def sentence_of(error: Exception) -> str:
+    """Return the sentence of an error in one line, or those of several refusals in a line each."""
+    return str(error) if isinstance(error, RefusedTogetherError) else one_line(str(error))
 
 
 def format_error(
@@ -110,7 +136,10 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
     if (settings := classes.SETTINGS.get(key)) and IMPORT_PATH.search(message):
         listed = f"must have its settings by name ({', '.join(settings)}), got {value or 'nothing'}"
         return f"{listed}; write --{key}.{settings[0]} VALUE"
-    if base := classes.BASES.get(key.rpartition(".")[2]):
+    names = [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]
+    is_number = not NUMBERS.keys().isdisjoint(names)
+    base = classes.BASES.get(key.rpartition(".")[2])
+    if base and not is_number:
         if not value and IMPORT_PATH.search(message):
             return f"must be the name of a class, got nothing{classes.choice(base)}"
         if form := import_path(value):
@@ -123,7 +152,7 @@ def wrong_value(key: str, message: str, error: BaseException | None) -> str:
         return f"must be the name of a file, got {named[1]}; a class is given by {PART_OF.get(key, 'a longer option')}"
     if option := CLASS_NOT_NAMED.search(message):
         return f"must be the path of a class to take the option {option[1]!r}, got a name; give the path of the class"
-    if names := [name for kind in TYPE.findall(message) for name in re.findall(r"[\w-]+(?=[',\]])", kind)]:
+    if names:
         return expected(names, value or NOTHING)
     return one_line(KEY.sub("", str(error) if key and error else message))
 
@@ -223,12 +252,10 @@ def no_class(given: str, base: type) -> str:
         word = given.rpartition(".")[2]
         near = suggestion(given, classes.classes_beside(given)) or suggestion(word, classes.subclass_names(base))
         return import_path(given) or f"there is no class {given!r}{near or classes.choice(base)}"
-    if issubclass(kind, classes.taken(base)) or (base is pl.LightningModule and issubclass(kind, TrainableModule)):
+    if issubclass(kind, classes.taken(base)) or issubclass(kind, OF_BOTH_PACKAGES.get(base, ())):
         return ""
-    twin = any(parent.__module__.startswith("lightning.") for parent in kind.__mro__)
-    origin = f"; it comes from the twin package `lightning`: take the {base.__name__} of pytorch_lightning"
     wanted = "torch.nn.Module" if classes.taken(base) is nn.Module else base.__name__
-    return f"must be a subclass of {wanted}, and {given} is none{origin if twin else classes.choice(base)}"
+    return f"must be a subclass of {wanted}, and {given} is none{classes.choice(base)}"
 
 
 def import_path(given: str) -> str:

@@ -3,17 +3,19 @@
 import os
 import shlex
 import sys
+from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from errno import ENOENT
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import Namespace
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
@@ -23,15 +25,19 @@ from torch.utils.data import Dataset
 from fl_lightning.callbacks import (
     ClasswiseReport,
     ClientCheckpoint,
+    ClientsReport,
+    MetricArrays,
     RoundProgressBar,
     RunPlots,
     SavePredictions,
     SkippedClients,
 )
 from fl_lightning.callbacks.plots import Format
+from fl_lightning.cli.adopt import FROM
 from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
+from fl_lightning.cli.predict import check_request, clients_to_predict, output_of, read_new, settings_of
 from fl_lightning.data import FederatedDataModule, Partition, Source
 from fl_lightning.distributed.stops import hangup_interrupts
 from fl_lightning.federation.checks import check_trainer
@@ -54,6 +60,9 @@ DEFAULTS = {
     "data.source": {"class_path": "fl_lightning.data.Digits"},
 }
 TRAINER = {"log_every_n_steps": 1, "enable_model_summary": False, "num_sanity_val_steps": 0}
+
+ADDED: dict[str, type[Callback]] = {"enable_progress_bar": ProgressBar, "enable_checkpointing": Checkpoint}
+"""Settings with which the Trainer adds a callback of a kind if it sees none."""
 
 PARTS_OF_DATA = (Source, DataModule, Partition, Dataset)
 """Kinds of objects below `data`, which users write and which may draw while they are constructed."""
@@ -124,6 +133,7 @@ class FederatedCLI(LightningCLI):
         self.first_round: int | None = None
         self._argv = sys.argv[1:] if args is None else args
         self._lock: int | None = None
+        self._predictions = Path()
         try:
             with hangup_interrupts():
                 super().__init__(
@@ -167,9 +177,21 @@ class FederatedCLI(LightningCLI):
         add("--best.mode", type=Direction | None, default=None, help="unset: as --direction says, or the key's name")
         better = "KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell"
         add("--direction", nargs="*", type=str, default=[], help=better)
+        if self._argv[:1] == ["fit"]:
+            theirs = (
+                "a configuration file of LightningCLI, with --model CLASS and --data CLASS that the program gives it"
+            )
+            add(f"--{FROM}", default=SUPPRESS, help=theirs)  # which `adopt` has read: no setting of the run
         if self._argv[:1] in (["validate"], ["test"], ["predict"]):
-            client = "id of the client whose model and test samples are taken; unset: the global model"
-            add("--client", type=int | None, default=None, help=client)
+            client = "id of the client whose model and test samples are taken, or all; unset: the global model"
+            add("--client", type=int | Literal["all"] | None, default=None, help=client)
+            tuned = "whether the client's model is fine-tuned first, as model.fine_tuning says"
+            add("--tuned", type=bool, default=False, help=tuned)
+        if self._argv[:1] == ["predict"]:
+            new = "file or folder of new samples without targets, in place of the test samples; needs --ckpt_path"
+            add("--new", type=str | None, default=None, help=new)
+            output = "csv file of the predictions, with the outputs in a .pt file beside it; unset: in the run folder"
+            add("--output", type=str | None, default=None, help=output)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -182,8 +204,10 @@ class FederatedCLI(LightningCLI):
         config = self.config[command]
         begins = command == "fit" and not config.ckpt_path
         self.parent = runs.parent_of(config.config or [], config.trainer.default_root_dir, begins=begins)
+        if command == "predict":
+            check_request(config)
         if config.ckpt_path:
-            checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent, config.as_dict())
+            checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent, settings_of(config))
             self.first_round = runs.first_round(checkpoint)
             config.ckpt_path = str(checkpoint)
             self.folder = runs.run_of(checkpoint, self.parent)
@@ -194,6 +218,8 @@ class FederatedCLI(LightningCLI):
             check_limits(config.trainer)
             check_best(config, directions)
         check_devices(config.trainer)
+        if command == "predict":
+            self._predictions = output_of(config, self.folder or self.parent)
 
     def before_instantiate_classes(self) -> None:
         """Key what parts of the data draw while they are constructed, whatever the model draws before them."""
@@ -205,10 +231,12 @@ class FederatedCLI(LightningCLI):
         settings = self.config_init[self.subcommand].trainer
         config = self.config[self.subcommand]
         identity = self.model.identity
-        identity.configure(config.as_dict())
+        identity.configure(settings_of(config))
         identity.allow(config.allow_changes)
         self.model.recorder.directions |= directions_in(config)
-        self.model.deploy(config.get("client"))
+        if self.subcommand != "predict" or config.client != "all":
+            # `before_predict` deploys one client after the other.
+            self.model.deploy(config.get("client"), tuned=config.get("tuned", False))
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
             told = {name: values for name, values in saved.items() if name in ("config", "code")}
@@ -217,12 +245,10 @@ class FederatedCLI(LightningCLI):
             raise ValueError(NO_SYNC)
         given = as_list(settings.callbacks) + self.callbacks
         if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
-            continued = self.folder
+            continued = self.folder or self.parent
             self.folder = None
             kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
-            ours: list[Callback] = [ClasswiseReport()]
-            if self.subcommand == "predict":
-                ours = [SavePredictions(continued or self.parent)]
+            ours = self._callbacks_of_evaluation(continued)
         else:
             self.folder = self.folder or runs.new_run(self.parent, runs.overrides_of(self._argv))
             self.model.run_folder = self.folder
@@ -247,9 +273,43 @@ class FederatedCLI(LightningCLI):
             ours.append(RoundProgressBar())
         kinds = {type(callback) for callback in given}
         callbacks = given + [callback for callback in ours if type(callback) not in kinds]
+        kwargs |= {name: False for name, kind in ADDED.items() if is_of_twin_only(callbacks, kind)}
         trainer = super().instantiate_trainer(**kwargs, callbacks=callbacks)
         check_trainer(trainer)  # before Lightning starts further processes
         return trainer
+
+    def _callbacks_of_evaluation(self, folder: Path) -> list[Callback]:
+        """Return the callbacks of a command that is no whole fit.
+
+        Args:
+            folder: Folder of the run, or of the runs if no run is known.
+        """
+        config = self.config[self.subcommand]
+        asks_all = config.get("client") == "all"
+        if self.subcommand == "predict":
+            read_new(config, self.datamodule)
+            name = self._predictions.with_suffix(".pt").name
+            return [SavePredictions(self._predictions.parent, name, by_client=asks_all)]
+        arrays = MetricArrays(folder, format=config.plots.format)
+        if asks_all:
+            return [ClasswiseReport(), ClientsReport(folder), arrays]
+        return [ClasswiseReport(), arrays]
+
+    def before_predict(self) -> None:
+        """Find the clients whose models predict, and deploy the first one, if the command asks for all."""
+        self._further_clients: list[int] = []
+        if self.config.predict.client == "all":
+            # A data module of the user's own may ask its Trainer, which attaches itself later.
+            self.datamodule.trainer = self.trainer
+            first, *self._further_clients = clients_to_predict(self.datamodule)
+            self.model.deploy(first, tuned=self.config.predict.tuned)
+
+    def after_predict(self) -> None:
+        """Predict by the models of the further clients, one after the other."""
+        for client_id in self._further_clients:
+            self.model.deploy(client_id, tuned=self.config.predict.tuned)
+            ckpt_path = self.config.predict.ckpt_path
+            self.trainer.predict(self.model, datamodule=self.datamodule, ckpt_path=ckpt_path)
 
     def before_fit(self) -> None:
         """Tell where the run lies, and that a run which is continued has its rounds already."""
@@ -260,6 +320,13 @@ class FederatedCLI(LightningCLI):
         if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
             complete = "1 round is" if rounds == 1 else f"{rounds} rounds are"
             rank_zero_info(f"{complete} complete; for more, set --trainer.max_epochs above {rounds}")
+
+
+def is_of_twin_only(callbacks: Sequence[Callback], kind: type[Callback]) -> bool:
+    """Return True if callbacks of a kind are of `lightning.pytorch`, whose Trainer alone would see them as such."""
+    return any(is_of_lightning(each, kind.__name__) for each in callbacks) and not any(
+        isinstance(each, kind) for each in callbacks
+    )
 
 
 def keyed_instance(seed: int, kind: type[Part], /, *args: Any, **kwargs: Any) -> Part:

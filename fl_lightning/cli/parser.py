@@ -11,18 +11,28 @@ from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # type: ignore[attr-defined]
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.cli import LightningArgumentParser
+from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities import rank_zero_info
 
 import fl_lightning
+from fl_lightning.cli.adopt import FROM, adopt, adopted_file, being_parsed
 from fl_lightning.cli.configs import config_name, locate, path_of
-from fl_lightning.cli.errors import PROG, format_error
+from fl_lightning.cli.errors import PROG, RefusedTogetherError, format_error
 from fl_lightning.cli.wrappers import Merge, check_options, files_recorded
 from fl_lightning.cli.yaml_keys import check_keys
+from fl_lightning.types import AnyCallback, AnyLogger
 from fl_lightning.utils.text import printable
 
 NO_VALUE = re.compile(r"argument (\S+): expected (one|at least one) argument")
 CLASS_PATH = re.compile(r"(?<=class_path: )[\w.]+$", flags=re.MULTILINE)
 FILE_ENDINGS = (".yaml", ".yml", ".json", ".conf")
+OF_BOTH_PACKAGES: dict[str, Any] = {
+    "logger": Logger | AnyLogger | Iterable[Logger | AnyLogger] | bool | None,
+    "callbacks": list[Callback | AnyCallback] | Callback | AnyCallback | None,
+}
+"""Arguments of the Trainer that take objects of `lightning.pytorch`, too, which their own types leave out."""
 
 
 class CommandParser(ArgumentParser):
@@ -66,6 +76,12 @@ class NamedConfigFile(ActionConfigFile):
     """Reads the value of `-c`: a file, the name of one or several files of the package, or YAML."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        adopted = adopted_file(values)
+        if adopted is not None:
+            self._merge(parser, cfg, part=adopted.text, is_file=False, option_string=option_string)
+            # The names that were given name the folder of the run.
+            cfg[self.dest][-1:] = [Path(name) for name in adopted.files]
+            return
         is_file = ":" not in values
         try:
             parts = [str(path) for path in locate(values)] if is_file else [values]
@@ -176,12 +192,24 @@ class FederatedParser(CommandParser, LightningArgumentParser):
         given = args[0] if args else None
         self.words = list(sys.argv[1:] if given is None else given)
         self._check_words()
-        with files_recorded() as files:
+        try:
+            adopted = adopt(self.words)
+        except RefusedTogetherError:
+            raise
+        except ValueError as error:
+            self.error(str(error), error)
+        if adopted is not None:
+            args = (adopted.words, *args[1:])
+            for note in adopted.notes:
+                rank_zero_info(f"{' and '.join(adopted.files)}: {note}")
+        with files_recorded() as files, being_parsed(adopted):
             config = super().parse_args(*args, **kwargs)
         try:
             check_options(files, config)
         except ValueError as error:
             self.error(str(error), error)
+        if config.get(FROM) is not None:
+            self.error(f"{FROM} is an option of the command line, got it in a file; write --{FROM} {config[FROM]}")
         move_home(config)
         return config
 
@@ -208,7 +236,14 @@ class FederatedParser(CommandParser, LightningArgumentParser):
 
     def add_class_arguments(self, kind: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> list[str]:
         self.kinds[nested_key or ""] = get_origin(kind) or kind
-        return list(super().add_class_arguments(kind, nested_key, *args, **kwargs))
+        if kind is not Trainer:
+            return list(super().add_class_arguments(kind, nested_key, *args, **kwargs))
+        added = list(super().add_class_arguments(kind, nested_key, *args, skip=set(OF_BOTH_PACKAGES), **kwargs))
+        for name, values in OF_BOTH_PACKAGES.items():
+            option = f"{nested_key}.{name}"
+            self.add_argument(f"--{option}", type=values, default=None, help="of either package of Lightning")
+            added.append(option)
+        return added
 
     def add_method_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         added: list[str] = super().add_method_arguments(*args, **kwargs)

@@ -68,9 +68,12 @@ def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) ->
         data: that divided them.
     """
     kind = type(data.partition).__name__ + (f" by {data.by}" if data.by else "")
+    unseen = data.unseen_clients
+    never = [f"never train (data.unseen): {', '.join(data.client_names[client_id] for client_id in unseen)}"]
     lines = [
         f"{int(sizes.sum()):,} training samples, {len(sizes)} clients, {data.cohort.bounds} in a round, {kind}",
         f"samples of a client: {range_text(sizes, 0)}",
+        *(never if unseen else []),
     ]
     columns = [("samples", ",", sizes)]
     if counts is not None:
@@ -84,6 +87,8 @@ def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) ->
             f"distance from uniform: {range_text(distance, 2)} (total variation, at most {most:.2f})",
         ]
         columns += [("classes", "", classes), ("effective", ".1f", effective), ("distance", ".2f", distance)]
+    if unseen:
+        columns.append(("unseen", "", torch.tensor([int(client_id in unseen) for client_id in range(len(sizes))])))
     return [*lines, "", *by_client(data.client_names, columns)] if len(sizes) <= MOST else lines
 
 

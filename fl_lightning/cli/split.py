@@ -168,6 +168,7 @@ def write_data_file(
         "num_classes": data.num_classes,
         "input_shape": data.input_shape and list(data.input_shape),
         "extra_splits": sets or None,
+        "unseen": list(data.unseen_clients) or None,
         **NOT_DIVIDED,
     }
     write_file(folder / "data.yaml", yaml.safe_dump({"data": settings}, sort_keys=False))

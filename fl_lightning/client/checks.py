@@ -197,10 +197,10 @@ def check_client_arguments(
         module: The LightningModule around which the client is built, or None.
         num_classes: Number of classes C, or None.
         input_shape: Shape of a sample, or None.
-        others: `net` and `optimizer`.
+        others: `net`, `optimizer` and `lr_scheduler`.
 
     Raises:
-        ValueError: Two arguments do not go together.
+        ValueError: Two arguments do not go together, or one needs another.
         TypeError: An argument has a wrong type, or `check_module` refuses `module`.
     """
     net = others["net"]
@@ -217,19 +217,30 @@ def check_client_arguments(
         "functools.partial(torch.optim.SGD, lr=0.1)",
         optimizer=others["optimizer"],
     )
+    check_factory(
+        "optimizer",
+        "a scheduler, anew for every client and round",
+        "functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1)",
+        lr_scheduler=others["lr_scheduler"],
+    )
+    if others["lr_scheduler"] is not None and (module is None or others["optimizer"] is None):
+        raise ValueError(
+            f"lr_scheduler needs module= and optimizer=, got {'no module' if module is None else 'no optimizer'}; "
+            f"{'take model.lr_decay for a net' if module is None else 'give both or neither'}"
+        )
     check_whole(num_classes=num_classes)
     check_kind((tuple, list), "the sizes of one sample", "give such as (3, 32, 32)", input_shape=input_shape)
     if module is not None:
-        check_wrapped(client, module, others)
+        check_wrapped(client, module, net)
 
 
-def check_wrapped(client: Any, module: LightningModule, others: Mapping[str, object]) -> None:
+def check_wrapped(client: Any, module: LightningModule, net: object) -> None:
     """Refuse a LightningModule around which this client cannot be built.
 
     Args:
         client: The ClientModule under construction.
         module: The LightningModule.
-        others: `net` and `optimizer`, which the LightningModule brings itself.
+        net: The argument of this name, which must be None.
 
     Raises:
         ValueError: The client is given another argument too, or needs what the module lacks.
@@ -237,12 +248,8 @@ def check_wrapped(client: Any, module: LightningModule, others: Mapping[str, obj
     """
     name = type(client).__name__
     inner = type(module).__name__
-    for other, value in others.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} takes either module= or {other}=, got both; a module brings its own net and "
-                f"configure_optimizers"
-            )
+    if net is not None:
+        raise ValueError(f"{name} takes either module= or net=, got both; a module brings its own net")
     check_module(module)
     if "logits" in client.needs:
         raise ValueError(

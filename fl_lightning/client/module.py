@@ -9,6 +9,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client.checkpoint_io import CheckedLoading
@@ -23,6 +24,7 @@ from fl_lightning.client.checks import (
     uncompiled,
 )
 from fl_lightning.client.context import ClientContext
+from fl_lightning.client.given_optimizers import set_optimizers
 from fl_lightning.client.metric_states import parts_that_count, silent_metrics
 from fl_lightning.client.modes import evaluation_mode
 from fl_lightning.client.services import BatchTransfer
@@ -62,8 +64,10 @@ class ClientModule(CheckedLoading):
     Args:
         net: A factory `(num_classes, input_shape) -> net`. None makes a small perceptron.
         module: A LightningModule that is trained in place of a net.
-        optimizer: A factory of the local optimizer, for a net. It is called anew for every client and round. None makes
-            SGD(lr=0.01, momentum=0.9).
+        optimizer: A factory of the local optimizer, called anew for every client and round. None takes the module's
+            `configure_optimizers`, and makes SGD(lr=0.01, momentum=0.9) for a net.
+        lr_scheduler: A factory `optimizer -> scheduler` of the scheduler of `optimizer`, for a module. Both together
+            take the place of the module's `configure_optimizers`, as the sections of these names do with LightningCLI.
         num_classes: The number of classes C. None takes it from the data.
         input_shape: The shape of one sample. None takes it from the data.
 
@@ -88,7 +92,7 @@ class ClientModule(CheckedLoading):
         outputs: The outputs of the wrapped module's last `training_step` besides the loss.
 
     Raises:
-        ValueError: `module` was given together with `net` or `optimizer`.
+        ValueError: `module` was given together with `net`, or `lr_scheduler` without `module` and `optimizer`.
         TypeError: `module` is not a LightningModule, or has no `training_step`.
     """
 
@@ -111,6 +115,7 @@ class ClientModule(CheckedLoading):
         *,
         module: LightningModule | TrainableModule | None = None,
         optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
+        lr_scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
         num_classes: int | None = None,
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
@@ -125,10 +130,14 @@ class ClientModule(CheckedLoading):
             input_shape=input_shape,
             net=net,
             optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
         )
         self.net: Backbone | None = None
         self.net_factory: NetFactory = net or Perceptron
         self.optimizer_factory: OptimizerFactory = optimizer or partial(SGD, lr=0.01, momentum=0.9)
+        self.scheduler_factory = lr_scheduler
+        self.has_given_optimizer = optimizer is not None
+        """Whether `optimizer_factory` was given, and is not the default of a net."""
         self.num_classes = num_classes
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.context = ClientContext()
@@ -145,6 +154,8 @@ class ClientModule(CheckedLoading):
         """The number of positional arguments of the wrapped module's `training_step`. 0: they are not counted yet."""
         if self.module is not None:
             self.automatic_optimization = self.module.automatic_optimization
+            if optimizer is not None:
+                set_optimizers(self.module, optimizer, lr_scheduler)
         elif num_classes is not None and input_shape is not None:
             self.build(self.num_classes, self.input_shape)
 
@@ -208,6 +219,16 @@ class ClientModule(CheckedLoading):
             exchange: The name of the exchange.
         """
         return ONE_PHASE
+
+    def fine_tuning(self, phase: Phase) -> Iterable[Phase]:
+        """Return the phases of the fine-tuning before a test (`model.fine_tuning`), in order.
+
+        The client trains by `local_loss`. What `receive` makes, such as round buffers, is not there.
+
+        Args:
+            phase: The phase that the settings ask for.
+        """
+        return (phase,)
 
     def local_loss(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean cross-entropy of a batch, or what the wrapped module's `training_step` returns.

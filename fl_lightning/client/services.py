@@ -11,7 +11,9 @@ import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.utilities import GradClipAlgorithmType
+from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from fl_lightning.client.hooks import hooks, overridden
@@ -477,6 +479,14 @@ class ClientServices:
         optimizers = self._optimizers.handed_out()
         chosen: list[Any] = optimizers.wrapped if use_pl_optimizer else optimizers.raw
         return chosen[0] if len(chosen) == 1 else list(chosen)
+
+    def raw_optimizers(self) -> Sequence[Optimizer]:
+        """Return the optimizers themselves, which may be changed from now on."""
+        return self._optimizers.handed_out().raw
+
+    def scheduler_configs(self) -> Sequence[LRSchedulerConfig]:
+        """Return the schedulers with their settings."""
+        return self._optimizers.schedulers
 
     def lr_schedulers(self) -> Any:
         schedulers = [entry.scheduler for entry in self._optimizers.schedulers]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fl_lightning.data.leaf import Shakespeare as Shakespeare
     from fl_lightning.data.medmnist import MedMNIST as MedMNIST
     from fl_lightning.data.module import FederatedDataModule as FederatedDataModule
+    from fl_lightning.data.new_samples import NewSamples as NewSamples
     from fl_lightning.data.owners import Elsewhere as Elsewhere
     from fl_lightning.data.owners import Folder as Folder
     from fl_lightning.data.owners import OwnerPartition as OwnerPartition
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
     from fl_lightning.data.partitions import QuantityPartition as QuantityPartition
     from fl_lightning.data.partitions import ShardPartition as ShardPartition
     from fl_lightning.data.quantity_skew import QuantityDirichletPartition as QuantityDirichletPartition
+    from fl_lightning.data.scaled_model import ScaledModel as ScaledModel
     from fl_lightning.data.sources import Digits as Digits
     from fl_lightning.data.sources import PooledSource as PooledSource
     from fl_lightning.data.sources import Source as Source
     from fl_lightning.data.sources import TensorSource as TensorSource
     from fl_lightning.data.splits import Split as Split
     from fl_lightning.data.splits import TensorSplit as TensorSplit
+    from fl_lightning.data.stored_schema import read_schema as read_schema
     from fl_lightning.data.tables import TableSource as TableSource
     from fl_lightning.data.transforms import Compose as Compose
     from fl_lightning.data.transforms import CropFlip as CropFlip

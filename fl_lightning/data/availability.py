@@ -98,7 +98,7 @@ class AvailableCohorts(Cohorts):
                 f"{over_selection}; raise data.participation"
             )
         self._available = Availability(availability, self.num_clients, self.seed)
-        self._num_asked = min(self.num_clients, math.ceil((1 + over_selection) * self.size - 1e-9))
+        self._num_asked = min(len(self.clients), math.ceil((1 + over_selection) * self.size - 1e-9))
 
     @cached_property
     def bounds(self) -> CohortBounds:
@@ -111,14 +111,14 @@ class AvailableCohorts(Cohorts):
 
     def _bounds_of(self, round_idx: int) -> CohortBounds:
         """Count the clients of a round, at least and at most, before it is drawn."""
-        always = self._available.always(round_idx)
-        ever = self._available.ever(round_idx)
+        always = self._available.always(round_idx).intersection(self.clients)
+        ever = self._available.ever(round_idx).intersection(self.clients)
         if self.schedule is not None:
             cohort = set(self.schedule[round_idx])
             return CohortBounds(len(cohort & always), len(cohort & ever))
         if self.draws_each and self.share < 1:
             return CohortBounds(0, len(ever))
-        missing = self.num_clients - len(always)
+        missing = len(self.clients) - len(always)
         least = max(0, self._num_asked - missing)
         return CohortBounds(min(self.size, least), min(self.size, len(ever)))
 
@@ -126,7 +126,7 @@ class AvailableCohorts(Cohorts):
         if self._num_asked == self.size:
             return self._available.of(super().__call__(round_idx), round_idx)
         generator = keyed_numpy(self.seed, "cohort", round_idx)
-        asked = generator.choice(self.num_clients, self._num_asked, replace=False).tolist()
+        asked = self.drawn(generator, self._num_asked)
         return sorted(self._available.of(asked, round_idx)[: self.size])
 
 

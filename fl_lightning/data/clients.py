@@ -46,8 +46,10 @@ class Cohorts:
         sampling: Way of drawing. `uniform`: cohorts have one size. `poisson`: each client takes part by itself with
             probability `participation`, so that a cohort may have any size, even 0.
         cohort_size: Number of clients in a drawn cohort, in place of `participation`. None: it is not given.
+        unseen: Ids of clients that never train, and are in no cohort.
 
     Attributes:
+        clients: Ids of the clients that may be in a cohort, ascending. Below, N is their number.
         size: Number of clients in a drawn cohort, `cohort_size` or max(1, floor(participation · N)). Under `poisson`,
             cohorts have about this size.
         draws_each: Whether each client takes part by itself (`poisson`).
@@ -67,6 +69,7 @@ class Cohorts:
         *,
         sampling: Literal["uniform", "poisson"] = "uniform",
         cohort_size: int | None = None,
+        unseen: Sequence[int] = (),
     ) -> None:
         check_numbers("it is the share of the clients in a round", participation=participation)
         if participation is None or not 0 < participation <= 1:
@@ -74,20 +77,23 @@ class Cohorts:
         check_choice(("uniform", "poisson"), sampling=sampling)
         if schedule is not None and sampling == "poisson":
             raise ValueError("data.schedule names the cohorts, and sampling=poisson draws them; leave one of them out")
+        self.clients = [client_id for client_id in range(num_clients) if client_id not in unseen]
+        num_training = len(self.clients)
         check_cohort_size(
             cohort_size,
-            num_clients=num_clients,
+            num_clients=num_training,
             participation=participation,
             is_drawn=schedule is None and sampling == "uniform",
+            has_unseen=bool(unseen),
         )
         for cohort in schedule or []:
-            check_scheduled(cohort, num_clients)
+            check_scheduled(cohort, num_clients, unseen)
         self.num_clients = num_clients
         self.schedule = schedule
         self.seed = seed
-        self.size = int(cohort_size) if cohort_size else max(1, int(participation * num_clients + 1e-9))
+        self.size = int(cohort_size) if cohort_size else max(1, int(participation * num_training + 1e-9))
         self.draws_each = sampling == "poisson"
-        self.share = participation if self.draws_each else self.size / num_clients
+        self.share = participation if self.draws_each else self.size / num_training
 
     @property
     def sampling_rate(self) -> float | None:
@@ -106,7 +112,7 @@ class Cohorts:
             sizes = [len(cohort) for cohort in self.schedule]
             return CohortBounds(least=min(sizes, default=0), most=max(sizes, default=0))
         if self.draws_each and self.share < 1:
-            return CohortBounds(least=0, most=self.num_clients)
+            return CohortBounds(least=0, most=len(self.clients))
         return CohortBounds(least=self.size, most=self.size)
 
     def rekey(self, seed: int) -> None:
@@ -125,24 +131,36 @@ class Cohorts:
         if self.schedule is not None:
             return scheduled(self.schedule, round_idx)
         if self.share == 1:
-            return list(range(self.num_clients))
+            return list(self.clients)
         # The guarantees of differential privacy hold only if nobody can tell who takes part.
         if self.draws_each:
-            chances = keyed_noise(self.seed, "cohort", round_idx).random(self.num_clients)
-            clients: list[int] = np.flatnonzero(chances < self.share).tolist()
-            return clients
+            chances = keyed_noise(self.seed, "cohort", round_idx).random(len(self.clients))
+            return [self.clients[place] for place in np.flatnonzero(chances < self.share).tolist()]
         generator = keyed_numpy(self.seed, "cohort", round_idx)
-        return sorted(generator.choice(self.num_clients, self.size, replace=False).tolist())
+        return sorted(self.drawn(generator, self.size))
+
+    def drawn(self, generator: np.random.Generator, count: int) -> list[int]:
+        """Draw different clients that train, in drawn order.
+
+        Args:
+            generator: The generator of the draw.
+            count: Number of clients.
+        """
+        places: list[int] = generator.choice(len(self.clients), count, replace=False).tolist()
+        return [self.clients[place] for place in places]
 
 
-def check_cohort_size(cohort_size: int | None, *, num_clients: int, participation: float, is_drawn: bool) -> None:
+def check_cohort_size(
+    cohort_size: int | None, *, num_clients: int, participation: float, is_drawn: bool, has_unseen: bool = False
+) -> None:
     """Refuse a number of clients in a round that cannot be drawn, or that another setting contradicts.
 
     Args:
         cohort_size: Number of clients in a round. None: it is not given.
-        num_clients: Number N of clients.
+        num_clients: Number N of clients that train.
         participation: Share of the clients in a round, 1 if it is not given.
         is_drawn: Whether cohorts of one size are drawn.
+        has_unseen: Whether there are clients that never train.
 
     Raises:
         ValueError: `cohort_size` is below 1 or above N, `participation` is given too, or cohorts are not drawn.
@@ -162,21 +180,22 @@ def check_cohort_size(cohort_size: int | None, *, num_clients: int, participatio
         )
     if cohort_size > num_clients:
         raise ValueError(
-            f"data.cohort_size must be at most data.num_clients, got {cohort_size} of {num_clients} clients; set it to "
-            f"{num_clients}"
+            f"data.cohort_size must be at most data.num_clients{', without data.unseen' if has_unseen else ''}, got "
+            f"{cohort_size} of {num_clients} clients; set it to {num_clients}"
         )
 
 
-def check_scheduled(cohort: Sequence[int], num_clients: int) -> None:
+def check_scheduled(cohort: Sequence[int], num_clients: int, unseen: Sequence[int] = ()) -> None:
     """Refuse a cohort of a schedule that is not a list of different client ids.
 
     Args:
         cohort: The cohort of a round.
         num_clients: Number N of clients.
+        unseen: Ids of clients that never train.
 
     Raises:
         TypeError: The cohort is no list, or an id is no whole number.
-        ValueError: The cohort is empty, or an id is outside [0, N) or named twice.
+        ValueError: The cohort is empty, or an id is outside [0, N), named twice, or that of a client that never trains.
     """
     check_kind((list, tuple), "a list for each round", "give such as [[0, 1], [2, 3]]", schedule=cohort)
     for client_id in cohort:
@@ -187,6 +206,12 @@ def check_scheduled(cohort: Sequence[int], num_clients: int) -> None:
         raise ValueError(
             f"a scheduled cohort must name different clients in [0, {num_clients}), got {list(cohort)}; mend "
             f"data.schedule"
+        )
+    never = sorted(set(cohort).intersection(unseen))
+    if never:
+        raise ValueError(
+            f"a scheduled cohort must leave out the clients of data.unseen, got {list(cohort)} with client {never[0]}; "
+            f"leave it out of data.schedule, or of data.unseen"
         )
 
 
@@ -270,6 +295,10 @@ class FederatedData(Protocol):
     drop_last: bool
 
     @property
+    def training_clients(self) -> Sequence[int]:
+        """The ids of the clients that train, ascending."""
+
+    @property
     def noise_seed(self) -> int:
         """The seed of the noise of differential privacy."""
 
@@ -330,6 +359,10 @@ class ClientView:
         self._indices = dict(indices)
         self._shift = None if data.feature_shift is None else data.shift_of(client_id)
         self._train = train if self._shift is None else train.through(self._shift)
+
+    @property
+    def clients(self) -> Sequence[int]:
+        return self._data.training_clients
 
     @property
     def local_work(self) -> float:
@@ -469,12 +502,40 @@ class ClientView:
         view.given = self._indices["train"] if self.given is None else self.given
         return view
 
+    def for_fine_tuning(self) -> "ClientView":
+        view = FineTuningView(
+            data=self._data,
+            train=self._given,
+            indices=self._indices,
+            client_id=self.client_id,
+            round_idx=0,
+        )
+        view.given = self.given
+        return view
+
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         round_idx = self.round_idx if per_round else -1
         return keyed_generator(self._data.batch_seed, purpose, round_idx=round_idx, client_id=self.client_id)
 
     def noise_generator(self, purpose: str) -> np.random.Generator:
         return keyed_noise(self._data.noise_seed, purpose, round_idx=self.round_idx, client_id=self.client_id)
+
+
+class FineTuningView(ClientView):
+    """Gives one client's data for fine-tuning: what is measured is the model, so that no draw depends on the round."""
+
+    @property
+    def local_work(self) -> float:
+        return 1.0
+
+    def restricted(self, split: str, positions: Tensor) -> ClientView:
+        return super().restricted(split, positions).for_fine_tuning()
+
+    def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
+        return super().generator(f"fine_tuning/{purpose}", per_round)
+
+    def noise_generator(self, purpose: str) -> np.random.Generator:
+        return super().noise_generator(f"fine_tuning/{purpose}")
 
 
 def check_positions(positions: Tensor, size: int, split: str) -> None:

@@ -1,6 +1,7 @@
 """Sources made of the user's own LightningDataModules, read as a Trainer would read them."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from pytorch_lightning import LightningDataModule, Trainer
@@ -16,6 +17,7 @@ from torch.utils.data import (
 
 from fl_lightning.data.datasets import KnownSplit, check_class_names, count_known, described_by_dataset, make_split
 from fl_lightning.data.loaders import LoaderSpec, check_loader_class
+from fl_lightning.data.new_samples import NewSamples
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
@@ -151,6 +153,14 @@ class DataModuleSource(Source):
             self._call("setup", "predict")
         loader = self._loader("predict_dataloader")
         return None if loader is None else make_split(loader.dataset, read_loader(loader))
+
+    def read_new(self, path: Path, schema: Schema) -> NewSamples:
+        name = type(self.datamodule).__name__
+        raise ValueError(
+            f"--new needs a source of fl_lightning.data, and {name} gives its samples itself, got {path}; leave --new "
+            f"out and let {name}.predict_dataloader give the new samples (an argument of it that names them may differ "
+            f"by --allow_changes data.source)"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return self.datamodule.state_dict()

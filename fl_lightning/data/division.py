@@ -41,8 +41,17 @@ class Division:
         """The training samples that are left to the clients. None: all are."""
         self.owner_names: list[str] = []
 
+    def decides_owners(self) -> bool:
+        """Return True if a sample belongs to its client before any sample is held out."""
+        return self.partition.column is not None or self.deals_stored_positions()
+
     def hold_out(
-        self, sizes: Mapping[str, float], *, proxy_overlap: bool, val_by: str | None = None
+        self,
+        sizes: Mapping[str, float],
+        *,
+        proxy_overlap: bool,
+        val_by: str | None = None,
+        excluded: Tensor | None = None,
     ) -> dict[str, Split]:
         """Take the server's samples, and those that everyone has, out of the training samples.
 
@@ -50,6 +59,7 @@ class Division:
             sizes: Sizes of `val`, `transfer` and `proxy`, as `draw_holdout` takes them.
             proxy_overlap: Whether the clients keep the proxy's samples, too.
             val_by: The column whose values the validation split holds whole. None: samples are drawn one by one.
+            excluded: Samples that are never taken, those of clients that never train. None: there are none.
 
         Returns:
             The new splits, by name. The clients have the samples that are left. Validation samples are seen as the
@@ -59,7 +69,16 @@ class Division:
         if not any(sizes.values()):
             return {}
         groups = None if val_by is None else (val_by, train.column(val_by))
-        held = draw_holdout(len(train), sizes, overlapping=proxy_overlap, seed=self.seed, groups=groups)
+        if excluded is None:
+            held = draw_holdout(len(train), sizes, overlapping=proxy_overlap, seed=self.seed, groups=groups)
+        else:
+            pool = np.setdiff1d(np.arange(len(train)), excluded.numpy())
+            if groups is not None:
+                column, values = groups
+                groups = (column, np.asarray(values)[pool])
+            places = draw_holdout(len(pool), sizes, overlapping=proxy_overlap, seed=self.seed, groups=groups)
+            held = {name: pool[chosen] for name, chosen in places.items()}
+            held["clients"] = np.union1d(held["clients"], excluded.numpy())
         self._left = held.pop("clients", None)
         splits = {name: train.subset(torch.from_numpy(indices)) for name, indices in held.items()}
         # Test samples are looked for only where they tell something, because a fit may do without them.
@@ -187,11 +206,12 @@ class Division:
         classes = None if labels is None else labels.numpy().copy()
         return replace(samples, num_classes=num_classes, classes=classes)
 
-    def draw_shared(self, per_class: int) -> Split:
+    def draw_shared(self, per_class: int, excluded: Tensor | None = None) -> Split:
         """Draw samples of each class, which everyone has, from the clients' own.
 
         Args:
             per_class: The number of samples of each class.
+            excluded: Samples that are never taken, those of clients that never train. None: there are none.
 
         Raises:
             ValueError: The samples have no classes.
@@ -204,6 +224,8 @@ class Division:
                 "the shared set needs samples with classes, and these have none; set data.extra_splits.shared"
             )
         pool = np.arange(len(train)) if self._left is None else self._left
+        if excluded is not None:
+            pool = np.setdiff1d(pool, excluded.numpy())
         drawn = one_per_class(
             labels=labels.numpy(),
             pool=pool,

@@ -21,7 +21,9 @@ from fl_lightning.data.images import (
     is_deep,
     loaded,
 )
+from fl_lightning.data.new_samples import NewSamples
 from fl_lightning.data.published import check_published
+from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import AUTHORS
 from fl_lightning.data.splits import Split
 from fl_lightning.utils.settings import as_list, check_count
@@ -48,6 +50,9 @@ class _FolderSource(ImageSource):
 
     remedy: ClassVar[str]
     """The remedy for an image of another size, for the error."""
+
+    image_size: int | None = None
+    """Height and width to which all images are resized. None: they keep their size."""
 
     places = ("root",)
 
@@ -78,6 +83,24 @@ class _FolderSource(ImageSource):
         test_images = None if test is None else Images(x=x[n:], y=y[n:])
         training, testing = self.splits(images, test_images)
         return training, testing
+
+    def read_new(self, path: Path, schema: Schema) -> NewSamples:
+        """Read the images of a folder and of all folders below it, or one image.
+
+        The name of an image is its path below the folder. Classes are not read from names of folders.
+        """
+        root = path if path.is_dir() else path.parent
+        paths = new_images(path)
+        remedy = f"resize them to {sized(schema)}"
+        x = read_images([str(found) for found in paths], image_size=self.image_size, remedy=remedy)
+        names = [found.relative_to(root).as_posix() for found in paths]
+        shape = None if schema.inputs is None else schema.inputs.shape
+        if shape is not None and tuple(x.shape[1:]) != shape:
+            raise ValueError(
+                f"the images of --new must have {sized(schema)} pixels as the training images, got "
+                f"{_pixels((x.shape[3], x.shape[2]))} in {paths[0]}; {remedy}"
+            )
+        return NewSamples.of(x, names=names, column="file", schema=schema)
 
     def _chosen(self, listed: Listed, split: str) -> Listed:
         """Choose at most `limit` files of a split, so that no other files are read."""
@@ -329,11 +352,55 @@ def tell_unread(folder: Path, extensions: Sequence[str]) -> None:
         ending = path.suffix.lower()
         if ending not in extensions and not path.name.startswith(".") and path.is_file():
             counts[ending or "no ending"] += 1
+    warn_of_unread(folder, counts)
+
+
+def warn_of_unread(folder: Path, counts: Counter[str]) -> None:
+    """Warn of files that are not read, if there are any.
+
+    Args:
+        folder: Folder of the files.
+        counts: Number of the files by the ending of their names.
+    """
     if counts:
         kinds = ", ".join(f"{count} of {ending}" for ending, count in sorted(counts.items()))
         rank_zero_warn(
             f"{folder} holds {counts.total()} files that are not read ({kinds}); convert images to png, or delete them"
         )
+
+
+def new_images(path: Path) -> list[Path]:
+    """List an image, or the images of a folder and of all folders below it, in the order of their paths.
+
+    Files of other types are counted in one warning. Hidden files are left out.
+
+    Raises:
+        ValueError: There is no image.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS  # noqa: PLC0415 - slow to import
+
+    if path.is_file():
+        return [path]
+    found = []
+    others: Counter[str] = Counter()
+    for file in sorted(path.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if is_hidden or not file.is_file():
+            continue
+        if file.suffix.lower() in IMG_EXTENSIONS:
+            found.append(file)
+        else:
+            others[file.suffix.lower() or "no ending"] += 1
+    if not found:
+        raise ValueError(f"--new must be an image or a folder of images, got {path}, which holds none; name another")
+    warn_of_unread(path, others)
+    return found
+
+
+def sized(schema: Schema) -> str:
+    """Return the height and width of the training images in a sentence."""
+    shape = None if schema.inputs is None else schema.inputs.shape
+    return "one size" if shape is None else f"{shape[-2]}×{shape[-1]}"
 
 
 def short_names(texts: Sequence[str]) -> tuple[str, ...]:

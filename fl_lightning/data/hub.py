@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.images import eight_bits_as_floats, error_line, is_deep, loaded
-from fl_lightning.data.schema import pixel_scale
+from fl_lightning.data.new_samples import NewSamples
+from fl_lightning.data.schema import Schema, pixel_scale
 from fl_lightning.data.sources import Source, labelled_split
 from fl_lightning.data.splits import Array, Split, TensorSplit
 from fl_lightning.data.transforms import Scale
@@ -155,10 +156,7 @@ class HuggingFace(Source):
 
     def _opened(self) -> Any:
         """Open what `data` names."""
-        try:
-            import datasets  # type: ignore[import-not-found,unused-ignore] # noqa: PLC0415 - an extra
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError("HuggingFace needs datasets: pip install datasets") from None
+        datasets = datasets_package()
         if self.download:
             return datasets.load_dataset(self.data, self.name)
         folder = Path(self.data).expanduser()
@@ -172,12 +170,10 @@ class HuggingFace(Source):
     def _split(self, dataset: Any, which: str) -> TensorSplit:
         """Read a split."""
         for column in (self.input, self.label):
-            if column not in dataset.column_names:
-                raise ValueError(f"the data set must have the column {column!r}, it has {dataset.column_names}")
+            self._check_column(dataset, column)
         if not len(dataset):
             raise ValueError(f"the {which} split of the data set must have samples, got none; name another")
-        # A format changes how values are given, not what they are. A transform of the user's changes what they are.
-        plain = dataset if dataset.format["type"] == "custom" else dataset.with_format(None)
+        plain = plain_format(dataset)
         y = stack_values(plain[self.label][:], self.label)
         y = y.float() if y.is_floating_point() else y.long()
         if self.num_classes is None and which == "train" and not y.is_floating_point() and y.ndim == 1:
@@ -203,6 +199,39 @@ class HuggingFace(Source):
         split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
         return split
 
+    def read_new(self, path: Path, schema: Schema) -> NewSamples:
+        """Read new rows of a folder that `save_to_disk` wrote: a Dataset, or a DatasetDict of one split.
+
+        Only the column of the inputs is read. The name of a row is its index, from 0.
+        """
+        if path.is_file():
+            raise ValueError(f"--new must be a folder that save_to_disk wrote, got the file {path}; name its folder")
+        try:
+            opened = datasets_package().load_from_disk(str(path))
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"--new must be a folder that save_to_disk wrote, got {path}; name such a folder"
+            ) from error
+        dataset = opened
+        if isinstance(opened, Mapping):
+            if len(opened) != 1:
+                first = next(iter(opened), "test")
+                raise ValueError(
+                    f"--new must be one split, got {path} with {', '.join(opened) or 'none'}; name one: {path / first}"
+                )
+            (dataset,) = opened.values()
+        self._check_column(dataset, self.input)
+        if not len(dataset):
+            raise ValueError(f"--new must have rows, got none in {path}; name another folder")
+        values = self._values(plain_format(dataset))
+        x = as_input(stack_values(values, self.input), declared(dataset.features[self.input]))
+        return NewSamples.of(x, names=range(len(x)), column="row", schema=schema)
+
+    def _check_column(self, dataset: Any, column: str) -> None:
+        """Refuse a data set without a column."""
+        if column not in dataset.column_names:
+            raise ValueError(f"the data set must have the column {column!r}, it has {dataset.column_names}")
+
     def _values(self, dataset: Any) -> Sequence[Any]:
         """Read the inputs of a split, whose pictures are decoded now.
 
@@ -219,6 +248,25 @@ class HuggingFace(Source):
             if hasattr(value, "getbands") and hasattr(value, "load"):
                 loaded(value, f"row {row} of column {self.input!r}")
         return values
+
+
+def datasets_package() -> Any:
+    """Import the package `datasets`.
+
+    Raises:
+        ModuleNotFoundError: It is not installed.
+    """
+    try:
+        import datasets  # type: ignore[import-not-found,unused-ignore] # noqa: PLC0415 - an extra
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("HuggingFace needs datasets: pip install datasets") from None
+    return datasets
+
+
+def plain_format(dataset: Any) -> Any:
+    """Return a data set that gives plain values, unless a transform of the user's changes what the values are."""
+    # A format changes how values are given, not what they are.
+    return dataset if dataset.format["type"] == "custom" else dataset.with_format(None)
 
 
 def kinds_of(split: TensorSplit) -> tuple[str, str]:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from fl_lightning.data.clients import ClientIndices, CohortBounds, Cohorts
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_numbers
@@ -73,9 +75,12 @@ class PooledCohorts(Cohorts):
         return [0] if self._cohorts(round_idx) else []
 
     def pool(self, dealt: ClientIndices) -> ClientIndices:
-        """Give the one client the samples of all."""
-        self.sizes = [len(part) for part in dealt]
-        return ClientIndices([dealt.indices.numpy()])
+        """Give the one client the samples of all that train."""
+        trained = set(self._cohorts.clients)
+        self.sizes = [len(part) if client_id in trained else 0 for client_id, part in enumerate(dealt)]
+        if len(trained) == len(dealt):
+            return ClientIndices([dealt.indices.numpy()])
+        return ClientIndices([torch.cat([dealt[client_id] for client_id in self._cohorts.clients]).numpy()])
 
     def work(self, work: LocalWork, round_idx: int) -> float:
         """Compute the share of all samples that the round's cohort would have trained on, each as much as it works."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -21,7 +22,7 @@ from fl_lightning.data.checks import (
     check_pooled,
     partition_of,
 )
-from fl_lightning.data.clients import ClientSamples, ClientView
+from fl_lightning.data.clients import ClientIndices, ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
@@ -29,12 +30,15 @@ from fl_lightning.data.feature_shift import FeatureShift
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
 from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
 from fl_lightning.data.local_work import PooledCohorts
+from fl_lightning.data.new_samples import NewSamples, check_new_path
 from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere
 from fl_lightning.data.participation import Participation
 from fl_lightning.data.partitions import Partition
+from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import Source, Splits
 from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.streams import ClientStreams, StreamSplit
+from fl_lightning.data.unseen import Unseen
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_globals
@@ -99,6 +103,9 @@ class FederatedDataModule(Participation):
             compared. The client makes as many steps as the share of the samples has that the round's cohort would have
             had.
         feature_shift: Noise, rotation or color by which the clients' samples differ. None: they do not differ.
+        unseen: Clients that never train and are only tested, as clients are that come after the training: their share
+            in (0, 1), their number, or a list of their ids and, with `by`, of names of owners. They are in no cohort,
+            no number N of a method and no set of the server. None: all clients train.
 
     Raises:
         TypeError: An argument is of another kind.
@@ -141,6 +148,7 @@ class FederatedDataModule(Participation):
         pooled: bool = False,
         val_by: str | None = None,
         cohort_size: int | None = None,
+        unseen: int | float | list[int | str] | None = None,
     ) -> None:
         # Datasets in place of a source are the commonest mistake, so the source is checked first.
         read = as_source(source)
@@ -151,6 +159,7 @@ class FederatedDataModule(Participation):
             seed=seed,
             sampling_seed=sampling_seed,
         )
+        dealt_by = partition_of(partition, by=by, counts_owners=num_clients is None)
         super().__init__(
             num_clients=num_clients,
             participation=participation,
@@ -163,10 +172,12 @@ class FederatedDataModule(Participation):
             local_work=local_work,
             pooled=pooled,
             cohort_size=cohort_size,
+            unseen=Unseen(unseen, seed, has_owners=dealt_by.column is not None),
         )
         self.source = read
         self.seed = seed
-        self.partition = partition_of(partition, by=by, counts_owners=num_clients is None)
+        self.partition = dealt_by
+        self.unseen = unseen
         self.by = by
         check_count(1, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
         check_kind(FeatureShift, "a FeatureShift", "give FeatureShift(noise=0.1)", feature_shift=feature_shift)
@@ -198,8 +209,11 @@ class FederatedDataModule(Participation):
         self.drop_last = False
         self._splits = Splits()
         self.tested_client: int | None = None
+        self.new: NewSamples | None = None
         self._clients: dict[str, Sequence[Tensor]] = {}
         self._held_out = False
+        self._unseen_samples: Tensor | None = None
+        """The training samples of the clients that never train, (n,) int64, once these are known."""
         self._samples: ClientSamples | ClientStreams | ClientsElsewhere | None = None
 
     @classmethod
@@ -329,6 +343,9 @@ class FederatedDataModule(Participation):
             # Owners are counted after the holdout, because an owner may have no samples left.
             self._hold_out()
             self.set_clients(self._division.count_owners())
+        if self._unseen.waits_for_owners:
+            # Their names are known once the samples are dealt.
+            self.client_samples()
 
     def _load(self) -> Splits:
         """Load all sources: the splits by name, before anything is taken from the training samples.
@@ -459,7 +476,9 @@ class FederatedDataModule(Participation):
             self.client_samples()
             if name == "shared" and self.shared_per_class:
                 with self._keyed():
-                    self._splits["shared"] = self._division.draw_shared(self.shared_per_class)
+                    self._splits["shared"] = self._division.draw_shared(
+                        self.shared_per_class, excluded=self._unseen_samples
+                    )
         if name not in self._splits:
             setting = SETTINGS.get(name, f"data.extra_splits.{name} (a source)")
             raise ValueError(f"the data have no split {name!r}, only {', '.join(sorted(self._splits))}; set {setting}")
@@ -511,6 +530,7 @@ class FederatedDataModule(Participation):
             return ClientsElsewhere(train, self)
         self._hold_out()
         dealt = self._division.deal_train()
+        self._take_unseen(dealt)
         if isinstance(self.cohort, PooledCohorts):
             dealt = self.cohort.pool(dealt)
         return ClientSamples(train=train, dealt=dealt, data=self, seed=self.seed)
@@ -528,10 +548,46 @@ class FederatedDataModule(Participation):
         """Take the server's samples, and the samples that everyone has, out of the training samples (idempotent)."""
         if self._held_out:
             return
+        if self.unseen is not None and any(self.holdout_sizes.values()) and self._division.decides_owners():
+            self._find_unseen_samples()
         self._splits |= self._division.hold_out(
-            self.holdout_sizes, proxy_overlap=self.proxy_overlap, val_by=self.val_by
+            self.holdout_sizes, proxy_overlap=self.proxy_overlap, val_by=self.val_by, excluded=self._unseen_samples
         )
         self._held_out = True
+
+    def _find_unseen_samples(self) -> None:
+        """Find the samples of clients that never train, before the server's samples are taken out.
+
+        A sample then belongs to its owner, whatever is taken out.
+        """
+        if not self.num_clients:
+            self.set_clients(self._division.count_owners())
+        self._take_unseen(self._division.deal_train())
+
+    def _take_unseen(self, dealt: ClientIndices) -> None:
+        """Take the clients that never train, and their samples.
+
+        Args:
+            dealt: The samples of each client.
+
+        Raises:
+            ValueError: Another client has become one of them since their samples were found.
+        """
+        if self.unseen is None:
+            return
+        names = self._division.owner_names
+        unseen = self._unseen.of(self.num_owners, names)
+        samples = torch.cat([dealt[client_id] for client_id in unseen]).sort().values
+        before = self._unseen_samples
+        if before is not None and not torch.equal(before, samples):
+            raise ValueError(
+                "data.unseen must name owners (data.by) where data.val_fraction, data.transfer_size or data.proxy_size "
+                f"takes all samples of an owner, got {self.unseen}, because other clients then have these ids; give "
+                "the owners' names, or lower the sizes"
+            )
+        self._unseen_samples = samples
+        if unseen != self.unseen_owners:
+            self.set_unseen(unseen)
 
     @cached_property
     def label_counts(self) -> Tensor:
@@ -670,7 +726,33 @@ class FederatedDataModule(Participation):
     def test_dataloader(self) -> Any:
         return self._batches_of("test")
 
+    def predict_new(self, path: str | Path | None, schema: Schema | None = None) -> None:
+        """Let the next predictions be those of new samples, which need no targets, in place of the test samples.
+
+        Args:
+            path: File or folder of the new samples. None: the test samples again.
+            schema: Schema of the training samples that reads them, as a checkpoint holds it. None: that of the samples
+                that are loaded.
+
+        Raises:
+            FileNotFoundError: There is no such file or folder.
+            ValueError: The source reads no new samples, these do not fit the schema, or no schema is known.
+        """
+        self.new = None
+        if path is None:
+            return
+        place = Path(path).expanduser()
+        check_new_path(place)
+        schema = schema or self.source.schema
+        if schema is None:
+            raise ValueError("predict_new needs the schema of the training samples, got none; give it, or fit first")
+        self.source.data_seed = self.seed
+        with self.source.keyed("read_new"):
+            self.new = self.source.read_new(place, schema)
+
     def predict_dataloader(self) -> Any:
+        if self.new is not None:
+            return self._evaluation_batches(self.new.split)
         with self.source.keyed("predicted"):
             samples = self.source.predicted()
         if samples is None:
@@ -679,18 +761,22 @@ class FederatedDataModule(Participation):
         return self._batches_of("predict")
 
     def _batches_of(self, split: str) -> EvaluationBatches:
-        """Make this process's evaluation batches of a split."""
-        rank = 0
-        world = 1
-        if self.trainer is not None:
-            rank = self.trainer.global_rank
-            world = self.trainer.world_size
+        """Make this process's evaluation batches of a split, or of the test samples of the client that is tested."""
         samples = self.split(split)
         positions: Tensor | None = None
         if self.tested_client is not None:
             view = self.view(self.tested_client, 0)
             samples = view.source("test")
             positions, _ = view.order("test", None)
+        return self._evaluation_batches(samples, positions)
+
+    def _evaluation_batches(self, samples: Split, positions: Tensor | None = None) -> EvaluationBatches:
+        """Make this process's evaluation batches of some samples, or of all."""
+        rank = 0
+        world = 1
+        if self.trainer is not None:
+            rank = self.trainer.global_rank
+            world = self.trainer.world_size
         with self._keyed():
             return EvaluationBatches(
                 samples, batch_size=self.eval_batch_size, rank=rank, world=world, positions=positions

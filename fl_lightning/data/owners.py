@@ -249,8 +249,8 @@ class Elsewhere(Folder):
     """Reads the server's data of a federation whose owners keep their samples and tell how many they have.
 
     Args:
-        root: Folder with the server's own sets `test` and `val`, if it has any. Without a set, `data.num_classes` and
-            `data.input_shape` tell the classes and the input shape of the net.
+        root: Folder with the server's own sets `test` and `val`, if it has any. None has no set. Without a set,
+            `data.num_classes` and `data.input_shape` tell the classes and the input shape of the net.
 
     Attributes:
         sizes: Number of samples of each client and split, as the clients' nodes have registered them.
@@ -259,9 +259,22 @@ class Elsewhere(Folder):
     classes_by = "the owners of the samples"
     sizes: Sizes
 
-    def __init__(self, root: str | Path) -> None:
-        super().__init__(root)
+    def __init__(self, root: str | Path | None = None) -> None:
+        super().__init__(root or "")
+        self.has_root = root is not None
         self.sizes = {}
+
+    @classmethod
+    def fingerprint(cls, arguments: Mapping[str, Any]) -> str | None:
+        return None if arguments["root"] is None else super().fingerprint(arguments)
+
+    def _decide_classes(self) -> None:
+        self._scale = None
+        if self.has_root:
+            super()._decide_classes()
+
+    def _set(self, name: str) -> TensorSplit | None:
+        return super()._set(name) if self.has_root else None
 
     def _train(self) -> Split:
         test = self._set("test") or self.validation

@@ -9,6 +9,7 @@ from pytorch_lightning import LightningDataModule
 from fl_lightning.data.availability import cohorts
 from fl_lightning.data.clients import Cohorts
 from fl_lightning.data.local_work import LocalWork, PooledCohorts
+from fl_lightning.data.unseen import Unseen
 from fl_lightning.utils.settings import check_count
 
 SIMULATED = (
@@ -36,10 +37,13 @@ class Participation(LightningDataModule):
         local_work: as `LocalWork` takes it.
         pooled: whether one client has the samples of all.
         cohort_size: as `Cohorts` takes it.
+        unseen: which clients never train.
 
     Attributes:
-        num_clients: N, 0 as long as it is not known, 1 where samples are pooled.
+        num_clients: N, 0 as long as it is not known, 1 where samples are pooled. Those that never train count.
         num_owners: clients that samples are dealt to, before they are pooled.
+        unseen_owners: ids of the clients that never train, ascending, before samples are pooled. If a column names
+            owners, they are known once the samples are dealt.
         cohort: lists the clients of a round, known with N; its `bounds` tell how many these are at least and at most.
         works_partly: whether clients may make less than all of their local work.
         secret: the secret seed in hexadecimal digits, empty without one.
@@ -61,6 +65,7 @@ class Participation(LightningDataModule):
         local_work: float | Sequence[float],
         pooled: bool,
         cohort_size: int | None = None,
+        unseen: Unseen | None = None,
     ) -> None:
         super().__init__()
         self.schedule = None if pooled else schedule
@@ -76,6 +81,8 @@ class Participation(LightningDataModule):
         self.batch_seed = 0
         self.num_clients = 0
         self.num_owners = 0
+        self.unseen_owners: tuple[int, ...] = ()
+        self._unseen = unseen or Unseen(None, 0)
         self._drawn = {
             "participation": participation,
             "schedule": schedule,
@@ -94,10 +101,31 @@ class Participation(LightningDataModule):
         """
         check_count(1, num_clients=num_clients)
         self.num_owners = num_clients
-        drawn = cohorts(self.availability, self.over_selection, num_clients=num_clients, **self._drawn)
+        self.set_unseen(() if self._unseen.waits_for_owners else self._unseen.of(num_clients))
+
+    def set_unseen(self, unseen: tuple[int, ...]) -> None:
+        """Take the ids of the clients that never train, ascending, and make the cohorts of the others.
+
+        Raises:
+            ValueError: a setting of the cohorts that is out of its range.
+        """
+        self.unseen_owners = unseen
+        drawn = cohorts(
+            self.availability, self.over_selection, num_clients=self.num_owners, unseen=unseen, **self._drawn
+        )
         self.cohort = PooledCohorts(drawn) if self.pooled else drawn
         self.num_clients = self.cohort.num_clients
         self._key_cohorts()
+
+    @property
+    def unseen_clients(self) -> tuple[int, ...]:
+        """The ids of the clients that never train, ascending. Where samples are pooled there are none."""
+        return () if self.pooled else self.unseen_owners
+
+    @property
+    def training_clients(self) -> Sequence[int]:
+        """The ids of the clients that train, ascending, known with N."""
+        return self.cohort.clients
 
     @property
     def cohort_size(self) -> int:

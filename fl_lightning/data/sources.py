@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from fl_lightning.data.files import PUBLISHED, files_digest
 from fl_lightning.data.limiting import stratified
 from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.new_samples import NewSamples
 from fl_lightning.data.schema import Schema, check_alike, inputs_of, read_by, scale_of, targets_of
 from fl_lightning.data.splits import Array, Split, TensorSplit, Transform
 from fl_lightning.data.transforms import Scale
@@ -140,6 +142,23 @@ class Source(ABC):
     def predicted(self) -> Split | None:
         """Give the samples to be predicted. None: the test samples are predicted."""
         return None
+
+    def read_new(self, path: Path, schema: Schema) -> NewSamples:
+        """Read new samples, which need no targets, by the schema of the training samples (`predict --new`).
+
+        A source that reads new samples overrides this method. It must not load the training samples.
+
+        Args:
+            path: The file or folder of the new samples, which exists.
+            schema: The schema of the training samples, from a checkpoint.
+
+        Raises:
+            ValueError: The source reads no new samples, or the samples do not fit the schema.
+        """
+        raise ValueError(
+            f"--new needs a source that reads new samples, such as TableSource, ImageFolder or HuggingFace, got "
+            f"{type(self).__name__}; leave --new out, or define {type(self).__name__}.read_new"
+        )
 
     def tested(self, counted: bool = False) -> Split | None:
         """Give test samples that `load` has left out. None: there are none.
@@ -437,6 +456,10 @@ class PooledSource(Source):
 
     def described(self, train: Split) -> Schema:
         return super().described(train) if self.source.schema is None else self.source.schema
+
+    def read_new(self, path: Path, schema: Schema) -> NewSamples:
+        self.source.data_seed = self.data_seed
+        return self.source.read_new(path, schema)
 
     def load(self) -> tuple[Split, Split]:
         self.source.data_seed = self.data_seed

@@ -38,6 +38,9 @@ LARGEST_EXACT = 2**53
 A_CLASS = "a class (a word or whole number)"
 """What a target must hold, for errors."""
 
+NEW = "new"
+"""Name of the table of new rows, which are predicted."""
+
 MOST_NUMBERS = 0.9
 """Share of numbers from which a word in a column stands for a missing number."""
 
@@ -146,7 +149,7 @@ class TableSchema:
             if feature.words is None:
                 x[:, at] = (finite_numbers(feature.name, cells, which) - feature.mean) / feature.std
             else:
-                column = feature_words(cells)
+                column = words_as(feature.words, cells)
                 for place, word in enumerate(feature.words, at):
                     x[:, place] = column == word
             at += feature.width
@@ -201,25 +204,36 @@ class TableSchema:
             )
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            features = [
-                Feature(
-                    name=feature["name"],
-                    words=None if feature["words"] is None else tuple(feature["words"]),
-                    mean=float(feature["mean"]),
-                    std=float(feature["std"]),
-                )
-                for feature in content["features"]
-            ]
-            return cls(
-                features=tuple(features),
-                kind=content["kind"],
-                classes=None if content["classes"] is None else tuple(content["classes"]),
-                identifiers=dict(content["identifiers"]),
-            )
+            return cls.of_content(content)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} must be a schema that schema.write wrote, and is not ({error}); write it again"
             ) from error
+
+    @classmethod
+    def of_content(cls, content: Mapping[str, Any]) -> Self:
+        """Make a schema of plain values, as `dataclasses.asdict` gives them.
+
+        Raises:
+            KeyError: A value is missing.
+            TypeError: A value is of another kind.
+            ValueError: A number is none.
+        """
+        features = [
+            Feature(
+                name=feature["name"],
+                words=None if feature["words"] is None else tuple(feature["words"]),
+                mean=float(feature["mean"]),
+                std=float(feature["std"]),
+            )
+            for feature in content["features"]
+        ]
+        return cls(
+            features=tuple(features),
+            kind=content["kind"],
+            classes=None if content["classes"] is None else tuple(content["classes"]),
+            identifiers=dict(content["identifiers"]),
+        )
 
 
 # --- columns that the net reads
@@ -349,9 +363,10 @@ def finite_numbers(name: str, cells: Cells, which: str) -> Array:
             cell = cells.values[position]
             missing = number is not None
             remedy = "fill in what is missing" if missing else remedy_of_number(cell, cells.decimal)
+            other = "leave out the row" if which == NEW else "ignore it"
             raise ValueError(
                 f"column {name!r} must hold a number in every row, got {plain(cell)!r} in "
-                f"{cells.place(position, which)}; {remedy}, or ignore it"
+                f"{cells.place(position, which)}; {remedy}, or {other}"
             )
     return np.array(numbers, np.float64)
 
@@ -368,6 +383,33 @@ def feature_words(cells: Cells) -> Array:
     if any(truth is None for truth in spellings.values()):
         return words
     return np.array([spellings[word] for word in words.tolist()], dtype=np.str_)
+
+
+def words_as(known: Sequence[str], cells: Cells) -> Array:
+    """Return the words of a column, (n,) text, as training rows have decided how truth values are spelled.
+
+    >>> words_as(("False", "True"), Cells(["TRUE", "?"], ".", np.arange(2))).tolist()
+    ['True', '?']
+    >>> words_as(("true", "yes"), Cells(["true"], ".", np.arange(1))).tolist()
+    ['true']
+    """
+    words = words_in(cells)
+    if any(truth_of(word) != word for word in known):
+        return words
+    return np.array([truth_of(word) or word for word in words.tolist()], dtype=np.str_)
+
+
+def unknown_words(feature: Feature, cells: Cells) -> list[str]:
+    """Return the words of a column that no training row has, one for each row that holds one.
+
+    Args:
+        feature: The column, of numbers or of words.
+        cells: Its values.
+    """
+    if feature.words is None:
+        return []
+    known = set(feature.words)
+    return [word for word in words_as(feature.words, cells).tolist() if word not in known]
 
 
 # --- identifiers: of owners, of classes

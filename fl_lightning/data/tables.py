@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from pytorch_lightning.utilities import rank_zero_warn
 
-from fl_lightning.data.schema import Schema
+from fl_lightning.data.new_samples import NewSamples
+from fl_lightning.data.schema import Schema, shown
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split, TensorSplit
 from fl_lightning.data.table_files import Compression, CSVFormat, TableCells, read_table
-from fl_lightning.data.table_schema import TableSchema, Task
+from fl_lightning.data.table_schema import NEW, TableSchema, Task, unknown_words
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_inside
 
@@ -166,6 +168,47 @@ class TableSource(Source):
 
     def described(self, train: Split) -> Schema:
         return super().described(train)._replace(table=self.table)
+
+    def read_new(self, path: Path, schema: Schema) -> NewSamples:
+        """Read new rows of a file.
+
+        The target and all columns that the net does not read may be missing. A word that no training row has, also a
+        missing one, is none of the words, and a warning counts it. A missing number is refused. The name of a row is
+        its number in the file, as in error sentences.
+        """
+        table = schema.table
+        if table is None:
+            raise ValueError(f"--new needs the schema of a table, which this checkpoint lacks, got {path}; train again")
+        if path.is_dir():
+            raise ValueError(f"--new must be a CSV or Parquet file, got the folder {path}; name a file in it")
+        rows = read_table(path, NEW, self._format)
+        lacks = [feature.name for feature in table.features if feature.name not in rows]
+        if lacks:
+            raise ValueError(
+                f"{path} must have all columns that the net reads, and lacks {shown(lacks)}; it has "
+                f"{shown(list(rows))}; add what is missing"
+            )
+        check_one_hot(table, len(next(iter(rows.values())).rows))
+        tell_unknown_words(table, rows, path)
+        return NewSamples.of(
+            table.inputs(rows, NEW),
+            names=next(iter(rows.values())).rows.tolist(),
+            column="row",
+            schema=schema,
+        )
+
+
+def tell_unknown_words(table: TableSchema, rows: TableCells, path: Path) -> None:
+    """Warn of words in new rows that no training row has, each column in one sentence."""
+    for feature in table.features:
+        cells = rows[feature.name]
+        unknown = unknown_words(feature, cells)
+        if unknown:
+            words = shown(sorted(map(repr, set(unknown))))
+            rank_zero_warn(
+                f"column {feature.name!r} of {path} holds {words} in {len(unknown)} of {len(cells.rows)} rows, which "
+                f"no training row holds; these rows have none of the words"
+            )
 
 
 def check_one_hot(table: TableSchema, num_rows: int) -> None:

@@ -9,6 +9,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import AccumulatedLR, ClientProgress
+from fl_lightning.engines.clock import NO_WORK, Work
 from fl_lightning.engines.lockstep import Passes
 from fl_lightning.types import State
 
@@ -26,17 +27,21 @@ class Block:
         passes: The batches of each of the clients.
         optimizers: The optimizers that step the parameters of the rows.
         params: The parameters of the rows by name, each (k, ...).
+        work: What each of the clients trains in the phase.
 
     Attributes:
         progress: The progress of each of the clients in the phase.
         last_size: The number of samples in the last batch.
     """
 
-    def __init__(self, rows: slice, passes: Passes, optimizers: LocalOptimizers, params: State) -> None:
+    def __init__(
+        self, rows: slice, passes: Passes, optimizers: LocalOptimizers, params: State, *, work: Work = NO_WORK
+    ) -> None:
         self.rows = rows
         self.passes = passes
         self.optimizers = optimizers
         self.params = params
+        self.work = work
         self.progress = ClientProgress()
         self.accumulated_lr = AccumulatedLR(optimizers.raw, optimizers.accumulated_lr.slope)
         self.last_size = 1

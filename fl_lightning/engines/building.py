@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from fl_lightning.client.hooks import overridden, own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import LocalOptimizers, is_settled, needs_closure
-from fl_lightning.types import OptimizerFactory, Phase
+from fl_lightning.types import ClockKind, OptimizerFactory, Phase
 from fl_lightning.utils.settings import SettingError
 
 
@@ -142,20 +142,36 @@ class OptimizerBuilder:
             )
         return optimizers
 
-    def schedule(self, schedulers: list[LRSchedulerConfig], interval: str, count: int) -> None:
+    def schedule(self, schedulers: Sequence[LRSchedulerConfig], interval: str, *, count: int, kind: ClockKind) -> None:
         """Step the schedulers that are due. The server steps every ReduceLROnPlateau.
 
         Args:
             schedulers: The schedulers of a phase.
             interval: The interval that has ended, `epoch` or `step`.
-            count: The number of epochs of the phase so far, or of batches of the epoch. As in Lightning a frequency is
-                one of batches, although a scheduler is stepped only after an optimizer step.
+            count: The number of epochs so far, or of batches of the epoch. As in Lightning a frequency is one of
+                batches, although a scheduler is stepped only after an optimizer step.
+            kind: What the schedulers cover.
         """
         for entry in schedulers:
             if entry.interval != interval or entry.reduce_on_plateau:
                 continue
             if count % entry.frequency == 0:
-                step_scheduler(entry, self.owner.lr_scheduler_step)
+                self.step(entry, kind)
+
+    def step(self, entry: LRSchedulerConfig, kind: ClockKind) -> None:
+        """Step a scheduler that needs no value, by the module's hook.
+
+        Args:
+            entry: The scheduler.
+            kind: What the scheduler covers.
+
+        Raises:
+            ValueError: The scheduler has no further steps.
+        """
+        try:
+            self.owner.lr_scheduler_step(entry.scheduler, None)
+        except ValueError as error:
+            raise ValueError(short_sentence(entry, kind, str(error))) from error
 
 
 def check_automatic(optimizers: Sequence[Optimizer], *, owner: str, accumulated: int, scaled: bool) -> None:
@@ -187,20 +203,21 @@ def check_automatic(optimizers: Sequence[Optimizer], *, owner: str, accumulated:
         )
 
 
-def step_scheduler(entry: LRSchedulerConfig, step: Callable[[Any, Any], None]) -> None:
-    """Step a scheduler that needs no value.
+def short_sentence(entry: LRSchedulerConfig, kind: ClockKind, fault: str) -> str:
+    """Return a sentence about a schedule that ends before the training of a client.
 
     Args:
         entry: The scheduler.
-        step: The module's `lr_scheduler_step`.
-
-    Raises:
-        ValueError: The scheduler has no further steps.
+        kind: What the scheduler covers.
+        fault: What is wrong with it.
     """
-    try:
-        step(entry.scheduler, None)
-    except ValueError as error:
-        raise ValueError(
-            f"{type(entry.scheduler).__name__} lives for one client and one round, whose local steps it must cover: "
-            f"{error}; give it their number, since trainer.estimated_stepping_batches counts rounds"
-        ) from error
+    name = type(entry.scheduler).__name__
+    if kind == "run":
+        return (
+            f"{name} must have a rate for each local {entry.interval} of all rounds (model.clock: run), got {fault}; "
+            f"give it trainer.estimated_stepping_batches, or set model.clock: round if it covers one round"
+        )
+    return (
+        f"{name} must have a rate for each local {entry.interval} of a round (model.clock: round), got {fault}; give "
+        f"it trainer.estimated_stepping_batches, or set model.clock: run if it covers all rounds"
+    )

@@ -267,7 +267,7 @@ class CohortEngine(SequentialEngine):
             clients.append(self._enter(exchange, job, prepares=prepares))
             attributes = attributes_of(self.client) if prepares else {}
             if compares_optimizers:
-                attributes |= self._stacks.optimizer_settings()
+                attributes |= self._stacks.optimizer_settings(clients[-1])
             first_attributes = first_attributes or attributes
             factory = factory or self.client.optimizer_factory
             name = differing_attribute(attributes, first_attributes)

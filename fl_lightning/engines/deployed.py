@@ -1,10 +1,12 @@
 """The score of what a client would deploy, on the client's own samples."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from pytorch_lightning import LightningModule
+from pytorch_lightning.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
@@ -13,11 +15,13 @@ from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientTestServices, attach_services, world_size
+from fl_lightning.engines.clock import trainer_of
 from fl_lightning.functional.accuracy import answer_counts
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.user_metrics import arrays_of, update
 from fl_lightning.types import Batch, ClientScore, Scoring, State
 from fl_lightning.utils.batches import batch_length
+from fl_lightning.utils.trainer_view import TrainerView
 
 IMAGE_DIMS = 4
 """Number of dimensions of a batch of images (B, C, H, W)."""
@@ -103,6 +107,36 @@ def taken(metrics: MetricCollection | None) -> State:
     return {name: torch.as_tensor(value).cpu() for name, value in values.items() if name not in arrays}
 
 
+@contextmanager
+def stage_of(client: ClientModule, kind: Kind | None) -> Iterator[None]:
+    """Context in which the modules of a client see a Trainer that evaluates, as in `validate` or `test`.
+
+    Args:
+        client: The client. Its setter passes the Trainer on to the module that it is built around.
+        kind: The step that evaluates the module. None changes nothing.
+    """
+    trainer = trainer_of(client)
+    if kind is None or trainer is None:
+        yield
+        return
+    stage = RunningStage.VALIDATING if kind == "validation" else RunningStage.TESTING
+    # At a node there is no Trainer that has a state. Its clients are evaluated in a fit.
+    state = getattr(trainer, "state", None)
+    fn = TrainerFn.FITTING if state is None else state.fn
+    answers = {
+        "training": False,
+        "validating": kind == "validation",
+        "testing": kind == "test",
+        "evaluating": True,
+        "state": TrainerState(status=TrainerStatus.RUNNING, fn=fn, stage=stage),
+    }
+    client.trainer = TrainerView(trainer, answers)
+    try:
+        yield
+    finally:
+        client.trainer = trainer
+
+
 class OwnSteps:
     """Evaluates the user's module in a client by its own step and hooks, as a Trainer does.
 
@@ -134,7 +168,11 @@ class OwnSteps:
         kind = own_step(client.module, how.kind)
         num_samples = 0
         is_finite = True
-        with attach_services(self._modules, self._services.methods), fresh_metrics(parts_that_count(client)):
+        with (
+            attach_services(self._modules, self._services.methods),
+            fresh_metrics(parts_that_count(client)),
+            stage_of(client, kind),
+        ):
             self._begin(kind)
             for batch_idx, batch in enumerate(batches):
                 num_samples += batch_length(batch)

@@ -11,6 +11,7 @@ from fl_lightning.client.hooks import hooks
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.engines.clock import ClientClock, begin_without_trainer
 from fl_lightning.engines.cohort import CohortEngine
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
@@ -32,6 +33,7 @@ def local_engine(
     keep: tuple[str, ...] = (),
     chunk: Literal["auto"] | int = 1,
     members: Callable[[GlobalWeights], Iterable[Member]] | None = None,
+    rounds: Callable[[], int | None] | None = None,
 ) -> SequentialEngine:
     """Return an engine that trains clients as a `FederatedLoop` with the same settings does, in every bit.
 
@@ -43,14 +45,16 @@ def local_engine(
         data: The data module of the federation.
         device: The device on which clients are trained. None is the CPU.
         precision: A precision plugin of Lightning, such as `DoublePrecision()`. None is `32-true`.
-        max_epochs: Number of rounds of the run, over which the learning rate may decay. None if
-            it is not known.
+        max_epochs: Number of rounds of the run, over which the learning rate may decay and the
+            client's schedules go. None if it is not known.
         settings: Settings of local training, with the seed of the run. None takes the defaults.
         personal: `fnmatch` patterns of entries that are never transmitted.
         keep: `fnmatch` patterns of buffers with `persistent=False` that a client keeps.
         chunk: Number of clients that are trained at once, ≥ 1, or `auto`.
         members: Makes the members of a round that act at the client, given the entries of the
             client. None takes the members of the entries and a check of the module's structure.
+        rounds: Returns the number of rounds of the run when the client's module asks for it. None
+            returns `max_epochs`.
 
     Raises:
         ValueError: A setting does not fit the client or the data.
@@ -62,6 +66,8 @@ def local_engine(
     data.setup("fit")
     data.key_batches(settings.seed)
     modules = client.lightning_modules()
+    clock = ClientClock(settings, rounds=rounds or (lambda: max_epochs))
+    begin_without_trainer(client, clock, datamodule=data, precision=str(precision.precision))
     services = ClientServices()
     make: Callable[..., SequentialEngine] = SequentialEngine
     if chunk != 1:
@@ -87,6 +93,7 @@ def local_engine(
             precision=precision,
             datamodule=getattr(data.source, "datamodule", None),
             members=None if members is None else Members(members(global_weights)),
+            clock=clock,
         )
         # The data move to the device first, unless a hook of the user sees batches before.
         data.to(device, early=not engine.local.transfer.moves)

@@ -3,10 +3,10 @@
 It needs neither a Trainer nor a FederatedLoop.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,14 +24,25 @@ from fl_lightning.client.services import (
     MetricAccumulator,
     attach_services,
 )
+from fl_lightning.engines.clock import ClientClock
 from fl_lightning.engines.deployed import OwnSteps, score
+from fl_lightning.engines.fine_tuning import FineTuner
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import EpochHook, LocalTrainer
 from fl_lightning.members.faults import client_error
 from fl_lightning.members.structure import Structure
 from fl_lightning.members.weights import GlobalWeights
-from fl_lightning.types import ClientJob, ClientResult, ClientScore, ClientUpdate, Members, Scoring, State
+from fl_lightning.types import (
+    ClientJob,
+    ClientResult,
+    ClientScore,
+    ClientUpdate,
+    FineTuning,
+    Members,
+    Scoring,
+    State,
+)
 from fl_lightning.utils.life import LIFE
 from fl_lightning.utils.settings import SettingError
 
@@ -58,6 +69,8 @@ class SequentialEngine:
             of `global_weights` and a check of the module's structure.
         tolerant: Whether the run continues without a client that fails. The engine then undoes
             each failed client.
+        clock: The clock that the client's modules see. None takes one of `settings`, of a run
+            without a limit of rounds.
 
     Attributes:
         own_steps: Evaluates the module that lies in the client by its own steps.
@@ -77,6 +90,7 @@ class SequentialEngine:
         batch_hooks: ClientHooks | None = None,
         members: Members | None = None,
         tolerant: bool = False,
+        clock: ClientClock | None = None,
     ) -> None:
         device = device or torch.device("cpu")
         precision = precision or Precision()
@@ -106,6 +120,7 @@ class SequentialEngine:
             device=device,
             precision=precision,
             batch_hooks=batch_hooks or {},
+            clock=clock,
         )
         self.own_steps = OwnSteps(client, batch_hooks)
         self._receives = overridden(client, "receive", ClientModule)
@@ -196,6 +211,7 @@ class SequentialEngine:
     def load_client(self, job: ClientJob) -> None:
         """Load a client into the module: its shared weights, its personal entries and its memory."""
         LIFE.begin_client(job.client_id, job.broadcast.round_idx)
+        self.local.clock.round_idx = job.broadcast.round_idx
         context = self._context(job)
         already_sent = self.global_weights.frozen.already_sent
         start = context.start
@@ -313,12 +329,51 @@ class SequentialEngine:
         try:
             for job in jobs:
                 held.put_back()
-                predict = self.deploy(job)
-                self.client.eval()
-                yield self._score(job, predict, how)
+                yield self._evaluated(job, how)
         finally:
             self.release_client()
             held.restore()
+
+    def _evaluated(self, job: ClientJob, how: Scoring) -> ClientScore:
+        """Return the score of what the client of a job would deploy, and the score after fine-tuning if asked for."""
+        if how.tuning is None:
+            predict = self.deploy(job)
+            self.client.eval()
+            return self._score(job, predict, how)
+        # The client's buffers may be made anew. Within Lightning's inference mode they could not be trained.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            predict = self.deploy(job)
+            self.client.eval()
+            as_deployed = self._score(job, predict, how)
+            with self.fine_tuner.fine_tuned(job.data, how.tuning):
+                return as_deployed._replace(tuned=self._score(job, predict, how))
+
+    @cached_property
+    def fine_tuner(self) -> FineTuner:
+        """The fine-tuner of the client in the module."""
+        return FineTuner(self.local)
+
+    @contextmanager
+    def deployed(self, job: ClientJob, tuning: FineTuning | None = None) -> Iterator[Callable[[Any], Any]]:
+        """Context in which the module is what a client would deploy. It yields the client's predictor.
+
+        The caller puts the entries of the module back.
+
+        Args:
+            job: The job of an exchange `deployed`.
+            tuning: How the client is fine-tuned. None means that it is not.
+        """
+        try:
+            with ExitStack() as tuned:
+                if tuning is None:
+                    predict = self.deploy(job)
+                else:
+                    with torch.inference_mode(mode=False), torch.no_grad():
+                        predict = self.deploy(job)
+                        tuned.enter_context(self.fine_tuner.fine_tuned(job.data, tuning))
+                yield predict
+        finally:
+            self.release_client()
 
     def deploy(self, job: ClientJob) -> Callable[[Any], Any]:
         """Load a client as it would deploy its model, and return its predictor. The caller releases the client.
@@ -351,7 +406,7 @@ class SequentialEngine:
         return score_of_module._replace(num_samples=float(job.data.size("test")))
 
     @torch.no_grad()
-    def model_of(self, job: ClientJob) -> LightningModule:
+    def model_of(self, job: ClientJob, tuning: FineTuning | None = None) -> LightningModule:
         """Return a copy of the user's module, or of a client with a net, as the client of a job would deploy it.
 
         The copy has no Trainer, empty metric objects and the modes that the module has between two clients. The module
@@ -359,15 +414,13 @@ class SequentialEngine:
 
         Args:
             job: The job of an exchange `deployed`.
+            tuning: How the client is fine-tuned. None means that it is not.
         """
         held = HeldEntries(self.global_weights)
-        if not self.members.used:
-            self.members.prepare()
         try:
-            predict = self.deploy(job)
-            return self.copied_module(predicts_otherwise=predict is not self.client)
+            with self.deployed(job, tuning) as predict:
+                return self.copied_module(predicts_otherwise=predict is not self.client)
         finally:
-            self.release_client()
             held.restore()
 
     def copied_module(self, *, predicts_otherwise: bool = False) -> LightningModule:

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
-from fl_lightning.utils.settings import check_above, check_at_least, check_count
+from fl_lightning.types import ClockKind
+from fl_lightning.utils.settings import check_above, check_at_least, check_choice, check_count
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,9 @@ class LocalSettings:
         client_timeout: Seconds that a client may train in an exchange, > 0, compared between
             batches. None is no limit.
         seed: Seed of the run, which keys every draw.
+        clock: What the schedules of a client's module, and what it asks its Trainer for, cover. `run`
+            means all rounds, as if they were one fit of their local epochs, `round` each round by
+            itself.
 
     Attributes:
         decay: The decay that `lr_decay` means.
@@ -177,6 +181,7 @@ class LocalSettings:
     clip_norm: float | None = None
     client_timeout: float | None = None
     seed: int = 0
+    clock: ClockKind = "run"
     decay: Decay = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -189,6 +194,7 @@ class LocalSettings:
         # A frozen dataclass has no other way to set an attribute.
         object.__setattr__(self, "decay", parse_decay(self.lr_decay))
         check_above(0, clip_norm=self.clip_norm, client_timeout=self.client_timeout)
+        check_choice(get_args(ClockKind), clock=self.clock)
 
     def over(self, rounds: int | None) -> "LocalSettings":
         """Return the settings in a run.

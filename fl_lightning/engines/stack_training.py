@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from fl_lightning.client.optimizers import LocalOptimizers
 from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.engines.blocks import Block, begin_blocks, clip_rows, lay_out_like
+from fl_lightning.engines.clock import NO_WORK, Work
 from fl_lightning.engines.draws import SharedDraws
 from fl_lightning.engines.lockstep import Passes, equal_neighbors, lockstep
 from fl_lightning.engines.pytrees import Stacked, StackingError
@@ -146,6 +148,18 @@ class StackTrainer:
             step: The training step of a client.
             on_epoch_end: Called for each client at the end of each of its epochs. None: nobody is called.
         """
+        with self.local.attached_clock():
+            self._train(stack, clients, step=step, on_epoch_end=on_epoch_end)
+
+    def _train(
+        self,
+        stack: ClientStack,
+        clients: Sequence[StackedClient],
+        *,
+        step: Step,
+        on_epoch_end: EpochEnd | None,
+    ) -> None:
+        """Train all phases as `train` does, with the arguments of `train`."""
         for phase in clients[0].phases:
             self.local.restore_modes()
             passes = [self.passes(stacked.job, phase) for stacked in clients]
@@ -189,7 +203,8 @@ class StackTrainer:
     ) -> list[Block]:
         """Make the blocks of a phase and their optimizers, ready to train.
 
-        All blocks share an optimizer. With schedulers each block has its own, because these change its learning rates.
+        All blocks share an optimizer. Each block has its own with schedulers, because these change its learning rates,
+        and if the module asks for numbers that differ between clients when it makes the optimizer.
 
         Args:
             stack: The stack.
@@ -202,17 +217,50 @@ class StackTrainer:
         """
         blocks: list[Block] = []
         optimizers: LocalOptimizers | None = None
+        has_own = True
+        clock = self.local.clock
         for rows in equal_neighbors(block_keys(clients, passes, phase)):
-            if optimizers is None or optimizers.schedulers:
+            work = NO_WORK
+            if self.local.tells_clock:
+                work = self._work(clients[rows.start], phase, passes[rows.start])
+                clock.begin(work, kind=phase.clock, progress=ClientProgress())
+            if optimizers is None or has_own:
+                clock.asked = False
                 optimizers = self._optimizers(phase)
+                has_own = bool(optimizers.schedulers) or clock.asked
             params = stack.select(rows).params
-            blocks.append(Block(rows=rows, passes=passes[rows.start], optimizers=optimizers, params=params))
+            block = Block(
+                rows=rows,
+                passes=passes[rows.start],
+                optimizers=optimizers,
+                params=params,
+                work=work,
+            )
+            blocks.append(block)
         module_params = dict(self.client.named_parameters())
         lr_factor = self.local.settings.lr_factor(clients[0].job.data.round_idx)
         for optimizers in optimizers_of(blocks):
             optimizers.begin(ClientProgress(), lr=phase.lr, factor=lr_factor, factors=self.local.lr_factors)
-            begin_blocks([block for block in blocks if block.optimizers is optimizers], module_params)
+            of_optimizers = [block for block in blocks if block.optimizers is optimizers]
+            begin_blocks(of_optimizers, module_params)
+            if optimizers.schedulers:
+                # With schedulers there is one block.
+                block = of_optimizers[0]
+                block.work = self._work(clients[block.rows.start], phase, block.passes)
+                clock.begin(block.work, kind=phase.clock, progress=block.progress)
+                self.local.schedules.catch_up(optimizers)
         return blocks
+
+    def _work(self, stacked: StackedClient, phase: Phase, passes: Passes) -> Work:
+        """Return what a client trains in a phase.
+
+        Args:
+            stacked: The client.
+            phase: The phase.
+            passes: The batches of the phase.
+        """
+        num_steps = stacked.context.progress.num_steps if phase.counts else 0
+        return self.local.work(phase, stacked.job.data, passes=passes, num_steps=num_steps)
 
     def _optimizers(self, phase: Phase) -> LocalOptimizers:
         """Return the optimizers of a phase, built anew or used again.
@@ -237,9 +285,18 @@ class StackTrainer:
         builder.keep(phase, optimizers)
         return optimizers
 
-    def optimizer_settings(self) -> dict[str, Any]:
-        """Return the settings of the optimizers of the client in the module, by name."""
-        optimizers = self.local.builder.new()
+    def optimizer_settings(self, stacked: StackedClient) -> dict[str, Any]:
+        """Return the settings of the optimizers of the client in the module, by name.
+
+        Args:
+            stacked: The client in the module.
+        """
+        if self.local.tells_clock and stacked.phases:
+            phase = stacked.phases[0]
+            work = self._work(stacked, phase, self.passes(stacked.job, phase))
+            self.local.clock.begin(work, kind=phase.clock, progress=ClientProgress())
+        with self.local.attached_clock():
+            optimizers = self.local.builder.new()
         groups: list[dict[str, Any]] = []
         for optimizer in optimizers.raw:
             groups += optimizer.param_groups
@@ -276,9 +333,21 @@ class StackTrainer:
             blocks = [block for block in current.blocks if passes_of_epoch[block.rows.start].steps]
             for block in blocks:
                 if block.optimizers.schedulers:
-                    self.local.builder.schedule(block.optimizers.schedulers, "epoch", epoch + 1)
+                    self._resume_clock(block, phase, epoch=epoch, index=block.work.batches[epoch] - 1)
+                    self.local.schedules.end_epoch(block.optimizers)
             if current.on_epoch_end is not None:
                 end_epoch(current, blocks, epoch=epoch, on_epoch_end=current.on_epoch_end)
+
+    def _resume_clock(self, block: Block, phase: Phase, *, epoch: int, index: int) -> None:
+        """Let the clock go back to the clients of a block.
+
+        Args:
+            block: The block.
+            phase: The phase of the block.
+            epoch: The index of the epoch in the phase.
+            index: The index of the batch in the epoch.
+        """
+        self.local.clock.resume(block.work, kind=phase.clock, progress=block.progress, epoch=epoch, index=index)
 
     def _run_epoch(
         self, current: StackPhase, *, epoch: int, passes: Sequence[Passes], logits: StackLogits | None
@@ -299,13 +368,21 @@ class StackTrainer:
             num_samples = first.batch_size if index < first.full else first.tail
             stacked_batch = batches.take(rows, index, num_samples)
             if logits is None:
-                self._step(current, rows, stacked_batch, index=index, num_samples=num_samples)
+                self._step(
+                    current,
+                    rows,
+                    stacked_batch,
+                    epoch=epoch,
+                    index=index,
+                    num_samples=num_samples,
+                )
                 continue
             (batch, positions), (batch_dims, _) = stacked_batch
             computed = self._step(
                 current,
                 rows,
                 (batch, batch_dims),
+                epoch=epoch,
                 index=index,
                 num_samples=num_samples,
                 known=logits.of(rows, positions) if epoch else {},
@@ -349,6 +426,7 @@ class StackTrainer:
         rows: slice,
         batches: Stacked,
         *,
+        epoch: int,
         index: int,
         num_samples: int,
         known: State | None = None,
@@ -359,25 +437,28 @@ class StackTrainer:
             current: The phase.
             rows: The rows of the step.
             batches: The batches of the rows.
+            epoch: The index of the epoch in the phase.
             index: The index of the batch in its epoch.
             num_samples: The number of samples in the batch of each row.
             known: The known logits of the batches by teacher. None: no logits are kept.
         """
         selected = current.stack.select(rows)
-        gradients, logits = current.stack.differentiate(
-            selected,
-            batches,
-            index=index,
-            trained=current.trained,
-            step=current.step,
-            services=self.local.services,
-            logged=[stacked.logged for stacked in current.clients[rows]],
-            known=known,
-        )
+        blocks = [block for block in current.blocks if rows.start <= block.rows.start < rows.stop]
+        works = [block.work for block in blocks]
+        with self.local.clock.in_stack(works, epoch) if self.local.tells_clock else nullcontext():
+            gradients, logits = current.stack.differentiate(
+                selected,
+                batches,
+                index=index,
+                trained=current.trained,
+                step=current.step,
+                services=self.local.services,
+                logged=[stacked.logged for stacked in current.clients[rows]],
+                known=known,
+            )
         if self.local.settings.clip_norm is not None:
             gradients = clip_rows(gradients, self.local.settings.clip_norm)
         gradients = lay_out_like(selected.params, gradients)
-        blocks = [block for block in current.blocks if rows.start <= block.rows.start < rows.stop]
         for block in blocks:
             block.take_gradients(gradients, rows, num_samples)
         for optimizers in optimizers_of(blocks):
@@ -385,7 +466,8 @@ class StackTrainer:
         for block in blocks:
             block.finish_step()
             if block.optimizers.schedulers:
-                self.local.builder.schedule(block.optimizers.schedulers, "step", index + 1)
+                self._resume_clock(block, current.phase, epoch=epoch, index=index)
+                self.local.schedules.end_step(block.optimizers, index)
         return logits
 
 

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import ceil, inf
@@ -18,6 +18,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fl_lightning.client.checks import are_foreign
 from fl_lightning.client.hooks import STEP_HOOKS, hooks, own_hook
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.module import ClientModule
@@ -26,7 +27,9 @@ from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.services import BatchTransfer, ClientServices
 from fl_lightning.client.teacher import LogitCache
 from fl_lightning.engines.building import OptimizerBuilder
+from fl_lightning.engines.clock import ClientClock, Work
 from fl_lightning.engines.lockstep import Passes
+from fl_lightning.engines.schedules import Schedules
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.types import Batch, ClientData, Phase
 from fl_lightning.utils.devices import copy_to_device
@@ -54,6 +57,7 @@ class LocalTrainer:
         precision: The Trainer's precision plugin.
         batch_hooks: Hooks of callbacks by name. Each is called before the client's hook of the
             same name.
+        clock: The clock that the client's modules see. None takes one of `settings`.
     """
 
     def __init__(
@@ -66,7 +70,11 @@ class LocalTrainer:
         device: torch.device,
         precision: Precision,
         batch_hooks: Mapping[str, Sequence[Callable[..., None]]],
+        clock: ClientClock | None = None,
     ) -> None:
+        self.clock = clock or ClientClock(settings)
+        self.tells_clock = client.module is not None or are_foreign([client])
+        """Whether the client's own code may ask its Trainer for something."""
         self.client = client
         self.settings = settings
         self.services = services
@@ -106,6 +114,7 @@ class LocalTrainer:
             precision=precision,
             hands_out=any(hooks_with_optimizer),
         )
+        self.schedules = Schedules(self.clock, self.builder)
         self._deadline = inf
         self._round_idx = 0
         owners: list[object] = list(client.modules())
@@ -154,9 +163,19 @@ class LocalTrainer:
         """List the BatchNorm modules of a client's net."""
         return [part for name, part in self.batch_norms if self.client.has(client_id, name)]
 
-    def step_limit(self, phase: Phase) -> int | None:
-        """Return the number of steps of an exchange at which the phase ends, or None without a limit."""
-        return self.settings.max_local_steps if phase.counts else None
+    def step_limit(self, phase: Phase, num_steps: int) -> int | None:
+        """Return the number of steps at which a phase ends, or None without a limit.
+
+        Args:
+            phase: The phase that begins.
+            num_steps: Steps of the exchange so far, 0 for a phase that does not count.
+        """
+        limits: list[int] = []
+        if phase.counts and self.settings.max_local_steps is not None:
+            limits.append(self.settings.max_local_steps)
+        if phase.max_steps is not None:
+            limits.append(num_steps + phase.max_steps)
+        return min(limits, default=None)
 
     def batch_limit(self, data: ClientData, phase: Phase, passes: Passes, num_steps: int) -> int | None:
         """Return the largest number of batches of a phase, or None without a limit.
@@ -168,9 +187,12 @@ class LocalTrainer:
             passes: The batches of the phase.
             num_steps: Steps of the exchange so far.
         """
+        if not phase.counts:
+            num_steps = 0
         remaining: int | None = None
-        if phase.counts and self.settings.max_batches is not None:
-            remaining = self.settings.max_batches - num_steps * self.settings.accumulate_grad_batches
+        step_limit = self.step_limit(phase, num_steps)
+        if step_limit is not None:
+            remaining = (step_limit - num_steps) * self.settings.accumulate_grad_batches
         if data.local_work == 1:
             return remaining
         batches = passes.epochs * passes.steps
@@ -188,6 +210,14 @@ class LocalTrainer:
         return passes.num_samples == data.size(phase.split)
 
     # --- one client ---
+
+    def know_modes(self, modes: Sequence[tuple[nn.Module, bool]]) -> None:
+        """Take the modes in which the user left the modules, where the present ones are others.
+
+        Args:
+            modes: Each module, and whether it is in train mode.
+        """
+        self._modes = list(modes)
 
     def restore_modes(self) -> None:
         """Set every module to the mode (train or eval) that the user gave it."""
@@ -228,12 +258,51 @@ class LocalTrainer:
         Raises:
             TimeoutError: The training took longer than `client_timeout`.
         """
+        with self.attached_clock():
+            self._train(data, exchange, fedavg_equivalent=fedavg_equivalent, on_epoch_end=on_epoch_end)
+
+    def attached_clock(self) -> AbstractContextManager[None]:
+        """Return a context in which the client's modules see the client's own clock, if they may ask for it."""
+        return self.clock.attached(self.client) if self.tells_clock else nullcontext()
+
+    def _train(
+        self, data: ClientData, exchange: str, *, fedavg_equivalent: bool, on_epoch_end: Sequence[EpochHook]
+    ) -> None:
+        """Train the module as `train` does, with the arguments of `train`."""
         self._deadline = monotonic() + (self.settings.client_timeout or inf)
-        self._round_idx = data.round_idx
         self.seed(f"train/{exchange}", data)
         self._training_step = self.client.local_loss if fedavg_equivalent else self.client.training_step
+        self._phases(self.client.phases(exchange), data, on_epoch_end)
+
+    def fine_tune(self, data: ClientData, phases: Iterable[Phase]) -> None:
+        """Train the module in place by the local loss alone.
+
+        Args:
+            data: The client's data for fine-tuning.
+            phases: The phases of the training.
+        """
+        self._deadline = inf
+        self.seed("fine_tuning", data)
+        self._training_step = self.client.local_loss
+        # The schedules and counts of the whole run would be at their end after the last round.
+        alone = (replace(phase, clock="round") for phase in phases)
+        with self.attached_clock():
+            self._phases(alone, data, ())
+
+    def _phases(self, phases: Iterable[Phase], data: ClientData, on_epoch_end: Sequence[EpochHook]) -> None:
+        """Run phases one after the other.
+
+        Args:
+            phases: The phases.
+            data: The client's data.
+            on_epoch_end: Callables for the end of each epoch.
+
+        Raises:
+            TimeoutError: The training took longer than `client_timeout`.
+        """
+        self._round_idx = data.round_idx
         epochs_before = Counter[str]()
-        for phase in self.client.phases(exchange):
+        for phase in phases:
             self.restore_modes()
             samples = data
             if phase.indices is not None:
@@ -265,13 +334,21 @@ class LocalTrainer:
         size = data.size(phase.split)
         passes = self.passes(data, phase)
         progress = client.context.progress if phase.counts else ClientProgress()
+        if self.tells_clock:
+            self._begin_clock(phase, data, passes=passes, progress=progress)
         optimizers = self._begin_optimizers(phase, data.round_idx, progress)
+        keeps_time = self.tells_clock or bool(optimizers.schedulers)
+        if not self.tells_clock and keeps_time:
+            self._begin_clock(phase, data, passes=passes, progress=progress)
+        if keeps_time:
+            self.begin_schedules(optimizers)
         self._begin_logit_cache(phase, data, passes)
         # Only a straggler has a limit of batches here. `step_limit` ends the training of every other client.
         batch_limit: int | None = None
         if data.local_work != 1:
             batch_limit = self.batch_limit(data, phase, passes=passes, num_steps=progress.num_steps)
-        step_limit = self.step_limit(phase) or inf
+        last_step = self.step_limit(phase, progress.num_steps)
+        step_limit = inf if last_step is None else last_step
         for epoch in range(passes.epochs):
             epoch_passes = passes
             if batch_limit is not None:
@@ -280,6 +357,8 @@ class LocalTrainer:
                     break
             if progress.num_steps >= step_limit:
                 break
+            if keeps_time:
+                self.clock.begin_epoch(epoch, epoch_passes.steps)
             self.services.begin(optimizers=optimizers, num_samples=size)
             self._call("on_train_epoch_start")
             self._epoch(
@@ -288,16 +367,65 @@ class LocalTrainer:
                 passes=epoch_passes,
                 epoch=epochs_before[phase.split] + epoch,
                 optimizers=optimizers,
+                progress=progress,
+                step_limit=step_limit,
             )
             self.services.begin(num_samples=size)
             self._call("on_train_epoch_end")
             if optimizers.schedulers and client.automatic_optimization:
-                self.builder.schedule(optimizers.schedulers, "epoch", epoch + 1)
+                self.schedules.end_epoch(optimizers)
             for hook in on_epoch_end:
                 hook(data.client_id, epoch)
         epochs_before[phase.split] += passes.epochs
         if not phase.counts:
             client.context.progress.uncounted_steps += progress.num_steps
+
+    def work(self, phase: Phase, data: ClientData, *, passes: Passes, num_steps: int) -> Work:
+        """Return what a client trains in a phase.
+
+        Args:
+            phase: The phase that begins.
+            data: The client's data, restricted to the phase's samples.
+            passes: The batches of the phase.
+            num_steps: Steps of the exchange so far.
+        """
+        batch_limit: int | None = None
+        if data.local_work != 1:
+            batch_limit = self.batch_limit(data, phase, passes=passes, num_steps=num_steps)
+        step_limit = self.step_limit(phase, num_steps)
+        return Work.of(
+            passes,
+            round_idx=data.round_idx,
+            num_samples=data.size(phase.split),
+            accumulated=self.settings.accumulate_grad_batches,
+            batch_limit=batch_limit,
+            step_limit=None if step_limit is None else step_limit - num_steps,
+        )
+
+    def _begin_clock(self, phase: Phase, data: ClientData, *, passes: Passes, progress: ClientProgress) -> None:
+        """Let the clock begin a phase.
+
+        Args:
+            phase: The phase.
+            data: The client's data, restricted to the phase's samples.
+            passes: The batches of the phase.
+            progress: Counts the steps of the phase.
+        """
+        work = self.work(phase, data, passes=passes, num_steps=progress.num_steps)
+        self.clock.begin(work, kind=phase.clock, progress=progress, data=data)
+
+    def begin_schedules(self, optimizers: LocalOptimizers) -> None:
+        """Bring the schedulers of new optimizers to the present round of the clock, which answers by them from now on.
+
+        A module that steps its schedulers by hand begins them anew in every round, because nobody knows how it steps
+        them.
+        """
+        if self.client.automatic_optimization:
+            self.clock.steps_with(self.services)
+            if optimizers.schedulers:
+                self.schedules.catch_up(optimizers)
+        else:
+            self.clock.steps_with(self.services, num_by_hand=max(1, len(optimizers.raw)))
 
     def _begin_optimizers(self, phase: Phase, round_idx: int, progress: ClientProgress) -> LocalOptimizers:
         """Return the optimizers of a phase, which begin as if they were built anew."""
@@ -324,9 +452,17 @@ class LocalTrainer:
             context.keep_logits(None)
 
     def _epoch(
-        self, *, phase: Phase, data: ClientData, passes: Passes, epoch: int, optimizers: LocalOptimizers
+        self,
+        *,
+        phase: Phase,
+        data: ClientData,
+        passes: Passes,
+        epoch: int,
+        optimizers: LocalOptimizers,
+        progress: ClientProgress,
+        step_limit: float,
     ) -> None:
-        """Run one epoch, up to its end or to the step limit of the exchange.
+        """Run one epoch, up to its end or to the step limit of the phase.
 
         Args:
             phase: The phase.
@@ -334,11 +470,11 @@ class LocalTrainer:
             passes: The batches of the epoch.
             epoch: The number of epochs over the split before this one.
             optimizers: The optimizers of the phase.
+            progress: Counts the steps of the phase.
+            step_limit: The number of these steps at which the phase ends.
         """
         client = self.client
         cache = client.context.logit_cache
-        progress = client.context.progress
-        step_limit = self.step_limit(phase) or inf
         num_batches = passes.steps
         if data.size(phase.split) == 1:
             # One sample has no batch statistics.
@@ -351,7 +487,7 @@ class LocalTrainer:
             batch_size=passes.batch_size,
             with_index=with_index,
         )
-        for index, item in enumerate(items):
+        for index, item in enumerate(self.clock.counted(items) if self.tells_clock else items):
             if index == num_batches or progress.num_steps >= step_limit:
                 return
             if monotonic() > self._deadline:
@@ -432,9 +568,10 @@ class LocalTrainer:
             batches = index % batches_per_step + 1
             optimizers.accumulated_lr.progress.accumulated(batches / batches_per_step)
         loss: Tensor | None = None
+        has_gradients = False
 
         def closure() -> Tensor | None:
-            nonlocal loss
+            nonlocal loss, has_gradients
             loss = self._training_step(batch, index)
             # Lightning zeroes the gradients between the step and its backward pass, also of a skipped batch.
             if index % batches_per_step == 0:
@@ -443,12 +580,13 @@ class LocalTrainer:
                     zero_grad(optimizer.optimizer)
                 else:
                     self._own_zero_grad(self._round_idx, index, optimizer.optimizer)
-            if loss is None:
-                return None
-            self._call("on_before_backward", loss)
-            optimizers.backward(loss if batches_per_step == 1 else loss / batches_per_step)
-            self._call("on_after_backward")
-            if takes_step:
+            if loss is not None:
+                self._call("on_before_backward", loss)
+                optimizers.backward(loss if batches_per_step == 1 else loss / batches_per_step)
+                self._call("on_after_backward")
+            # As in Lightning, a skipped batch ends an accumulation with a step, unless a scaler takes the step.
+            has_gradients = loss is not None or (optimizer.scaler is None and has_grad(optimizer.optimizer))
+            if takes_step and has_gradients:
                 if optimizer.scaler is not None:
                     optimizer.unscale()
                 self._call("on_before_optimizer_step", optimizer)
@@ -464,10 +602,12 @@ class LocalTrainer:
             self._own_optimizer_step(self._round_idx, index, optimizer, closure)  # style: ok, a user's hook
         elif optimizer.takes_closure:
             optimizer.step(closure)
-        elif closure() is not None:
-            optimizer.step()
+        else:
+            closure()
+            if has_gradients:
+                optimizer.step()
         if optimizers.schedulers:
-            self.builder.schedule(optimizers.schedulers, "step", index + 1)
+            self.schedules.end_step(optimizers, index)
         return loss
 
 
@@ -496,6 +636,11 @@ def zero_grad(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def has_grad(optimizer: Optimizer) -> bool:
+    """Return True if a parameter of an optimizer has a gradient."""
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:

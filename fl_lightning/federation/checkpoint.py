@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.client.module import ClientModule
+from fl_lightning.data.schema import Schema
+from fl_lightning.data.stored_schema import SCHEMA, stored_schema
 from fl_lightning.federation.effects import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
@@ -136,13 +138,16 @@ class SavedFederation:
             return {}
         return {DATA_SHAPE: torch.tensor(shape)}
 
-    def save(self, checkpoint: dict[str, Any], members: Members, undo: Undo | None) -> None:
+    def save(
+        self, checkpoint: dict[str, Any], *, members: Members, undo: Undo | None, schema: Schema | None = None
+    ) -> None:
         """Add the federation's part to the checkpoint of Lightning.
 
         Args:
             checkpoint: The checkpoint.
             members: The members whose states are saved.
             undo: The marks of the current round, whose states are saved. None outside of rounds.
+            schema: The schema of the training samples, by which new samples are read. None: it is not known.
 
         Raises:
             RuntimeError: The run has several processes and is inside a round.
@@ -152,6 +157,7 @@ class SavedFederation:
             federation = members.state_dict(undo)
         federation["settings"] = self.parts.identity.state_dict()
         federation[DATA_SHAPE] = data_shape(self.parts.client)
+        federation[SCHEMA] = None if schema is None else stored_schema(schema)
         checkpoint["federated"] = federation
 
     # --- loading ---
@@ -212,8 +218,28 @@ class SavedFederation:
         if any(belongs_to_any(difference.name, SERVER_STEP) for difference in identity.changed):
             checkpoint["optimizer_states"] = []
             checkpoint["lr_schedulers"] = []
+        if fits:
+            self._tell_earlier_clock(checkpoint["federated"]["settings"])
         if fits and trainer.max_steps != -1:
             skip_complete_round(checkpoint)
+
+    def _tell_earlier_clock(self, saved: Mapping[str, Any]) -> None:
+        """Tell that the schedules of a user's module began anew in every round before there was `model.clock`.
+
+        Args:
+            saved: The settings of the run that is continued.
+        """
+        knows_clock = any(CLOCK in saved.get(part, {}) for part in ("config", "objects"))
+        if knows_clock or self.parts.client.module is None or self.parts.settings.clock != "run":
+            return
+        rank_zero_warn(
+            "this run was begun by an earlier version, in which schedulers and trainer.current_epoch of your module "
+            "began anew in every round; to continue it so, add --model.clock round --allow_changes model.clock"
+        )
+
+
+CLOCK = "model.clock"
+"""Name of the setting of what schedules cover."""
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Checks at the start of a run: settings of the Trainer, needs of a method, and combinations of settings."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence, Sized
+from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,15 +18,18 @@ from torchmetrics import MetricCollection
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
 from fl_lightning.client.hooks import overridden
+from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.clients import ClientSamples
 from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.schema import has_unknown_classes
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.engines.deployed import own_step
+from fl_lightning.engines.training import check_normalized
 from fl_lightning.functional.classes import class_labels
-from fl_lightning.types import CONDITIONS
+from fl_lightning.types import CONDITIONS, FineTuning
 from fl_lightning.utils.packages import is_of_lightning, is_of_twin, lightning_kinds
 from fl_lightning.utils.settings import as_list
 
@@ -258,11 +264,41 @@ def check_test_samples(data: FederatedDataModule) -> None:
     Raises:
         ValueError: No client has test samples.
     """
-    if not any(data.view(client_id, 0).size("test") for client_id in range(data.num_clients)):
+    for clients in (data.training_clients, data.unseen_clients):
+        if clients and not any(data.view(client_id, 0).size("test") for client_id in clients):
+            which = "clients" if clients is data.training_clients else "clients of data.unseen"
+            raise ValueError(
+                f"model.evaluate_clients_every needs test samples of the {which}, and none of them has any; give the "
+                f"data a test split (test_dataloader), or leave model.evaluate_clients_every unset"
+            )
+
+
+def check_fine_tuning(tuning: FineTuning, client: ClientModule, data: FederatedDataModule) -> None:
+    """Refuse a fine-tuning that no client could do.
+
+    Args:
+        tuning: The settings.
+        client: The client, whose net is built.
+        data: The data of the run.
+
+    Raises:
+        ValueError: The samples are streams, a pattern of `trains` matches no parameter that is trained, or BatchNorm
+            would see batches of one sample.
+    """
+    if data.has_streams:
         raise ValueError(
-            "model.evaluate_clients_every needs test samples of the clients, and none of them has any; give the data a "
-            "test split (test_dataloader), or leave model.evaluate_clients_every unset"
+            "model.fine_tuning needs training samples that a client can go through again, and these are streams; leave "
+            "it unset"
         )
+    names = [name for name, parameter in client.named_parameters() if parameter.requires_grad]
+    for pattern in tuning.phase.trains or ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"model.fine_tuning.trains must match parameters that are trained, got {pattern!r}, which matches none "
+                f"of {names[:8]}; name such"
+            )
+    if any(isinstance(part, BATCH_NORMS) for part in client.modules()) and tuning.batch_size is not None:
+        check_normalized(tuning.batch_size, "model.fine_tuning.batch_size")
 
 
 def check_training_samples(has_global: bool, data: FederatedDataModule) -> None:
@@ -334,6 +370,25 @@ def check_data(trainer: Trainer, local_epochs: int | list[int]) -> FederatedData
     return data
 
 
+def check_attackers(client: ClientModule, data: FederatedDataModule) -> None:
+    """Refuse an attacker that never trains, and so would never attack.
+
+    Args:
+        client: The client.
+        data: The data module.
+
+    Raises:
+        ValueError: A malicious client is one of `data.unseen`.
+    """
+    attackers: Iterable[int] = getattr(client, "attackers", ())
+    never = sorted(set(attackers).intersection(data.unseen_clients))
+    if never:
+        raise ValueError(
+            f"attackers must be clients that train, got {sorted(attackers)} with client {never[0]} of data.unseen; "
+            f"name others"
+        )
+
+
 def check_cohorts(data: FederatedDataModule, min_clients: int) -> None:
     """Refuse cohorts that have too few clients in every round.
 
@@ -342,8 +397,14 @@ def check_cohorts(data: FederatedDataModule, min_clients: int) -> None:
         min_clients: The number of clients that a round needs.
 
     Raises:
-        ValueError: No client can take part, or fewer than a round needs.
+        ValueError: No client can take part, fewer than a round needs, or none has samples.
     """
+    samples = data.client_samples()
+    if isinstance(samples, ClientSamples) and not len(samples.dealt.indices):
+        raise ValueError(
+            "data.partition must give training samples to at least one client, got none for all of them; give samples, "
+            "or another data.partition"
+        )
     most = data.cohort.bounds.most
     if most == 0:
         raise ValueError(
@@ -426,7 +487,7 @@ def check_server_steps(
 
     Raises:
         ValueError: The optimizer takes no dense gradient, the schedule ends before the rounds, or the learning rate is
-            0 in every round.
+            0 in every round, or not finite.
     """
     params = [Parameter(torch.zeros((1,) * size, dtype=torch.float64)) for size in dimensions]
     try:
@@ -448,6 +509,12 @@ def check_server_steps(
     rates = [current_rates(optimizer)]
     if scheduler is not None:
         rates = server_rates(scheduler, optimizer, rounds or 1)
+    for rate in chain.from_iterable(rates):
+        if not math.isfinite(rate):
+            raise ValueError(
+                f"model.server_optimizer must have a learning rate that is finite in every round, got {rate} from "
+                f"{name}; set its lr to a number such as 1.0"
+            )
     if not any(any(row) for row in rates):
         raise ValueError(
             f"model.server_optimizer must move the model, got a learning rate of 0 in every round from {name}; raise "

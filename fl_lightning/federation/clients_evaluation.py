@@ -18,8 +18,15 @@ from fl_lightning.metrics.keys import Directions, metric_directions
 from fl_lightning.metrics.user_metrics import alone, values_of
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientScore, Scoring, State
 
-ALMA = "local/alma"
-"""Log key of the mean accuracy of the clients' own models."""
+ALMA = "alma"
+"""Name of the accuracy of a client's own model."""
+
+AS_DEPLOYED = "local"
+TUNED = "local/tuned"
+"""Beginnings of the log keys of what a client would deploy, and of the same after fine-tuning."""
+
+UNSEEN = "unseen"
+"""Beginning of the log keys of clients that never train, in place of `local`."""
 
 Record = tuple[dict[str, Any], State | None]
 """A client's memory and its personal entries."""
@@ -28,22 +35,32 @@ Values = dict[str, float | None]
 """A client's values by log key. None is a value that is not defined, such as the recall of a class that it lacks."""
 
 
-class TestedClient(NamedTuple):
-    """Holds what one client has in a round's evaluation of the clients.
+class TestedModel(NamedTuple):
+    """Holds what one model of a client has in a round's evaluation of the clients.
 
     Args:
-        client_id: Id of the client, from 0.
         correct: Number of right answers. NaN if they are not counted.
         num_samples: Number of samples tested.
         values: The other values.
         directions: Whether values are better when lower or higher, as metric objects tell, by log key.
     """
 
-    client_id: int
     correct: float
     num_samples: float
     values: Values
     directions: Directions
+
+
+class TestedClient(NamedTuple):
+    """Holds what one client has in a round's evaluation of the clients.
+
+    Args:
+        client_id: Id of the client, from 0.
+        models: What the client would deploy, and the same after fine-tuning, by the beginning of their log keys.
+    """
+
+    client_id: int
+    models: Mapping[str, TestedModel]
 
 
 class ClientsEvaluation:
@@ -83,7 +100,8 @@ class ClientsEvaluation:
         """Evaluate all clients. Every process must call it, and has all values.
 
         The log keys are `local/alma` of a net's accuracy, `local/NAME` of `model.metrics`, and `local/KEY` of what a
-        module logs in its own steps.
+        module logs in its own steps. After fine-tuning they begin with `local/tuned/`. The means over clients that
+        never train begin with `unseen/` in place of `local/`.
 
         Args:
             round_idx: Index of the round.
@@ -93,28 +111,60 @@ class ClientsEvaluation:
             The means over the clients with samples by log key, and the values of each such client by its id.
         """
         tested = self._tested_everywhere(round_idx, kind)
-        for client in tested:
-            self._parts.recorder.take_directions(client.directions)
-        if self._parts.metrics is not None:
-            self._parts.recorder.take_directions(metric_directions(self._parts.metrics, "local"))
-        means = mean_values(client.values for client in tested)
-        if self._classifies:
-            means = {ALMA: self._alma(tested), **means}
+        unseen = self._data.unseen_clients
+        means = self._means([client for client in tested if client.client_id not in unseen], AS_DEPLOYED)
+        if unseen:
+            means |= self._means([client for client in tested if client.client_id in unseen], UNSEEN)
         return means, {client.client_id: self._values(client) for client in tested}
 
-    def _alma(self, tested: Iterable[TestedClient]) -> float:
-        """Return the mean accuracy of the clients. It is NaN without a client that has samples."""
+    def _means(self, tested: Sequence[TestedClient], beginning: str) -> dict[str, float]:
+        """Return the means over some clients by log key, and let the recorder know the directions of these keys.
+
+        Args:
+            tested: The clients.
+            beginning: Beginning of the log keys, in place of `local`.
+        """
+        means: dict[str, float] = {}
+        for name in self._beginnings():
+            key = renamed(name, beginning)
+            models = [client.models[name] for client in tested]
+            for model in models:
+                directions = {renamed(of_value, beginning): told for of_value, told in model.directions.items()}
+                self._parts.recorder.take_directions(directions)
+            if self._parts.metrics is not None:
+                self._parts.recorder.take_directions(metric_directions(self._parts.metrics, key))
+            if self._classifies:
+                means[f"{key}/{ALMA}"] = self._alma(name, tested)
+            for of_value, mean in mean_values(model.values for model in models).items():
+                means[renamed(of_value, beginning)] = mean
+        return means
+
+    def _beginnings(self) -> list[str]:
+        """List the beginnings of the log keys of a client's models."""
+        return [AS_DEPLOYED] if self._parts.fine_tuning is None else [AS_DEPLOYED, TUNED]
+
+    def _alma(self, name: str, tested: Iterable[TestedClient]) -> float:
+        """Return the mean accuracy of models of clients. It is NaN without a client that has samples."""
         hits = torch.zeros(2, self._data.num_clients, dtype=torch.float64)
         for client in tested:
-            hits[:, client.client_id] = torch.tensor([client.correct, client.num_samples], dtype=torch.float64)
+            model = client.models[name]
+            hits[:, client.client_id] = torch.tensor([model.correct, model.num_samples], dtype=torch.float64)
         return float(class_accuracy(hits).nanmean())
 
     def _values(self, client: TestedClient) -> Values:
         """Return all values of a client by log key."""
-        if not self._classifies:
-            return client.values
-        accuracy = client.correct / client.num_samples if client.num_samples else None
-        return {ALMA: accuracy, **client.values}
+        values: Values = {}
+        for name, model in client.models.items():
+            if self._classifies:
+                values[f"{name}/{ALMA}"] = model.correct / model.num_samples if model.num_samples else None
+            for key, value in model.values.items():
+                if key in values:
+                    raise ValueError(
+                        f"a module must not log a value whose name begins with 'tuned/' if model.fine_tuning is set, "
+                        f"got {key!r} for two values; rename it"
+                    )
+                values[key] = value
+        return values
 
     def how(self, kind: Kind) -> Scoring:
         """Return how the clients are tested.
@@ -128,6 +178,7 @@ class ClientsEvaluation:
             classifies=self._classifies,
             metrics=None if self._parts.metrics is None else alone(self._parts.metrics),
             channels_last=self._channels_last,
+            tuning=self._parts.fine_tuning,
         )
 
     def _tested_everywhere(self, round_idx: int, kind: Kind) -> list[TestedClient]:
@@ -150,18 +201,34 @@ class ClientsEvaluation:
             evaluations = self._run.clients_engine.evaluate(self._jobs(round_idx), self.how(kind))
             with closing(evaluations) as scores_of_clients:
                 scores = list(scores_of_clients)
-        names = self._class_names()
+        models_by_name = {AS_DEPLOYED: self._models(scores, AS_DEPLOYED)}
+        if self._parts.fine_tuning is not None:
+            tuned = [score.tuned for score in scores if score.tuned is not None]
+            models_by_name[TUNED] = self._models(tuned, TUNED)
         tested: list[TestedClient] = []
+        for place, score in enumerate(scores):
+            models = {name: models[place] for name, models in models_by_name.items()}
+            tested.append(TestedClient(client_id=score.client_id, models=models))
+        return tested
+
+    def _models(self, scores: Sequence[ClientScore], beginning: str) -> list[TestedModel]:
+        """Return what models have, given their scores.
+
+        Args:
+            scores: The scores.
+            beginning: Beginning of the log keys.
+        """
+        names = self._class_names()
+        models: list[TestedModel] = []
         for score, (correct, num_samples) in zip(scores, answer_numbers(scores), strict=True):
-            client = TestedClient(
-                client_id=score.client_id,
+            model = TestedModel(
                 correct=correct,
                 num_samples=num_samples,
-                values=values_of_score(score, names),
-                directions={f"local/{name}": direction for name, direction in score.directions.items()},
+                values=values_of_score(score, names, prefix=beginning),
+                directions={f"{beginning}/{name}": direction for name, direction in score.directions.items()},
             )
-            tested.append(client)
-        return tested
+            models.append(model)
+        return models
 
     def _jobs(self, round_idx: int) -> Iterator[ClientJob]:
         """Make the job of every client of this process that has test samples."""
@@ -199,6 +266,15 @@ class ClientsEvaluation:
             record = apply_to_collection(self._run.records.of(client_id), Tensor, Tensor.cpu)
         records: list[Record] = self._communicator.gather(record)
         return records[owner]
+
+
+def renamed(key: str, beginning: str) -> str:
+    """Return a log key with another first part in place of `local`.
+
+    >>> renamed("local/tuned/alma", "unseen"), renamed("local", "unseen")
+    ('unseen/tuned/alma', 'unseen')
+    """
+    return beginning + key.removeprefix(AS_DEPLOYED)
 
 
 def deployed_job(data: ClientData, start: State, record: Record) -> ClientJob:

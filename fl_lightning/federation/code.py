@@ -1,21 +1,24 @@
 """Digests of the source of a user's classes, which tell that the code of a run has changed since it was begun."""
 
+import ast
 import hashlib
 import inspect
+import linecache
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from types import MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from fl_lightning.utils.own_generators import OF_TORCH, names_in
 from fl_lightning.utils.packages import is_of_lightning
 
 PACKAGE = "fl_lightning"
@@ -24,7 +27,7 @@ MAX_DEPTH = 4
 """Largest depth of an object in another one whose class counts."""
 
 MOST_OBJECTS = 500
-"""Number of objects that are looked at."""
+"""Number of objects that are looked at, and of classes and functions."""
 
 MOST_ITEMS = 50
 """Number of items of a collection that is looked at. A longer one holds samples."""
@@ -46,12 +49,60 @@ def digests_of_code(kinds: Iterable[Any]) -> dict[str, str]:
         kinds: Classes and functions. Those of this package and of installed packages are left out.
     """
     digests = {}
-    for kind in kinds:
-        if is_of_user(kind):
-            digest = digest_of_code(kind)
-            if digest:
-                digests[f"{kind.__module__}.{kind.__qualname__}"] = digest
+    for kind in with_named(kinds):
+        digest = digest_of_code(kind)
+        if digest:
+            digests[f"{kind.__module__}.{kind.__qualname__}"] = digest
     return digests
+
+
+def with_named(kinds: Iterable[Any]) -> list[Any]:
+    """Return the user's classes and functions, and those that their code names, each once. No code of theirs runs.
+
+    Args:
+        kinds: Classes, functions and other values. Those that are not the user's are left out.
+    """
+    found: dict[Any, None] = {}
+    waiting = deque(kinds)
+    while waiting and len(found) < MOST_OBJECTS:
+        kind = waiting.popleft()
+        if is_of_user(kind) and kind not in found:
+            found[kind] = None
+            waiting.extend(named_by(kind))
+    return list(found)
+
+
+def named_by(kind: Any) -> Iterator[Any]:
+    """Yield the classes and functions that the code of a user's class or function names, and classes of its objects."""
+    for function in functions_of(kind):
+        # The function in whose code it stands, such as a decorator.
+        yield function.__globals__.get(function.__code__.co_qualname.partition(".")[0])
+        names = list(dict.fromkeys(names_in(function.__code__)))
+        for name in names:
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType):
+                # Such as `losses.focal` of a module `losses` of the user's. Nothing is imported.
+                yield from (vars(value).get(part) for part in names)
+            elif inspect.isclass(value) or inspect.isfunction(value):
+                yield value
+            else:
+                # Such as a function that keeps its values (`functools.cache`).
+                yield from (type(value), getattr(value, "__dict__", {}).get("__wrapped__"))
+
+
+def functions_of(kind: Any) -> Iterator[FunctionType]:
+    """Yield a function, or the methods of a class and of the user's classes it derives from, each with its wrappers."""
+    members: list[Any] = [kind]
+    if inspect.isclass(kind):
+        members = []
+        for base in filter(is_of_user, kind.__mro__):
+            members += vars(base).values()
+    for member in members:
+        part = member.fget if isinstance(member, property) else member
+        while isinstance(part, FunctionType | staticmethod | classmethod):
+            if isinstance(part, FunctionType):
+                yield part
+            part = getattr(part, "__wrapped__", None)
 
 
 def kinds_within(values: Iterable[Any]) -> list[Any]:
@@ -79,6 +130,15 @@ def kinds_within(values: Iterable[Any]) -> list[Any]:
         if depth < MAX_DEPTH:
             waiting.extend((part, depth + 1) for part in parts_of(value))
     return kinds
+
+
+def kinds_kept_by(module: nn.Module) -> list[Any]:
+    """Return the user's classes and functions of the objects that a module and its parts keep, without their nets."""
+    kept: list[Any] = []
+    for part in module.modules():
+        if is_of_user(type(part)):
+            kept += [value for name, value in vars(part).items() if name not in OF_TORCH]
+    return kinds_within(kept)
 
 
 def parts_of(value: Any) -> list[Any]:
@@ -109,10 +169,54 @@ def digest_of_code(kind: Any) -> str:
         for part in parts:
             # A class that was typed at a prompt has no file.
             with suppress(OSError, TypeError):
-                digest.update(inspect.getsource(part).encode())
+                digest.update(source_of(part).encode())
                 has_source = True
         KNOWN[kind] = digest.hexdigest()[:12] if has_source else ""
     return KNOWN[kind]
+
+
+def source_of(kind: Any) -> str:
+    """Return the source of a class or function.
+
+    `inspect` reads the whole file anew for each class, which takes milliseconds.
+
+    Raises:
+        OSError: There is no source.
+        TypeError: The class has no file.
+    """
+    file = inspect.getsourcefile(kind) if inspect.isclass(kind) else None
+    if file is None:
+        return inspect.getsource(kind)
+    linecache.checkcache(file)
+    lines = linecache.getlines(file)
+    place = places_of_classes("".join(lines)).get(kind.__qualname__)
+    return inspect.getsource(kind) if place is None else "".join(lines[place[0] - 1 : place[1]])
+
+
+@lru_cache(maxsize=16)
+def places_of_classes(source: str) -> dict[str, tuple[int, int] | None]:
+    """Return the first and the last line of each class by its qualified name. None is a name of several classes.
+
+    Args:
+        source: The source of a file.
+    """
+    places: dict[str, tuple[int, int] | None] = {}
+    waiting: deque[tuple[ast.AST, str]] = deque()
+    with suppress(SyntaxError):
+        waiting.append((ast.parse(source), ""))
+    while waiting:
+        node, prefix = waiting.popleft()
+        for part in ast.iter_child_nodes(node):
+            inner = prefix
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+                inner = f"{prefix}{part.name}.<locals>."
+            elif isinstance(part, ast.ClassDef):
+                name = f"{prefix}{part.name}"
+                first = min([part.lineno, *(decorator.lineno for decorator in part.decorator_list)])
+                places[name] = None if name in places else (first, part.end_lineno or first)
+                inner = f"{name}."
+            waiting.append((part, inner))
+    return places
 
 
 def is_of_user(kind: Any) -> bool:

@@ -52,7 +52,9 @@ def in_one_form(settings: Settings, names: Collection[str] = ()) -> Settings:
             settings[name] = settings[other]
     size = settings.get("data.cohort_size")
     clients = settings.get("data.num_clients")
-    if is_number(size) and is_number(clients) and clients:
+    # Of clients that never train no cohort has a share.
+    has_unseen = settings.get("data.unseen") is not None
+    if is_number(size) and is_number(clients) and clients and not has_unseen:
         settings |= {"data.cohort_size": None, "data.participation": size / clients}
     return settings
 

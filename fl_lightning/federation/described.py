@@ -38,8 +38,10 @@ def described_federation(
     settings: Settings = {"trainer.precision": precision}
     settings |= described_value("model.client", client)
     settings |= cosine_rounds(parts, planned)
-    if client.module is None:
+    if client.module is None or client.has_given_optimizer:
         settings |= described_optimizer("model.client.optimizer", client.optimizer_factory)
+    if client.scheduler_factory is not None:
+        settings |= described_value("model.client.lr_scheduler", client.scheduler_factory)
     for name, value in parts.items():
         describe = described_optimizer if name == "server_optimizer" else described_value
         settings |= describe(f"model.{name}", value)

@@ -51,6 +51,7 @@ RECORDS: Mapping[str, SettingRecord] = MappingProxyType(
         "model.chunk": COSTS,
         "model.evaluate_clients_every": COSTS,
         "model.evaluate_training_every": COSTS,
+        "model.fine_tuning": COSTS,
         "model.metrics": COSTS,
         "model.planned_rounds": COSTS,
         "model.seed": SettingRecord("values", is_seed=True),

@@ -208,12 +208,12 @@ class Evaluation:
                 yield
             return
         job = self.of_clients.job_of(self._client_id, self._run.server.round_idx)
-        self._predict = self._run.engine.deploy(job)
+        tuning = self.parts.fine_tuning if self.parts.deploys_tuned else None
         try:
-            yield
+            with self._run.engine.deployed(job, tuning) as self._predict:
+                yield
         finally:
             self._predict = self.client
-            self._run.engine.release_client()
 
     def _begin_values(self) -> None:
         """Forget the values of the pass before."""

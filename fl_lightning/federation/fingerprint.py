@@ -1,8 +1,11 @@
 """Fingerprints of samples and of their files, which tell whether two runs or evaluations had the same ones."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
 from hashlib import blake2b
 from itertools import chain
+from types import MemberDescriptorType
 from typing import Any
 
 import numpy as np
@@ -133,18 +136,63 @@ def leaves_of(value: Any, depth: int = 0) -> Iterator[bytes]:
     """
     if depth > DEEPEST:
         return
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        value = torch.as_tensor(value)
-    if isinstance(value, Tensor):
-        yield bytes_of(value.to_dense() if value.layout != torch.strided else value)
+    if isinstance(value, np.ndarray | Tensor):
+        yield from leaves_of_array(value, depth)
         return
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
         yield repr(value).encode()
         return
-    parts: Iterable[Any] = getattr(value, "__dict__", {}).values()
+    if isinstance(value, type | Enum):
+        yield str(value).encode()
+        return
+    if hasattr(value, "__array_interface__"):
+        # Such as a picture of Pillow, whose pixels are no attribute.
+        yield from leaves_of_array(np.asarray(value), depth)
+        return
+    parts: Iterable[Any] = attributes_of(value)
     if isinstance(value, Mapping):
         parts = chain(value.keys(), value.values())
+    elif isinstance(value, set | frozenset):
+        parts = sorted(value, key=repr)
     elif isinstance(value, list | tuple):
         parts = value
+    elif not parts and " at 0x" not in repr(value):
+        # Such as a date: its text tells what it is.
+        yield repr(value).encode()
     for part in parts:
         yield from leaves_of(part, depth + 1)
+
+
+def leaves_of_array(value: np.ndarray[Any, Any] | Tensor, depth: int) -> Iterator[bytes]:
+    """Give the values of an array or a tensor as bytes, of whatever type.
+
+    Args:
+        value: The array or tensor.
+        depth: Its depth, from 0.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            yield from leaves_of(value.tolist(), depth + 1)
+            return
+        try:
+            yield bytes_of(torch.as_tensor(np.asarray(value, order="C")))
+        except (TypeError, ValueError):
+            # torch lacks the type, such as that of texts and dates.
+            yield f"{value.dtype} {value.shape}".encode() + value.tobytes()
+    elif value.is_nested:
+        yield from leaves_of(value.unbind(), depth + 1)
+    else:
+        dense = value.to_dense() if value.layout != torch.strided else value
+        yield bytes_of(dense.resolve_conj())
+
+
+def attributes_of(value: Any) -> list[Any]:
+    """Return the attributes of an object, also those in `__slots__`."""
+    attributes = list(getattr(value, "__dict__", {}).values())
+    for kind in type(value).__mro__:
+        for member in vars(kind).values():
+            if isinstance(member, MemberDescriptorType):
+                # A slot may have no value yet.
+                with suppress(AttributeError):
+                    attributes.append(member.__get__(value))
+    return attributes

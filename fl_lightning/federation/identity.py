@@ -22,7 +22,7 @@ from fl_lightning.utils.files import content_digest
 COMPARED_IN_EVALUATION = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
 
-OF_THE_DATA = ("num_clients", "batch_size", "shuffle")
+OF_THE_DATA = ("num_clients", "unseen", "batch_size", "shuffle")
 """Settings of the data module that must be the same for all parties of a real federation."""
 
 OF_THE_SERVER = (INITIAL_WEIGHTS,)

@@ -13,16 +13,20 @@ from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 
 from fl_lightning.client.checks import check_optimized
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.optimizers import parse_optimizers, takes_closure
+from fl_lightning.client.progress import ClientProgress
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.engines.building import check_automatic
+from fl_lightning.engines.building import check_automatic, short_sentence
+from fl_lightning.engines.clock import Work
 from fl_lightning.engines.lockstep import Passes
 from fl_lightning.engines.training import LocalTrainer, check_normalized
 from fl_lightning.federation.checks import current_rates
+from fl_lightning.types import ClockKind
 from fl_lightning.utils.settings import SettingError
 
 MAX_CHANGES = 10_000
@@ -30,13 +34,14 @@ MAX_CHANGES = 10_000
 
 
 def check_local_training(
-    local: LocalTrainer, data: FederatedDataModule
+    local: LocalTrainer, data: FederatedDataModule, rounds: int | None = None
 ) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Refuse settings with which no client can train, and make the optimizers of a client once for these checks.
 
     Args:
         local: The local training of this process.
         data: The data module.
+        rounds: The planned rounds. None means no limit.
 
     Returns:
         The optimizers and the schedulers of a client. Nobody steps the optimizers.
@@ -52,7 +57,9 @@ def check_local_training(
     check_batches(local, data)
     owner: Any = client.lightning_modules()[-1]
     name = type(owner).__name__
-    optimizers, schedulers = parse_optimizers(made_optimizers(client), name)
+    begin_clock(local, data)
+    with local.attached_clock():
+        optimizers, schedulers = parse_optimizers(made_optimizers(client), name)
     if overridden(owner, "configure_optimizers", ClientModule):
         check_optimized(owner, optimizers, client.parameters())
     if client.automatic_optimization:
@@ -65,8 +72,21 @@ def check_local_training(
     check_rates(optimizers, name, is_scheduled=bool(schedulers))
     if not overridden(owner, "configure_optimizers", ClientModule):
         check_dense_steps(local)
-    tell_schedulers(local, data, optimizers, schedulers=schedulers)
+    check_schedulers(local, data, optimizers, schedulers=schedulers, rounds=rounds)
     return optimizers, schedulers
+
+
+def begin_clock(local: LocalTrainer, data: FederatedDataModule) -> None:
+    """Let the clock of the clients begin the first round of the client with the most local steps.
+
+    Args:
+        local: The local training.
+        data: The data module.
+    """
+    works = works_of_clients(local, data) if local.tells_clock else []
+    if works:
+        largest = max(works, key=lambda work: work.num_steps)
+        local.clock.begin(largest, kind=None, progress=ClientProgress())
 
 
 def made_optimizers(client: ClientModule) -> Any:
@@ -192,7 +212,7 @@ def check_batch_norm(local: LocalTrainer, data: FederatedDataModule) -> None:
     own_batches = any(overridden(client, hook, ClientModule) for hook in ("phases", "training_data"))
     if data.batch_size != 1 or own_batches or not local.batch_norms:
         return
-    if any(local.normalizes(client_id, data.size(client_id)) for client_id in range(data.num_clients)):
+    if any(local.normalizes(client_id, data.size(client_id)) for client_id in data.training_clients):
         check_normalized(data.batch_size, "data.batch_size")
 
 
@@ -207,11 +227,12 @@ def check_batches(local: LocalTrainer, data: FederatedDataModule) -> None:
     own_batches = any(overridden(local.client, hook, ClientModule) for hook in ("phases", "training_data"))
     if not data.drop_last or own_batches or data.has_streams:
         return
-    sizes = [data.size(client_id) for client_id in range(data.num_clients)]
-    has_batches = any(passes_of(local, data, client_id).steps for client_id, size in enumerate(sizes) if size)
-    if any(sizes) and not has_batches:
+    sizes = {client_id: data.size(client_id) for client_id in data.training_clients}
+    has_batches = any(passes_of(local, data, client_id).steps for client_id, size in sizes.items() if size)
+    if any(sizes.values()) and not has_batches:
+        largest = max(sizes.values())
         raise SettingError(
-            f"data.batch_size must be at most the samples of the largest client ({max(sizes)}) where drop_last=True "
+            f"data.batch_size must be at most the samples of the largest client ({largest}) where drop_last=True "
             f"leaves out smaller batches, got {data.batch_size}; lower it, or leave drop_last out"
         )
 
@@ -234,72 +255,171 @@ def passes_of(local: LocalTrainer, data: FederatedDataModule, client_id: int) ->
     )
 
 
-def tell_schedulers(
+def check_schedulers(
     local: LocalTrainer,
     data: FederatedDataModule,
     optimizers: Sequence[Optimizer],
     *,
     schedulers: Sequence[LRSchedulerConfig],
+    rounds: int | None,
 ) -> None:
-    """Report in one line that the schedulers of a client start anew in every round, and which of them have no use.
+    """Refuse schedules that end too early, and report in one line if the schedulers begin anew in every round.
 
     Args:
         local: The local training of this process.
         data: The data module.
         optimizers: Optimizers of a client that nobody steps. Their learning rates stay as they are.
         schedulers: The schedulers of these optimizers.
+        rounds: The planned rounds. None means no limit.
+
+    Raises:
+        SettingError: A schedule ends before the training.
     """
-    within_round = [entry for entry in schedulers if not entry.reduce_on_plateau]
-    if not within_round:
-        return
     client = local.client
+    stepped = [entry for entry in schedulers if not entry.reduce_on_plateau]
+    if not stepped:
+        return
     name = type(client.lightning_modules()[-1]).__name__
-    remedy = (
-        "give them the number of a client's local steps, because the Trainer's numbers (max_epochs, "
-        "estimated_stepping_batches) count rounds (docs/your-module.md, 'Optimizers and schedulers')"
-    )
-    beginning = f"the schedulers of {name} start anew for every client and round"
+    if not client.automatic_optimization:
+        tell_by_hand(name, local.settings.clock)
+        return
     # A scheduler of the server may watch a value with the same optimizers, whose rates must not be touched.
-    is_known = client.automatic_optimization and len(within_round) == len(schedulers)
-    own_stepping = overridden(client.lightning_modules()[-1], "lr_scheduler_step", ClientModule)
+    is_known = len(stepped) == len(schedulers)
+    own_stepping = overridden(client.lightning_modules()[-1], "lr_scheduler_step")
+    works: list[Work] = []
     if is_known and not own_stepping and not overridden(client, "phases", ClientModule):
-        for entry in within_round:
-            events = events_of_round(local, data, entry.interval)
-            if not events:
-                continue
-            rates = rates_of_round(entry, optimizers[0], least=min(events), most=max(events))
-            fault = useless(rates, entry.interval, max(events))
-            if fault:
-                kind = type(entry.scheduler).__name__
-                rank_zero_info(f"{beginning}, within which {kind} {fault}; {remedy}")
-                return
-    rank_zero_info(f"{beginning}; {remedy}")
+        works = works_of_clients(local, data)
+    if local.settings.clock == "run":
+        for entry in stepped:
+            check_length(entry, optimizers[0], works=works, rounds=rounds)
+    else:
+        tell_rounds(name, optimizers, schedulers=stepped, works=works)
 
 
-def events_of_round(local: LocalTrainer, data: FederatedDataModule, interval: str) -> list[int]:
-    """Return the numbers of local epochs, or of optimizer steps, that the clients with samples have in a round.
+def tell_by_hand(name: str, clock: ClockKind) -> None:
+    """Report that schedulers which a module steps by hand begin anew in every round.
+
+    Args:
+        name: Name of the module.
+        clock: What schedules cover by `model.clock`.
+    """
+    sentence = f"the schedulers of {name} begin anew for every client and round, because {name} steps them itself"
+    if clock == "run":
+        sentence += (
+            "; model.clock: run holds for trainer.current_epoch, global_step and the like, so compute rates of them"
+        )
+    rank_zero_info(sentence)
+
+
+def tell_rounds(
+    name: str,
+    optimizers: Sequence[Optimizer],
+    *,
+    schedulers: Sequence[LRSchedulerConfig],
+    works: Sequence[Work],
+) -> None:
+    """Report that schedulers begin anew in every round, and which of them have no use.
+
+    Args:
+        name: Name of the module.
+        optimizers: Optimizers of a client.
+        schedulers: The schedulers that are stepped while a client trains.
+        works: What the clients train in a round. Empty if that is not known.
+
+    Raises:
+        SettingError: A schedule is too short for every client.
+    """
+    beginning = f"the schedulers of {name} begin anew for every client and round (model.clock: round)"
+    for entry in schedulers:
+        if not works:
+            break
+        events = [events_of_round(work, entry.interval) for work in works]
+        rates = rates_of_round(entry, optimizers[0], least=min(events), most=max(events))
+        fault = useless(rates, entry.interval, max(events))
+        if fault:
+            kind = type(entry.scheduler).__name__
+            rank_zero_info(
+                f"{beginning}, within which {kind} {fault}; give them the number of a client's local steps "
+                f"(trainer.estimated_stepping_batches), or set model.clock: run"
+            )
+            return
+    rank_zero_info(beginning)
+
+
+def check_length(entry: LRSchedulerConfig, optimizer: Optimizer, *, works: Sequence[Work], rounds: int | None) -> None:
+    """Refuse a schedule that ends before all rounds of the largest client.
+
+    Args:
+        entry: The scheduler, which is stepped.
+        optimizer: Its optimizer, whose learning rates are put back.
+        works: What the clients train in a round. Empty if that is not known.
+        rounds: The planned rounds. None means no limit, and one round is tried.
+
+    Raises:
+        SettingError: The schedule is too short.
+    """
+    scheduler: Any = entry.scheduler
+    due = [work.num_due(entry.interval, entry.frequency, rounds or 1) for work in works]
+    num_steps = max(due, default=0)
+    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < num_steps:
+        fault = f"total_steps={scheduler.total_steps} for {num_steps}"
+        raise SettingError(short_sentence(entry, "run", fault))
+    with rates_put_back(optimizer):
+        for _ in range(min(num_steps, MAX_CHANGES)):
+            try:
+                scheduler.step()
+            except Exception as error:
+                raise SettingError(short_sentence(entry, "run", f"{type(error).__name__}: {error}")) from error
+
+
+def works_of_clients(local: LocalTrainer, data: FederatedDataModule) -> list[Work]:
+    """Return what the clients with batches train in the first round, each amount once, without phases of a method.
 
     Args:
         local: The local training.
         data: The data module.
-        interval: `epoch` or `step`.
+    """
+    clients: dict[tuple[int, int, bool], int] = {}
+    for client_id in data.training_clients:
+        size = data.size(client_id)
+        key = (size, local.settings.epochs_of(client_id), local.normalizes(client_id, size))
+        clients.setdefault(key, client_id)
+    works = [work_of(local, data, client_id) for (size, _, _), client_id in clients.items() if size]
+    return [work for work in works if work.num_steps]
+
+
+def work_of(local: LocalTrainer, data: FederatedDataModule, client_id: int) -> Work:
+    """Return what a client trains in the first round, without phases of a method.
+
+    Args:
+        local: The local training.
+        data: The data module.
+        client_id: Id of a client with samples.
     """
     settings = local.settings
-    events = []
-    for client_id in range(data.num_clients):
-        if data.size(client_id) == 0:
-            continue
-        passes = passes_of(local, data, client_id)
-        steps_of_epoch = ceil(passes.steps / settings.accumulate_grad_batches)
-        if steps_of_epoch == 0:
-            continue
-        steps = passes.epochs * steps_of_epoch
-        if settings.max_local_steps is not None:
-            steps = min(steps, settings.max_local_steps)
-        if interval == "epoch":
-            steps = ceil(steps / steps_of_epoch)
-        events.append(steps)
-    return events
+    passes = passes_of(local, data, client_id)
+    batch_limit: int | None = None
+    if data.pooled:
+        # The one client makes the steps of a cohort.
+        batch_limit = ceil(data.work_of(client_id, 0) * passes.epochs * passes.steps - 1e-9)
+    return Work.of(
+        passes,
+        round_idx=0,
+        num_samples=data.size(client_id),
+        accumulated=settings.accumulate_grad_batches,
+        batch_limit=batch_limit,
+        step_limit=settings.max_local_steps,
+    )
+
+
+def events_of_round(work: Work, interval: str) -> int:
+    """Return the number of local epochs, or of optimizer steps, of a round.
+
+    Args:
+        work: What a client trains.
+        interval: `epoch` or `step`.
+    """
+    return work.num_epochs if interval == "epoch" else work.num_steps
 
 
 def useless(rates: Sequence[Sequence[float]], interval: str, events: int) -> str:
@@ -342,21 +462,13 @@ def rates_of_round(entry: LRSchedulerConfig, optimizer: Optimizer, *, least: int
                     scheduler.step()
                 except Exception as error:
                     if event <= least:
-                        raise SettingError(short_sentence(entry, least, error)) from error
+                        fault = f"{type(error).__name__}: {error}"
+                        raise SettingError(short_sentence(entry, "round", fault)) from error
                     # The schedule ends the training of the clients with so many steps.
                     break
             if event < last:
                 rates.append(current_rates(optimizer))
     return rates
-
-
-def short_sentence(entry: LRSchedulerConfig, least: int, error: Exception) -> str:
-    """Sentence about a schedule that ends before the local training of every client."""
-    return (
-        f"{type(entry.scheduler).__name__} lives for one client and one round: it must have a rate after each of its "
-        f"{least} local {entry.interval}s, and raised {type(error).__name__}: {error}; give it their number, since "
-        f"trainer.estimated_stepping_batches counts rounds"
-    )
 
 
 @contextmanager

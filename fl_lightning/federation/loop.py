@@ -31,6 +31,7 @@ from fl_lightning.federation.checks import (
     averaging_callbacks,
     check_averages,
     check_evaluates,
+    check_fine_tuning,
     check_test_samples,
     check_trainer,
     check_training_samples,
@@ -54,8 +55,8 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
-from fl_lightning.types import Engine, TrainableModule, Undo
-from fl_lightning.utils.settings import as_list, check_count
+from fl_lightning.types import ClockKind, Engine, FineTuning, Scoring, TrainableModule, Undo
+from fl_lightning.utils.settings import as_list, check_count, client_index
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
 
@@ -93,6 +94,9 @@ class FederatedLoop(Forwarding):
         lr_decay: Decay of the local learning rate lr. A factor d gives lr · d^t in round t.
             `{cosine: FINAL_LR, rounds: T}` gives half a cosine down to FINAL_LR over T rounds, and FINAL_LR after
             round T. Without `rounds`, T is the number of planned rounds, which a continued run then cannot change.
+        clock: What the schedules of your module, and what it asks its Trainer for (`max_epochs`, `current_epoch`,
+            `global_step` and others), cover while a client is trained. With `run`, R rounds of E local epochs look like
+            one fit of R·E epochs. With `round`, each round looks like a fit of E epochs.
         accumulate_grad_batches: Batches per local optimizer step.
         clip_norm: Largest norm of a local gradient. None means that gradients are not clipped.
         personal: `fnmatch` patterns of entries that stay with each client. A pattern with `!` in front names
@@ -111,6 +115,8 @@ class FederatedLoop(Forwarding):
             on its own test split, a net by its accuracy (`local/alma`) and a module by its own steps (`local/KEY`).
             None means never, or every round if the clients share no weights, because then there
             is no global model.
+        fine_tuning: How what a client would deploy is trained on the client's own training samples before a second test
+            (`local/tuned/KEY`). Nothing of it is kept. None means that there is no second test.
         evaluate_training_every: Number of rounds after which the global model is evaluated on the training samples of
             all clients (`global/train/KEY`), as on other samples and without augmentation. None means never.
         initial_weights: A checkpoint or state-dict file to start from.
@@ -157,6 +163,7 @@ class FederatedLoop(Forwarding):
         local_epochs: int | list[int] = 1,
         max_local_steps: int | None = None,
         lr_decay: float | dict[str, float] = 1.0,
+        clock: ClockKind = "run",
         accumulate_grad_batches: int = 1,
         clip_norm: float | None = None,
         personal: str | list[str] | None = None,
@@ -166,6 +173,7 @@ class FederatedLoop(Forwarding):
         codec: Codec | None = None,
         metrics: Metrics | None = None,
         evaluate_clients_every: int | None = None,
+        fine_tuning: FineTuning | None = None,
         evaluate_training_every: int | None = None,
         initial_weights: str | Path | None = None,
         seed: int | None = None,
@@ -193,6 +201,7 @@ class FederatedLoop(Forwarding):
                 local_epochs=local_epochs,
                 max_local_steps=max_local_steps,
                 lr_decay=lr_decay,
+                clock=clock,
                 accumulate_grad_batches=accumulate_grad_batches,
                 clip_norm=clip_norm,
             ),
@@ -204,6 +213,7 @@ class FederatedLoop(Forwarding):
             personal=tuple(as_list(personal)),
             keep=tuple(as_list(keep)),
             metrics=self.metrics,
+            fine_tuning=fine_tuning,
             given_seed=seed,
             horizon=Horizon(planned_rounds),
             batch_hooks=self.batch_hooks,
@@ -302,7 +312,7 @@ class FederatedLoop(Forwarding):
         copied.__dict__.update(deepcopy(self.__getstate__(), memo))
         return copied
 
-    def client_model(self, client_id: int | None = None) -> LightningModule:
+    def client_model(self, client_id: int | None = None, *, tuned: bool = False) -> LightningModule:
         """Return a copy of your module with what a client would deploy, or with the global model.
 
         With `net=` it is a copy of the client. The copy has no Trainer, empty metric objects and the modes in which you
@@ -310,11 +320,14 @@ class FederatedLoop(Forwarding):
 
         Args:
             client_id: Id of the client, from 0. None is the global model, as it is evaluated.
+            tuned: Whether the client's model is fine-tuned first, as `fine_tuning` says.
 
         Raises:
-            ValueError: There is no such client, its model is at its node, or the clients share no weights.
+            ValueError: There is no such client, its model is at its node, the clients share no weights, or `tuned`
+                is asked for without `fine_tuning`.
         """
         engine = self.engine
+        tuning = self._tuning(client_id, tuned)
         if client_id is None:
             if not self.evaluation.has_global:
                 raise ValueError("client_model needs a client_id here, because there is no global model; give one")
@@ -322,20 +335,48 @@ class FederatedLoop(Forwarding):
                 return engine.copied_module()
         if getattr(self.clients_engine, "is_remote", False):
             raise ValueError("client_model gives models that are in this run, and those of the clients are at nodes")
-        if not 0 <= client_id < self.data.num_clients:
-            raise ValueError(f"client_id must lie in [0, {self.data.num_clients}), got {client_id}; give one of these")
-        return engine.model_of(self.evaluation.of_clients.job_of(client_id, self.server.round_idx))
+        client_id = client_index(client_id, self.data.num_clients, name="client_id")
+        return engine.model_of(self.evaluation.of_clients.job_of(client_id, self.server.round_idx), tuning)
 
-    def deploy(self, client_id: int | None) -> None:
-        """Let the next evaluations of a Trainer take the model and the test samples of a client.
+    def _tuning(self, client_id: int | None, tuned: bool) -> FineTuning | None:
+        """Return how a client is fine-tuned, or None if that is not asked for.
 
-        `validate`, `test` and `predict` then evaluate what the client would deploy, by the keys that they have for the
-        global model. A fit is not changed.
+        Raises:
+            ValueError: It is asked for without a client, or without settings.
+        """
+        if not tuned:
+            return None
+        if client_id is None:
+            raise ValueError("tuned needs the client that is fine-tuned, got none; give its id, such as client 0")
+        if self.parts.fine_tuning is None:
+            raise ValueError("tuned needs model.fine_tuning, got None; set it, such as model.fine_tuning.epochs to 1")
+        return self.parts.fine_tuning
+
+    def deploy(self, client_id: int | Literal["all"] | None, *, tuned: bool = False) -> None:
+        """Let the next evaluations of a Trainer take the model and the test samples of a client, or of all clients.
+
+        With the id of a client `validate`, `test` and `predict` evaluate what that client would deploy, by the keys
+        that they have for the global model. With `all`, `validate` and `test` evaluate the global model and then what
+        each client would deploy: the means over the clients are logged as `local/KEY`, and `recorder.client_values` has
+        the values of each. A fit is not changed.
 
         Args:
-            client_id: Id of the client, from 0. None is the global model and all samples again.
+            client_id: Id of the client, from 0, or `all`. None is the global model and all samples again.
+            tuned: Whether the client's model is fine-tuned first, as `fine_tuning` says.
+
+        Raises:
+            ValueError: `tuned` is asked for without a client or without `fine_tuning`.
         """
-        self.parts.deployed_client = client_id
+        takes_all = isinstance(client_id, str) and client_id == "all"
+        chosen: Any = None if takes_all else client_id
+        if takes_all and tuned:
+            raise ValueError(
+                "tuned needs one client, got all of them, whose values after fine-tuning are local/tuned/KEY; leave it "
+                "out"
+            )
+        self.parts.deploys_tuned = self._tuning(chosen, tuned) is not None
+        self.parts.deployed_client = chosen
+        self.parts.evaluates_all_clients = takes_all
 
     def client_modules(self) -> list[LightningModule]:
         return list(self.client.lightning_modules())
@@ -378,6 +419,8 @@ class FederatedLoop(Forwarding):
         self._handed_over = False
         self.parts.begin_run(trainer=self.trainer, loop=self, server=self._server, fits=stage == "fit")
         self.data.tested_client = self._evaluated_client(stage)
+        if self.parts.evaluates_all_clients and stage != "fit":
+            self._check_all_clients(stage)
         if self.metrics is not None and stage != "predict":
             check_outputs(self.client, "model.metrics", remedy="leave it unset and log metrics in its own steps")
         self.store.look_beside(None)
@@ -389,12 +432,10 @@ class FederatedLoop(Forwarding):
         Raises:
             ValueError: There is no such client, or it has no test samples.
         """
-        client_id = self.parts.deployed_client
-        if stage == "fit" or client_id is None:
+        asked = self.parts.deployed_client
+        if stage == "fit" or asked is None:
             return None
-        num_clients = self.data.num_clients
-        if client_id not in range(num_clients):
-            raise ValueError(f"client must lie in [0, {num_clients}), got {client_id}; give one of these ids")
+        client_id = client_index(asked, self.data.num_clients, name="client")
         step = "test_step" if stage == "test" else "validation_step"
         module = self.client.module
         lacks_step = module is not None and self.metrics is None and not overridden(module, step)
@@ -403,9 +444,30 @@ class FederatedLoop(Forwarding):
                 f"client {client_id} can be evaluated only by a {step} of {type(module).__name__} or by model.metrics, "
                 f"got none; define one"
             )
-        if not self.data.view(client_id, 0).size("test"):
+        if self.data.new is None and not self.data.view(client_id, 0).size("test"):
             raise ValueError(f"client {client_id} has no test samples, so that nothing can be evaluated; give another")
         return client_id
+
+    def _check_all_clients(self, stage: str) -> None:
+        """Refuse an evaluation of all clients that has no values of a client.
+
+        Raises:
+            ValueError: The stage has no such values, there are no clients, or nothing is measured at one.
+        """
+        if stage == "predict":
+            raise ValueError("predict takes one client at a time, got all; call loop.deploy(0) and so on before each")
+        if self.data.pooled:
+            raise ValueError(
+                f"client all needs several clients, and all samples of {type(self.client).__name__} are in one place; "
+                f"leave it out"
+            )
+        if not measures(self.client, self.metrics):
+            raise ValueError(
+                f"client all needs a validation_step or test_step of {type(self.client.module).__name__}, or "
+                f"model.metrics, got none; define one"
+            )
+        if not any(self.data.view(client_id, 0).size("test") for client_id in range(self.data.num_clients)):
+            raise ValueError("client all needs test samples of a client, and none has any; give the data a test split")
 
     def configure_model(self) -> None:
         """Build the net for the data, then everything that a checkpoint is restored into."""
@@ -422,6 +484,8 @@ class FederatedLoop(Forwarding):
             if deferred:
                 super().load_state_dict(deferred, strict=False)
         check_averages(averaging_callbacks(self.trainer), self.aggregator, self.server_module)
+        if self.parts.fine_tuning is not None:
+            check_fine_tuning(self.parts.fine_tuning, self.client, self.data)
         self._run = FederatedRun(
             parts=self.parts,
             server=self._server,
@@ -447,12 +511,22 @@ class FederatedLoop(Forwarding):
         )
         if self.evaluate_clients_every is not None and not self.data.pooled:
             check_test_samples(self.data)
+        is_tested = self.data.pooled or self._rounds_between_clients() is not None
+        if self.parts.fine_tuning is not None and not is_tested:
+            raise ValueError(
+                "model.fine_tuning needs model.evaluate_clients_every, the rounds after which clients are tested, got "
+                "None; set it, such as to 10"
+            )
         if self.evaluate_training_every is not None:
             check_training_samples(self.evaluation.has_global, self.data)
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
-        optimizers, schedulers = check_local_training(self.engine.local, self.data)
+        optimizers, schedulers = check_local_training(
+            self.engine.local,
+            self.data,
+            rounds=self.parts.horizon.planned,
+        )
         self.parts.plateau.begin_fit(self.client, optimizers, schedulers)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
@@ -463,8 +537,10 @@ class FederatedLoop(Forwarding):
         self.engine.local.scale_lr(self.parts.plateau.factors)
         periods = (self.evaluate_clients_every, self.evaluate_training_every)
         self.fresh_values.begin_fit(self.trainer, periods)
-        self._clients_table.begin_fit(self.trainer, self.recorder.pending_round)
-        self._metric_files.begin_fit(self.trainer)
+        evaluates = self._rounds_between_clients() is not None
+        self._clients_table.begin_fit(self.trainer, self.recorder.pending_round, evaluates=evaluates)
+        if self.metrics is not None:
+            self._metric_files.begin_fit(self.trainer)
         self._averages.begin_fit(self.trainer)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)
@@ -568,9 +644,17 @@ class FederatedLoop(Forwarding):
             round_idx: Index of the round.
             every: Number of rounds from one to the next. None is never.
         """
-        if every is None or evaluation in self.recorder.evaluations:
-            return False
-        return (round_idx + 1) % every == 0
+        return evaluation not in self.recorder.evaluations and comes_after(round_idx, every)
+
+    def scoring_after(self, round_idx: int) -> Scoring | None:
+        """Return how the clients are evaluated after a round, or None if they are not.
+
+        Args:
+            round_idx: Index of the round, which may be under way.
+        """
+        if not comes_after(round_idx, self._rounds_between_clients()):
+            return None
+        return self.evaluation.of_clients.how("validation")
 
     def _rounds_between_clients(self) -> int | None:
         """Return the number of rounds after which the clients are evaluated, or None if they never are."""
@@ -638,7 +722,9 @@ class FederatedLoop(Forwarding):
             log_directions = getattr(logger, "log_directions", None)
             if log_directions is not None and self.recorder.directions:
                 log_directions(self.recorder.directions)
-        self._clients_table.write(round_idx, self.recorder.client_values, self.data.client_names)
+        self._clients_table.write(
+            round_idx, self.recorder.client_values, self.data.client_names, unseen=self.data.unseen_clients
+        )
         is_evaluated = self.recorder.evaluated_rounds > round_idx
         self.parts.plateau.step(
             round_idx=round_idx,
@@ -695,13 +781,24 @@ class FederatedLoop(Forwarding):
         self._metric_files.write(round_idx, self.evaluation.arrays)
 
     def _log_evaluation(self, values: dict[str, float]) -> None:
-        """Log the values of an evaluation outside of a fit, and those of the clients' own models if that is all."""
-        if self.global_weights.own_models and not self.data.pooled and self.data.tested_client is None:
+        """Log the values of an evaluation outside of a fit, and those of the clients if they tell more."""
+        if self.evaluates_clients_too:
             kind: Kind = "test" if self.trainer.state.fn == "test" else "validation"
-            means, _ = self.evaluation.of_clients.evaluate(self.current_epoch, kind)
+            means, of_clients = self.evaluation.of_clients.evaluate(self.current_epoch, kind)
+            self.recorder.take_client_values(of_clients)
             values |= self.parts.marked(means)
         for name, value in values.items():
             super().log(name, value)
+
+    @property
+    def evaluates_clients_too(self) -> bool:
+        """Whether an evaluation outside of a fit has values of the clients besides those of the global model."""
+        if self.data.pooled or self.data.tested_client is not None:
+            return False
+        if self.global_weights.own_models or self.parts.evaluates_all_clients:
+            return True
+        has_more = self.parts.fine_tuning is not None or bool(self.data.unseen_clients)
+        return has_more and measures(self.client, self.metrics)
 
     # --- checkpoints ---
 
@@ -738,7 +835,12 @@ class FederatedLoop(Forwarding):
         self._handed_over = parent_process() is not None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._saved.save(checkpoint=checkpoint, members=built(self._run).members, undo=self._under_way)
+        self._saved.save(
+            checkpoint=checkpoint,
+            members=built(self._run).members,
+            undo=self._under_way,
+            schema=self.data.source.schema,
+        )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # Without a server this is load_from_checkpoint, before any data are known.
@@ -762,3 +864,12 @@ def built(part: Part | None) -> Part:
     if part is None:
         raise RuntimeError("a FederatedLoop has no federation before a Trainer has set it up; call trainer.fit first")
     return part
+
+
+def comes_after(round_idx: int, every: int | None) -> bool:
+    """Return True if something that is made every so many rounds is made after a round.
+
+    >>> comes_after(3, every=2), comes_after(4, every=2), comes_after(0, every=None)
+    (True, False, False)
+    """
+    return every is not None and (round_idx + 1) % every == 0

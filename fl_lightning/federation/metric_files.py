@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from pytorch_lightning import Trainer
@@ -15,6 +16,9 @@ from fl_lightning.utils.text import slug
 
 FOLDER = "metrics"
 """Folder of the files below that of the run."""
+
+VALUE = "value"
+"""Beginning of the names of the arrays in a file."""
 
 
 class MetricFiles:
@@ -35,7 +39,7 @@ class MetricFiles:
             return
         for path in self._folder.glob("*.npz"):
             _, _, number = path.stem.rpartition("-")
-            if number.isdigit() and int(number) >= trainer.current_epoch:
+            if number.isdigit() and int(number) >= trainer.current_epoch and is_own(path):
                 path.unlink()
 
     def write(self, round_idx: int, values: Mapping[str, Any]) -> None:
@@ -48,13 +52,33 @@ class MetricFiles:
         if self._folder is None:
             return
         for name, value in values.items():
-            file = BytesIO()
-            np.savez_compressed(file, **dict(arrays_in(value)))
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_file(self._folder / f"{slug(name)}-{round_idx}.npz", file.getvalue())
+            write_arrays(self._folder / f"{slug(name)}-{round_idx}.npz", value)
 
 
-def arrays_in(value: Any, name: str = "value") -> Iterator[tuple[str, Any]]:
+def write_arrays(path: Path, value: Any) -> None:
+    """Write the arrays of a value.
+
+    Args:
+        path: The file, which ends with .npz, in a folder that exists.
+        value: A tensor, or a list or tuple of tensors or of such.
+    """
+    file = BytesIO()
+    np.savez_compressed(file, **dict(arrays_in(value)))
+    write_file(path, file.getvalue())
+
+
+def is_own(path: Path) -> bool:
+    """Return True for a file that `MetricFiles` has written, by the names of its arrays."""
+    try:
+        with np.load(path) as file:
+            names = file.files
+    except (OSError, ValueError, BadZipFile):
+        return False
+    return bool(names) and all(name.partition("_")[0] == VALUE for name in names)
+
+
+def arrays_in(value: Any, name: str = VALUE) -> Iterator[tuple[str, Any]]:
     """Yield the arrays of a value, each with its name in the file.
 
     >>> [name for name, _ in arrays_in(np.zeros((2, 2)))]

@@ -27,7 +27,7 @@ from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.federation import checks, private
 from fl_lightning.federation.agreement import check_same_everywhere
 from fl_lightning.federation.checks import check_targets
-from fl_lightning.federation.code import digests_of_code, kinds_within, loaded_kind
+from fl_lightning.federation.code import digests_of_code, kinds_kept_by, kinds_within, loaded_kind
 from fl_lightning.federation.described import described_federation
 from fl_lightning.federation.effects import is_digest
 from fl_lightning.federation.horizon import Horizon, round_limit
@@ -39,7 +39,7 @@ from fl_lightning.members.faults import FaultPolicy, SkipRecord, bounds_of_norm,
 from fl_lightning.members.plateau import Plateau
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import GUARANTEES, UNPROTECTED
-from fl_lightning.types import DataModule, State, TrainableModule
+from fl_lightning.types import DataModule, FineTuning, State, TrainableModule
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.plain import plain_value
 from fl_lightning.utils.settings import check_factory, check_kind, check_whole, described
@@ -80,7 +80,10 @@ class FederationParts:
         keep: Patterns of buffers with `persistent=False` that a client keeps.
         metrics: The user's own metrics, or None.
         given_seed: Key of every draw. None means the seed of `seed_everything`, or 0 without it.
+        fine_tuning: How clients are fine-tuned before they are tested. None means that they are not.
         deployed_client: Id of the client whose model and test samples an evaluation takes. None is the global model.
+        deploys_tuned: Whether such a client is fine-tuned first.
+        evaluates_all_clients: Whether an evaluation outside of a fit has the values of each client, too.
         horizon: The planned rounds.
         services: The services of the client's modules in training.
         evaluation_services: The services of the client's modules in an evaluation.
@@ -118,7 +121,10 @@ class FederationParts:
     keep: tuple[str, ...]
     metrics: MetricCollection | None
     given_seed: int | None
+    fine_tuning: FineTuning | None = None
     deployed_client: int | None = None
+    deploys_tuned: bool = False
+    evaluates_all_clients: bool = False
     horizon: Horizon = field(default_factory=Horizon)
     services: ClientServices = field(default_factory=ClientServices)
     evaluation_services: EvaluationServices = field(default_factory=EvaluationServices)
@@ -145,6 +151,7 @@ class FederationParts:
         self._check_transforms()
         self._check_entries()
         check_whole(seed=self.given_seed)
+        check_kind(FineTuning, "a FineTuning", "give FineTuning(epochs=1)", fine_tuning=self.fine_tuning)
         self.is_private = self.aggregator.is_private or self.client.is_private
         self.min_clients = 0 if self.aggregator.is_private else self.faults.min_clients
         if self.faults.min_clients < 1 and not self.aggregator.is_private:
@@ -342,6 +349,7 @@ class FederationParts:
         """Check what only a fit needs, most of it about guarantees."""
         checks.tell_epochs(self.settings.local_epochs)
         checks.check_cohorts(data, self.min_clients)
+        checks.check_attackers(self.client, data)
         if self.is_private and trainer.ckpt_path is None:
             private.check_first_fit(self.recorder.history)
         if self.client.is_private:
@@ -378,6 +386,8 @@ class FederationParts:
         kinds += [type(module) for module in self.client.modules()]
         kinds += [type(part) for part in (data, data.source, data.partition)]
         kinds += kinds_within(data.loaded_splits.values())
+        kinds += kinds_within([self.client.optimizer_factory, self.server_optimizer, self.server_lr_scheduler])
+        kinds += kinds_kept_by(self.client)
         return list(dict.fromkeys(kinds))
 
     def described(self, precision: str, planned: int | None) -> dict[str, Any]:

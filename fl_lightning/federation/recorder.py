@@ -494,4 +494,4 @@ def bytes_of_sets(data: FederatedDataModule, needs: Iterable[str]) -> dict[str, 
             sizes.append(num_bytes)
     if not sizes:
         return {}
-    return {"comm/bytes_sets": float(data.num_clients * sum(sizes))}
+    return {"comm/bytes_sets": float(len(data.training_clients) * sum(sizes))}

@@ -9,6 +9,7 @@ from pytorch_lightning import Trainer
 
 from fl_lightning.client.checks import are_foreign
 from fl_lightning.distributed import current_communicator
+from fl_lightning.engines.clock import ClientClock
 from fl_lightning.engines.cohort import IGNORES, CohortEngine
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.federation import checks
@@ -72,18 +73,21 @@ class FederatedRun:
             entries=UserEntries(modules_by_prefix(parts.client), forward),
         )
         self._engine_factory = engine_factory
+        # The engine may be made within an evaluation, when Lightning has put all modules in eval mode.
+        self._modes = [(module, module.training) for module in parts.client.modules()]
 
     @cached_property
     def engine(self) -> SequentialEngine:
         """The engine of this process."""
         parts = self.parts
         trainer = self.data.trainer
+        settings = parts.local_settings()
         make: Callable[..., SequentialEngine] = SequentialEngine
         if parts.execution.chunk != 1:
             make = partial(CohortEngine, chunk=parts.execution.chunk, watches=self._is_watched())
-        return make(
+        engine = make(
             client=parts.client,
-            settings=parts.local_settings(),
+            settings=settings,
             global_weights=self.server.global_weights,
             services=parts.services,
             device=parts.client.device,
@@ -93,7 +97,10 @@ class FederatedRun:
             batch_hooks=parts.batch_hooks,
             members=self.members,
             tolerant=parts.faults.on_error == "skip",
+            clock=ClientClock(settings, rounds=parts.horizon.rounds),
         )
+        engine.local.know_modes(self._modes)
+        return engine
 
     @cached_property
     def clients_engine(self) -> Engine:

@@ -1,7 +1,7 @@
 """The server: the view that its parts have, and the server optimizer."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,11 @@ class Server:
 
     @property
     def num_clients(self) -> int:
-        return self._data.num_clients
+        return len(self._data.training_clients)
+
+    @property
+    def clients(self) -> Sequence[int]:
+        return self._data.training_clients
 
     @property
     def cohort_size(self) -> int:

@@ -88,7 +88,7 @@ class TrainingEvaluation:
 
     def _batches(self, round_idx: int, batch_size: int) -> Iterator[Batch]:
         """Yield the training samples of each client, one client after the other."""
-        for client_id in range(self._data.num_clients):
+        for client_id in self._data.training_clients:
             view = self._data.view(client_id, round_idx)
             yield from self._local.transfer.each(view.batches("train", batch_size=batch_size))
 
@@ -109,7 +109,7 @@ class TrainingEvaluation:
 
     def _of_module(self, round_idx: int, how: Scoring) -> Found:
         """Return what the module's own step and the further metrics say."""
-        self._local.seed("training samples", self._data.view(0, round_idx))
+        self._local.seed("training samples", self._data.view(self._data.training_clients[0], round_idx))
         score = self._own_steps.score(client_id=0, batches=self._batches(round_idx, how.batch_size), how=how)
         found = values_of_score(score, self._class_names(), prefix=PREFIX)
         logged = {f"{PREFIX}/{name}": direction for name, direction in score.directions.items()}

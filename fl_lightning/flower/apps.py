@@ -14,12 +14,15 @@ An app takes its settings from the run's configuration (`[tool.flwr.app.config]`
 | `keys` | a JSON file of every client's public key, which the server reads and adds to |
 """
 
+import io
 import shlex
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from uuid import uuid4
 
 from flwr.app import Context, Message
@@ -41,6 +44,9 @@ from fl_lightning.flower.nodes import Nodes, schema_of_party
 
 SHOWN = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 """Names of the settings of a Trainer that show or write something."""
+
+LONGEST = 2000
+"""Number of characters that are remembered of what is printed."""
 
 QUIET: dict[str, Any] = dict.fromkeys(SHOWN, False)
 """Settings of a Trainer that shows and writes nothing."""
@@ -83,7 +89,9 @@ class ServerCLI(FederatedCLI):
                 trainer=self.trainer,
             )
             nodes.compare_schema(schema_of_party(self.datamodule, parts.client))
-            return RemoteEngine(local=local, nodes=nodes, parts=parts, settings=settings, run=run)
+            engine = RemoteEngine(local=local, nodes=nodes, parts=parts, settings=settings, run=run)
+            engine.scoring_after = self.model.scoring_after
+            return engine
 
         self.model.engine_factory = factory
 
@@ -132,13 +140,9 @@ def client_app(*configs: str | Path) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         arguments, data_file, client_id = settings_of_node(context)
-        try:
-            with quiet_lightning():
-                node = node_of(files, arguments=arguments, data_file=data_file, client_id=client_id)
-                return node.answer(message)
-        except SystemExit as stop:
-            # The parser has printed the reason.
-            raise ValueError("the node's YAML or arguments are refused, as its own log says; mend them") from stop
+        with quiet_lightning(), refusals_as_errors("a node"):
+            node = node_of(files, arguments=arguments, data_file=data_file, client_id=client_id)
+            return node.answer(message)
 
     for register in (app.train, app.evaluate, app.query):
         register()(answer)
@@ -155,7 +159,7 @@ def server_app(*configs: str | Path) -> ServerApp:
 
     def main(grid: Grid, context: Context) -> None:
         options = context.run_config
-        with quiet_lightning():
+        with quiet_lightning(), refusals_as_errors("the server"):
             args = command_line(
                 files,
                 arguments=str(options.get("arguments", "")),
@@ -166,6 +170,47 @@ def server_app(*configs: str | Path) -> ServerApp:
     app = ServerApp()
     app.main()(main)
     return app
+
+
+class Remembered(io.TextIOBase):
+    """Writes a text on, and remembers its end.
+
+    Args:
+        stream: The stream on which the text is written.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self.end = ""
+
+    def write(self, text: str) -> int:
+        self.end = f"{self.end}{text}"[-LONGEST:]
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+@contextmanager
+def refusals_as_errors(who: str) -> Iterator[None]:
+    """Raise what the command line refuses as an error, because Flower shows no text of an app that exits.
+
+    Args:
+        who: Who has the command line.
+
+    Raises:
+        ValueError: The command line has printed a refusal and has exited.
+    """
+    printed = Remembered(sys.stderr)
+    try:
+        with redirect_stderr(printed):
+            yield
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = printed.end.strip().splitlines() or [f"it exited with code {stop.code}"]
+        raise ValueError(f"{who} cannot take its YAML and arguments: {lines[-1]}") from stop
 
 
 def settings_of_node(context: Context) -> tuple[str, str, int | None]:

@@ -1,8 +1,8 @@
 """The engine at the server: jobs become messages to the clients' nodes, and answers become results."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Array
 from pytorch_lightning.utilities import rank_zero_info
@@ -14,13 +14,30 @@ from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.values import hash_of_value
 from fl_lightning.flower.layouts import Answer, Layouts, message_layout
 from fl_lightning.flower.nodes import Answers, Nodes
-from fl_lightning.flower.wire import Content, demand, part_of, read_score, read_update, shown
+from fl_lightning.flower.wire import Content, demand, part_of, plain_scoring, read_score, read_update, shown
 from fl_lightning.functional.state import StateLike
 from fl_lightning.functional.traffic import message_of
 from fl_lightning.members.faults import ClientError
 from fl_lightning.types import ClientJob, ClientResult, ClientScore, Scoring, State
 
 Reader = Callable[[ClientJob, Content], Answer]
+
+
+class KnownScore(NamedTuple):
+    """Holds the score of a client that came with its answer to an exchange.
+
+    Args:
+        round_idx: Index of the round.
+        file: Name of the node's file with what was tested.
+        scoring: How it was tested.
+        score: The score as the node has sent it.
+    """
+
+    round_idx: int
+    file: str
+    scoring: Content
+    score: Content
+
 
 FILE = "file"
 """Key of the name of the node's file, in a client's record at the server."""
@@ -38,6 +55,9 @@ class RemoteEngine:
 
     Attributes:
         is_remote: True, because personal entries stay at the clients' nodes.
+        scoring_after: Returns how the clients are evaluated after a round, or None if they are not. Clients without
+            shared weights are then evaluated in the answer to the round's last exchange, because every message starts a
+            process at its node. None evaluates them by messages of their own.
     """
 
     is_remote = True
@@ -53,6 +73,7 @@ class RemoteEngine:
         self._local = local
         self._nodes = nodes
         self._store = parts.store
+        self._horizon = parts.horizon
         self._run = run
         self._rated = "accumulated_lr" in parts.needs
         self._settings = hash_of_value(dict(settings))
@@ -68,6 +89,9 @@ class RemoteEngine:
         self._layouts = Layouts()
         self._named: dict[str, str] = {}
         """Names of the nodes' files by the file of the store that holds them."""
+        self.scoring_after: Callable[[int], Scoring | None] | None = None
+        self._scores: dict[int, KnownScore] = {}
+        """Scores that came with the answers to an exchange, by client id."""
 
     def run(self, exchange: str, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
         """Send all jobs to their nodes, and yield the results as they come.
@@ -79,6 +103,8 @@ class RemoteEngine:
         Raises:
             ClientError: A client has no node, or its node's answer reports an error or breaks a rule.
         """
+        jobs = list(jobs)
+        scoring = self._scoring_with(exchange, jobs)
 
         def read(job: ClientJob, content: Content) -> Answer:
             most_samples = self._nodes.sites[job.client_id].sizes["train"]
@@ -90,10 +116,17 @@ class RemoteEngine:
                 root=self._local.client,
             )
             memory = {FILE: file} if file else {}
+            if file and "score" in content:
+                self._scores[job.client_id] = KnownScore(
+                    round_idx=job.broadcast.round_idx,
+                    file=file,
+                    scoring=scoring,
+                    score=content["score"],
+                )
             result = ClientResult(job=job._replace(memory=memory), update=update, personal=None, logged=logged)
             return Answer(job, result, message_layout(update.extras, self._shared))
 
-        answers = self._answers_to("train", jobs, read)
+        answers = self._answers_to("train", jobs, read, more={"scoring": scoring} if scoring else {})
         for job, result, _, error in self._layouts.compare(exchange, answers):
             if error is not None:
                 raise self._error(job, error) from error
@@ -113,12 +146,18 @@ class RemoteEngine:
         def read(job: ClientJob, content: Content) -> Answer:
             most_samples = self._nodes.sites[job.client_id].sizes["test"]
             score = read_score(
-                content["head"], client_id=job.client_id, most_samples=most_samples, classifies=how.classifies
+                content["head"],
+                client_id=job.client_id,
+                most_samples=most_samples,
+                classifies=how.classifies,
+                is_tuned=how.tuning is not None,
             )
-            return Answer(job, score, message_layout(score.metrics, {}, exact=True))
+            metrics = dict(score.metrics)
+            if score.tuned is not None:
+                metrics |= {f"tuned/{name}": value for name, value in score.tuned.metrics.items()}
+            return Answer(job, score, message_layout(metrics, {}, exact=True))
 
-        more = {"scoring": how._replace(metrics=None)._asdict()}
-        answers = self._answers_to("evaluate", jobs, read, more=more)
+        answers = self._scores_of(jobs, plain_scoring(how), read)
         for job, score, _, error in self._layouts.compare("deployed", answers):
             if error is None:
                 yield score
@@ -126,6 +165,36 @@ class RemoteEngine:
                 rank_zero_info(f"client {job.client_id} has no score in round {job.broadcast.round_idx}: {error}")
             else:
                 raise self._error(job, error) from error
+
+    def _scoring_with(self, exchange: str, jobs: Sequence[ClientJob]) -> Content:
+        """Return how the clients are tested in their answers to an exchange. Empty if they are not.
+
+        Args:
+            exchange: Name of the exchange.
+            jobs: Jobs of the cohort.
+        """
+        if not jobs or self.scoring_after is None or self._shared or exchange != self._local.client.exchanges[-1]:
+            return {}
+        how = self.scoring_after(jobs[0].broadcast.round_idx)
+        return {} if how is None else plain_scoring(how)
+
+    def _scores_of(self, jobs: Iterable[ClientJob], scoring: Content, read: Reader) -> Iterator[Answer]:
+        """Yield the scores that came with answers to the round's last exchange, then ask nodes for the others.
+
+        Args:
+            jobs: Jobs of the clients.
+            scoring: How the clients are tested.
+            read: Reads a score.
+        """
+        others: list[ClientJob] = []
+        for job in jobs:
+            known = self._scores.pop(job.client_id, None)
+            wanted = (job.broadcast.round_idx, job.memory.get(FILE), scoring)
+            if known is None or (known.round_idx, known.file, known.scoring) != wanted:
+                others.append(job)
+            else:
+                yield self._answer(job, {"head": known.score}, read)
+        yield from self._answers_to("evaluate", others, read, more={"scoring": scoring})
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -153,13 +222,26 @@ class RemoteEngine:
         """
         asked = {job.client_id: (job, self._message(kind, job, more or {})) for job in jobs}
         for job, content, problem in self._exchange(kind, asked):
-            # What a node sends may raise any error.
-            try:
-                demand(not problem, problem)
-                answer = read(job, content)
-            except Exception as error:
-                answer = Answer(job, error=error)
-            yield answer
+            yield self._answer(job, content, read, problem=problem)
+
+    def _answer(self, job: ClientJob, content: Content, read: Reader, *, problem: str = "") -> Answer:
+        """Read the content of an answer, or tell what is wrong with it.
+
+        Args:
+            job: Job of the client.
+            content: The content.
+            read: Reads the content.
+            problem: What is wrong with the answer before it is read. Empty if nothing is.
+        """
+        # What a node sends may raise any error.
+        try:
+            demand(not problem, problem)
+            if content.get("plans") is True:
+                # The module at a node has asked how many rounds are planned.
+                self._horizon.rounds()
+            return read(job, content)
+        except Exception as error:
+            return Answer(job, error=error)
 
     def _message(self, ask: str, job: ClientJob, more: Content) -> dict[str, Array]:
         """Encode the question to a node about its client.

@@ -25,12 +25,22 @@ from fl_lightning.federation.server import Server
 from fl_lightning.federation.values import hash_of_value
 from fl_lightning.flower.layouts import message_layout
 from fl_lightning.flower.nodes import schema_of_party
-from fl_lightning.flower.wire import Content, demand, from_records, part_of, parts_of_update, shown, to_records
+from fl_lightning.flower.wire import (
+    Content,
+    demand,
+    from_records,
+    part_of,
+    parts_of_update,
+    plain_score,
+    read_scoring,
+    shown,
+    to_records,
+)
 from fl_lightning.members.codec import DownCoding
 from fl_lightning.members.faults import ClientError, client_error
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.user_metrics import alone
-from fl_lightning.types import Broadcast, ClientJob, Member, Scoring, State
+from fl_lightning.types import Broadcast, ClientJob, Member, State
 from fl_lightning.utils.keyed import keyed_generator
 
 
@@ -86,6 +96,7 @@ class Node:
             personal=parts.personal,
             keep=parts.keep,
             members=self._members,
+            rounds=parts.horizon.rounds,
         )
         server = Server(
             global_weights=engine.global_weights,
@@ -111,9 +122,9 @@ class Node:
             round_idx = int(head.get("round_idx", -1))
             parts = answers[head["ask"]](content)
             parts["has"] = part_of(content.get("frozen", {}).get("digest"))
+            parts["plans"] = part_of(self.loop.parts.horizon.was_read)
         except Exception as error:
-            # The error may have left the engine in the middle of an exchange.
-            self.__dict__.pop("engine", None)
+            self._forget_engine()
             known = error if isinstance(error, ClientError) else client_error(self.client_id, round_idx, error)
             parts = {"head": part_of({"error": shown(known.reason)})}
         return Message(to_records(parts), reply_to=message)
@@ -142,27 +153,56 @@ class Node:
         with closing(self.engine.run(job.broadcast.exchange, [job])) as results:
             result = next(results)
             file = files.keep(job.broadcast.round_idx, job.memory, result.personal)
-            return parts_of_update(result.update, logged=result.logged, file=file)
+            answer = parts_of_update(result.update, logged=result.logged, file=file)
+        scoring = content["head"].get("scoring")
+        if scoring and file and job.data.size("test"):
+            score = self._score_after(job, files.read(file), scoring)
+            if score is not None:
+                answer["score"] = part_of(score)
+        return answer
+
+    def _score_after(
+        self, job: ClientJob, record: tuple[dict[str, Any], State | None], scoring: Content
+    ) -> Content | None:
+        """Test what the client would deploy after an exchange, if it gets nothing from the server before the test.
+
+        Args:
+            job: The job of the exchange.
+            record: The client's memory and personal entries after it.
+            scoring: How the client is tested.
+
+        Returns:
+            The score. None if the test has failed, because the client has been trained all the same. The server then
+            asks for the score, and learns what is wrong.
+        """
+        memory, personal = record
+        broadcast = Broadcast(job.broadcast.round_idx, "deployed", None)
+        try:
+            return self._score(job._replace(broadcast=broadcast, memory=memory, personal=personal), scoring)
+        except Exception:
+            self._forget_engine()
+            return None
+
+    def _forget_engine(self) -> None:
+        """Drop the engine, which an error may have left in the middle of an exchange."""
+        self.__dict__.pop("engine", None)
 
     def _evaluate(self, content: Content) -> dict[str, Array]:
         """Test what the client would deploy."""
-        head = content["head"]
-        job = self._job(content)
+        return {"head": part_of(self._score(self._job(content), content["head"]["scoring"]))}
+
+    def _score(self, job: ClientJob, scoring: Content) -> Content:
+        """Return the score of the client of a job.
+
+        Args:
+            job: The job of an exchange `deployed`.
+            scoring: How the client is tested.
+        """
         metrics = self.loop.metrics
-        how = Scoring(**head["scoring"])
-        scores_of_job = self.engine.evaluate([job], how._replace(metrics=None if metrics is None else alone(metrics)))
-        with closing(scores_of_job) as scores:
+        how = read_scoring(scoring, None if metrics is None else alone(metrics))
+        with closing(self.engine.evaluate([job], how)) as scores:
             score = next(scores)
-        answer = {
-            "client_id": self.client_id,
-            "num_samples": float(score.num_samples),
-            "correct": None if score.correct is None else float(score.correct),
-            "logged": dict(score.logged),
-            "directions": dict(score.directions),
-            "metrics": dict(score.metrics),
-            "is_finite": bool(score.is_finite),
-        }
-        return {"head": part_of(answer)}
+        return plain_score(score._replace(client_id=self.client_id))
 
     def _job(self, content: Content) -> ClientJob:
         """Make the job that a message is about.

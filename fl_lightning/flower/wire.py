@@ -6,6 +6,7 @@ encoded and hashed once.
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from fl_lightning.client.metric_states import ClientMetric, states_of
 from fl_lightning.client.records import FileRecord, decode, encode
 from fl_lightning.client.services import MetricAccumulator
 from fl_lightning.metrics.keys import own_key
-from fl_lightning.types import ClientJob, ClientScore, ClientUpdate
+from fl_lightning.types import ClientJob, ClientScore, ClientUpdate, FineTuning, Scoring
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.text import printable
 
@@ -32,7 +33,7 @@ FORMAT = "safetensors"
 Content = dict[str, Any]
 """Parts of a message by name: pytrees of tensors and plain values."""
 
-OF_THE_SERVER = ("global/", "local/", "comm/", "test/", "val/")
+OF_THE_SERVER = ("global/", "local/", "unseen/", "comm/", "test/", "val/")
 """Beginnings of the log keys that the server alone reports."""
 
 COLUMNS = ("epoch", "step", "round")
@@ -138,7 +139,7 @@ def states_to_send(counted: ClientMetric) -> Content:
 
 
 def read_update(
-    content: Content, job: ClientJob, most_samples: int, rated: bool, root: nn.Module
+    content: Content, job: ClientJob, *, most_samples: int, rated: bool, root: nn.Module
 ) -> tuple[ClientUpdate, MetricAccumulator, str | None]:
     """Read the result of a client: its update, the values that it logged, and the name of its file.
 
@@ -248,7 +249,44 @@ def read_rates(head: Mapping[str, Any], *, rated: bool) -> Any:
     return rates
 
 
-def read_score(head: Mapping[str, Any], client_id: int, most_samples: int, *, classifies: bool) -> ClientScore:
+def plain_scoring(how: Scoring) -> Content:
+    """Return how clients are tested as plain values. A node has its own copy of the metrics."""
+    plain = how._replace(metrics=None)._asdict()
+    if how.tuning is not None:
+        plain["tuning"] = asdict(how.tuning)
+    return plain
+
+
+def read_scoring(plain: Content, metrics: Any) -> Scoring:
+    """Return how clients are tested, as `plain_scoring` has written it.
+
+    Args:
+        plain: The plain values.
+        metrics: The node's own metrics.
+    """
+    how = Scoring(**plain)._replace(metrics=metrics)
+    if how.tuning is None:
+        return how
+    return how._replace(tuning=FineTuning(**plain["tuning"]))
+
+
+def plain_score(score: ClientScore) -> Content:
+    """Return a score as plain values, as `read_score` reads it."""
+    return {
+        "client_id": score.client_id,
+        "num_samples": float(score.num_samples),
+        "correct": None if score.correct is None else float(score.correct),
+        "logged": dict(score.logged),
+        "directions": dict(score.directions),
+        "metrics": dict(score.metrics),
+        "is_finite": bool(score.is_finite),
+        "tuned": None if score.tuned is None else plain_score(score.tuned),
+    }
+
+
+def read_score(
+    head: Mapping[str, Any], client_id: int, most_samples: int, *, classifies: bool, is_tuned: bool = False
+) -> ClientScore:
     """Read the score of a client.
 
     Args:
@@ -256,6 +294,7 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int, *, cl
         client_id: Id of the client.
         most_samples: Number of test samples that the client's node has registered.
         classifies: Whether right answers were to be counted.
+        is_tuned: Whether the client was to be fine-tuned for a second score.
 
     Raises:
         WireError: The score counts more samples than the client has, or its numbers or metrics are of another kind.
@@ -292,6 +331,9 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int, *, cl
         demand(not has_infinite, rule, name)
     is_finite = head.get("is_finite", True)
     demand(isinstance(is_finite, bool), "is_finite of a score must be true or false, got {}; send it", is_finite)
+    tuned: Any = head.get("tuned")
+    are_asked = isinstance(tuned, dict) if is_tuned else tuned is None
+    demand(are_asked, "a score after fine-tuning must come where the server asks for it; test as asked")
     return ClientScore(
         client_id=client_id,
         num_samples=tested,
@@ -300,6 +342,7 @@ def read_score(head: Mapping[str, Any], client_id: int, most_samples: int, *, cl
         is_finite=is_finite,
         logged=logged,
         directions=directions,
+        tuned=read_score(tuned, client_id, most_samples, classifies=classifies) if is_tuned else None,
     )
 
 

@@ -57,7 +57,8 @@ def confusion_counts(preds: Tensor, target: Tensor, num_classes: int) -> Tensor:
     answers = checked_answers(preds, target).flatten()
     target = target.flatten().long()
     columns = num_classes + 1
-    cells = target * columns + answers.clamp(max=num_classes)
+    is_none = (answers < 0) | (answers >= num_classes)
+    cells = target * columns + answers.masked_fill(is_none, num_classes)
     counts = torch.zeros(num_classes * columns, dtype=torch.float64, device=target.device)
     counts.index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
     return counts.view(num_classes, columns)

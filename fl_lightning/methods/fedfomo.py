@@ -45,8 +45,9 @@ class FedFOMOServer(ServerModule):
     The client store, which has files, is no place for them: a client's record may lie with another process.
 
     Attributes:
-        affinity: P, (N, N) float64: the unclipped helpfulness of all candidates so far, 1 on the diagonal.
-        models: each client's latest model.
+        affinity: P, (N, N) float64: the unclipped helpfulness of all candidates so far, 1 on the diagonal. Rows and
+            columns are the clients that train, in the order of their ids.
+        models: each client's latest model, in the same order.
         trained: whether a client has a model, (N,) bool; until then it has the initial one.
     """
 
@@ -62,6 +63,7 @@ class FedFOMOServer(ServerModule):
         self.check_shares()
         weights = self.server.weights
         n = self.server.num_clients
+        self._place = {client_id: place for place, client_id in enumerate(self.server.clients)}
         like = next(iter(weights.values()))
         self.affinity = nn.Buffer(torch.eye(n, dtype=torch.float64, device=like.device))
         self.trained = nn.Buffer(torch.zeros(n, dtype=torch.bool, device=like.device))
@@ -70,13 +72,15 @@ class FedFOMOServer(ServerModule):
     def candidates(self, client_id: int) -> list[int]:
         """Choose the clients whose models a client is sent, ascending."""
         client = self.client_of(FedFOMO)
-        affinity = self.affinity[client_id].tolist()
+        affinity = self.affinity[self._place[client_id]].tolist()
         has_data = self.server.size(client_id) > 0
-        others = [n for n, has in enumerate(self.trained.tolist()) if has and n != client_id and has_data]
+        trained = self.trained.tolist()
+        others = [n for n, place in self._place.items() if trained[place] and n != client_id and has_data]
         if client.num_candidates == "all":
             return others
         order = self.explored(client_id, others, client.epsilon - client.epsilon_decay * self.server.round_idx)
-        best_first = sorted(others, key=lambda n: -affinity[n])  # of equal ones the lower id, which stands first
+        # Of equal ones the lower id stands first.
+        best_first = sorted(others, key=lambda n: -affinity[self._place[n]])
         return sorted((best_first if order is None else order)[: client.num_candidates])
 
     def explored(self, client_id: int, others: list[int], epsilon: float) -> list[int] | None:
@@ -90,13 +94,13 @@ class FedFOMOServer(ServerModule):
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         models = {n: dict(self.latest(n)) for n in self.candidates(client_id)}
-        initial = None if bool(self.trained[client_id]) else self.client_of(FedFOMO).initial
+        initial = None if bool(self.trained[self._place[client_id]]) else self.client_of(FedFOMO).initial
         weights = initial and {name: initial[name] for name in self.server.weights}
         return Broadcast(self.server.round_idx, exchange, weights, {"candidates": models})
 
     def latest(self, client_id: int) -> StateBuffers:
         """Get the latest model of a client that has trained."""
-        return cast(StateBuffers, self.models[client_id])
+        return cast(StateBuffers, self.models[self._place[client_id]])
 
     def add(self, update: ClientUpdate) -> None:
         self.gather(update)
@@ -104,10 +108,11 @@ class FedFOMOServer(ServerModule):
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
         self.affinity, self.trained = nn.Buffer(self.affinity.clone()), nn.Buffer(self.trained.clone())
         for client_id, row in self.rows_with("included").items():
-            self.affinity[client_id] += row.extras["helpfulness"].double()
+            place = self._place[client_id]
+            self.affinity[place] += row.extras["helpfulness"].double()
             if row.num_steps and row.weights is not None:
-                self.trained[client_id] = True
-                self.models[client_id] = StateBuffers(clone({**self.server.weights, **row.weights}))
+                self.trained[place] = True
+                self.models[place] = StateBuffers(clone({**self.server.weights, **row.weights}))
         return aggregate
 
 
@@ -168,11 +173,12 @@ class FedFOMO(InitialModelClient):
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         self.load_model(self.own_model() or {})
-        raw = torch.zeros(local.num_clients, dtype=torch.float64)
+        place = {client_id: place for place, client_id in enumerate(local.clients)}
+        raw = torch.zeros(len(place), dtype=torch.float64)
         if local.size():
             self.round["trained"], held = self.parts(local)
             if models := broadcast.extras["candidates"]:
-                raw[list(models)] = self.move(list(models.values()), local.restricted("train", held))
+                raw[[place[n] for n in models]] = self.move(list(models.values()), local.restricted("train", held))
         self.round_buffer("helpfulness", raw)
 
     @torch.no_grad()

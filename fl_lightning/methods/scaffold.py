@@ -135,7 +135,9 @@ class SCAFFOLD(ClientModule):
 
     @torch.no_grad()
     def _correct(self, optimizer: Optimizer, *_: Any) -> None:
-        """Correct θ ← θ − lr (c − c_i), after a step."""
+        """Correct θ ← θ − lr (c − c_i), after a step in a round."""
+        if "correction" not in self.round:
+            return  # fine-tuning
         lr = float(optimizer.param_groups[0]["lr"]) * self.context.progress.share
         S.add_(self.params(), self.round["correction"], -lr)
         self.round["travelled"] += lr

@@ -85,7 +85,7 @@ EVALUATIONS = ("global", "val", "test")
 WRITTEN_BY_METRICS = (*EVALUATIONS, "local")
 """Beginnings of the keys under which metrics of the user are logged."""
 
-BEGINNINGS = (*WRITTEN_BY_METRICS, "train")
+BEGINNINGS = (*WRITTEN_BY_METRICS, "train", "unseen")
 """Beginnings of keys that tell whose values they are."""
 
 WRITTEN_BY_MODULES = ("val", "test")
@@ -114,6 +114,9 @@ OTHERS = (
     OwnKey("global/train/acc", "share", "max"),
     OwnKey("global/train/loss", "nats", "min"),
     OwnKey("local/alma", "share", "max"),
+    OwnKey("local/tuned/alma", "share", "max"),
+    OwnKey("unseen/alma", "share", "max"),
+    OwnKey("unseen/tuned/alma", "share", "max"),
     OwnKey("local/initial", "share", "max", writer="monitors"),
     OwnKey("local/personalised", "share", "max", writer="monitors"),
     OwnKey("local/train", "share", "max", writer="monitors"),
@@ -268,6 +271,7 @@ SPLITS: Mapping[str, Split] = {
     "train": "train",
     "training": "train",
     "local": "clients",
+    "unseen": "clients",
 }
 """Splits by words of a key."""
 
@@ -297,6 +301,9 @@ FURTHER: Mapping[str, str] = {
     "comm/bytes_sets": "bytes of the sets that every client receives once",
     "global/train/acc": "accuracy of the global model on the training samples of all clients",
     "global/train/loss": "loss of the global model on the training samples of all clients",
+    "local/tuned/alma": "mean over the clients of the accuracy of their models, fine-tuned, on their own test splits",
+    "unseen/alma": "mean over the clients that never train of the accuracy on their own test splits",
+    "unseen/tuned/alma": "mean over the clients that never train of the accuracy, fine-tuned, on their own test splits",
 }
 """Likewise, of what has a table only where it is asked for."""
 
@@ -307,6 +314,9 @@ OWNERS: Mapping[Split, str] = {
     "clients": "of the clients, the mean over them",
 }
 """Whose values those of other keys are, by the split that the beginning of the key names."""
+
+OWNERS_UNSEEN = "of the clients that never train, the mean over them"
+"""Whose values those of the keys that begin with `unseen/` are."""
 
 ON_TRAINING_SAMPLES = "global/train/"
 """Beginning of the keys of the global model on the training samples of all clients."""
@@ -444,6 +454,11 @@ def scope_text(name: str, split: Split) -> str:
         shown = name.removeprefix(ON_TRAINING_SAMPLES).replace("_", " ")
         return f"{shown} of the global model on the training samples of all clients"
     owner = LAST if beginning == "test" else OWNERS[split]
+    if beginning == "unseen":
+        owner = OWNERS_UNSEEN
+    if split == "clients" and rest.startswith("tuned/"):
+        rest = rest.removeprefix("tuned/")
+        owner = f"{owner}, after fine-tuning"
     return f"{rest.replace('_', ' ')} {owner}"
 
 

@@ -10,7 +10,7 @@ from pytorch_lightning import LightningModule, Trainer
 from fl_lightning.client.checks import check_outputs
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.inspection import DEPLOYED, Moment
-from fl_lightning.federation.clients_table import NAME
+from fl_lightning.federation.clients_table import NAME, unseen_cell
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.monitors.drift import length, record_exchange
 from fl_lightning.monitors.monitor import Measurements, Monitor, ended, value_or_none
@@ -34,8 +34,10 @@ class ClientTable(Monitor):
     - `bytes_down`, `bytes_up`: the bytes, also of failed clients and repeated attempts. They add up to the round's.
     - `skipped`: why the client was skipped.
     - `owner`: the name of the owner of the client's samples (`data.by`), else the client's number.
-    - `local/KEY`: the values of an evaluation of the clients (`model.evaluate_clients_every`), after all others. These
-      are values of all clients, and rounds with an evaluation have a row for each client with test samples.
+    - `unseen`: 1 for a client that never trains (`data.unseen`), else 0. The column is there if there are such clients.
+    - `local/KEY`, and after fine-tuning `local/tuned/KEY`: the values of an evaluation of the clients
+      (`model.evaluate_clients_every`), after all others. These are values of all clients, and rounds with an evaluation
+      have a row for each client with test samples.
 
     Values with `before` are of the weights as the client received them, and the others of what it would deploy. A cell
     without a value is empty, such as the drift of a client without samples.
@@ -130,5 +132,6 @@ class ClientTable(Monitor):
             known = measured.get(client_id, {})
             cells = {name: known[name] for name in COLUMNS if name in known}
             values = evaluated.get(client_id, {})
-            rows.append({"client": client_id, "owner": names[client_id], **cells, **values})
+            unseen = unseen_cell(client_id, loop.data.unseen_clients)
+            rows.append({"client": client_id, "owner": names[client_id], **cells, **unseen, **values})
         self.add_rows_by_name(trainer, rows)

@@ -15,6 +15,7 @@ from fl_lightning.metrics.keys import (
     direction_of,
     needed_direction,
     plain_name,
+    split_of,
     unknown_direction,
 )
 from fl_lightning.runs.folder import CLIENT
@@ -129,7 +130,9 @@ class BestCheckpoint(ModelCheckpoint):
         if marked in logged:
             key = marked
         if key not in logged:
-            if self._asked and loop.final_key and not self._asked.startswith("local/"):
+            # Clients need not be evaluated every round.
+            is_of_clients = split_of(plain_name(self._asked or "")) == "clients"
+            if self._asked and loop.final_key and not is_of_clients:
                 raise ValueError(
                     f"best.monitor must be a key that is logged, one of {', '.join(sorted(logged))}; got {self._asked}"
                 )

@@ -115,7 +115,7 @@ def overrides_of(argv: Sequence[str]) -> str:
     parts = []
     for option, value in pairwise([*words, ""]):
         name = option.removeprefix("--")
-        if not option.startswith("--") or name in ("config", "help"):
+        if not option.startswith("--") or name in ("config", "from", "help"):
             continue
         setting = name.replace(".init_args", "").removesuffix(".class_path")
         if not is_fixed(setting):

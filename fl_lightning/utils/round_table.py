@@ -57,11 +57,16 @@ class RoundTable:
             first_round: Index of the first round that is run now.
 
         Raises:
-            ValueError: The file is no text in UTF-8, or no csv file.
+            ValueError: The file is no text in UTF-8, no csv file, or a table of something else than rounds.
         """
         if not self.path.is_file():
             return
         header, rows = self._read()
+        if rows and header[:1] != ["round"]:
+            raise ValueError(
+                f"{self.path} must be a table with a row for each round, got one with the columns {', '.join(header)}; "
+                f"move it away"
+            )
         if self.grows:
             self.columns += tuple(name for name in header if name not in self.columns)
             is_known = header[:1] == ["round"]

@@ -89,6 +89,32 @@ def check_count(low: int, hint: str = "", /, **settings: Any) -> None:
     check_at_least(low, hint, **settings)
 
 
+def client_index(value: Any, num_clients: int, *, name: str) -> int:
+    """Return the id of a client as Python's own number, whatever whole number it is.
+
+    Args:
+        value: The id.
+        num_clients: Number of clients N.
+        name: Name of the setting.
+
+    Raises:
+        TypeError: The value is no whole number.
+        ValueError: The id is none in [0, N).
+
+    >>> client_index(np.int64(2), 3, name="client_id")
+    2
+    """
+    is_whole = hasattr(type(value), "__index__") and not isinstance(value, bool) and not is_array(value)
+    if not is_whole:
+        raise TypeError(
+            f"{name} must be the id of a client, got {described(value)}; give a number in [0, {num_clients})"
+        )
+    index = operator.index(value)
+    if index not in range(num_clients):
+        raise ValueError(f"{name} must lie in [0, {num_clients}), got {index}; give one of these ids")
+    return index
+
+
 def check_kind(kind: type | tuple[type, ...], rule: str, remedy: str, /, **settings: object) -> None:
     """Refuse a setting that is no instance of `kind`.
 

@@ -1,4 +1,4 @@
-"""A view of the Trainer that hides the other processes from a user's module, and answers how long the run is."""
+"""A view of the Trainer that hides the other processes from a user's module, and answers some attributes itself."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +18,33 @@ NO_ANSWERS: Mapping[str, Any] = MappingProxyType({})
 
 NO_READERS: Readers = MappingProxyType({})
 
+Makers = Mapping[str, Callable[[str], Any]]
+"""Functions that answer attributes at the time at which a module reads them, by the attribute's name. Each gets the
+name."""
+
+NO_MAKERS: Makers = MappingProxyType({})
+
+WITHOUT_TRAINER: Mapping[str, Any] = MappingProxyType(
+    {
+        **ALONE,
+        "local_rank": 0,
+        "is_global_zero": True,
+        "logger": None,
+        "loggers": (),
+        "log_dir": None,
+        "callbacks": (),
+        "callback_metrics": MappingProxyType({}),
+        "logged_metrics": MappingProxyType({}),
+        "progress_bar_metrics": MappingProxyType({}),
+        "training": True,
+        "evaluating": False,
+        "sanity_checking": False,
+        "fast_dev_run": False,
+        "should_stop": False,
+    }
+)
+"""What a module sees where its client is trained without a Trainer, such as at a node of a real federation."""
+
 
 class TrainerView:
     """Stands in for a Trainer, and answers some of its attributes itself.
@@ -25,45 +52,63 @@ class TrainerView:
     It passes `isinstance(view, Trainer)`. Whatever is set on it is set on the Trainer.
 
     Args:
-        trainer: The Trainer.
+        trainer: The Trainer, or another view. None means that the client is trained without a Trainer.
         answers: The values of the attributes that the view answers, by name. None of them can be set.
         readers: The functions that are told when an attribute is read, by the attribute's name.
+        makers: The functions that answer attributes whose values change, by name. None of them can be set.
     """
 
-    _trainer: Trainer
+    _trainer: Trainer | None
     _answers: Mapping[str, Any]
     _readers: Readers
+    _makers: Makers
 
-    def __init__(self, trainer: Trainer, answers: Mapping[str, Any] = ALONE, readers: Readers = NO_READERS) -> None:
-        vars(self).update(_trainer=trainer, _answers=dict(answers), _readers=dict(readers))
+    def __init__(
+        self,
+        trainer: Trainer | None,
+        answers: Mapping[str, Any] = ALONE,
+        readers: Readers = NO_READERS,
+        makers: Makers = NO_MAKERS,
+    ) -> None:
+        vars(self).update(_trainer=trainer, _answers=dict(answers), _readers=dict(readers), _makers=dict(makers))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """The class of the Trainer, so that `isinstance` accepts the view."""
-        trainer = vars(self).get("_trainer")
-        return type(self) if trainer is None else trainer.__class__
+        if "_trainer" not in vars(self):
+            # The view is being copied.
+            return type(self)
+        trainer = vars(self)["_trainer"]
+        return Trainer if trainer is None else trainer.__class__
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_trainer", "_answers", "_readers"):
+        if name in ("_trainer", "_answers", "_readers", "_makers"):
             # The view is being copied, and has no Trainer yet.
             raise AttributeError(name)
+        if name in self._makers:
+            return self._makers[name](name)
         if name in self._readers:
             self._readers[name](name)
         if name in self._answers:
             return self._answers[name]
+        if self._trainer is None:
+            raise AttributeError(
+                f"trainer.{name} must not be read where a client is trained without a Trainer, got a module that reads "
+                f"it; read such as trainer.max_epochs, trainer.current_epoch or trainer.is_global_zero"
+            )
         return getattr(self._trainer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._answers:
+        if name in self._answers or name in self._makers or self._trainer is None:
             raise AttributeError(f"trainer.{name} cannot be set by a module")
         setattr(self._trainer, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TrainerView":
         # The copy of a module asks in the same run, so that the same functions are told.
-        return TrainerView(deepcopy(self._trainer, memo), self._answers, self._readers)
+        return TrainerView(deepcopy(self._trainer, memo), self._answers, self._readers, makers=self._makers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TrainerView, (self._trainer, self._answers, self._readers)
+        return TrainerView, (self._trainer, self._answers, self._readers, self._makers)
 
 
 def view_of(trainer: Trainer | None, answers: Mapping[str, Any] = NO_ANSWERS, readers: Readers = NO_READERS) -> Any:
@@ -98,7 +143,8 @@ def whole_world(modules: Sequence[LightningModule]) -> Iterator[None]:
     for module, view in views:
         parts = vars(view)
         answers = {name: value for name, value in parts["_answers"].items() if name not in ALONE}
-        module.trainer = TrainerView(parts["_trainer"], answers, parts["_readers"])  # type: ignore[assignment]
+        whole = TrainerView(parts["_trainer"], answers, parts["_readers"], makers=parts["_makers"])
+        module.trainer = whole  # type: ignore[assignment]
     try:
         yield
     finally:

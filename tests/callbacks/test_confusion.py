@@ -40,6 +40,12 @@ def test_the_counts_are_those_of_torchmetrics_and_hold_the_class_counts():
     counts = confusion_counts(scores, fewer, 3)
     assert torch.equal(counts[:, 3].long(), torch.bincount(fewer[scores.argmax(1) == 3], minlength=3))
     assert torch.equal(answers_and_samples(counts), class_counts(scores, fewer, 3))
+    # Answers below 0 are none of the classes, too.
+    answers = torch.tensor([-1, 0, -2, 1])
+    target = torch.tensor([0, 0, 1, 1])
+    counts = confusion_counts(answers, target, 2)
+    assert counts.tolist() == [[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]
+    assert torch.equal(answers_and_samples(counts), class_counts(answers, target, 2))
     for wrong in (-1, 4):
         with pytest.raises(IndexError):
             confusion_counts(scores[:1], torch.tensor([wrong]), 4)

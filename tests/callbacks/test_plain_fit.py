@@ -15,7 +15,8 @@ from fl_lightning.methods import FedProx
 
 ARGUMENTS = {"GroupMetrics": {"groups": {"a": [0]}}, "SampleReduction": {"class_idx": 0}}
 WORK = {"ClasswiseReport", "ClientCheckpoint", "CostMonitor", "RunPlots"}
-PREDICT = {"SavePredictions"}
+OUTSIDE = {"ClientsReport", "MetricArrays", "SavePredictions"}
+"""Callbacks of `test`, `validate` and `predict`."""
 KINDS = {
     name: kind
     for room in (callbacks, monitors)
@@ -60,7 +61,7 @@ def fit(module, folder, callback, epochs=2):
     return trainer
 
 
-@pytest.mark.parametrize("name", sorted(KINDS.keys() - WORK - PREDICT))
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - WORK - OUTSIDE))
 def test_what_has_no_work_says_so_once(name, tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -36,6 +36,8 @@ def script(tmp_path_factory):
         ("report --run", []),
         ("reproduce feded/t", [f"feded/table{n}" for n in range(1, 8)]),
         ("pre", ["predict"]),
+        ("fit --fr", ["--from"]),
+        ("test --fr", []),
         ("fit --trainer.max_ep", ["--trainer.max_epochs"]),
         ("fit --data.partition.al", ["--data.partition.alpha"]),
         ("fit --model.client FedNT", ["FedNTD"]),

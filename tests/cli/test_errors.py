@@ -165,10 +165,7 @@ OPTIONS = [
         "through.Watch cannot be imported (halves.py, line 1), its import raised Imp",
     ),
     ("--model.client typo.Net", "its import raised SyntaxError: invalid syntax (typo.py, line 2); mend that"),
-    (
-        "--trainer.callbacks own.OfTheTwin",
-        "it comes from the twin package `lightning`: take the Callback of pytorch_lightning",
-    ),
+    ("--trainer.callbacks own.Mine", "trainer.callbacks must be a subclass of Callback, and own.Mine is none"),
     ("--model.client own.Mine --model.client.widht 3", "unknown option 'widht'; the nearest is 'width'"),
     ("--data.source own.Folders --data.source.widht 3", "data.source: unknown option 'widht'; the nearest is 'width'"),
     ("--data.source own.Folders --data.source.width x", "data.source.width must be int, got x"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_lightning.__main__ import HELP, RUN_HELP, fitted
+from fl_lightning.__main__ import COMMANDS, HELP, RUN_HELP, fitted
 from fl_lightning.cli.completion import OptionsOnly
 from fl_lightning.cli.parser_only import BuiltError
 from fl_lightning.reports.terminal import print_classes
@@ -26,6 +26,15 @@ def test_help_of_a_run_shows_the_options_that_most_set(command, ending):
     assert "--help all" in said.out
 
 
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name[0] != "-"])
+def test_every_command_has_a_help(command, flag):
+    said = say(f"{command} {flag}")
+    assert said.code == 0, said.err
+    assert said.out.startswith("usage: fl-lightning ")
+    assert not said.err
+
+
 def test_the_options_of_the_help_are_there_with_these_defaults():
     said = say("fit --help all")
     assert said.code == 0
@@ -35,7 +44,7 @@ def test_the_options_of_the_help_are_there_with_these_defaults():
         OptionsOnly(parsers)
     there = parsers[0].get_defaults()
     options = dict(OPTION.findall(RUN_HELP.read_text(encoding="utf-8")))
-    assert len(options) == 22
+    assert len(options) == 23
     for option, default in options.items():
         if option not in ("model.client.net", "model.client.optimizer"):
             assert f"--{option} " in said.out, option

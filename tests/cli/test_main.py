@@ -192,8 +192,12 @@ def test_predictions_are_those_of_the_trained_model(in_finished):
     said = say(f"predict {TINY} --ckpt_path {in_finished / LAST}")
     assert said.code == 0, said.err
     logits = torch.load(in_finished / "predictions.pt", weights_only=True)
-    (in_finished / "predictions.pt").unlink()
+    with (in_finished / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        answers = [int(row["predicted"]) for row in csv.DictReader(file)]
+    for name in ("predictions.pt", "predictions.csv"):
+        (in_finished / name).unlink()
     assert logits.shape == (360, 10)
+    assert answers == logits.argmax(1).tolist()
     right = (logits.argmax(1) == Digits().load()[1].labels).double().mean()
     assert float(right) == pytest.approx(float(table(in_finished)[-1]["global/acc"]))
 

@@ -48,6 +48,19 @@ def test_owners_are_named_in_place_of_numbers(tmp_path, monkeypatch, without_pic
     assert [line.split()[0] for line in said.out.splitlines()[-3:-1]] == ["0", "1"]
 
 
+def test_clients_that_never_train_are_marked(tmp_path):
+    names = ["ann", "bob", "eve"]
+    (tmp_path / "t.csv").write_text("x,who,y\n" + "".join(f"{i},{names[i % 3]},{i % 2}\n" for i in range(30)))
+    table = f"--data.source TableSource --data.source.train {tmp_path}/t.csv --data.source.label y --data.by who"
+    said = say(f"partition --model.client FedAvg {table} --data.num_clients null --data.unseen [eve]")
+    assert said.code == 0, said.err
+    first, _, third, *rest = said.out.splitlines()
+    assert first.endswith("3 clients, 2 in a round, ColumnPartition by who")
+    assert third == "never train (data.unseen): eve"
+    rows = [line.split() for line in rest if line]
+    assert [row[-1] for row in rows[-5:-1]] == ["unseen", "0", "0", "1"]
+
+
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     said = refusal(f"{COMMAND} --output {tmp_path}/file/drawn", 1)

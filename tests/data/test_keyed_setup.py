@@ -15,7 +15,8 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_sp
 
 from fl_lightning import FederatedDataModule, FederatedLoop, methods
 from fl_lightning.client.module import ClientModule
-from fl_lightning.data import DirichletPartition, Partition, Source, TensorSplit
+from fl_lightning.data import DirichletPartition, NewSamples, Partition, Source, TensorSplit
+from fl_lightning.data.schema import Schema
 from fl_lightning.methods import FedAvg
 from fl_lightning.nets import Perceptron
 from tests.commands import say, working_in
@@ -208,6 +209,10 @@ class Drawing(Source):
         self.drawn["predicted"] = draw()
         return TensorSplit(*samples(10))
 
+    def read_new(self, path, schema):
+        self.drawn["read_new"] = draw()
+        return NewSamples(TensorSplit(*samples(10)), names=range(10), column="row", class_names=None)
+
     def state_dict(self):
         self.drawn["state_dict"] = draw()
         return {"drawn": 1}
@@ -249,9 +254,11 @@ def test_hooks_of_sources_and_partitions_draw_by_the_seed_of_the_data(lazily):
             source, num_clients=None, partition=partition, seed=seed, val_fraction=0.2 * lazily, extra_splits=extra
         )
         before = states()
+        data.predict_new(__file__, Schema())
         data.prepare_data()
         data.setup("fit")
         data.client_indices("test", 0)
+        data.predict_new(None)
         data.predict_dataloader()
         data.load_state_dict(data.state_dict())
         assert states() == before

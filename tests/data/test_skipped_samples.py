@@ -139,7 +139,9 @@ def test_saved_predictions_of_two_processes_stay_in_order(tmp_path, monkeypatch)
     ranks = SimpleNamespace(world=2, gather_to_root=lambda own: parts)
     monkeypatch.setattr(callbacks.predictions, "current_communicator", lambda device: ranks)
     saver = callbacks.SavePredictions(tmp_path)
-    saver.write_on_epoch_end(SimpleNamespace(is_global_zero=True), SimpleNamespace(device="cpu"), parts[0], [])
+    saver.write_on_epoch_end(
+        SimpleNamespace(is_global_zero=True, datamodule=None), SimpleNamespace(device="cpu"), parts[0], []
+    )
     assert torch.load(saver.path) == ["a", "c", "d", "e"]
 
 

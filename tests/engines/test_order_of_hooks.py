@@ -65,6 +65,36 @@ class OwnZeroGrad(Constrains):
         optimizer.zero_grad(set_to_none=False)
 
 
+class Skips(LightningModule):
+    """Skips every second batch, which ends an accumulation over two batches."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 1)
+
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx % 2 else self.layer(batch[0]).pow(2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_a_skipped_batch_ends_an_accumulation_as_in_a_plain_fit(accumulate):
+    data = FederatedDataModule.from_datasets(
+        SAMPLES, SAMPLES, num_clients=1, partition=IIDPartition(), batch_size=2, shuffle=False
+    )
+    data.setup("fit")
+    ordered = TensorDataset(SAMPLES.tensors[0][data.client_indices("train", 0)])
+    plain = Skips()
+    trainer(1, accumulate_grad_batches=accumulate).fit(plain, DataLoader(ordered, batch_size=2))
+    client = Skips()
+    loop = FederatedLoop(client, seed=1, accumulate_grad_batches=accumulate)
+    trainer(1, limit_val_batches=0).fit(loop, datamodule=data)
+    assert equal(dict(client.state_dict()), dict(plain.state_dict()))
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("kind", [Notes, Constrains, Closure, OwnZeroGrad], ids=lambda kind: kind.__name__)
 def test_the_hooks_of_a_client_come_as_in_a_plain_fit(kind, accumulate):

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fl_lightning import ClientModule, FederatedLoop, methods
-from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint
+from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint, ClientsReport
 from fl_lightning.methods import Ditto, FedAvg, FedBN, FedRoD, Local
-from tests.commands import TINY, refusal, say
+from tests.commands import TINY, refusal, say, working_in
 from tests.federation.test_clients_by_own_steps import (
     CLIENTS,
     MODULES,
@@ -172,7 +173,7 @@ def test_files_of_chosen_clients_only(tmp_path):
 
 
 def test_files_of_clients_that_there_are_not():
-    with pytest.raises(ValueError, match=r"ClientCheckpoint.clients must be ids in \[0, 3\) or all, got 3; give"):
+    with pytest.raises(ValueError, match=r"ClientCheckpoint.clients must be ids in \[0, 3\) or all, got \[0, 3\]"):
         fitted(FedAvg(module=LogsMetrics()), callbacks=[ClientCheckpoint("nowhere", clients=[0, 3])])
     with pytest.raises(ValueError, match=r"ClientCheckpoint\.clients needs a federation"):
         Trainer(max_epochs=1, callbacks=[ClientCheckpoint("nowhere", clients="all")], **QUIET).fit(Base(), [])
@@ -329,3 +330,138 @@ def test_a_copy_computes_over_all_processes_and_has_the_users_modes_within_an_ev
         assert model.training
         assert model.mae.distributed_available_fn == fresh.mae.distributed_available_fn
     assert not [part for part in loop.client.modules() if not part.training]
+
+
+# --- all clients ---
+
+
+@pytest.mark.parametrize("around", [FedAvg, Ditto, Local], ids=lambda kind: kind.__name__)
+def test_a_test_of_all_clients_has_the_values_of_each(around):
+    loop = fitted(around(module=LogsMetrics()))
+    expected = {client_id: dict(values) for client_id, values in loop.recorder.client_values.items()}
+    means = {key: value for key, value in loop.round_metrics.items() if key.startswith("local/")}
+    runner = Trainer(**QUIET)
+    loop.deploy("all")
+    (found,) = runner.validate(loop, datamodule=regression_data(), verbose=False)
+    assert loop.recorder.client_values == expected
+    assert {key: value for key, value in found.items() if key.startswith("local/")} == pytest.approx(means)
+    loop.deploy(None)
+    (found,) = runner.validate(loop, datamodule=regression_data(), verbose=False)
+    assert any(key.startswith("local/") for key in found) is (around is Local)
+
+
+class SaysWhoRuns(Base):
+    """It keeps what its Trainer says of who runs the evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.said = []
+
+    def validation_step(self, batch, batch_idx):
+        self.said.append(self.trainer.state.fn.value)
+        self.log("mse", self.error(batch))
+
+    test_step = validation_step
+
+
+def test_modules_see_which_function_of_the_trainer_evaluates_them():
+    loop = FederatedLoop(FedAvg(module=SaysWhoRuns()), seed=1, evaluate_clients_every=1)
+    Trainer(max_epochs=1, **QUIET).fit(loop, datamodule=regression_data())
+    said = loop.client.module.said
+    assert set(said) == {"fit"}
+    loop.deploy("all")
+    for verb in ("validate", "test"):
+        said.clear()
+        getattr(Trainer(**QUIET), verb)(loop, datamodule=regression_data(), verbose=False)
+        assert set(said) == {verb}
+
+
+def test_the_report_of_clients_has_no_values_of_an_earlier_evaluation(tmp_path, capsys):
+    loop = fitted(FedAvg(module=SaysWhoRuns()))
+    runner = Trainer(callbacks=[ClientsReport(tmp_path)], **QUIET)
+    runner.test(loop, datamodule=regression_data(), verbose=False)
+    loop.deploy(1)
+    runner.test(loop, datamodule=regression_data(), verbose=False)
+    assert not list(tmp_path.iterdir())
+    assert "Models of the clients" not in capsys.readouterr().out
+    loop.deploy("all")
+    runner.test(loop, datamodule=regression_data(), verbose=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["clients-test.csv"]
+
+
+def test_an_evaluation_of_all_clients_that_has_none_is_refused():
+    runner = Trainer(**QUIET)
+    loop = fitted(FedAvg(module=LogsMetrics()))
+    with pytest.raises(ValueError, match="tuned needs one client, got all of them"):
+        loop.deploy("all", tuned=True)
+    loop.deploy("all")
+    with pytest.raises(ValueError, match="predict takes one client at a time, got all"):
+        runner.predict(loop, datamodule=regression_data())
+    pooled = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()))
+    pooled.deploy("all")
+    with pytest.raises(
+        ValueError, match="client all needs several clients, and all samples of FedAvg are in one place"
+    ):
+        runner.test(pooled, datamodule=toy_data((8, 8), pooled=True))
+    without = FederatedLoop(FedAvg(module=Base()))
+    without.deploy("all")
+    with pytest.raises(ValueError, match="client all needs a validation_step or test_step of Base"):
+        runner.test(without, datamodule=regression_data())
+
+
+def test_the_command_line_tests_all_clients(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ditto = f"{TINY} --model.client Ditto --model.evaluate_clients_every 1"
+    assert say(f"fit {ditto} --trainer.max_epochs 1 --plots.format none").code == 0
+    (run,) = tmp_path.glob("runs/*/*")
+    with (run / "clients.csv").open(newline="") as file:
+        expected = {row["client"]: row["local/alma"] for row in csv.DictReader(file)}
+    for verb in ("test", "validate"):
+        said = say(f"{verb} {ditto} --ckpt_path last --client all")
+        assert said.code == 0
+        assert "Models of the clients, each on its own test samples" in said.out
+        with (run / f"clients-{verb}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {row["client"]: row["local/alma"] for row in rows} == expected
+        assert all(int(row["samples"]) > 0 for row in rows)
+    said = say(f"predict {ditto} --ckpt_path last --client all")
+    assert said.code == 0
+    with (run / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    outputs = torch.load(run / "predictions.pt")
+    assert {name: len(output) for name, output in outputs.items()} == {
+        name: sum(row["client"] == name for row in rows) for name in expected
+    }
+    for client_id in ("0", "1"):
+        assert say(f"predict {ditto} --ckpt_path last --client {client_id} --output {client_id}.csv").code == 0
+        assert torch.equal(torch.load(tmp_path / f"{client_id}.pt"), outputs[client_id])
+    assert "client" in refusal(f"test {ditto} --ckpt_path last --client every", 2)
+
+
+ASKS_ITS_TRAINER = """
+import torch
+from pytorch_lightning import LightningDataModule
+from torch.utils.data import DataLoader, TensorDataset
+
+class Asks(LightningDataModule):
+    def setup(self, stage):
+        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+        self.samples = TensorDataset(x, torch.arange(16) % 2)
+        assert self.trainer.world_size == 1
+
+    def train_dataloader(self):
+        return DataLoader(self.samples, batch_size=4)
+
+    test_dataloader = val_dataloader = train_dataloader
+"""
+
+
+def test_predictions_of_all_clients_by_a_data_module_that_asks_its_trainer(tmp_path):
+    with working_in(tmp_path, ASKS_ITS_TRAINER):
+        settings = "--model.client FedBN --model.client.net Perceptron --data.source own.Asks --data.num_clients 2"
+        settings += " --trainer.accelerator cpu"
+        assert say(f"fit {settings} --trainer.max_epochs 1 --plots.format none").code == 0
+        said = say(f"predict {settings} --ckpt_path last --client all --output all.csv")
+        assert said.code == 0, said.err
+        with Path("all.csv").open(newline="") as file:
+            assert [row["client"] for row in csv.DictReader(file)] == ["0"] * 8 + ["1"] * 8

@@ -78,6 +78,23 @@ class LogsMetrics(Base):
         self.more["r2"].reset()
 
 
+class AsksItsStage(Base):
+    """It logs what its Trainer says of the stage."""
+
+    def note(self, batch):
+        trainer = self.trainer
+        told = [trainer.training, trainer.validating, trainer.testing, trainer.evaluating, trainer.sanity_checking]
+        told_by = sum(2**place for place, is_so in enumerate(told) if is_so)
+        self.log(f"{trainer.state.stage.value}/told", float(told_by))
+        self.log(f"{trainer.state.stage.value}/error", self.error(batch))
+
+    def validation_step(self, batch, batch_idx):
+        self.note(batch)
+
+    def on_validation_epoch_end(self):
+        self.log("ends", float(self.trainer.evaluating))
+
+
 class CountsInHooks(Base):
     """Its value is what its hooks have seen."""
 
@@ -103,16 +120,16 @@ class OnlyTested(Base):
         self.log(f"{stage}_mse", self.error(batch))
 
 
-MODULES = (LogsValues, LogsMetrics, CountsInHooks, OnlyTested)
+MODULES = (LogsValues, LogsMetrics, CountsInHooks, OnlyTested, AsksItsStage)
 
 
-def regression_data(sizes=(23, 17)):
+def regression_data(sizes=(23, 17), **settings):
     generator = torch.Generator().manual_seed(0)
     splits = []
     for size in sizes:
         x = torch.randn(size, 4, generator=generator)
         splits.append((x, x.sum(1) + torch.randn(size, generator=generator)))
-    return FederatedDataModule(TensorSource(*splits), num_clients=CLIENTS, eval_batch_size=2, seed=1)
+    return FederatedDataModule(TensorSource(*splits), num_clients=CLIENTS, eval_batch_size=2, seed=1, **settings)
 
 
 def fitted(client, rounds=2, callbacks=(), **settings):

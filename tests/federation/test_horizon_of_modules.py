@@ -99,11 +99,21 @@ def test_the_hooks_in_question_are_many():
     assert asked | {"validation_step", "on_validation_start", "on_before_optimizer_step"} <= set(CALLED)
 
 
+TRAINING = {
+    *("configure_optimizers", "forward", "optimizer_step", "training_step"),
+    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
+    *(hook for hook in CALLED if hook.startswith(("on_train_batch", "on_train_epoch", "on_before", "on_after"))),
+}
+"""The hooks in which a module is told of the local epochs and steps of all rounds."""
+
+STEPS_OF_A_ROUND = 2
+
+
 @pytest.mark.parametrize("hook", CALLED)
 def test_a_module_that_asks_in_any_hook_is_not_continued_with_more_rounds(tmp_path, hook):
     trainer = fitted(asking(hook, "max_epochs"), 1)
     trainer.save_checkpoint(tmp_path / "1.ckpt")
-    with pytest.raises(ValueError, match=r"trainer\.max_epochs was 1, is 3 "):
+    with pytest.raises(ValueError, match=r"(trainer\.max_epochs|planned_rounds) was 1, is 3 "):
         fitted(asking(hook, "max_epochs"), 3, tmp_path / "1.ckpt")
 
 
@@ -111,8 +121,19 @@ def test_a_module_that_asks_in_any_hook_is_not_continued_with_more_rounds(tmp_pa
 @pytest.mark.parametrize("name", LENGTHS)
 def test_a_module_is_told_the_planned_rounds_in_any_hook(hook, name):
     module = asking(hook, name)
-    fitted(module, 1, planned_rounds=4)
-    assert set(module.seen) == {4}
+    fitted(module, 1, planned_rounds=4, local_epochs=3, max_local_steps=3 * STEPS_OF_A_ROUND)
+    in_training = {"max_epochs": 4 * 3}.get(name, 4 * 3 * STEPS_OF_A_ROUND)
+    assert set(module.seen) <= {4, in_training}
+    assert (in_training in module.seen) == (hook in TRAINING)
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("hook", ["configure_optimizers", "training_step", "on_train_epoch_start"])
+def test_under_the_clock_round_a_module_does_not_ask_how_long_the_run_is(tmp_path, hook, name):
+    module = asking(hook, name)
+    fitted(module, 1, clock="round", local_epochs=3, max_local_steps=6).save_checkpoint(tmp_path / "1.ckpt")
+    assert set(module.seen) == {3 if name == "max_epochs" else 6}
+    fitted(asking(hook, name), 3, tmp_path / "1.ckpt", clock="round", local_epochs=3, max_local_steps=6)
 
 
 def test_a_module_that_asks_nothing_is_continued_with_more_rounds(tmp_path):
@@ -143,7 +164,7 @@ class Outer(Module):
 
 def test_modules_within_the_module_ask_too(tmp_path):
     fitted(Outer(), 1).save_checkpoint(tmp_path / "1.ckpt")
-    with pytest.raises(ValueError, match=r"trainer\.max_epochs was 1, is 3 "):
+    with pytest.raises(ValueError, match=r"planned_rounds was 1, is 3 "):
         fitted(Outer(), 3, tmp_path / "1.ckpt")
 
 

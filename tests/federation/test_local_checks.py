@@ -277,6 +277,12 @@ def test_cohorts_with_too_few_clients_in_every_round_are_refused(data, settings,
     refused(Untrained(), match, data=toy_data(**data), **settings)
 
 
+@pytest.mark.parametrize("client", [Untrained, FedAvg, Local])
+def test_a_partition_that_gives_nobody_samples_is_refused(client):
+    match = "data.partition must give training samples to at least one client"
+    refused(client(), match, data=toy_data(sizes=(0, 0, 0)))
+
+
 def test_a_round_with_enough_clients_now_and_then_is_taken():
     loop = fit(Plain(), 2, data=toy_data(schedule=[[0], [1, 2]]), min_clients=2, on_error="skip")
     assert {fault.round_idx for fault in loop.skipped} <= {0}
@@ -430,11 +436,11 @@ def scheduled(make, **settings):
 
 
 def told(caplog, module, **settings):
-    """The lines about schedulers, for a client of at most 12 samples in batches of 5: 3 steps an epoch."""
+    """The lines about schedulers of a round, for a client of at most 12 samples in batches of 5: 3 steps an epoch."""
     caplog.clear()
     with caplog.at_level("INFO"):
-        fit(module, 1, toy_data((12, 7)), **settings)
-    return [text for text in caplog.messages if "start anew for every client" in text]
+        fit(module, 1, toy_data((12, 7)), **{"clock": "round", **settings})
+    return [text for text in caplog.messages if "begin anew for every client" in text]
 
 
 CANNOT = "{} cannot change the learning rate, because a client has {}"
@@ -503,16 +509,37 @@ SHORT = [
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 def test_a_schedule_that_is_too_short_for_every_client_is_refused(make, interval):
     name = make.func.__name__
-    sentence = rf"{name} lives for one client and one round.* its 2 local {interval}s, and raised .*counts rounds"
     module = scheduled(make, interval=interval)
     type(module).training_step = Untrained.training_step
     epochs = 2 if interval == "epoch" else 1
-    refused(module, sentence, toy_data((12, 7)), local_epochs=epochs)
+    for clock, covered, remedy in (("round", "a round", "run"), ("run", "all rounds", "round")):
+        sentence = (
+            rf"{name} must have a rate for each local {interval} of {covered} \(model.clock: {clock}\), got .*; "
+            rf"give it trainer.estimated_stepping_batches, or set model.clock: {remedy} "
+        )
+        refused(module, sentence, toy_data((12, 7)), local_epochs=epochs, clock=clock)
 
 
 def test_a_schedule_that_is_too_short_for_one_client_is_that_clients_fault():
-    loop = fit(scheduled(SHORT[1], interval="step"), 1, toy_data((12, 4)), faults="skip")
+    loop = fit(scheduled(SHORT[1], interval="step"), 1, toy_data((12, 4)), faults="skip", clock="round")
     assert [fault.client_id for fault in loop.skipped] == [0]
+
+
+def test_a_schedule_that_is_too_short_for_all_rounds_of_one_client_is_refused():
+    module = scheduled(SHORT[1], interval="step")
+    type(module).training_step = Untrained.training_step
+    refused(module, r"LambdaLR must have a rate for each local step of all rounds", toy_data((12, 4)))
+
+
+def test_a_schedule_that_is_longer_than_all_looks_is_measured(monkeypatch):
+    monkeypatch.setattr(local_checks, "MAX_CHANGES", 1)
+    module = scheduled(partial(OneCycleLR, max_lr=0.1, total_steps=2), interval="step")
+    type(module).training_step = Untrained.training_step
+    refused(module, r"OneCycleLR must .*, got total_steps=2 for 3; .* model.clock: round", toy_data((12, 7)))
+
+
+def test_a_scheduler_of_all_rounds_gets_no_line(caplog):
+    assert told(caplog, scheduled(partial(StepLR, step_size=1)), clock="run") == []
 
 
 # --- the server's optimizer ------------------------------------------------------------------------------------------
@@ -587,6 +614,22 @@ def test_a_server_that_never_moves_is_refused(settings):
     refused(FedAvg(), "model.server_optimizer must move the model, got a learning rate of 0 in every round", **settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"server_optimizer": partial(SGD, lr=float("nan"))},
+        {"server_optimizer": partial(torch.optim.Adam, lr=float("inf"))},
+        {
+            "server_optimizer": sgd(),
+            "server_lr_scheduler": partial(LambdaLR, lr_lambda=lambda i: float("nan") if i else 1.0),
+            "planned_rounds": 3,
+        },
+    ],
+)
+def test_a_server_whose_rate_is_not_finite_is_refused(settings):
+    refused(FedAvg(), r"model.server_optimizer must have a learning rate that is finite .*, got (nan|inf)", **settings)
+
+
 def test_a_server_optimizer_may_look_at_the_parameters():
     """The trial of the start has as many of them, and leaves alone what depends on their shapes."""
     base = fit(FedAvg(optimizer=sgd()), 1, server_optimizer=partial(SGD, lr=0.5))
@@ -609,14 +652,15 @@ def test_a_server_optimizer_that_takes_no_dense_gradient_is_refused():
     refused(FedAvg(), "model.server_optimizer must step on dense gradients.*SparseAdam", server_optimizer=optimizer)
 
 
-def test_looking_at_a_schedule_changes_no_bit():
+@pytest.mark.parametrize("clock", ["run", "round"])
+def test_looking_at_a_schedule_changes_no_bit(clock):
     def weights(hook=None):
         torch.manual_seed(0)
         module = scheduled(partial(StepLR, step_size=1, gamma=0.5))
         if hook is not None:
             # Nobody looks at the schedule of a module with a hook of its own.
             type(module).lr_scheduler_step = hook
-        return weights_of(fit(module, 2, toy_data((12, 7)), local_epochs=3))
+        return weights_of(fit(module, 2, toy_data((12, 7)), local_epochs=3, clock=clock))
 
     assert equal(weights(), weights(lambda self, scheduler, metric: scheduler.step()))
 

@@ -21,7 +21,7 @@ from tests.user_modules import Plain
 def lines(caplog, client=None, rounds=1, **settings):
     with caplog.at_level("INFO"):
         loop = fit(FedAvg(module=client) if client else FedAvg(), rounds, toy_data((12, 7)), **settings)
-    notices = ("model.local_epochs", "server_optimizer", "start anew for every client")
+    notices = ("model.local_epochs", "server_optimizer", "begin anew for every client")
     return loop, [text for text in caplog.messages if any(notice in text for notice in notices)]
 
 
@@ -91,10 +91,12 @@ class Cosine(Plain):
         return [optimizer], [CosineAnnealingLR(optimizer, self.trainer.max_epochs)]
 
 
+@pytest.mark.parametrize("clock", ["run", "round"])
 @pytest.mark.parametrize("module", [Scheduled, PerEpoch, ByHand, Cosine, Knows, Plain])
-def test_a_module_with_schedulers_is_told_what_they_cover(caplog, module):
-    _, said = lines(caplog, module(), rounds=2)
-    assert len(said) == (module is not Plain)
+def test_a_module_is_told_that_its_schedulers_begin_anew(caplog, module, clock):
+    _, said = lines(caplog, module(), rounds=2, clock=clock)
+    begin_anew = module is ByHand if clock == "run" else module is not Plain
+    assert len(said) == begin_anew
 
 
 def other_params(self):

@@ -102,7 +102,13 @@ def federate(make_loop, make_data, folder, change=None, rounds=2, keys=None, tim
     nodes.look()
     if isinstance(data.source, Elsewhere):
         data.source.sizes = nodes.sizes
-    server.engine_factory = lambda local: RemoteEngine(local, nodes, server.parts, shared, "run")
+
+    def factory(local):
+        engine = RemoteEngine(local, nodes, server.parts, shared, "run")
+        engine.scoring_after = server.scoring_after
+        return engine
+
+    server.engine_factory = factory
     fit(None, rounds, data, loop=server, **settings)
     return server, grid, nodes
 

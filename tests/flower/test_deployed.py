@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
 from fl_lightning.__main__ import main
 from fl_lightning.utils.files import read_saved
-from tests.flower.deployed import EXAMPLE, Deployment
+from tests.flower.deployed import CLINICS, EXAMPLE, Deployment
 from tests.flower.test_methods import records_here, rows_of
 
 pytestmark = pytest.mark.slow
@@ -91,6 +91,29 @@ def test_over_superlink(name, link, tmp_path, monkeypatch):
     printed = link.run(arguments=ours, server_data=link.folder / "parties/server/data.yaml")
     assert "Stopping" not in printed or root.exists(), printed
     assert_alike(here, rows, root, records_here(tmp_path / "here"), link.folder / "parties")
+
+
+def test_a_module_and_data_of_ones_own(tmp_path):
+    """The second example of docs/deployment.md: a csv at each clinic, and a server without samples."""
+    subprocess.run([sys.executable, str(CLINICS / "make_patients.py"), str(tmp_path / "srv")], check=True, timeout=120)
+    with Deployment(tmp_path / "link") as deployment:
+        for i in range(2):
+            data = tmp_path / f"srv/clinic_{i}/data.yaml"
+            source = f"{{class_path: patients.Patients, init_args: {{path: {data.with_name('patients.csv')}}}}}"
+            partition = f"{{class_path: fl_lightning.data.OwnerPartition, init_args: {{client_id: {i}}}}}"
+            data.write_text(f"data:\n  source: {source}\n  partition: {partition}\n")
+            deployment.register(f"clinic_{i}")
+            deployment.start_node(f"clinic_{i}", data)
+        server = tmp_path / "server.yaml"
+        deployment.run(CLINICS, server_data=server.with_name("is_not_there.yaml"), timeout=120)
+        server.write_text("data: {source: {class_path: fl_lightning.data.Elsewhere}}\n")
+        root = tmp_path / "runs"
+        arguments = f"--trainer.default_root_dir {root} --trainer.max_epochs 2"
+        printed = deployment.run(CLINICS, server_data=server, arguments=arguments)
+    rows = rows_of(root)
+    assert len(rows) == 2, printed
+    assert float(rows[-1]["local/test/mse"]) < float(rows[0]["local/test/mse"])
+    assert "Values by round" in printed
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -8,8 +8,9 @@ import torch
 pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
 from flwr.app import Message
-from pytorch_lightning import Callback
+from pytorch_lightning import Callback, LightningModule
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import CatMetric, MeanAbsoluteError, MeanMetric, RunningMean
 from torchmetrics.classification import MulticlassRecall
@@ -19,13 +20,21 @@ from fl_lightning.aggregation import UpdateTransform
 from fl_lightning.client.files import ClientFiles
 from fl_lightning.client.records import decode, encode
 from fl_lightning.client.store import hash_of
-from fl_lightning.data import Elsewhere, FederatedDataModule, IIDPartition, OwnerPartition, PartitionInput
+from fl_lightning.data import (
+    Elsewhere,
+    FederatedDataModule,
+    FixedPartition,
+    IIDPartition,
+    OwnerPartition,
+    PartitionInput,
+    TensorSource,
+)
 from fl_lightning.federation.checks import check_carried
 from fl_lightning.flower.apps import command_line, settings_of_node
 from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes
 from fl_lightning.flower.wire import from_records, part_of, to_records
-from fl_lightning.members.faults import FaultError
+from fl_lightning.members.faults import ClientError, FaultError
 from fl_lightning.methods import MOON, SCAFFOLD, Ditto, FedAvg, FedRep, KnFu, Local
 from tests.federation.test_clients_by_own_steps import CLIENTS, MODULES, LogsMetrics, regression_data
 from tests.flower.grid import GridHere, federate
@@ -270,6 +279,92 @@ def test_metric_objects_count_at_the_nodes_and_are_joined_here(tmp_path, around)
 def test_a_metric_object_that_cannot_be_sent_is_named(tmp_path, kind, words):
     with pytest.raises(FaultError, match=rf"metric object that a client logs in training .*{words}"):
         federate(lambda: FederatedLoop(FedAvg(module=kind()), seed=3), regression_data, tmp_path, rounds=1)
+
+
+@pytest.mark.parametrize("make", [Local, KnFu], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("every", [1, 2])
+def test_own_models_are_evaluated_in_the_answer_to_the_last_exchange(tmp_path, make, every):
+    def mine():
+        return data(transfer_size=9)
+
+    server, grid = assert_carried(lambda: loop_of(make, evaluate_clients_every=every), mine, tmp_path, rounds=4)
+    asked = [head_of(message)["ask"] for message in grid.log if "ask" in head_of(message)]
+    assert "evaluate" not in asked
+    assert asked.count("train") == 4 * 3 * len(make.exchanges)
+    here = fit(None, 4, mine(), loop=loop_of(make, evaluate_clients_every=every))
+    assert server.recorder.client_values == here.recorder.client_values
+
+
+def test_a_client_that_did_not_train_is_asked_for_its_score(tmp_path):
+    def some():
+        return loop_of(Local, evaluate_clients_every=1)
+
+    server, grid = assert_carried(some, lambda: data(cohort_size=1), tmp_path)
+    asked = [head_of(message)["ask"] for message in grid.log if "ask" in head_of(message)]
+    assert (asked.count("train"), asked.count("evaluate")) == (3, 3 * 2)
+    assert server.round_metrics["local/alma"] >= 0
+
+
+class Stacks(LightningModule):
+    """A classifier that joins the losses of its batches, of which there must be some."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        nn.init.ones_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_validation_epoch_start(self):
+        self.losses = []
+
+    def validation_step(self, batch, batch_idx):
+        self.losses.append(self.training_step(batch, batch_idx))
+
+    def on_validation_epoch_end(self):
+        self.log("val/loss", torch.stack(self.losses).mean())
+
+
+def tested_without_class_2():
+    """Three clients with a class each, and no test samples of the last one."""
+    x = torch.randn(34, 4, generator=torch.Generator().manual_seed(0))
+    source = TensorSource((x[:24], torch.arange(24) // 8), (x[24:], torch.arange(10) % 2), num_classes=3)
+    parts = [list(range(start, start + 8)) for start in (0, 8, 16)]
+    return FederatedDataModule(source, num_clients=3, partition=FixedPartition(parts), seed=1)
+
+
+def test_a_client_without_test_samples_has_no_score_in_its_answer(tmp_path):
+    server, _ = assert_carried(
+        lambda: FederatedLoop(Local(module=Stacks()), seed=3), tested_without_class_2, tmp_path, rounds=2
+    )
+    assert server.recorder.client_values.keys() == {0, 1}
+
+
+class FailsInTests(Stacks):
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        if self.current_epoch == 1 and 1 in batch[1]:
+            raise ValueError("no test today")
+
+
+@pytest.mark.parametrize("on_error", ["error", "skip"])
+def test_a_client_that_cannot_be_tested_is_trained_all_the_same(on_error, tmp_path):
+    def loop():
+        return FederatedLoop(Local(module=FailsInTests()), seed=3, faults=FaultPolicy(on_error=on_error))
+
+    if on_error == "error":
+        with pytest.raises(ClientError, match=r"client 1 at node 101 failed in round 1: .*no test today"):
+            federate(loop, tested_without_class_2, tmp_path)
+        return
+    server, *_ = federate(loop, tested_without_class_2, tmp_path, rounds=2)
+    assert server.round_metrics["train/skipped"] == 0
+    assert server.recorder.client_values.keys() == {0}
+    assert server.store.memory(1)["file"].startswith("client_1_round_1")
 
 
 class Halves(UpdateTransform):

@@ -1,6 +1,7 @@
 """The parties' folders, and a server that has no samples of its own."""
 
 import shutil
+import sys
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
 from fl_lightning.__main__ import main
 from fl_lightning.cli import split
+from fl_lightning.cli.parser_only import parts_of
 from fl_lightning.data import Elsewhere, FederatedDataModule, Folder
 from fl_lightning.data.owners import described_transform, transform_of, write_set
 from fl_lightning.data.splits import TensorSplit
 from fl_lightning.data.transforms import Compose, CropFlip, Normalize
+from fl_lightning.flower.apps import refusals_as_errors
 from tests.flower.grid import Nodes, owners, serve
 from tests.flower.test_methods import last_of, rows_of, run  # noqa: F401 - a fixture
 from tests.toys import samples
@@ -85,6 +88,28 @@ def test_what_a_folder_cannot_hold(tmp_path):
         write_set(tmp_path / "set", TensorSplit(*samples(4), lambda x, generator: x), torch.arange(2), 3, None)
     with pytest.raises(FileNotFoundError, match=r"must have a meta\.json"):
         Folder(tmp_path).load()
+
+
+def test_a_server_may_have_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_set(tmp_path / "test", TensorSplit(*samples(4)), torch.arange(4), 3, None)
+    (tmp_path / "meta.json").write_text((tmp_path / "test/meta.json").read_text())
+    source = Elsewhere()
+    _, test = source.load()
+    assert test is None
+    assert source.validation is None
+    assert source.num_classes is None
+    assert Elsewhere.fingerprint({"root": None}) is None
+    assert Elsewhere.fingerprint({"root": str(tmp_path)})
+
+
+def test_what_the_command_line_refuses_is_an_error_of_the_app(capsys):
+    with pytest.raises(ValueError, match=r"the server cannot take its YAML and arguments: .*unknown option 'nonsense'"):
+        with refusals_as_errors("the server"):
+            parts_of(["fit", "--nonsense", "3"])
+    assert "unknown option" in capsys.readouterr().err
+    with pytest.raises(SystemExit), refusals_as_errors("the server"):
+        sys.exit(0)
 
 
 def test_nothing_at_the_server_reads_the_clients_samples(tmp_path):

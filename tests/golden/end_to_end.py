@@ -114,13 +114,22 @@ def data_module(problem: Problem, cfg: dict[str, Any], sets: dict[str, Any] | No
     samples = tuple(torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*problem.data, strict=True))
     return FederatedDataModule(
         source=TensorSource(train=samples, test=samples),
-        partition=FixedPartition([part.tolist() for part in parts]),
+        partition=(TestedOnOwn if cfg.get("tested_on_own") else FixedPartition)([part.tolist() for part in parts]),
         num_clients=len(sizes),
         schedule=cfg["schedule"],
         shuffle=False,
         batch_size=cfg["batch"] or "full",
         extra_splits={name: source_of(one) for name, one in (sets or {}).items()},
     )
+
+
+class TestedOnOwn(FixedPartition):
+    """Tests each client on its own training samples."""
+
+    __test__ = False  # no class of tests
+
+    def partition_test(self, dealt: Any, test: Any, size: int | None = None) -> list[np.ndarray]:
+        return [part.copy() for part in self.indices]
 
 
 def source_of(samples: dict[str, np.ndarray]) -> TensorSource:

@@ -100,7 +100,7 @@ def test_a_method_around_the_module_and_a_second_scheduler():
             found[0][0].register_step_post_hook(lambda o, *_: seen.append([g["lr"] for g in o.param_groups]))
             return found
 
-    fit(Seen, 3, wrap=lambda module: FedProx(module=module, mu=0.1), epochs=2)
+    fit(Seen, 3, wrap=lambda module: FedProx(module=module, mu=0.1), epochs=2, clock="round")
     taken = torch.tensor(seen[-4:])  # the third round: two clients, two epochs of one step; its rates are halved
     torch.testing.assert_close(taken, torch.tensor([[0.05, 0.2], [0.005, 0.02]] * 2))
 

@@ -126,6 +126,7 @@ class Server:
     """What the server side sees of a federation of four."""
 
     num_clients = 4
+    clients = range(4)
     round_idx = 0
     weights = {"w": torch.zeros(2)}
     trainable = ("w",)

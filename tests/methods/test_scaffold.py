@@ -191,7 +191,7 @@ class Warmed(Regression):
 
 @pytest.mark.parametrize("where", ["grad", "param"])
 def test_a_client_whose_steps_have_a_learning_rate_of_0_keeps_its_c_i(where):
-    loop = fit(SCAFFOLD(module=Warmed(), where=where), 2, toy_data((5, 12)))
+    loop = fit(SCAFFOLD(module=Warmed(), where=where), 2, toy_data((5, 12)), clock="round")
     assert not loop.store.memory(0)
     assert all(value.isfinite().all() for value in loop.store.memory(1)["control"].values())
     assert all(value.isfinite().all() for value in loop.state_dict().values())

@@ -21,6 +21,9 @@ def test_two_processes_give_the_tables_and_models_of_one(tmp_path, method):
     known = [(folder / f"directions-{rank}.json").read_text() for folder, rank in ((one, 0), (two, 0), (two, 1))]
     assert "local/val/mae" in known[0]
     assert known[0] == known[1] == known[2]
+    rows = [(folder / f"row-{rank}.json").read_text() for folder, rank in ((one, 0), (two, 0), (two, 1))]
+    assert "unseen/tuned/val/mae" in rows[0]
+    assert rows[0] == rows[1] == rows[2]
     for path in one.glob("client*.ckpt"):
         states = [torch.load(folder / path.name, weights_only=True)["state_dict"] for folder in (one, two)]
         assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

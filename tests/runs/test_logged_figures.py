@@ -11,7 +11,7 @@ from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.callbacks.toy import data, loop, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-NAMES = ["local/partition", "global/classwise"]
+NAMES = ["local/partition", "global/classwise", "global/confusion"]
 
 
 class Scalars(Logger):
@@ -86,7 +86,7 @@ def test_no_folder_is_needed(tmp_path, monkeypatch):
 
 def test_the_validation_split_names_its_scope(tmp_path):
     trainer([RunPlots()], tmp_path, logger=(logger := Images())).fit(loop(), datamodule=data(val_fraction=0.2))
-    assert [name for name, _ in logger.taken] == ["local/partition", "val/classwise"]
+    assert [name for name, _ in logger.taken] == ["local/partition", "val/classwise", "val/confusion"]
 
 
 def test_a_fit_without_a_round_hands_over_nothing(tmp_path):
@@ -99,7 +99,7 @@ def test_a_logger_that_fails_does_not_end_the_run_or_keep_others_from_theirs(tmp
     runner = trainer([RunPlots()], tmp_path, logger=[Broken(), good])
     with pytest.warns(UserWarning, match=r"Broken did not take the figures local/partition, .*no network"):
         runner.fit(loop(), datamodule=data())
-    assert len(good.taken) == 2
+    assert len(good.taken) == len(NAMES)
     assert runner.state.finished
 
 

@@ -22,6 +22,7 @@ from pytorch_lightning import LightningDataModule, LightningModule
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition
+from fl_lightning.types import ClockKind
 from tests.third_party import community as C
 from tests.third_party import modules as M
 from tests.third_party.written import WRITTEN, written
@@ -151,12 +152,18 @@ def quiet_logger(name: str, kind: str = "pytorch_lightning") -> dict[str, Any]:
 
 
 def federate(
-    name: str, rounds: int, *, chunk: int = 1, planned_rounds: int | None = None, **settings: Any
+    name: str,
+    rounds: int,
+    *,
+    clock: ClockKind = "run",
+    chunk: int = 1,
+    planned_rounds: int | None = None,
+    **settings: Any,
 ) -> dict[str, torch.Tensor]:
     """Federate a case; returns the module's state."""
     module, own = made(name)
     data = divided(name, own)
-    loop = FederatedLoop(module, seed=SEED, threads=1, chunk=chunk, planned_rounds=planned_rounds)
+    loop = FederatedLoop(module, seed=SEED, threads=1, chunk=chunk, planned_rounds=planned_rounds, clock=clock)
     ckpt_path = settings.pop("ckpt_path", None)
     trainer(rounds, mkdtemp(), **quiet_logger(name), **settings).fit(loop, datamodule=data, ckpt_path=ckpt_path)
     return dict(module.state_dict())

@@ -1,0 +1,119 @@
+"""The options `--new` and `--output` of `predict`: new samples, and the file of their predictions."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.new_samples import check_new_path
+from fl_lightning.data.stored_schema import read_schema
+from fl_lightning.utils.files import is_there
+
+OPTIONS_OF_EVALUATION = ("client", "tuned", "new", "output")
+"""Options that say what is evaluated and where the answer goes. They are no settings of the run."""
+
+PREDICTIONS = "predictions"
+"""Name of the files of predictions, without their endings."""
+
+ENDINGS = (".gz", ".bz2", ".xz", ".zip")
+"""Endings of compressed files, before which stands another ending."""
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """Return the settings of a run in a parsed configuration, without the options of an evaluation."""
+    return {name: value for name, value in config.as_dict().items() if name not in OPTIONS_OF_EVALUATION}
+
+
+def check_request(config: Any) -> None:
+    """Refuse `--new` without what it needs, before anything is read.
+
+    Args:
+        config: The parsed configuration of `predict`.
+
+    Raises:
+        FileNotFoundError: There are no such samples.
+        ValueError: `--new` lacks a checkpoint, or `--output` is no csv file.
+    """
+    if config.new is not None:
+        check_new_path(Path(config.new).expanduser())
+        if not config.ckpt_path:
+            raise ValueError(
+                f"--new needs --ckpt_path, because a checkpoint has the schema that reads {config.new}; add "
+                f"--ckpt_path best"
+            )
+    if config.output is not None and Path(config.output).suffix != ".csv":
+        raise ValueError(f"--output must be a file that ends with .csv, got {config.output}; write predictions.csv")
+
+
+def output_of(config: Any, folder: Path) -> Path:
+    """Return the csv file of predictions. Predictions of test samples replace earlier ones, all others do not.
+
+    Args:
+        config: The parsed configuration of `predict`.
+        folder: The run's folder, or the folder of the runs if no run is known.
+
+    Raises:
+        ValueError: The file, or the file of the outputs beside it, exists already.
+    """
+    if config.output is not None:
+        path = Path(config.output).expanduser()
+    elif config.new is not None:
+        path = folder / f"{PREDICTIONS}-{stem_of(Path(config.new).expanduser())}.csv"
+    else:
+        return folder / f"{PREDICTIONS}.csv"
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"--output must be a file in a folder that can be written, got {path}; name another folder")
+    for file in (path, path.with_suffix(".pt")):
+        if is_there(file):
+            raise ValueError(f"{file} exists already, and predict does not replace it; name another file by --output")
+    return path
+
+
+def clients_to_predict(data: FederatedDataModule) -> list[int]:
+    """Return the ids of the clients whose models predict: those with test samples, or all if there are new samples.
+
+    Args:
+        data: The data module, which this function sets up.
+
+    Raises:
+        ValueError: No client has test samples.
+    """
+    data.prepare_data()
+    data.setup("predict")
+    clients = list(range(data.num_clients))
+    if data.new is not None:
+        return clients
+    tested = [client_id for client_id in clients if data.view(client_id, 0).size("test")]
+    if not tested:
+        raise ValueError("client all needs test samples of a client, and none has any; give the data a test split")
+    return tested
+
+
+def stem_of(path: Path) -> str:
+    """Return the name of a file without its endings, or the name of a folder.
+
+    >>> stem_of(Path("ward/may.csv.gz")), stem_of(Path("v1.2.csv"))
+    ('may', 'v1.2')
+    """
+    path = path.resolve()
+    if path.is_dir():
+        return path.name
+    if path.suffix.lower() in ENDINGS:
+        path = path.with_suffix("")
+    return path.stem
+
+
+def read_new(config: Any, data: FederatedDataModule) -> None:
+    """Read the new samples by the schema in the checkpoint, before the training samples are loaded.
+
+    Args:
+        config: The parsed configuration of `predict`, whose `ckpt_path` is a file.
+        data: The data module, whose source reads the samples.
+
+    Raises:
+        ValueError: The checkpoint has no schema, or the samples do not fit it.
+    """
+    if config.new is None:
+        return
+    data.predict_new(config.new, read_schema(config.ckpt_path))

@@ -1,0 +1,81 @@
+"""The schema of the training samples as plain values, which a checkpoint holds, and the reading of these."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.data.owners import described_transform, transform_of
+from fl_lightning.data.schema import Inputs, Schema
+from fl_lightning.data.table_schema import TableSchema
+from fl_lightning.data.transforms import Compose
+from fl_lightning.utils.files import read_saved
+from fl_lightning.utils.plain import plain_value
+
+SCHEMA = "schema"
+"""Key of the schema in the federation's part of a checkpoint, and in `client.ckpt`. Older files have none."""
+
+
+def stored_schema(schema: Schema) -> dict[str, Any]:
+    """Return a schema as plain values, from which `schema_of` makes it again.
+
+    >>> schema_of(stored_schema(Schema(class_names=("a", "b"), num_classes=2))).class_names
+    ('a', 'b')
+    """
+    content = schema._asdict()
+    scale = schema.scale
+    content["scale"] = None if scale is None else described_transform(Compose(*scale))
+    content["table"] = None if schema.table is None else asdict(schema.table)
+    content["inputs"] = None if schema.inputs is None else schema.inputs._asdict()
+    return dict(plain_value(content))
+
+
+def read_schema(path: str | Path) -> Schema:
+    """Read the schema of the training samples from a checkpoint of a federation, or from `client.ckpt`.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: The file cannot be read, or holds no schema.
+    """
+    checkpoint = read_saved(path, mmap=True)
+    content = checkpoint.get("federated", checkpoint).get(SCHEMA)
+    remedy = f"continue the run for a round by fit --ckpt_path {path}, and name the new checkpoint"
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"{path} must hold the schema of the training samples, and was written by an older version without it; "
+            f"{remedy}"
+        )
+    try:
+        return schema_of(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} must hold the schema of the training samples as this version writes it, and does not ({error}); "
+            f"{remedy}"
+        ) from error
+
+
+def schema_of(content: Mapping[str, Any]) -> Schema:
+    """Make the schema of the plain values that `stored_schema` returned.
+
+    Raises:
+        KeyError: The values are of another version.
+    """
+    names = content["class_names"]
+    table = content["table"]
+    inputs = content["inputs"]
+    return Schema(
+        class_names=None if names is None else tuple(names),
+        num_classes=content["num_classes"],
+        counts_classes=content["counts_classes"],
+        targets=content["targets"],
+        scale=None if content["scale"] is None else tuple(transforms_of(content["scale"])),
+        table=None if table is None else TableSchema.of_content(table),
+        inputs=None if inputs is None else Inputs(**inputs),
+    )
+
+
+def transforms_of(parts: Any) -> list[Any]:
+    """Make each of the transforms that `described_transform` described."""
+    return [transform_of([part]) for part in parts]

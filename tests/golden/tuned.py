@@ -1,0 +1,46 @@
+"""Adapter of the cases with fine-tuning before a test: `tuned` and `alma` of all clients, on their own samples."""
+
+from functools import partial
+from typing import Any
+
+from fl_lightning import FederatedLoop, FineTuning
+from fl_lightning.methods import FedAvg
+from fl_lightning.types import State
+
+from .end_to_end import Adapter, Inputs, Recorder, rounds, run
+
+TRAINS = {"head": ["net.head.*"], "body": ["net.body.*"], None: None}
+
+
+def settings_of(given: dict[str, Any]) -> FineTuning:
+    named = {"max_steps" if name == "steps" else name: value for name, value in given.items()}
+    return FineTuning(**{**named, "trains": TRAINS[named.get("trains")]})
+
+
+def models_and_mean(loop: FederatedLoop) -> dict[str, Any]:
+    """What all clients with test samples have after a round, once they are fine-tuned."""
+    means, of_clients = loop.evaluation.of_clients.evaluate(loop.server.round_idx, "validation")
+    models = [loop.client_model(client_id, tuned=True) for client_id in of_clients]
+    return {"alma": means["local/tuned/alma"], "states": [model.state_dict() for model in models]}
+
+
+def tuned_rounds(kind: Any, inputs: Inputs) -> dict[str, Any]:
+    cfg = {**inputs["cfg"], "tested_on_own": True}
+    recorder = Recorder(side=models_and_mean)
+    finished = run(
+        kind,
+        {**inputs, "cfg": cfg},
+        recorder=recorder,
+        fine_tuning=settings_of(cfg["fine_tuning"]),
+        evaluate_clients_every=1,
+    )
+    found: list[dict[str, Any]] = rounds(finished)["rounds"]
+    for one in found:
+        states: list[State] = one.pop("states")
+        one["tuned"] = [finished.weights(state) for state in states]
+        one["tuned_buffers"] = [finished.buffers(state) for state in states]
+    return {"rounds": found}
+
+
+METHOD: dict[str, Adapter] = {}
+E2E: dict[str, Adapter] = {"fedavg_tuned": partial(tuned_rounds, FedAvg)}
