@@ -104,19 +104,17 @@ class ClientCheckpoint(Callback):
         if not isinstance(pl_module, FederatedLoop):
             return
         for client_id in self._chosen(pl_module):
-            # Every process must call it, because one of them has what the client keeps.
-            model = pl_module.client_model(client_id)
-            if not trainer.is_global_zero:
-                continue
-            if "forward" in vars(model):
+            # Every process must enter it, because one of them has what the client keeps.
+            with pl_module.lent_to(client_id) as is_whole:
+                if is_whole and trainer.is_global_zero:
+                    filename = f"client-{client_id}.ckpt"
+                    self._write(trainer, pl_module.client, pl_module.forward_to, filename=filename)
+            if not is_whole:
+                name = type(pl_module.client).__name__
                 rank_zero_info(
-                    f"client-{client_id}.ckpt is not written: {type(model).__name__} predicts with more than the "
-                    f"entries of its module; take loop.client_model({client_id})"
+                    f"client-{client_id}.ckpt is not written: {name} predicts with more than the entries of its "
+                    f"module; take loop.client_model({client_id})"
                 )
-                continue
-            # The hook of the copy sees what that of the module sees.
-            model.trainer = pl_module.client.trainer
-            self._write(trainer, model, call_on_save, filename=f"client-{client_id}.ckpt")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:

@@ -29,6 +29,13 @@ IMAGE_DIMS = 4
 Kind = Literal["validation", "test"]
 """The step of a module that evaluates it."""
 
+STAGES = {
+    "training": RunningStage.TRAINING,
+    "validation": RunningStage.VALIDATING,
+    "test": RunningStage.TESTING,
+}
+"""What a Trainer calls the stage in which a step of a module is called."""
+
 
 def laid_out(x: Any, channels_last: bool) -> Any:
     """Return the inputs of a batch in the memory layout that the net expects.
@@ -108,27 +115,26 @@ def taken(metrics: MetricCollection | None) -> State:
 
 
 @contextmanager
-def stage_of(client: ClientModule, kind: Kind | None) -> Iterator[None]:
-    """Context in which the modules of a client see a Trainer that evaluates, as in `validate` or `test`.
+def stage_of(client: ClientModule, kind: Kind | Literal["training"] | None) -> Iterator[None]:
+    """Context in which the modules of a client see a Trainer that evaluates, as in `validate` or `test`, or trains.
 
     Args:
         client: The client. Its setter passes the Trainer on to the module that it is built around.
-        kind: The step that evaluates the module. None changes nothing.
+        kind: The step that evaluates the module, or `training`, as in a fit. None changes nothing.
     """
     trainer = trainer_of(client)
     if kind is None or trainer is None:
         yield
         return
-    stage = RunningStage.VALIDATING if kind == "validation" else RunningStage.TESTING
     # At a node there is no Trainer that has a state. Its clients are evaluated in a fit.
     state = getattr(trainer, "state", None)
-    fn = TrainerFn.FITTING if state is None else state.fn
+    fn = TrainerFn.FITTING if state is None or kind == "training" else state.fn
     answers = {
-        "training": False,
+        "training": kind == "training",
         "validating": kind == "validation",
         "testing": kind == "test",
-        "evaluating": True,
-        "state": TrainerState(status=TrainerStatus.RUNNING, fn=fn, stage=stage),
+        "evaluating": kind != "training",
+        "state": TrainerState(status=TrainerStatus.RUNNING, fn=fn, stage=STAGES[kind]),
     }
     client.trainer = TrainerView(trainer, answers)
     try:

@@ -9,6 +9,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from fl_lightning.client.checks import runs_foreign_code
 from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
 from fl_lightning.client.services import ClientServices, MetricAccumulator, attach_services
+from fl_lightning.engines.deployed import stage_of
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import LocalTrainer
 from fl_lightning.members.traces import Snapshot
@@ -84,6 +85,8 @@ class FineTuner:
             kept_states(self._local.own_generators),
             attach_services(self._local.modules, self._services.methods),
             fresh_metrics(parts_that_count(self._client)),
+            # The Trainer may be in a test, which must give the values of a fit.
+            stage_of(self._client, "training"),
         ):
             try:
                 self._services.begin(logged=MetricAccumulator())

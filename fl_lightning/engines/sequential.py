@@ -416,10 +416,21 @@ class SequentialEngine:
             job: The job of an exchange `deployed`.
             tuning: How the client is fine-tuned. None means that it is not.
         """
+        with self.lent(job, tuning) as predict:
+            return self.copied_module(predicts_otherwise=predict is not self.client)
+
+    @contextmanager
+    def lent(self, job: ClientJob, tuning: FineTuning | None = None) -> Iterator[Callable[[Any], Any]]:
+        """Context in which the module is what a client would deploy. The module itself is the same before and after.
+
+        Args:
+            job: The job of an exchange `deployed`.
+            tuning: How the client is fine-tuned. None means that it is not.
+        """
         held = HeldEntries(self.global_weights)
         try:
             with self.deployed(job, tuning) as predict:
-                return self.copied_module(predicts_otherwise=predict is not self.client)
+                yield predict
         finally:
             held.restore()
 
@@ -435,7 +446,7 @@ class SequentialEngine:
         present = [(part, part.training) for part in self.client.modules()]
         self.local.restore_modes()
         with self._fresh_metrics():
-            copied = deepcopy(module)
+            copied = copy_of(module)
         for part, is_training in present:
             part.training = is_training
         parts = [part for part in parts_that_count(copied) if isinstance(part, Metric)]
@@ -449,6 +460,21 @@ class SequentialEngine:
         else:
             copied.context = ClientContext()
         return copied
+
+
+def copy_of(module: LightningModule) -> LightningModule:
+    """Return a deep copy of a module.
+
+    Raises:
+        ValueError: Python cannot copy something that the module keeps.
+    """
+    try:
+        return deepcopy(module)
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise ValueError(
+            f"client_model needs a module that copy.deepcopy copies, got {type(module).__name__} ({error}); read the "
+            f"file of ClientCheckpoint in its place"
+        ) from error
 
 
 def already_sent(job: ClientJob, names: Iterable[str]) -> State:

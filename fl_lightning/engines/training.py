@@ -640,7 +640,10 @@ def zero_grad(optimizer: Optimizer) -> None:
 
 def has_grad(optimizer: Optimizer) -> bool:
     """Return True if a parameter of an optimizer has a gradient."""
-    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+    for group in optimizer.param_groups:
+        if any(parameter.grad is not None for parameter in group["params"]):
+            return True
+    return False
 
 
 def matching(names: Iterable[str], patterns: tuple[str, ...]) -> set[str]:

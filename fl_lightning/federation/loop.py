@@ -1,7 +1,7 @@
 """The federation as a LightningModule. One training step is one communication round."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from multiprocessing import parent_process
 from pathlib import Path
@@ -55,7 +55,7 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
-from fl_lightning.types import ClockKind, Engine, FineTuning, Scoring, TrainableModule, Undo
+from fl_lightning.types import ClientJob, ClockKind, Engine, FineTuning, Scoring, TrainableModule, Undo
 from fl_lightning.utils.settings import as_list, check_count, client_index
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
@@ -327,16 +327,35 @@ class FederatedLoop(Forwarding):
                 is asked for without `fine_tuning`.
         """
         engine = self.engine
-        tuning = self._tuning(client_id, tuned)
         if client_id is None:
+            self._tuning(client_id, tuned)
             if not self.evaluation.has_global:
                 raise ValueError("client_model needs a client_id here, because there is no global model; give one")
             with self.evaluation.evaluated_entries():
                 return engine.copied_module()
+        return engine.model_of(self._deployed_job(client_id), self._tuning(client_id, tuned))
+
+    @contextmanager
+    def lent_to(self, client_id: int) -> Iterator[bool]:
+        """Context in which `client` has the entries that a client would deploy. Every process must enter it.
+
+        It yields whether the client predicts by these entries alone.
+
+        Args:
+            client_id: Id of the client, from 0.
+
+        Raises:
+            ValueError: There is no such client, or its model is at its node.
+        """
+        with self.engine.lent(self._deployed_job(client_id)) as predict:
+            yield predict is self.client
+
+    def _deployed_job(self, client_id: int) -> ClientJob:
+        """Return the job that makes the module what a client would deploy."""
         if getattr(self.clients_engine, "is_remote", False):
             raise ValueError("client_model gives models that are in this run, and those of the clients are at nodes")
         client_id = client_index(client_id, self.data.num_clients, name="client_id")
-        return engine.model_of(self.evaluation.of_clients.job_of(client_id, self.server.round_idx), tuning)
+        return self.evaluation.of_clients.job_of(client_id, self.server.round_idx)
 
     def _tuning(self, client_id: int | None, tuned: bool) -> FineTuning | None:
         """Return how a client is fine-tuned, or None if that is not asked for.

@@ -191,6 +191,16 @@ class Remembered(io.TextIOBase):
     def flush(self) -> None:
         self._stream.flush()
 
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
 
 @contextmanager
 def refusals_as_errors(who: str) -> Iterator[None]:
@@ -209,7 +219,9 @@ def refusals_as_errors(who: str) -> Iterator[None]:
     except SystemExit as stop:
         if not stop.code:
             raise
-        lines = printed.end.strip().splitlines() or [f"it exited with code {stop.code}"]
+        # Python prints a text in place of a code, but only at the end of the process.
+        text = stop.code if isinstance(stop.code, str) else printed.end
+        lines = text.strip().splitlines() or [f"it exited with code {stop.code}"]
         raise ValueError(f"{who} cannot take its YAML and arguments: {lines[-1]}") from stop
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.utils.files import write_table
+from fl_lightning.utils.text import of_cell
 
 CONFUSION = "confusion.csv"
 COLUMNS = ("model", "round", "class", "predicted", "samples")
@@ -43,6 +44,7 @@ def read_matrices(cells: Mapping[str, Sequence[str]]) -> tuple[list[str], dict[s
         KeyError: A column is missing.
         ValueError: A round or a number of samples is none.
     """
+    cells = {column: [of_cell(cell) for cell in cells[column]] for column in COLUMNS}
     names = list(dict.fromkeys(cells["class"]))
     places = {name: place for place, name in enumerate(names)}
     matrices: dict[str, tuple[int, Tensor]] = {}

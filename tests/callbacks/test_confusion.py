@@ -119,6 +119,11 @@ def test_the_file_says_answers_that_are_no_class(tmp_path):
     assert names == ["a", "b"]
     assert matrices["best"][0] == 2
     assert torch.equal(matrices["last"][1], counts)
+    # Names that a spreadsheet would run are marked in the file.
+    write_confusion(tmp_path / "confusion.csv", {"last": (4, counts)}, ["=1+1", "@b"])
+    names, matrices = read_matrices(read_cells(tmp_path / "confusion.csv"))
+    assert names == ["=1+1", "@b"]
+    assert torch.equal(matrices["last"][1], counts)
 
 
 def test_the_picture_has_shares_of_the_class():

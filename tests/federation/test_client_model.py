@@ -465,3 +465,32 @@ def test_predictions_of_all_clients_by_a_data_module_that_asks_its_trainer(tmp_p
         assert said.code == 0, said.err
         with Path("all.csv").open(newline="") as file:
             assert [row["client"] for row in csv.DictReader(file)] == ["0"] * 8 + ["1"] * 8
+
+
+# --- modules that Python cannot copy ---
+
+
+class Uncopied(LogsMetrics):
+    """It keeps a generator, and after its training a tensor of the graph of gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.stream = iter(range(10))
+        self.lines = (number for number in range(3))
+
+    def training_step(self, batch, batch_idx):
+        self.last = super().training_step(batch, batch_idx)
+        return self.last
+
+
+@pytest.mark.parametrize("around", [FedAvg, Ditto, Local], ids=lambda kind: kind.__name__)
+def test_files_of_clients_need_no_copy_of_the_module(tmp_path, around):
+    loop = FederatedLoop(around(module=Uncopied()), seed=1, evaluate_clients_every=1)
+    saves = ClientCheckpoint(tmp_path, clients="all")
+    Trainer(max_epochs=2, callbacks=[saves], **QUIET).fit(loop, datamodule=regression_data())
+    for client_id, values in loop.recorder.client_values.items():
+        model = LogsMetrics.load_from_checkpoint(tmp_path / f"client-{client_id}.ckpt")
+        found = {f"local/{name}": value for name, value in plain(model, loop.data, client_id).items()}
+        assert found == pytest.approx(values, rel=1e-6)
+    with pytest.raises(ValueError, match=r"client_model needs a module that copy.deepcopy copies, got Uncopied"):
+        loop.client_model(0)

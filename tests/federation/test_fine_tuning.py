@@ -90,6 +90,31 @@ def test_training_is_the_same_with_and_without(kind):
     assert list(without.recorder.client_values) == list(tuned.recorder.client_values)
 
 
+class AsksWhetherItIsTrained(LogsMetrics):
+    """It learns nothing where its Trainer says that it is not trained."""
+
+    def training_step(self, batch, batch_idx):
+        stage = self.trainer.state.stage.value
+        is_fit = self.trainer.state.fn.value == "fit" and stage == "train"
+        says_so = self.trainer.training and not self.trainer.evaluating and not self.trainer.testing
+        return super().training_step(batch, batch_idx) * (is_fit and says_so)
+
+
+def test_a_module_that_asks_its_stage_is_fine_tuned_in_a_test_as_in_a_fit():
+    loop = FederatedLoop(FedAvg(module=AsksWhetherItIsTrained()), seed=1, evaluate_clients_every=1, fine_tuning=TUNED)
+    runner = Trainer(max_epochs=1, **QUIET)
+    runner.fit(loop, datamodule=regression_data())
+    row = loop.round_metrics
+    model = loop.client_model(1, tuned=True)
+    assert not torch.equal(model.layer.weight, loop.client.module.layer.weight)
+    for verb in ("validate", "test"):
+        (found,) = getattr(runner, verb)(loop, datamodule=regression_data(), verbose=False)
+        tuned = {name: value for name, value in found.items() if is_tuned(name)}
+        assert tuned
+        assert tuned == pytest.approx({name: row[name] for name in tuned})
+        assert tuned["local/tuned/val/mae"] != found["local/val/mae"]
+
+
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
 def test_a_test_has_the_values_of_the_last_row(kind):
     loop = fit(client_of(kind), rounds=2, data=data_of(unseen=[4]), evaluate_clients_every=1, fine_tuning=TUNED)

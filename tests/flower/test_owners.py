@@ -1,7 +1,9 @@
 """The parties' folders, and a server that has no samples of its own."""
 
 import shutil
+import subprocess
 import sys
+from contextlib import redirect_stderr
 
 import pytest
 import torch
@@ -103,6 +105,12 @@ def test_a_server_may_have_no_folder(tmp_path, monkeypatch):
     assert Elsewhere.fingerprint({"root": str(tmp_path)})
 
 
+def exits_with_a_text():
+    with refusals_as_errors("a node"):
+        print("a warning", file=sys.stderr)
+        sys.exit("my module is too old")
+
+
 def test_what_the_command_line_refuses_is_an_error_of_the_app(capsys):
     with pytest.raises(ValueError, match=r"the server cannot take its YAML and arguments: .*unknown option 'nonsense'"):
         with refusals_as_errors("the server"):
@@ -110,6 +118,17 @@ def test_what_the_command_line_refuses_is_an_error_of_the_app(capsys):
     assert "unknown option" in capsys.readouterr().err
     with pytest.raises(SystemExit), refusals_as_errors("the server"):
         sys.exit(0)
+    with pytest.raises(ValueError, match=r"a node cannot take its YAML and arguments: my module is too old$"):
+        exits_with_a_text()
+
+
+def test_programs_within_an_app_find_a_standard_error_like_their_own(tmp_path):
+    path = tmp_path / "errors"
+    with path.open("w", encoding="utf-8") as file, redirect_stderr(file), refusals_as_errors("a node"):
+        subprocess.run([sys.executable, "-c", "import sys; print(1, file=sys.stderr)"], stderr=sys.stderr, check=True)
+        assert sys.stderr.encoding == "utf-8"
+        assert not sys.stderr.isatty()
+    assert path.read_text() == "1\n"
 
 
 def test_nothing_at_the_server_reads_the_clients_samples(tmp_path):
