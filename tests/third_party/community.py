@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from sysconfig import get_paths
 from typing import Any
 
 import numpy as np
@@ -42,12 +41,6 @@ class Given(LightningDataModule):
     test_dataloader = val_dataloader
 
 
-def words() -> np.ndarray:
-    """The words of Python's license, as numbers from 1 in the order of the alphabet."""
-    text = Path(get_paths()["stdlib"], "LICENSE.txt").read_text().lower().split()
-    return np.unique(text, return_inverse=True)[1] + 1
-
-
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """64 pictures of handwritten digits of scikit-learn (64, 1, 8, 8), from 0 to 1, and their classes."""
     from sklearn.datasets import load_digits
@@ -70,21 +63,6 @@ def langevin() -> Made:
     return SGLDRegression(MLP(n_outputs=2, dropout_p=0.0), NLL(), **settings), ToyHeteroscedasticDatamodule(
         batch_size=4
     )
-
-
-def probabilistic_segmentation() -> Made:
-    """Segmentation by a net that draws, with a data module of the package, on the authors' generator of pictures."""
-    from lightning_uq_box.datamodules import ToySegmentationDataModule
-    from lightning_uq_box.uq_methods import ProbUNet
-
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1))
-    module = ProbUNet(
-        net, latent_dim=2, num_filters=[4, 8], num_convs_per_block=1, num_convs_fcomb=2, fcomb_filter_size=4
-    )
-    return module, ToySegmentationDataModule(num_images=24, image_size=16, batch_size=4)
-
-
-# --- torch-uncertainty, https://github.com/torch-uncertainty/torch-uncertainty -------------------------------------
 
 
 def routine() -> Made:
@@ -214,32 +192,6 @@ def conversation() -> np.ndarray:
 # --- pytorch-lifestream, https://github.com/pytorch-lifestream/pytorch-lifestream ----------------------------------
 
 
-def events() -> Made:
-    """Self-supervised, on words as events, with a data module of the package."""
-    from ptls.frames import PtlsDataModule
-    from ptls.frames.coles import ColesDataset, CoLESModule
-    from ptls.frames.coles.split_strategy import SampleSlices
-    from ptls.nn import RnnSeqEncoder, TrxEncoder
-
-    found = torch.tensor(words()[: 48 * 20]).view(48, 20)
-    people = [{"event_time": torch.arange(20), "word": row} for row in found]
-    split = SampleSlices(split_count=2, cnt_min=5, cnt_max=10)
-    train, held_out = ColesDataset(people[:24], split), ColesDataset(people[24:], split)
-    encoder = RnnSeqEncoder(
-        trx_encoder=TrxEncoder(embeddings={"word": {"in": int(found.max()) + 1, "out": 4}}), hidden_size=8, type="gru"
-    )
-    module = CoLESModule(
-        seq_encoder=encoder,
-        optimizer_partial=partial(torch.optim.Adam, lr=0.01),
-        lr_scheduler_partial=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.9),
-    )
-    sizes = {"train_batch_size": 4, "valid_batch_size": 4, "test_batch_size": 4}
-    return module, PtlsDataModule(train_data=train, valid_data=held_out, test_data=held_out, **sizes)
-
-
-# --- pykeen, https://github.com/pykeen/pykeen ----------------------------------------------------------------------
-
-
 def knowledge_graph() -> Made:
     """Links between nations."""
     from pykeen.contrib.lightning import LCWALitModule
@@ -250,56 +202,3 @@ def knowledge_graph() -> Made:
 
 
 # --- torchphysics, https://github.com/boschresearch/torchphysics ---------------------------------------------------
-
-
-def physics() -> Made:
-    """An equation whose conditions draw their own points; its batches are empty, as the module makes them."""
-    import torchphysics as tp
-
-    x, u = tp.spaces.R1("x"), tp.spaces.R1("u")
-    line = tp.domains.Interval(x, 0, 1)
-    net = tp.models.FCN(x, u, hidden=(8,))
-
-    def equation(u, x):
-        return tp.utils.laplacian(u, x) + 1
-
-    inside = tp.conditions.PINNCondition(net, tp.samplers.GridSampler(line, 16), equation, name="equation")
-    ends = tp.conditions.PINNCondition(
-        net, tp.samplers.GridSampler(line.boundary, 2), lambda u: u, track_gradients=False, name="ends"
-    )
-    return tp.solver.Solver([inside, ends], [ends]), Given(torch.zeros(48, 1))
-
-
-# --- disent, https://github.com/nmichlo/disent ---------------------------------------------------------------------
-
-
-def disentangled() -> Made:
-    """Generative, on the authors' generator of pictures. It has no step of evaluation."""
-    from disent.dataset import DisentDataset
-    from disent.dataset.data import XYObjectData
-    from disent.dataset.transform import ToImgTensorF32
-    from disent.frameworks.vae import BetaVae
-    from disent.model import AutoEncoder
-    from disent.model.ae import DecoderLinear, EncoderLinear
-
-    pictures = XYObjectData(grid_size=4, grid_spacing=1, min_square_size=1, max_square_size=2, square_size_spacing=1)
-    shape = (3, 4, 4)
-    data = DisentDataset(pictures, transform=ToImgTensorF32())
-    net = AutoEncoder(EncoderLinear(x_shape=shape, z_size=2, z_multiplier=2), DecoderLinear(x_shape=shape, z_size=2))
-    return BetaVae(net, BetaVae.cfg(beta=4)), Given(Subset(data, range(48)))
-
-
-# --- scvi-tools, https://github.com/scverse/scvi-tools -------------------------------------------------------------
-
-
-def cells() -> Made:
-    """Generative with an adversary, two optimizers by hand, on the authors' generator."""
-    import scvi
-
-    found = scvi.data.synthetic_iid(batch_size=24, n_genes=10)
-    scvi.model.SCVI.setup_anndata(found, batch_key="batch")
-    model = scvi.model.SCVI(found, n_hidden=8, n_latent=2, dropout_rate=0.0)
-    split = scvi.dataloaders.DataSplitter(model.adata_manager, train_size=1.0, shuffle_set_split=False)
-    split.setup("fit")
-    module = scvi.train.AdversarialTrainingPlan(model.module, adversarial_classifier=True)
-    return module, Given(split.train_dataloader().dataset)
