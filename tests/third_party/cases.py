@@ -3,15 +3,19 @@
 `python cases.py CASE FOLDER DEVICES` federates one with several processes and writes its weights.
 """
 
+import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
@@ -19,6 +23,7 @@ from pytorch_lightning import LightningDataModule, LightningModule
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition
 from fl_lightning.types import ClockKind
+from tests.third_party import community as C
 from tests.third_party import modules as M
 from tests.third_party.written import WRITTEN, written
 from tests.toys import trainer
@@ -31,11 +36,25 @@ class Case(NamedTuple):
 
     Args:
         make: both, new; the module's weights are drawn.
-        needs: packages besides those of the core.
+        needs: packages besides those of the core, as they are imported.
+        pip: what installs them, if these are not the names of the packages.
+        needs_logger: the module calls its Trainer's logger, which then must be there.
+        asks_length: the module asks how many rounds there will be, so that a run that goes on names them.
+        not_by_hand: why the module is another one by hand.
+        draws: why two evaluations differ: the module or its data draw without a seed.
+        uncopied: why the module cannot be copied, so that no client's own model comes out.
+        unstacked: words of the reason why its clients are not stacked. Empty: they are.
     """
 
     make: Callable[[], tuple[LightningModule, LightningDataModule]]
     needs: tuple[str, ...] = ()
+    pip: str = ""
+    needs_logger: bool = False
+    asks_length: bool = False
+    not_by_hand: str = ""
+    draws: str = ""
+    uncopied: str = ""
+    unstacked: str = ""
 
 
 CASES = {
@@ -57,7 +76,49 @@ CASES = {
     "BERT with LoRA": Case(M.lora, ("transformers", "peft")),
     "torch_geometric": Case(M.graphs, ("torch_geometric",)),
 }
+COMMUNITY = {
+    "uq-box SGLDRegression": Case(
+        C.langevin,
+        ("lightning_uq_box",),
+        "lightning-uq-box",
+        asks_length=True,
+        unstacked="on_train_epoch_end is called for one client",
+    ),
+    "torch-uncertainty ClassificationRoutine": Case(
+        C.routine, ("torch_uncertainty",), unstacked="counts one client's batch at a time"
+    ),
+    "torch-uncertainty SegmentationRoutine": Case(
+        C.segmentation_routine, ("torch_uncertainty",), unstacked="counts one client's batch at a time"
+    ),
+    "deeptab TaskModel": Case(C.table, ("deeptab",), unstacked="on_train_epoch_start is called for one client"),
+    "neuralforecast NBEATS": Case(C.forecasts, ("neuralforecast",), unstacked="truth value of an array"),
+    "gluonts DeepAR": Case(
+        C.sunspots,
+        ("gluonts", "statsmodels"),
+        not_by_hand="configure_optimizers asks the Trainer whether it evaluates",
+        unstacked="shares memory",
+    ),
+    "asteroid System": Case(
+        C.speech,
+        ("asteroid", "pyannote"),
+        "asteroid pyannote.audio",
+        needs_logger=True,
+        unstacked="lr_scheduler_step is called for one client",
+    ),
+    "pykeen LCWALitModule": Case(
+        C.knowledge_graph, ("pykeen",), unstacked="on_before_zero_grad is called for one client"
+    ),
+}
+"""Modules that were held out: nothing here was written before they were first federated."""
+CASES |= COMMUNITY
 CASES |= {name: Case(partial(written, name), needs) for name, (_, needs) in WRITTEN.items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Whether two states are equal bit for bit. NaN, with which a module may begin, equals NaN."""
+    if a.keys() != b.keys():
+        return False
+    return all(torch.allclose(a[name], b[name], rtol=0, atol=0, equal_nan=True) for name in a)
 
 
 def made(name: str) -> tuple[LightningModule, LightningDataModule]:
@@ -66,13 +127,47 @@ def made(name: str) -> tuple[LightningModule, LightningDataModule]:
     return CASES[name].make()
 
 
-def federate(name: str, rounds: int, clock: ClockKind = "run", **settings: Any) -> dict[str, torch.Tensor]:
+def skipped(name: str) -> pytest.MarkDecorator:
+    """The mark of a case, which is skipped where one of its packages is not installed."""
+    needs = CASES[name].needs
+    missing = [package for package in needs if importlib.util.find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"pip install {CASES[name].pip or ' '.join(needs)}")
+
+
+def divided(name: str, own: LightningDataModule) -> FederatedDataModule:
+    """The data of a case, for three clients."""
+    settings = {} if name not in COMMUNITY else {"client_test_size": 8, "eval_batch_size": 4}
+    partition = FixedPartition(M.PARTS)
+    return FederatedDataModule.from_datamodule(own, num_clients=3, partition=partition, shuffle=False, **settings)
+
+
+def quiet_logger(name: str, kind: str = "pytorch_lightning") -> dict[str, Any]:
+    """A logger that drops everything, for a module that asks for one, as settings of a Trainer.
+
+    Args:
+        name: the case.
+        kind: the package of the Trainer.
+    """
+    if not CASES[name].needs_logger:
+        return {}
+    return {"logger": importlib.import_module(f"{kind}.loggers.logger").DummyLogger()}
+
+
+def federate(
+    name: str,
+    rounds: int,
+    *,
+    clock: ClockKind = "run",
+    chunk: int = 1,
+    planned_rounds: int | None = None,
+    **settings: Any,
+) -> dict[str, torch.Tensor]:
     """Federate a case; returns the module's state."""
     module, own = made(name)
-    data = FederatedDataModule.from_datamodule(own, num_clients=3, partition=FixedPartition(M.PARTS), shuffle=False)
-    loop = FederatedLoop(module, seed=SEED, threads=1, clock=clock)
+    data = divided(name, own)
+    loop = FederatedLoop(module, seed=SEED, threads=1, chunk=chunk, planned_rounds=planned_rounds, clock=clock)
     ckpt_path = settings.pop("ckpt_path", None)
-    trainer(rounds, **settings).fit(loop, datamodule=data, ckpt_path=ckpt_path)
+    trainer(rounds, mkdtemp(), **quiet_logger(name), **settings).fit(loop, datamodule=data, ckpt_path=ckpt_path)
     return dict(module.state_dict())
 
 
