@@ -1,7 +1,8 @@
 """Measure what a federation on Flower costs beside the simulation: `python tools/measure_flower.py`, some minutes.
 
 CPU seconds of an exchange over a grid in this process, so serialisation only, and bytes on the wire beside the
-recorder's; with `--superlink` the clock of a round and the CPU seconds of a message, with two SuperNodes here.
+recorder's; with `--superlink` the clock of a round and the CPU seconds of a message, with two SuperNodes here; with
+`--imports` the CPU seconds of an app's start.
 """
 
 import csv
@@ -131,6 +132,38 @@ def spent_by_apps(link: Deployment) -> float:
     return seconds
 
 
+STEP = """
+import torch
+from sklearn.datasets import load_digits
+layer = torch.nn.Linear(64, 10)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+optimizer.zero_grad()
+layer(torch.zeros(2, 64)).sum().backward()
+optimizer.step()
+"""
+"""What an app does after its imports, up to its first step."""
+
+
+def imports() -> None:
+    """Print the CPU seconds of imports and a first step, of fl_lightning's apps and of Flower and torch alone."""
+    apps = {"fl_lightning": "import fl_lightning.flower.apps", "Flower and torch": "import flwr.clientapp"}
+    seconds: dict[str, list[float]] = {name: [] for name in apps}
+    for _ in range(3):
+        for name, line in apps.items():
+            before = os.times()
+            subprocess.run([sys.executable, "-c", f"{line}\n{STEP}"], check=True)
+            after = os.times()
+            user = after.children_user - before.children_user
+            seconds[name].append(user + after.children_system - before.children_system)
+    for name, found in seconds.items():
+        print(f"{sorted(found)[1]:.1f} CPU s of {name}: imports and a first step, median of 3 by turns")
+
+
 if __name__ == "__main__":
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    superlink() if "--superlink" in sys.argv else grid()
+    if "--superlink" in sys.argv:
+        superlink()
+    elif "--imports" in sys.argv:
+        imports()
+    else:
+        grid()
