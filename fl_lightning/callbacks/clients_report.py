@@ -12,8 +12,8 @@ from fl_lightning.reports.terminal import print_table
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.settings import check_at_least
 
-Row = Mapping[str, float | int | str | None]
-"""The cells of a client by column. None is a value that is not defined."""
+Row = Mapping[str, float | None]
+"""Numbers of a client by column. None is a value that is not defined."""
 
 
 class ClientsReport(Callback):
@@ -45,39 +45,40 @@ class ClientsReport(Callback):
         if not isinstance(pl_module, FederatedLoop) or not trainer.is_global_zero:
             return
         # Otherwise the values of the clients are those of an earlier evaluation.
-        rows = rows_of(pl_module) if pl_module.evaluates_clients_too else []
+        rows = rows_of(pl_module) if pl_module.evaluates_clients_too else {}
         if not rows:
             return
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        header = ["client", *(name for name in columns if name not in ("client", "owner"))]
-        lines = []
-        for row in rows[: self.max_rows]:
-            values = [text_of(row.get(name)) for name in header[1:]]
-            lines.append([str(row["owner"]), *values])
+        owners = pl_module.data.client_names
+        columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+        printed = []
+        written = []
+        for client_id, row in rows.items():
+            owner = owners[client_id]
+            printed.append([owner, *(text_of(row.get(name)) for name in columns)])
+            written.append([client_id, owner, *(row.get(name, "") for name in columns)])
         below = f"{self.max_rows} of {len(rows)} clients are shown" if len(rows) > self.max_rows else ""
-        print_table("Models of the clients, each on its own test samples", header=header, rows=lines, below=below)
+        print_table(
+            "Models of the clients, each on its own test samples",
+            header=["client", *columns],
+            rows=printed[: self.max_rows],
+            below=below,
+        )
         if self.dirpath is not None:
             path = Path(self.dirpath, f"clients-{verb}.csv")
-            write_table(path, [columns, *([row.get(name, "") for name in columns] for row in rows)])
+            write_table(path, [["client", "owner", *columns], *written])
             rank_zero_info(f"Clients: {path}")
 
 
-def rows_of(loop: FederatedLoop) -> list[Row]:
-    """Return a row for each client of the last evaluation: its id, the name of its owner, its samples and values."""
-    owners = loop.data.client_names
+def rows_of(loop: FederatedLoop) -> dict[int, Row]:
+    """Return the test samples and the values of each client of the last evaluation, by its id."""
     unseen = loop.data.unseen_clients
-    rows: list[Row] = []
+    rows: dict[int, Row] = {}
     for client_id, values in sorted(loop.recorder.client_values.items()):
-        row: dict[str, float | int | str | None] = {"client": client_id, "owner": owners[client_id]}
-        row |= unseen_cell(client_id, unseen)
-        row["samples"] = loop.data.view(client_id, 0).size("test")
-        row |= values
-        rows.append(row)
+        samples = loop.data.view(client_id, 0).size("test")
+        rows[client_id] = {**unseen_cell(client_id, unseen), "samples": samples, **values}
     return rows
 
 
-def text_of(value: float | str | None) -> str:
+def text_of(value: float | None) -> str:
     """Write a value for the terminal, and one that is not defined as a dash."""
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else f"{value:.6g}"
+    return "-" if value is None else f"{value:.6g}"

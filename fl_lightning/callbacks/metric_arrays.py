@@ -5,7 +5,7 @@ from pathlib import Path
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
-from fl_lightning.callbacks.plots import Format, metric_figures
+from fl_lightning.callbacks.plots import Format, ending_of, metric_figures
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.metric_files import FOLDER, write_arrays
 from fl_lightning.reports.figures import save
@@ -48,7 +48,6 @@ class MetricArrays(Callback):
         for name, value in arrays.items():
             write_arrays(folder / f"{slug(name)}.npz", value)
         if self.format != "none":
-            form = "png" if self.format == "metrics" else self.format
             for name, figure in metric_figures(pl_module):
-                save(figure, folder / f"{slug(name)}.{form}")
+                save(figure, folder / f"{slug(name)}.{ending_of(self.format)}")
         rank_zero_info(f"Matrices and curves: {folder}")

@@ -218,8 +218,7 @@ class RunPlots(Callback):
         if self._by_epoch:
             name_epochs(figure)
         if self._folder is not None:
-            form = "png" if self.format == "metrics" else self.format
-            save(figure, self._folder / f"{name}.{form}")
+            save(figure, self._folder / f"{name}.{ending_of(self.format)}")
         if logged is not None:
             self._logged[logged] = figure
 
@@ -240,6 +239,15 @@ def metric_figures(loop: FederatedLoop) -> Iterator[tuple[str, Figure]]:
         figure = None if metric is None else plot_metric(metric, value, loop.evaluation.class_names)
         if figure is not None:
             yield name, figure
+
+
+def ending_of(form: Format) -> str:
+    """Return the ending of pictures in a format that has some, without the dot.
+
+    >>> ending_of("metrics"), ending_of("svg")
+    ('png', 'svg')
+    """
+    return "png" if form == "metrics" else form
 
 
 def values_by_round(history: History, name: str) -> list[float]:
