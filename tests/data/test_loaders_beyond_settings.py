@@ -278,7 +278,8 @@ METHODS = {
 MONITORS = [
     name
     for name in monitors.__all__
-    if issubclass(getattr(monitors, name), monitors.Monitor) and name != monitors.Monitor.__name__
+    if inspect.isclass(kind := getattr(monitors, name)) and issubclass(kind, monitors.Monitor)
+    if kind is not monitors.Monitor
 ]
 MONITORS_WITH = {
     "FeatureProbe": {"layer": "module.net"},
