@@ -163,6 +163,13 @@ def measure_stays(asked: Namespace, results: Path) -> None:
     table(results / "stays.csv", stays.COLUMNS, stays.measure(asked.repeats or 3, asked.seconds or 55))
 
 
+def measure_clock(asked: Namespace, results: Path) -> None:
+    """Late rounds of a module with schedulers, beside early ones."""
+    from bench import clock  # noqa: PLC0415
+
+    table(results / "clock.csv", clock.COLUMNS, clock.measure(asked.repeats or 5, asked.seconds or 120))
+
+
 def measure_parts(asked: Namespace, results: Path) -> None:
     """Where the time of a round goes."""
     from bench import parts  # noqa: PLC0415
@@ -192,6 +199,7 @@ PARTS: dict[str, Callable[[Namespace, Path], None]] = {
     "parallel": measure_parallel,
     "scale": measure_scale,
     "stays": measure_stays,
+    "clock": measure_clock,
     "peers": measure_peers,
     "parts": measure_parts,
 }

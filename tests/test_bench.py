@@ -8,7 +8,22 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from bench import commands, costs, federated, floor, gpu, kernels, parallel, parts, profile, scale, stays, ways, whole
+from bench import (
+    clock,
+    commands,
+    costs,
+    federated,
+    floor,
+    gpu,
+    kernels,
+    parallel,
+    parts,
+    profile,
+    scale,
+    stays,
+    ways,
+    whole,
+)
 from bench.__main__ import COLUMNS, main, parse
 from bench.blocks import quartiles, run_block, turns
 from bench.methods import METHODS, seconds_per_client
@@ -177,6 +192,14 @@ class Small(Plain):
 @pytest.mark.parametrize("federated", [True, False])
 def test_a_step_of_a_short_stay_is_timed(federated):
     assert stays.seconds(1, federated, Small(), batch=2, side=2) > 0
+
+
+@pytest.mark.parametrize("schedule", list(clock.SCHEDULES))
+def test_early_and_late_rounds_of_a_schedule_are_timed(schedule):
+    scheduler, interval = clock.SCHEDULES[schedule]
+    early, late = clock.seconds(scheduler, interval, rounds=4)
+    assert early > 0
+    assert late > 0
 
 
 def test_the_variants_for_a_gpu_train_the_same_on_a_cpu(tmp_path):
