@@ -75,9 +75,11 @@ TRAITS = {
 NEEDS_LOGITS = {
     "FedAlign",
     "FedDF",
+    "FedDecorr",
     "FedED",
     "FedKA",
     "FedLC",
+    "FedLMD",
     "FedMD",
     "FedNTD",
     "FedPAC",

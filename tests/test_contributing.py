@@ -87,7 +87,7 @@ sys.exit(failed)
 @pytest.fixture(scope="module")
 def walked(checkout):
     """What the tests of the walk-through's files print, and what its commands do."""
-    files = ["tests/methods/test_feddecorr.py", "fl_lightning/methods/feddecorr.py"]
+    files = ["tests/methods/test_fedmax.py", "fl_lightning/methods/fedmax.py"]
     arguments = [words for _, *words in commands("CONTRIBUTING.md")]
     assert arguments
     return files, run("-c", WALK.format(files=files, commands=arguments), cwd=checkout).split("COMMAND\n")
@@ -102,7 +102,7 @@ def test_tests_and_doctest_of_the_walk_through_pass(walked):
 
 
 def test_walk_through_is_clean(checkout):
-    files = ["fl_lightning/methods/feddecorr.py", "tests/methods/test_feddecorr.py"]
+    files = ["fl_lightning/methods/fedmax.py", "tests/methods/test_fedmax.py"]
     run("-m", "ruff", "check", *files, cwd=checkout)
     run("-m", "ruff", "format", "--check", *files, cwd=checkout)
 
@@ -113,7 +113,7 @@ def test_commands_of_the_walk_through(checkout, walked):
     assert outs
     assert all("after 2 rounds" in out for out in outs)
     header = next(checkout.glob("runs/*/0*/metrics.csv")).read_text().splitlines()[0]
-    assert "train/decorr" in header
+    assert "train/max" in header
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,7 @@ def test_files_that_the_documents_name_exist(document):
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
     named = re.findall(r"`((?:fl_lightning|tests|configs|docs|notebooks|bench)/[\w./-]+\.\w+)(?:::[\w]+)?`", text)
     folder = (ROOT / document).parent
-    shown = {"feddecorr"}  # written by the walk-through
+    shown = {"fedmax"}  # written by the walk-through
     missing = [link for link in links if not (folder / link).exists()]
     missing += [name for name in named if not (ROOT / name).exists() and not any(part in name for part in shown)]
     assert not missing

@@ -10,6 +10,7 @@ from fl_lightning.methods.fedavgm import FedAvgM
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcl import FedCL
 from fl_lightning.methods.fedcurv import FedCurv
+from fl_lightning.methods.feddecorr import FedDecorr
 from fl_lightning.methods.feddf import FedDFServer
 from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.feded import FedED
@@ -17,6 +18,7 @@ from fl_lightning.methods.fedexp import FedEXPAggregator
 from fl_lightning.methods.fedfomo import FedFOMO
 from fl_lightning.methods.fedka import FedKA
 from fl_lightning.methods.fedlc import FedLC
+from fl_lightning.methods.fedlmd import FedLMD
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.fednova import FedNovaAggregator
 from fl_lightning.methods.fedntd import FedNTD
@@ -50,12 +52,14 @@ __all__ = [
     "FedCL",
     "FedCurv",
     "FedDFServer",
+    "FedDecorr",
     "FedDyn",
     "FedED",
     "FedEXPAggregator",
     "FedFOMO",
     "FedKA",
     "FedLC",
+    "FedLMD",
     "FedMD",
     "FedNTD",
     "FedNovaAggregator",
