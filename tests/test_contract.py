@@ -77,6 +77,7 @@ NEEDS_LOGITS = {
     "FedDF",
     "FedDecorr",
     "FedED",
+    "FedGKD",
     "FedKA",
     "FedLC",
     "FedLMD",

@@ -383,7 +383,14 @@ class ClientModule(CheckedLoading):
         else:
             self.context.round[name] = {key: placed_like(like, entry) for key, entry in value.items()}
 
-    def load_teacher(self, name: str, state: State | None = None, mode: Literal["eval", "train"] = "eval") -> None:
+    def load_teacher(
+        self,
+        name: str,
+        state: State | None = None,
+        mode: Literal["eval", "train"] = "eval",
+        *,
+        common: bool = False,
+    ) -> None:
         """Make a teacher, a frozen copy of the net.
 
         One copy serves all clients of a round that received the same weights.
@@ -392,6 +399,8 @@ class ClientModule(CheckedLoading):
             name: The name of the teacher.
             state: The entries of the net by name. None means the weights as they were received.
             mode: The mode of BatchNorm. With "train" it uses batch statistics.
+            common: Whether all clients that received the same weights have the same `state`, so that one copy serves
+                them, too.
 
         Raises:
             ValueError: The client is built around a module.
@@ -405,10 +414,11 @@ class ClientModule(CheckedLoading):
         if isinstance(teacher.net, HeterogeneousNets):
             teacher.net.choose(context.client_id)
         token: object = None
+        if state is None or common:
+            token = context.weights_token
         if state is None:
             # The net itself may have moved since it received the weights.
             state = context.start
-            token = context.weights_token
         if teacher.holds(token, mode):
             return
         entries = {entry_name.removeprefix("net."): value for entry_name, value in state.items()}

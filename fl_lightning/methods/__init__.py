@@ -16,6 +16,7 @@ from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.feded import FedED
 from fl_lightning.methods.fedexp import FedEXPAggregator
 from fl_lightning.methods.fedfomo import FedFOMO
+from fl_lightning.methods.fedgkd import FedGKD
 from fl_lightning.methods.fedka import FedKA
 from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fedlmd import FedLMD
@@ -57,6 +58,7 @@ __all__ = [
     "FedED",
     "FedEXPAggregator",
     "FedFOMO",
+    "FedGKD",
     "FedKA",
     "FedLC",
     "FedLMD",

@@ -83,9 +83,7 @@ class FedLMD(ClientModule):
     stackable = True
     reads = frozenset({"label counts"})
 
-    def __init__(
-        self, beta: float = 1.0, temperature: float = 1.0, teacher: Teacher = "received", **base: Any
-    ) -> None:
+    def __init__(self, beta: float = 1.0, temperature: float = 1.0, teacher: Teacher = "received", **base: Any) -> None:
         super().__init__(**base)
         check_at_least(0, "0 is FedAvg", beta=beta)
         check_above(0, temperature=temperature)

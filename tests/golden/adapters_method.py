@@ -31,9 +31,7 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     **{f"e2e:{name}": run for name, run in end_to_end.ADAPTERS.items()},
 }
 
-PENDING: dict[str, str] = {
-    f"e2e:{name}": "the methods against label skew" for name in ("ccvr", "fedgen", "fedgkd", "fedproto")
-}
+PENDING: dict[str, str] = {f"e2e:{name}": "the methods against label skew" for name in ("ccvr", "fedgen", "fedproto")}
 """Names whose issue has not come, with that issue; their cases are expected to fail.
 
 `NAME[setting=value]`: only the cases with that setting.

@@ -1,19 +1,34 @@
-"""Adapters of the methods against label skew: FedLMD, FedDecorr."""
+"""Adapters of the methods against label skew: FedLMD, FedDecorr, FedGKD."""
 
 from typing import Any
 
 from fl_lightning import methods as M
 from fl_lightning.types import ClientUpdate
 
-from .end_to_end import Adapter, whole
+from .end_to_end import Adapter, Run, whole
 
 
 def lmd_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
     return {"majority": client.round["majority"]}
 
 
+def gkd_side(loop: Any) -> dict[str, Any]:
+    if not loop.client.distils:
+        return {"teacher_state": None}
+    entries = loop.client.teacher("global").net.state_dict()
+    return {"teacher_state": {f"net.{name}": value.clone() for name, value in entries.items()}}
+
+
+def of_fedgkd(finished: Run, r: int) -> dict[str, Any]:
+    state = finished.recorder.sides[r]["teacher_state"]
+    if state is None:
+        return {"teacher": None, "teacher_buffers": None}
+    return {"teacher": finished.weights(state), "teacher_buffers": finished.buffers(state)}
+
+
 METHOD: dict[str, Adapter] = {}
 E2E: dict[str, Adapter] = {
     "fedlmd": whole(M.FedLMD, "beta temperature=tau teacher", lmd_note),
+    "fedgkd": whole(M.FedGKD, "gamma temperature=tau models", side=gkd_side, more=of_fedgkd),
     "feddecorr": whole(M.FedDecorr, "beta form"),
 }

@@ -83,7 +83,9 @@ def test_a_balanced_client_distils_as_fedntd():
     teacher = logits(1)
     expected = not_true_distillation(local, teacher, TARGET, 2.0)
     none = torch.zeros(4, dtype=torch.bool)
-    torch.testing.assert_close(label_masking_distillation(local, teacher, TARGET, none, 2.0), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        label_masking_distillation(local, teacher, TARGET, none, 2.0), expected, rtol=1e-12, atol=0
+    )
 
 
 def test_two_rounds_differ_from_fedntd_and_depend_on_the_teacher():

@@ -1,0 +1,105 @@
+"""FedGKD: distil the mean of the last global models, beside the cross-entropy.
+
+Source: Yao et al. 2021, arXiv:2107.00051. Server: FedAvg, which keeps the last M global models.
+Note: models of the server's are the ones with which rounds end, after a server optimizer. The initial model never teaches,
+so that round 0 is FedAvg's. The teacher is in eval mode, with the mean of the running statistics. A client with personal
+entries has its own in the teacher.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.aggregation import ServerModule
+from fl_lightning.aggregation.server_parts import StateBuffers
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.losses import cross_entropy, kl_divergence
+from fl_lightning.functional.state import clone, weighted_mean
+from fl_lightning.types import Batch, Broadcast, ClientData, State
+from fl_lightning.utils.settings import check_above, check_at_least
+
+
+class FedGKDServer(ServerModule):
+    """Keeps the last global models, and sends their mean where it is not the model that is sent anyway.
+
+    Attributes:
+        models: The last M global models, each in the place of a round: that of round r's end in place r mod M. None for
+            M = 1 or without distillation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models = nn.ModuleList()
+        self._teacher: State | None = None
+
+    def snapshot(self) -> dict[str, Any]:
+        # A round replaces a model and edits none, so that M models need not be copied.
+        return dict(self.state_dict())
+
+    def setup(self) -> None:
+        client = self.client_of(FedGKD)
+        if client.is_fedavg_equivalent or client.models == 1:
+            return
+        weights = self.server.weights
+        zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
+        self.models = nn.ModuleList(StateBuffers(clone(zeros)) for _ in range(client.models))
+
+    def begin_round(self, cohort: list[int]) -> None:
+        self._teacher = None
+        num_ended = self.server.round_idx
+        if not self.models or not num_ended:
+            return
+        place = (num_ended - 1) % len(self.models)
+        self.models[place] = StateBuffers(clone(self.server.weights))
+        kept = [model for model in self.models[:num_ended] if isinstance(model, StateBuffers)]
+        if len(kept) > 1:
+            self._teacher = weighted_mean(kept, [1] * len(kept))
+
+    def broadcast(self, exchange: str, client_id: int) -> Broadcast:
+        if self._teacher is None:
+            return self.sends(exchange)
+        return self.sends(exchange, teacher=self._teacher)
+
+
+class FedGKD(ClientModule):
+    """Local loss CE + (gamma/2) · τ² KL(teacher ‖ local model) from round 1 on.
+
+    Args:
+        gamma: γ, weight of the distillation, >= 0. 0 is FedAvg.
+        temperature: Softmax temperature τ, > 0.
+        models: M, number of the last global models whose mean teaches, >= 1. With 1 the received model teaches, and
+            nothing more is sent.
+        base: Of `ClientModule`. It needs `net`.
+    """
+
+    server_class = FedGKDServer
+    needs = frozenset({"logits"})
+    fedavg_equivalent = {"gamma": 0}
+    stackable = True
+
+    def __init__(self, gamma: float = 0.2, temperature: float = 1.0, models: int = 5, **base: Any) -> None:
+        super().__init__(**base)
+        check_at_least(0, "0 is FedAvg", gamma=gamma)
+        check_above(0, temperature=temperature)
+        check_at_least(1, "1 distils the received model", models=models)
+        self.gamma = gamma
+        self.temperature = temperature
+        self.models = models
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        if broadcast.round_idx == 0:
+            return
+        self.round["taught"] = True
+        self.load_teacher("global", broadcast.extras.get("teacher"), common=True)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        ce = cross_entropy(logits, y)
+        self.log("train/ce", ce)
+        if "taught" not in self.round:
+            return ce
+        kd = kl_divergence(logits, self.teacher("global")(x), self.temperature)
+        self.log("train/kd", kd)
+        return ce + self.gamma / 2 * kd

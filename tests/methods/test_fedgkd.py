@@ -1,0 +1,107 @@
+"""FedGKD: who teaches, what is sent and kept, and the identities with FedAvg and plain distillation."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+from fl_lightning.functional.state import weighted_mean
+from fl_lightning.methods import FedAvg, FedGKD, FedNTD
+from fl_lightning.nets import Perceptron
+from tests.methods.test_fedavg import Regression
+from tests.toys import BatchNormNet, equal, fit, sgd, weights_of
+
+Small = partial(Perceptron, hidden=(6,))
+
+
+class Watched(FedGKD):
+    """Notes the received model, the extras and the teacher of each client."""
+
+    def receive(self, broadcast, local):
+        super().receive(broadcast, local)
+        teacher = self.teacher("global").net.state_dict() if self.distils else {}
+        noted = (
+            broadcast.round_idx,
+            copy.deepcopy(dict(broadcast.weights)),
+            set(broadcast.extras),
+            copy.deepcopy(teacher),
+        )
+        self.noted = [*getattr(self, "noted", []), noted]
+
+
+def of_rounds(loop):
+    """By round: received model, extras, teacher, of which all clients of a round have the same."""
+    found = {}
+    for round_idx, received, extras, teacher in loop.client.noted:
+        assert equal(found.setdefault(round_idx, (received, extras, teacher))[2], teacher)
+    return found
+
+
+@pytest.mark.parametrize("models", [1, 2, 3, 9])
+def test_the_mean_of_the_last_models_after_the_initial_one_teaches(models):
+    rounds = of_rounds(fit(Watched(models=models, net=BatchNormNet, optimizer=sgd()), 5))
+    received = [rounds[r][0] for r in range(5)]
+    assert not rounds[0][2]
+    for r in range(1, 5):
+        last = received[1 : r + 1][-models:]
+        expected = weighted_mean(last, [1] * len(last))
+        assert equal({f"net.{name}": value for name, value in rounds[r][2].items()}, expected)
+        assert rounds[r][1] == ({"teacher"} if len(last) > 1 else set())
+
+
+def test_gamma_0_is_fedavg_and_keeps_and_sends_nothing():
+    plain = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 3)
+    ours = fit(FedGKD(gamma=0.0, net=BatchNormNet, optimizer=sgd()), 3)
+    assert equal(weights_of(ours), weights_of(plain))
+    assert not ours.server_module.state_dict()
+    assert ours.round_metrics["comm/bytes_down"] == plain.round_metrics["comm/bytes_down"]
+
+
+def test_one_model_is_plain_distillation_from_round_1_on():
+    """FedNTD with λ = 0 distils the received model over all classes: γ/2 is its β."""
+
+    class FromRound1(FedNTD):
+        def receive(self, broadcast, local):
+            super().receive(broadcast, local)
+            self.beta = 0.3 if broadcast.round_idx else 0.0
+
+    ours = fit(FedGKD(gamma=0.6, models=1, net=Small, optimizer=sgd()), 4)
+    theirs = fit(FromRound1(beta=0.3, ntd_weight=0.0, net=Small, optimizer=sgd()), 4)
+    assert equal(weights_of(ours), weights_of(theirs))
+    assert not ours.server_module.state_dict()
+
+
+def test_personal_entries_teach_their_own_client():
+    loop = fit(FedGKD(net=Small, optimizer=sgd()), 3, personal="net.head.*")
+    kept = {name for name in loop.server_module.state_dict() if "head" in name}
+    assert not kept
+    assert all(value.isfinite().all() for value in weights_of(loop).values())
+
+
+def test_a_stack_of_clients_has_one_teacher():
+    alone = fit(FedGKD(net=Small, optimizer=sgd()), 4)
+    stacked = fit(FedGKD(net=Small, optimizer=sgd()), 4, chunk=3)
+    assert stacked.engine.why_not() is None
+    for name, value in weights_of(alone).items():
+        torch.testing.assert_close(weights_of(stacked)[name], value)
+
+
+def test_a_resumed_run_has_the_same_models(tmp_path):
+    whole = fit(FedGKD(models=3, net=BatchNormNet, optimizer=sgd()), 5)
+    half = fit(FedGKD(models=3, net=BatchNormNet, optimizer=sgd()), 3)
+    half.trainer.save_checkpoint(tmp_path / "half.ckpt")
+    continued = fit(FedGKD(models=3, net=BatchNormNet, optimizer=sgd()), 5, ckpt_path=tmp_path / "half.ckpt")
+    assert equal(weights_of(continued), weights_of(whole))
+    assert equal(continued.server_module.state_dict(), whole.server_module.state_dict())
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="gamma must be at least 0"):
+        FedGKD(gamma=-1.0)
+    with pytest.raises(ValueError, match="models must be at least 1"):
+        FedGKD(models=0)
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        FedGKD(temperature=0.0)
+    with pytest.raises(ValueError, match="FedGKD needs the logits"):
+        FedGKD(module=Regression())
