@@ -1,8 +1,8 @@
 """FedDecorr: keep the features of a local model from collapsing onto few dimensions.
 
 Source: Shi et al., ICLR 2023, arXiv:2210.00226. Server: FedAvg.
-Note: the paper prints the squared Frobenius norm of the correlation matrix over d² (`form: paper`). The released code, to
-which the published coefficient 0.1 belongs, leaves the diagonal out and does not divide the matrix by the number of
+Note: the paper prints the squared Frobenius norm of the correlation matrix over d² (`form: paper`). The released code,
+to which the published coefficient 0.1 belongs, leaves the diagonal out and does not divide the matrix by the number of
 samples (`form: code`): with 64 samples a batch its gradient is about 63 times as long.
 """
 
@@ -59,7 +59,8 @@ class FedDecorr(ClientModule):
 
     Args:
         beta: Weight of the penalty, >= 0. 0 is FedAvg.
-        form: Scale of the penalty. `code`: the released code's, to which the published 0.1 belongs. `paper`: as printed.
+        form: Scale of the penalty. `code`: the released code's, to which the published 0.1 belongs. `paper`: as
+            printed.
         base: Of `ClientModule`. It needs `net`.
     """
 

@@ -2,9 +2,9 @@
 
 Source: Lu et al., ACM MM 2023 (Federated Learning with Label-Masking Distillation). Server: FedAvg.
 Note: a class is of the majority where n_c > n/C. The teacher is silent on these classes, while the student's softmax
-goes over all not-true classes, so that the logits of the majority are pushed down. A balanced client trains FedNTD. Where
-all not-true classes are of the majority the term is 0. The released code subtracts 1000 from masked logits and gets a
-softmax over these classes there.
+goes over all not-true classes, so that the logits of the majority are pushed down. A balanced client trains as FedNTD's
+does. Where all not-true classes are of the majority the term is 0. The released code subtracts 1000 from masked logits
+and gets a softmax over these classes there.
 """
 
 from typing import Any, Literal
