@@ -1,6 +1,6 @@
 """The score of what a client would deploy, on the client's own samples."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientTestServices, attach_services, world_size
 from fl_lightning.engines.clock import trainer_of
+from fl_lightning.engines.pass_callbacks import PassCallbacks, callbacks_of_pass, makers_of
 from fl_lightning.functional.accuracy import answer_counts
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.user_metrics import arrays_of, update
@@ -146,20 +147,17 @@ def stage_of(client: ClientModule, kind: Kind | Literal["training"] | None) -> I
 class OwnSteps:
     """Evaluates the user's module in a client by its own step and hooks, as a Trainer does.
 
-    Of the callbacks that the module makes, only the hooks before a batch are called, since they may change the batch.
-    All others record the passes of the Trainer.
+    The module makes its callbacks anew for each client, as for a Trainer that evaluates the client's checkpoint.
 
     Args:
         client: The client, which is built around the module.
-        batch_hooks: Hooks on batches of the callbacks that the module makes, by name.
     """
 
-    def __init__(
-        self, client: ClientModule, batch_hooks: Mapping[str, Sequence[Callable[..., None]]] | None = None
-    ) -> None:
+    def __init__(self, client: ClientModule) -> None:
         self._client = client
-        self._batch_hooks = batch_hooks or {}
         self._modules = list(client.lightning_modules())
+        self._makers = makers_of(self._modules)
+        self._callbacks = PassCallbacks()
         self._services = ClientTestServices()
 
     def score(self, client_id: int, batches: Iterable[Batch], how: Scoring) -> ClientScore:
@@ -178,6 +176,7 @@ class OwnSteps:
             attach_services(self._modules, self._services.methods),
             fresh_metrics(parts_that_count(client)),
             stage_of(client, kind),
+            callbacks_of_pass(self._makers, kind) as self._callbacks,
         ):
             self._begin(kind)
             for batch_idx, batch in enumerate(batches):
@@ -209,7 +208,7 @@ class OwnSteps:
         if world_size() == 1:
             return
         logged = self._services.logged.metrics.values()
-        for part in [*parts_that_count(self._client), *logged]:
+        for part in [*parts_that_count(self._client), *self._callbacks.parts_that_count(), *logged]:
             for metric in part.modules():
                 if isinstance(metric, Metric):
                     metric.distributed_available_fn = bool
@@ -220,8 +219,6 @@ class OwnSteps:
             return
         # A client has one split to be tested on, so Lightning would give no index of a dataloader.
         self._services.begin(batch=batch)
-        for hook in self._batch_hooks.get(f"on_{kind}_batch_start", ()):
-            hook(batch, batch_idx)
         self._call(f"on_{kind}_batch_start", batch, batch_idx)
         step = getattr(self._client.module, f"{kind}_step")
         placed, named = evaluation_arguments(step, batch_idx=batch_idx, dataloader_idx=None)
@@ -243,6 +240,7 @@ class OwnSteps:
         return logged.reduce(rows=[rows], paths=[logged.metric_paths(self._client)], root=self._client)
 
     def _call(self, name: str, *args: Any) -> None:
-        """Call a hook of the module."""
+        """Call a hook of the callbacks, and then of the module."""
+        self._callbacks.call(name, *args)
         for hook in hooks(self._modules, name):
             hook(*args)

@@ -122,7 +122,7 @@ class SequentialEngine:
             batch_hooks=batch_hooks or {},
             clock=clock,
         )
-        self.own_steps = OwnSteps(client, batch_hooks)
+        self.own_steps = OwnSteps(client)
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
         self._counting_parts = parts_that_count(client)

@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from fl_lightning.client.checks import evaluation_arguments, runs_foreign_code
-from fl_lightning.client.hooks import hooks, overridden
+from fl_lightning.client.hooks import overridden
 from fl_lightning.client.services import attach_services
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.engines.deployed import laid_out
@@ -347,15 +347,15 @@ class Evaluation:
         self.restore()
         self._generators.close()
 
-    def end(self, prefix: str, last_hook: str) -> dict[str, float]:
+    def end(self, prefix: str, *, hook_follows: bool) -> dict[str, float]:
         """End a pass, put back what it has changed, and return its values by log key.
 
         Args:
             prefix: Beginning of the log keys.
-            last_hook: Name of the module's hook that follows within `around`.
+            hook_follows: Whether a last hook follows within `around`, of the module or of a callback that it makes.
         """
         values = self._values(prefix)
-        if self.before is not None and hooks(self.modules, last_hook):
+        if self.before is not None and hook_follows:
             self._after = HeldEntries(self.global_weights)
             self._loaded.close()
             self.before.restore()

@@ -778,7 +778,8 @@ class FederatedLoop(Forwarding):
         """
         self.parts.evaluation_services.begin_loader("")
         self.forward_hook(hook)
-        values = self.evaluation.end(prefix, last_hook=hook.replace("_epoch_end", "_end"))
+        last_hooks = self.forwarded_hooks(hook.replace("_epoch_end", "_end"))
+        values = self.evaluation.end(prefix, hook_follows=bool(last_hooks))
         if self.trainer.sanity_checking:
             return
         if self.trainer.state.fn == "fit":
