@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fl_lightning.runs.folder import CLIENT
 from fl_lightning.utils.files import DIGEST, save_with_digest
 from fl_lightning.utils.packages import distribution_of, lightning_base
 from fl_lightning.utils.plain import is_readable, plain_value, without_refused
-from fl_lightning.utils.settings import client_index, described
+from fl_lightning.utils.settings import described
 
 
 class ClientCheckpoint(Callback):
@@ -47,7 +47,7 @@ class ClientCheckpoint(Callback):
     Args:
         dirpath: Folder of the files. None is `trainer.default_root_dir`.
         filename: Name of the checkpoint of the global model.
-        clients: Ids of the clients whose models are written at the end, or `all`. None is none.
+        clients: Ids or names of the clients whose models are written at the end, or `all`. None is none.
 
     Attributes:
         configured: The client as a configuration names it, with `class_path` and `init_args`, or an empty mapping. An
@@ -58,7 +58,7 @@ class ClientCheckpoint(Callback):
         self,
         dirpath: str | Path | None = None,
         filename: str = CLIENT,
-        clients: list[int] | int | Literal["all"] | None = None,
+        clients: list[int | str] | int | str | None = None,
     ) -> None:
         self.dirpath = dirpath
         self.filename = filename
@@ -79,7 +79,7 @@ class ClientCheckpoint(Callback):
         """Return the ids of the clients whose models are written.
 
         Raises:
-            TypeError: Something else than ids is given.
+            TypeError: Something else than ids and names is given.
             ValueError: There is no such client.
         """
         num_clients = loop.data.num_clients
@@ -93,11 +93,11 @@ class ClientCheckpoint(Callback):
         if isinstance(asked, str | bytes) or not isinstance(asked, Iterable):
             asked = [asked]
         try:
-            return [client_index(client_id, num_clients, name="the id") for client_id in asked]
+            return [loop.data.client_id(client) for client in asked]
         except (TypeError, ValueError) as error:
             raise type(error)(
-                f"ClientCheckpoint.clients must be ids in [0, {num_clients}) or all, got {described(self.clients)}; "
-                f"give such ids"
+                f"ClientCheckpoint.clients must be ids in [0, {num_clients}), names of clients or all, got "
+                f"{described(self.clients)}; give such clients"
             ) from None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -170,18 +170,19 @@ class RunPlots(Callback):
     def _keep_partition(self, loop: FederatedLoop) -> None:
         """Write the partition as csv and as a picture, or the sizes of the clients as a picture without classes."""
         clients = loop.data.client_names
+        unseen = loop.data.unseen_clients
         counts = label_counts_of(loop)
         if self._folder is not None and counts is not None:
             table, class_names = counts
-            write_partition(self._folder / PARTITION, table.tolist(), names=class_names, clients=clients)
+            write_partition(self._folder / PARTITION, table.tolist(), names=class_names, clients=clients, unseen=unseen)
         if not self._draws_all:
             return
         if counts is None:
             sizes = [loop.data.size(client_id) for client_id in range(loop.data.num_clients)]
-            figure = plot_sizes(sizes, client_names=clients)
+            figure = plot_sizes(sizes, client_names=clients, unseen=unseen)
         else:
             table, class_names = counts
-            figure = plot_partition(table, class_names, client_names=clients)
+            figure = plot_partition(table, class_names, client_names=clients, unseen=unseen)
         self._keep(figure, name="partition", logged="local/partition")
 
     def _draw(self) -> None:

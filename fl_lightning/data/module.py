@@ -42,7 +42,7 @@ from fl_lightning.data.unseen import Unseen
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_globals
-from fl_lightning.utils.settings import agreed, check_count, check_kind
+from fl_lightning.utils.settings import agreed, check_count, check_kind, client_index, find_client, listed
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of
 
@@ -610,6 +610,29 @@ class FederatedDataModule(Participation):
         if len(names) == self.num_clients:
             return names
         return [str(client_id) for client_id in range(self.num_clients)]
+
+    def client_id(self, client: int | str, *, name: str = "client_id") -> int:
+        """Return the id of a client that is given by its id or by its name.
+
+        Args:
+            client: A whole number is the id. A text is the name of the client (`client_names`), or the digits of its
+                id if no client has this name.
+            name: Name of the setting, for errors.
+
+        Raises:
+            TypeError: `client` is neither a whole number nor a text.
+            ValueError: There is no such client.
+        """
+        if not isinstance(client, str):
+            return client_index(client, self.num_clients, name=name)
+        names = self.client_names
+        found = find_client(client, names, self.num_clients)
+        if found is not None:
+            return found
+        rule = f"must be the id of a client in [0, {self.num_clients})"
+        if names[0] != "0":
+            rule += f" or the name of one ({listed(names)})"
+        raise ValueError(f"{name} {rule}, got {client}; give one of these")
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
         """Count the training samples of each part and class, (len(parts), C) int64.

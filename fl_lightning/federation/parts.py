@@ -81,7 +81,8 @@ class FederationParts:
         metrics: The user's own metrics, or None.
         given_seed: Key of every draw. None means the seed of `seed_everything`, or 0 without it.
         fine_tuning: How clients are fine-tuned before they are tested. None means that they are not.
-        deployed_client: Id of the client whose model and test samples an evaluation takes. None is the global model.
+        deployed_client: Id or name of the client whose model and test samples an evaluation takes. None is the global
+            model.
         deploys_tuned: Whether such a client is fine-tuned first.
         evaluates_all_clients: Whether an evaluation outside of a fit has the values of each client, too.
         horizon: The planned rounds.
@@ -122,7 +123,7 @@ class FederationParts:
     metrics: MetricCollection | None
     given_seed: int | None
     fine_tuning: FineTuning | None = None
-    deployed_client: int | None = None
+    deployed_client: int | str | None = None
     deploys_tuned: bool = False
     evaluates_all_clients: bool = False
     horizon: Horizon = field(default_factory=Horizon)

@@ -17,6 +17,7 @@ from fl_lightning.monitors.monitor import Monitor, add_to_row
 from fl_lightning.reports.terminal import print_table
 from fl_lightning.types import Batch
 from fl_lightning.utils.batches import batch_length
+from fl_lightning.utils.settings import find_client
 
 
 class GroupMetrics(Monitor):
@@ -186,8 +187,10 @@ def client_ids(clients: Sequence[int | str], names: Sequence[str], *, group: str
     >>> client_ids([1, "Aachen"], ["Aachen", "Bonn"], group="west")
     [1, 0]
     """
-    numbers = {name: client_id for client_id, name in enumerate(names)}
-    found = [client if isinstance(client, int) else numbers.get(client, -1) for client in clients]
+    found: list[int] = []
+    for client in clients:
+        client_id = find_client(client, names, len(names)) if isinstance(client, str) else client
+        found.append(-1 if client_id is None else client_id)
     if not found or any(not 0 <= client_id < len(names) for client_id in found):
         has_owners = names != [str(client_id) for client_id in range(len(names))]
         known = f" or of {shown(names)}" if has_owners else ""
