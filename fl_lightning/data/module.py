@@ -611,20 +611,20 @@ class FederatedDataModule(Participation):
             return names
         return [str(client_id) for client_id in range(self.num_clients)]
 
-    def client_id(self, client: int | str, *, name: str = "client_id") -> int:
+    def client_id(self, client: int | str, setting: str = "client_id") -> int:
         """Return the id of a client that is given by its id or by its name.
 
         Args:
             client: A whole number is the id. A text is the name of the client (`client_names`), or the digits of its
                 id if no client has this name.
-            name: Name of the setting, for errors.
+            setting: Name of the setting, for errors.
 
         Raises:
             TypeError: `client` is neither a whole number nor a text.
             ValueError: There is no such client.
         """
         if not isinstance(client, str):
-            return client_index(client, self.num_clients, name=name)
+            return client_index(client, self.num_clients, name=setting)
         names = self.client_names
         found = find_client(client, names, self.num_clients)
         if found is not None:
@@ -632,7 +632,7 @@ class FederatedDataModule(Participation):
         rule = f"must be the id of a client in [0, {self.num_clients})"
         if names[0] != "0":
             rule += f" or the name of one ({listed(names)})"
-        raise ValueError(f"{name} {rule}, got {client}; give one of these")
+        raise ValueError(f"{setting} {rule}, got {client}; give one of these")
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
         """Count the training samples of each part and class, (len(parts), C) int64.

@@ -454,7 +454,7 @@ class FederatedLoop(Forwarding):
         asked = self.parts.deployed_client
         if stage == "fit" or asked is None:
             return None
-        client_id = self.data.client_id(asked, name="client")
+        client_id = self.data.client_id(asked, setting="client")
         step = "test_step" if stage == "test" else "validation_step"
         module = self.client.module
         lacks_step = module is not None and self.metrics is None and not overridden(module, step)

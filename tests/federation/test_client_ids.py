@@ -135,7 +135,7 @@ def test_digits_are_an_id_where_nobody_has_that_name():
     assert data.client_id(2) == 2
     assert data.client_id("3") == 3
     with pytest.raises(ValueError, match=r"in \[0, 4\) or the name of one \(17, 2, east, west\), got north"):
-        data.client_id("north", name="client")
+        data.client_id("north", setting="client")
 
 
 def test_the_command_line_takes_names(tmp_path, monkeypatch):

@@ -279,7 +279,8 @@ def test_the_command_line_tests_a_client(tmp_path, monkeypatch, client):
         (printed,) = re.findall(r"test/acc +([\d.]+)", said.out)
         assert float(printed) == pytest.approx(rows[client_id], abs=1e-5)
         assert say(f"predict {words} --ckpt_path last --client {client_id}").code == 0
-    assert "client must be the id of a client in [0, 4), got 7" in refusal(f"test {words} --ckpt_path last --client 7", 1)
+    refused = refusal(f"test {words} --ckpt_path last --client 7", 1)
+    assert "client must be the id of a client in [0, 4), got 7" in refused
 
 
 class KeepsBuffer(Base):
