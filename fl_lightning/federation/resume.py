@@ -21,7 +21,8 @@ def catch_up(loop: Any, data: FederatedDataModule, recorder: Recorder) -> None:
     """Complete the row of an unfinished round, which no logger has yet.
 
     The function calls the hooks of the loop that are due and that Lightning does not call: `on_train_batch_end`,
-    the hooks of the validation and `on_train_epoch_end`. It does not call the hooks of callbacks.
+    the hooks of the validation and `on_train_epoch_end`. It does not call the hooks of callbacks. A callback that writes
+    the values of the clients is asked to complete its table.
 
     Args:
         loop: The `FederatedLoop`.
@@ -48,6 +49,9 @@ def catch_up(loop: Any, data: FederatedDataModule, recorder: Recorder) -> None:
     trainer.callback_metrics.update(values)
     if round_idx < trainer.current_epoch:
         loop.on_train_epoch_end()
+        for callback in trainer.callbacks:
+            if getattr(callback, "writes_client_values", False):
+                callback.complete_round(loop, round_idx)
 
 
 def validate(loop: LightningModule, data: FederatedDataModule) -> None:
