@@ -52,6 +52,7 @@ class ClientCheckpoint(Callback):
     Attributes:
         configured: The client as a configuration names it, with `class_path` and `init_args`, or an empty mapping. An
             object among the hyper-parameters is then written as the configuration has it, as LightningCLI does.
+        path_of_round: The file of the global model of the last round of the fit. None if there is no such file.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class ClientCheckpoint(Callback):
         self.filename = filename
         self.clients = clients
         self.configured: Mapping[str, Any] = {}
+        self.path_of_round: Path | None = None
         self._reported: set[str] = set()
         """The names of the entries that cannot be written, which were reported."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.path_of_round = None
         if isinstance(pl_module, FederatedLoop):
             self._chosen(pl_module)
         elif self.clients is not None:
@@ -123,12 +126,12 @@ class ClientCheckpoint(Callback):
             self._write(trainer, pl_module, call_on_save)
         elif pl_module.global_weights.shared:
             with pl_module.evaluation.evaluated_entries():
-                self._write(trainer, pl_module.client, pl_module.forward_to)
+                self.path_of_round = self._write(trainer, pl_module.client, pl_module.forward_to)
 
     def _write(
         self, trainer: Trainer, client: LightningModule, forward: Callable[..., Any], filename: str | None = None
-    ) -> None:
-        """Write a module as it is.
+    ) -> Path:
+        """Write a module as it is, and return the path of the file.
 
         Args:
             trainer: The Trainer of the run.
@@ -160,6 +163,7 @@ class ClientCheckpoint(Callback):
         checkpoint |= schema_of_data(trainer)
         path = Path(self.dirpath or trainer.default_root_dir, filename or self.filename)
         save_with_digest(self._writable(checkpoint), path)
+        return path
 
     def _of_data(self, trainer: Trainer) -> dict[str, Any]:
         """Return what Lightning writes for the user's data module, without objects, which are reported once."""
