@@ -1,6 +1,7 @@
 """Callbacks that a module makes: their hooks of an evaluation see the module, at clients as in plain Lightning."""
 
 import pytest
+import torch
 import torchmetrics
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import LambdaCallback, ModelCheckpoint
@@ -124,17 +125,41 @@ def test_several_callbacks_act_in_their_order_and_those_of_lightning_see_rounds(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_callback_that_the_module_keeps_acts_too():
+class KeepsCounting(BothSteps):
+    """Its metric object is never reset."""
+
+    def __init__(self):
+        self.largest = torchmetrics.MaxMetric()
+        self.stages = []
+
+    def setup(self, trainer, pl_module, stage):
+        self.stages.append(stage)
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self.largest.update(batch[1])
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log("top", self.largest.compute())
+
+
+@pytest.mark.parametrize("callback", [SetsUp, KeepsCounting], ids=lambda made: made.__name__)
+def test_a_callback_that_the_module_keeps_acts_too(callback):
     class Keeps(LogsValues):
         def __init__(self):
             super().__init__()
-            self.kept = SetsUp()
+            self.kept = callback()
 
         def configure_callbacks(self):
             return self.kept
 
-    loop = fitted(Keeps())
+    module = Keeps()
+    loop = fitted(module)
     assert_as_plain(loop)
+    if callback is KeepsCounting:
+        assert module.kept.stages == ["fit"]
+        largest = max(float(batch[1].max()) for batch in loop.data.split("test").batches([torch.arange(17)], None))
+        assert float(module.kept.largest.compute()) == pytest.approx(largest)
+        assert "log" not in vars(module.kept) or vars(module.kept)["log"] == loop.log
 
 
 class NotesHooks(BothSteps):
