@@ -142,24 +142,32 @@ class KeepsCounting(BothSteps):
         pl_module.log("top", self.largest.compute())
 
 
+@pytest.mark.parametrize("place", ["module", "elsewhere"])
 @pytest.mark.parametrize("callback", [SetsUp, KeepsCounting], ids=lambda made: made.__name__)
-def test_a_callback_that_the_module_keeps_acts_too(callback):
+def test_a_callback_that_is_kept_acts_too(callback, place):
+    kept = callback()
+
     class Keeps(LogsValues):
         def __init__(self):
             super().__init__()
-            self.kept = callback()
+            if place == "module":
+                self.kept = kept
 
         def configure_callbacks(self):
-            return self.kept
+            return kept if place == "elsewhere" else self.kept
 
-    module = Keeps()
-    loop = fitted(module)
-    assert_as_plain(loop)
+    loop = fitted(Keeps())
     if callback is KeepsCounting:
-        assert module.kept.stages == ["fit"]
-        largest = max(float(batch[1].max()) for batch in loop.data.split("test").batches([torch.arange(17)], None))
-        assert float(module.kept.largest.compute()) == pytest.approx(largest)
-        assert "log" not in vars(module.kept) or vars(module.kept)["log"] == loop.log
+        assert kept.stages == ["fit"]
+        (batch,) = loop.data.split("test").batches([torch.arange(17)], None)
+        assert float(kept.largest.compute()) == pytest.approx(float(batch[1].max()))
+        assert vars(kept)["log"] == loop.log
+        kept.largest.reset()
+        for client_id, values in loop.recorder.client_values.items():
+            found = max(float(batch[1].max()) for batch in loop.data.view(client_id, 0).batches("test", batch_size=2))
+            assert values["local/top"] == pytest.approx(found)
+    if place == "module":
+        assert_as_plain(loop)
 
 
 class NotesHooks(BothSteps):
