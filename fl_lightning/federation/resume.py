@@ -21,8 +21,8 @@ def catch_up(loop: Any, data: FederatedDataModule, recorder: Recorder) -> None:
     """Complete the row of an unfinished round, which no logger has yet.
 
     The function calls the hooks of the loop that are due and that Lightning does not call: `on_train_batch_end`,
-    the hooks of the validation and `on_train_epoch_end`. It does not call the hooks of callbacks. A callback that writes
-    the values of the clients is asked to complete its table.
+    the hooks of the validation and `on_train_epoch_end`. It does not call the hooks of callbacks of the Trainer. A
+    callback that writes the values of the clients is asked to complete its table.
 
     Args:
         loop: The `FederatedLoop`.
