@@ -9,7 +9,7 @@ from enum import Enum
 from errno import ENOENT
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -183,8 +183,8 @@ class FederatedCLI(LightningCLI):
             )
             add(f"--{FROM}", default=SUPPRESS, help=theirs)  # which `adopt` has read: no setting of the run
         if self._argv[:1] in (["validate"], ["test"], ["predict"]):
-            client = "id of the client whose model and test samples are taken, or all; unset: the global model"
-            add("--client", type=int | Literal["all"] | None, default=None, help=client)
+            client = "id or name of the client whose model and test samples are taken, or all; unset: the global model"
+            add("--client", type=int | str | None, default=None, help=client)
             tuned = "whether the client's model is fine-tuned first, as model.fine_tuning says"
             add("--tuned", type=bool, default=False, help=tuned)
         if self._argv[:1] == ["predict"]:
@@ -236,7 +236,9 @@ class FederatedCLI(LightningCLI):
         self.model.recorder.directions |= directions_in(config)
         if self.subcommand != "predict" or config.client != "all":
             # `before_predict` deploys one client after the other.
-            self.model.deploy(config.get("client"), tuned=config.get("tuned", False))
+            client = config.get("client")
+            # A number may be the name of an owner.
+            self.model.deploy(None if client is None else str(client), tuned=config.get("tuned", False))
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
             told = {name: values for name, values in saved.items() if name in ("config", "code")}

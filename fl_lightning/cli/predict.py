@@ -8,6 +8,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.new_samples import check_new_path
 from fl_lightning.data.stored_schema import read_schema
 from fl_lightning.utils.files import is_there
+from fl_lightning.utils.text import slug
 
 OPTIONS_OF_EVALUATION = ("client", "tuned", "new", "output")
 """Options that say what is evaluated and where the answer goes. They are no settings of the run."""
@@ -75,10 +76,13 @@ def of_client(client: int | str | None) -> str:
 
     >>> of_client(3), of_client("all"), of_client(None)
     ('-client-3', '-clients', '')
+
+    Args:
+        client: The client as the command line names it.
     """
     if client is None:
         return ""
-    return "-clients" if client == "all" else f"-client-{client}"
+    return "-clients" if client == "all" else f"-client-{slug(str(client))}"
 
 
 def clients_to_predict(data: FederatedDataModule) -> list[int]:

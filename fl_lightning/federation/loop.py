@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
-from fl_lightning.client.checks import check_outputs
+from fl_lightning.client.checks import check_evaluation_step, check_outputs
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.metric_states import NOBODY
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.engines.deployed import Kind
+from fl_lightning.engines.deployed import Kind, own_step
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
@@ -56,7 +56,7 @@ from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import ClientJob, ClockKind, Engine, FineTuning, Scoring, TrainableModule, Undo
-from fl_lightning.utils.settings import as_list, check_count, client_index
+from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
 
@@ -312,14 +312,14 @@ class FederatedLoop(Forwarding):
         copied.__dict__.update(deepcopy(self.__getstate__(), memo))
         return copied
 
-    def client_model(self, client_id: int | None = None, *, tuned: bool = False) -> LightningModule:
+    def client_model(self, client_id: int | str | None = None, *, tuned: bool = False) -> LightningModule:
         """Return a copy of your module with what a client would deploy, or with the global model.
 
         With `net=` it is a copy of the client. The copy has no Trainer, empty metric objects and the modes in which you
         left the module. It may be called once a Trainer has set the loop up, in a fit or after it, by every process.
 
         Args:
-            client_id: Id of the client, from 0. None is the global model, as it is evaluated.
+            client_id: Id of the client, from 0, or its name. None is the global model, as it is evaluated.
             tuned: Whether the client's model is fine-tuned first, as `fine_tuning` says.
 
         Raises:
@@ -350,14 +350,14 @@ class FederatedLoop(Forwarding):
         with self.engine.lent(self._deployed_job(client_id)) as predict:
             yield predict is self.client
 
-    def _deployed_job(self, client_id: int) -> ClientJob:
+    def _deployed_job(self, client_id: int | str) -> ClientJob:
         """Return the job that makes the module what a client would deploy."""
         if getattr(self.clients_engine, "is_remote", False):
             raise ValueError("client_model gives models that are in this run, and those of the clients are at nodes")
-        client_id = client_index(client_id, self.data.num_clients, name="client_id")
+        client_id = self.data.client_id(client_id)
         return self.evaluation.of_clients.job_of(client_id, self.server.round_idx)
 
-    def _tuning(self, client_id: int | None, tuned: bool) -> FineTuning | None:
+    def _tuning(self, client_id: int | str | None, tuned: bool) -> FineTuning | None:
         """Return how a client is fine-tuned, or None if that is not asked for.
 
         Raises:
@@ -371,7 +371,7 @@ class FederatedLoop(Forwarding):
             raise ValueError("tuned needs model.fine_tuning, got None; set it, such as model.fine_tuning.epochs to 1")
         return self.parts.fine_tuning
 
-    def deploy(self, client_id: int | Literal["all"] | None, *, tuned: bool = False) -> None:
+    def deploy(self, client_id: int | str | None, *, tuned: bool = False) -> None:
         """Let the next evaluations of a Trainer take the model and the test samples of a client, or of all clients.
 
         With the id of a client `validate`, `test` and `predict` evaluate what that client would deploy, by the keys
@@ -380,7 +380,7 @@ class FederatedLoop(Forwarding):
         the values of each. A fit is not changed.
 
         Args:
-            client_id: Id of the client, from 0, or `all`. None is the global model and all samples again.
+            client_id: Id of the client, from 0, its name, or `all`. None is the global model and all samples again.
             tuned: Whether the client's model is fine-tuned first, as `fine_tuning` says.
 
         Raises:
@@ -454,7 +454,7 @@ class FederatedLoop(Forwarding):
         asked = self.parts.deployed_client
         if stage == "fit" or asked is None:
             return None
-        client_id = client_index(asked, self.data.num_clients, name="client")
+        client_id = self.data.client_id(asked, setting="client")
         step = "test_step" if stage == "test" else "validation_step"
         module = self.client.module
         lacks_step = module is not None and self.metrics is None and not overridden(module, step)
@@ -530,7 +530,11 @@ class FederatedLoop(Forwarding):
         )
         if self.evaluate_clients_every is not None and not self.data.pooled:
             check_test_samples(self.data)
-        is_tested = self.data.pooled or self._rounds_between_clients() is not None
+        tests_clients = self._rounds_between_clients() is not None
+        kind = own_step(self.client.module, "validation")
+        if tests_clients and self.client.module is not None and kind is not None:
+            check_evaluation_step(self.client.module, f"{kind}_step", self.data.num_loaders("test"))
+        is_tested = self.data.pooled or tests_clients
         if self.parts.fine_tuning is not None and not is_tested:
             raise ValueError(
                 "model.fine_tuning needs model.evaluate_clients_every, the rounds after which clients are tested, got "
@@ -778,7 +782,8 @@ class FederatedLoop(Forwarding):
         """
         self.parts.evaluation_services.begin_loader("")
         self.forward_hook(hook)
-        values = self.evaluation.end(prefix, last_hook=hook.replace("_epoch_end", "_end"))
+        last_hooks = self.forwarded_hooks(hook.replace("_epoch_end", "_end"))
+        values = self.evaluation.end(prefix, hook_follows=bool(last_hooks))
         if self.trainer.sanity_checking:
             return
         if self.trainer.state.fn == "fit":
@@ -807,7 +812,8 @@ class FederatedLoop(Forwarding):
             self.recorder.take_client_values(of_clients)
             values |= self.parts.marked(means)
         for name, value in values.items():
-            super().log(name, value)
+            # The keys of one of several loaders have its index already.
+            super().log(name, value, add_dataloader_idx=False)
 
     @property
     def evaluates_clients_too(self) -> bool:

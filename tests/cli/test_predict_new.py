@@ -152,7 +152,9 @@ def test_a_client_predicts_new_rows_by_its_own_model(here):
         answers.append(rows_of(here / name))
         assert len(answers[-1]) == 40
     assert answers[0] != answers[1] != answers[2] != answers[0]
-    assert "client must lie in [0, 3), got 3" in refusal(f"predict {BEST} --new new.csv --client 3 --output x.csv", 1)
+    assert "client must be the id of a client in [0, 3), got 3" in refusal(
+        f"predict {BEST} --new new.csv --client 3 --output x.csv", 1
+    )
 
 
 def test_what_cannot_be_predicted_is_refused_before_training_rows_are_read(here, monkeypatch):
