@@ -796,9 +796,20 @@ class FederatedDataModule(Participation):
         with self.source.keyed("predicted"):
             samples = self.source.predicted()
         if samples is None:
+            self._check_predicted()
             return self._batches_of("test")
         self._splits["predict"] = samples
         return self._batches_of("predict")
+
+    def _check_predicted(self) -> None:
+        """Refuse to predict where there are neither samples to predict nor test samples."""
+        self.client_samples()  # loads the splits
+        if "test" not in self._splits:
+            raise ValueError(
+                f"predict needs samples to answer, got data with only {', '.join(sorted(self._splits))}; define "
+                f"predict_dataloader or test_dataloader in a data module of your own, or name new samples of another "
+                f"source by --new"
+            )
 
     def _batches_of(self, split: str) -> EvaluationBatches:
         """Make this process's evaluation batches of a split, or of the test samples of the client that is tested."""
