@@ -7,6 +7,7 @@ from typing import Any, cast
 from pytorch_lightning import LightningDataModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import (
+    BatchSampler,
     ConcatDataset,
     DataLoader,
     Dataset,
@@ -272,35 +273,52 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
             f"{type(loader.dataset).__name__}; give a dataset with __len__ and __getitem__, or a stream for each "
             f"client ({{client_id: DataLoader}})"
         )
-    if isinstance(loader.sampler, WeightedRandomSampler):
+    batching = batching_of(loader)
+    if isinstance(batching.sampler, WeightedRandomSampler):
         raise ValueError(
             "a WeightedRandomSampler draws from the samples of all clients together, and a client has its own only; "
             "leave it out and weigh the classes in the loss, or by data.partition"
         )
-    if loader.batch_size is None:
+    if batching.batch_size is None:
         raise ValueError(
             "a DataLoader must have a batch_size, got one with a batch_sampler of its own or without batching; clients "
             "draw their own batches: give it batch_size, or its dataset to FederatedDataModule.from_datasets "
             "(docs/recipes/datamodules.md)"
         )
-    check_sampler(loader)
+    check_sampler(batching.sampler, loader.dataset)
     return LoaderSpec(
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
-        batch_size=loader.batch_size,
-        shuffle=isinstance(loader.sampler, RandomSampler),
-        drop_last=loader.drop_last,
+        batch_size=batching.batch_size,
+        shuffle=isinstance(batching.sampler, RandomSampler),
+        drop_last=batching.drop_last,
+        reads_batches=loader.batch_size is None,
     )
 
 
-def check_sampler(loader: DataLoader[Any]) -> None:
+def batching_of(loader: DataLoader[Any]) -> DataLoader[Any] | BatchSampler:
+    """Return what says which samples make a batch.
+
+    A DataLoader without batching hands each element of its sampler to the dataset. With torch's own `BatchSampler` as
+    the sampler, the dataset makes a batch of a list of indices.
+    """
+    makes_batches = loader.batch_size is None and loader.batch_sampler is None
+    if makes_batches and type(loader.sampler) is BatchSampler:
+        return loader.sampler
+    return loader
+
+
+def check_sampler(sampler: Any, dataset: Any) -> None:
     """Refuse a sampler that does more than to order all samples.
+
+    Args:
+        sampler: The sampler.
+        dataset: The samples that it orders.
 
     Raises:
         ValueError: The sampler chooses samples, repeats them, or has an order of its own.
     """
-    sampler: Any = loader.sampler
     name = type(sampler).__name__
     remedy = "clients draw from their own samples only: leave the sampler out and set data.shuffle"
     iters = (RandomSampler.__iter__, SequentialSampler.__iter__)
@@ -308,7 +326,7 @@ def check_sampler(loader: DataLoader[Any]) -> None:
         raise ValueError(f"a DataLoader's order must be sequential or shuffled, got {name}; {remedy}")
     if getattr(sampler, "replacement", False):
         raise ValueError(f"a DataLoader must read each sample once, got {name}(replacement=True); {remedy}")
-    size = len(loader.dataset)  # type: ignore[arg-type]
+    size = len(dataset)
     if len(sampler) != size:
         raise ValueError(
             f"a DataLoader must read all samples of its dataset, got a {name} that draws {len(sampler)} of {size}; "

@@ -26,6 +26,7 @@ class LoaderSpec:
         batch_size: samples per batch; None: not set.
         shuffle: whether the loader shuffles; None: not set.
         drop_last: whether a last batch of fewer samples is left out in training.
+        reads_batches: whether the dataset makes a batch of a list of indices, and `collate_fn` converts the batch.
     """
 
     collate_fn: Callable[[list[Any]], Any] = default_collate
@@ -34,6 +35,7 @@ class LoaderSpec:
     batch_size: int | None = None
     shuffle: bool | None = None
     drop_last: bool = False
+    reads_batches: bool = False
 
     def loader(
         self, dataset: Dataset[Any], generator: torch.Generator | None, pins: bool, **batching: Any

@@ -138,7 +138,8 @@ def parts_of(value: Any) -> Iterator[Any]:
     elif isinstance(value, MethodType):
         yield from (value.__self__, value.__func__)
     elif isinstance(value, BuiltinMethodType):
-        yield value.__self__
+        # Functions of Boost.Python only say that they are of this class.
+        yield getattr(value, "__self__", None)
     elif isinstance(value, staticmethod | classmethod):
         yield value.__func__
     elif isinstance(value, property):

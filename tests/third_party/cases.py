@@ -6,7 +6,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,6 +19,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition
@@ -108,6 +109,24 @@ COMMUNITY = {
     "pykeen LCWALitModule": Case(
         C.knowledge_graph, ("pykeen",), unstacked="on_before_zero_grad is called for one client"
     ),
+    "aidsorb LitModule": Case(C.structures, ("aidsorb", "ase"), unstacked="counts one client's batch at a time"),
+    "chemprop MPNN": Case(
+        C.molecules,
+        ("chemprop",),
+        asks_length=True,
+        not_by_hand="configure_optimizers asks the Trainer for its loader",
+        unstacked="counts one client's batch at a time",
+    ),
+    "neuromancer LitProblem": Case(
+        C.oscillator, ("neuromancer",), unstacked="on_train_epoch_end is called for one client"
+    ),
+    "scvi AdversarialTrainingPlan": Case(
+        C.cells,
+        ("scvi",),
+        "scvi-tools",
+        draws="the validation step draws the latent values of the cells",
+        unstacked="on_train_epoch_end is called for one client",
+    ),
 }
 """Modules that were held out: nothing here was written before they were first federated."""
 CASES |= COMMUNITY
@@ -139,6 +158,15 @@ def divided(name: str, own: LightningDataModule) -> FederatedDataModule:
     settings = {} if name not in COMMUNITY else {"client_test_size": 8, "eval_batch_size": 4}
     partition = FixedPartition(M.PARTS)
     return FederatedDataModule.from_datamodule(own, num_clients=3, partition=partition, shuffle=False, **settings)
+
+
+def loader_of(loader: DataLoader[Any], places: Sequence[int], batch_size: int) -> DataLoader[Any]:
+    """A loader of some samples of another one's dataset, in order, which makes batches in the same way."""
+    samples = Subset(loader.dataset, list(places))
+    if loader.batch_size is None:
+        sampler = BatchSampler(SequentialSampler(samples), batch_size, drop_last=False)
+        return DataLoader(samples, batch_size=None, sampler=sampler, collate_fn=loader.collate_fn)
+    return DataLoader(samples, batch_size=batch_size, collate_fn=loader.collate_fn)
 
 
 def quiet_logger(name: str, kind: str = "pytorch_lightning") -> dict[str, Any]:

@@ -6,9 +6,10 @@ on the authors' own generator of samples. Batches have 4 samples.
 
 import wave
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -201,4 +202,118 @@ def knowledge_graph() -> Made:
     return module, Given(Subset(loader.dataset, range(48)), loader.collate_fn)
 
 
-# --- torchphysics, https://github.com/boschresearch/torchphysics ---------------------------------------------------
+# --- aidsorb, https://github.com/adosar/aidsorb --------------------------------------------------------------------
+
+
+def structures() -> Made:
+    """The heat of formation of molecules, with a data module of the package, on the molecules of ASE."""
+    from aidsorb.data import PCDCollator, prepare_data
+    from aidsorb.datamodules import DataModule
+    from aidsorb.litmodules import LitModule
+    from aidsorb.modules import PointNet, PointNetClsHead
+    from torchmetrics import MeanAbsoluteError, MetricCollection, R2Score
+
+    folder = Path(written_structures().name)
+    prepare_data(str(folder / "clouds"), split_ratio=(24, 16, 16))
+    loaders = {"collate_fn": PCDCollator(channels_first=True, mode="zeropad")}
+    sizes = {"train_batch_size": 4, "eval_batch_size": 4}
+    labels = {"path_to_Y": str(folder / "heats.csv"), "index_col": "name", "labels": ["heat"]}
+    data = DataModule(str(folder / "clouds"), config_dataloaders=loaders, **sizes, **labels)
+    net = PointNet(PointNetClsHead(), n_global_feats=16)
+    net(torch.zeros(2, 4, 8))
+    optimizer = {"name": "SGD", "hparams": {"lr": 1e-4}}
+    metrics = MetricCollection(MeanAbsoluteError(), R2Score())
+    return LitModule(net, nn.MSELoss(), metrics, config_optimizer=optimizer), data
+
+
+@cache
+def written_structures() -> TemporaryDirectory[str]:
+    """Write molecules as clouds of points, and their heats of formation in eV."""
+    from aidsorb.utils import pcd_from_dir
+    from ase.build import molecule
+    from ase.data.g2 import data
+
+    written = TemporaryDirectory()
+    folder = Path(written.name)
+    (folder / "files").mkdir()
+    names = [name for name, values in data.items() if values["thermal correction"] is not None][:56]
+    for name in names:
+        molecule(name).write(folder / "files" / f"{name}.xyz")
+    pcd_from_dir(str(folder / "files"), str(folder / "clouds"))
+    rows = [f"{name},{float(data[name]['enthalpy']) / 23.06}" for name in names]
+    (folder / "heats.csv").write_text("\n".join(["name,heat", *rows]))
+    return written
+
+
+# --- chemprop, https://github.com/chemprop/chemprop ----------------------------------------------------------------
+
+
+def molecules() -> Made:
+    """Activity of molecules, CHEMBL2321810, as RDKit comes with it."""
+    from chemprop.data import MoleculeDatapoint, MoleculeDataset, collate_batch
+    from chemprop.models import MPNN
+    from chemprop.nn import BondMessagePassing, MeanAggregation, RegressionFFN
+    from rdkit import RDConfig
+
+    folder = Path(RDConfig.RDContribDir, "FreeWilson", "data")
+    rows = (folder / "CHEMBL2321810_act.csv").read_text().splitlines()[1:]
+    activity = dict(row.split(",") for row in rows)
+    lines = [line.split() for line in (folder / "CHEMBL2321810.smi").read_text().splitlines()]
+    points = [MoleculeDatapoint.from_smi(smiles, y=np.array([float(activity[name])])) for smiles, name in lines[:48]]
+    module = MPNN(BondMessagePassing(d_h=16, depth=2), MeanAggregation(), RegressionFFN(input_dim=16, hidden_dim=16))
+    return module, Given(MoleculeDataset(points), collate_batch)
+
+
+# --- neuromancer, https://github.com/pnnl/neuromancer --------------------------------------------------------------
+
+
+def oscillator() -> Made:
+    """A neural differential equation, with a data module of the package, on the authors' Van der Pol oscillator."""
+    from neuromancer.constraint import variable
+    from neuromancer.dataset import LitDataModule
+    from neuromancer.dynamics.integrators import RK4
+    from neuromancer.loss import PenaltyLoss
+    from neuromancer.modules.blocks import MLP
+    from neuromancer.problem import LitProblem, Problem
+    from neuromancer.system import Node, System
+
+    field = MLP(2, 2, hsizes=[16])
+    system = System([Node(RK4(field, h=0.1), ["xn"], ["xn"], name="field")], nsteps=4)
+    reached = variable("xn")[:, :-1, :]
+    loss = PenaltyLoss([(reached == variable("X")) ^ 2], [])
+    module = LitProblem(Problem([system], loss), dev_metric="dev_loss")
+    return module, LitDataModule(trajectories)
+
+
+def trajectories() -> tuple[Any, Any, Any, int]:
+    """Pieces of 4 states of the oscillator, as a `LitDataModule` asks for them."""
+    from neuromancer.dataset import DictDataset
+    from neuromancer.psl.autonomous import VanDerPol
+
+    states = VanDerPol().simulate(nsim=224, ts=0.1)["X"]
+    pieces = torch.tensor(np.asarray(states), dtype=torch.float32).view(56, 4, 2)
+    sets = [
+        DictDataset({"X": part, "xn": part[:, :1]}, name=name)
+        for name, part in zip(("train", "dev", "test"), pieces.split([24, 16, 16]), strict=True)
+    ]
+    return sets[0], sets[1], sets[2], 4
+
+
+# --- scvi-tools, https://github.com/scverse/scvi-tools -------------------------------------------------------------
+
+
+def cells() -> Made:
+    """Counts of genes by hand, two optimizers, with a data module of the package, on the authors' generator."""
+    from scvi.data import synthetic_iid
+    from scvi.dataloaders import DataSplitter
+    from scvi.model import SCVI
+    from scvi.train import AdversarialTrainingPlan
+
+    cells = synthetic_iid(batch_size=28, n_genes=8, n_proteins=0)
+    SCVI.setup_anndata(cells, batch_key="batch")
+    model = SCVI(cells, n_hidden=8, n_latent=2)
+    classifier = {"adversarial_classifier": True, "scale_adversarial_loss": 1.0}
+    module = AdversarialTrainingPlan(model.module, **classifier)
+    places = np.arange(56)
+    sets = [places[:24], places[24:40], places[40:]]
+    return module, DataSplitter(model.adata_manager, external_indexing=sets, batch_size=4)

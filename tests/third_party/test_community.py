@@ -12,12 +12,22 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, Subset
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.methods import Ditto, FedAvg, FedProx
-from tests.third_party.cases import CASES, COMMUNITY, SEED, divided, federate, made, quiet_logger, same, skipped
+from tests.third_party.cases import (
+    CASES,
+    COMMUNITY,
+    SEED,
+    divided,
+    federate,
+    loader_of,
+    made,
+    quiet_logger,
+    same,
+    skipped,
+)
 from tests.toys import trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -43,8 +53,8 @@ def validated(name, data, client_id, path):
     own.setup("fit")
     own.setup("test")
     loader = own.test_dataloader()
-    samples = Subset(loader.dataset, data.client_indices("test", client_id).tolist())
-    mine = DataLoader(samples, batch_size=data.eval_batch_size, collate_fn=loader.collate_fn)
+    places = data.client_indices("test", client_id).tolist()
+    mine = loader_of(loader, places, data.eval_batch_size)
     own.val_dataloader = lambda: mine
     kind = pl if isinstance(module, pl.LightningModule) else importlib.import_module("lightning.pytorch")
     has_hooks = isinstance(own, kind.LightningDataModule)

@@ -15,12 +15,11 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, Subset
 
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.utils.keyed import keyed_seed
 from tests.commands import run_in, say, working_in
-from tests.third_party.cases import CASES, SEED, federate, made, quiet_logger, same, skipped
+from tests.third_party.cases import CASES, SEED, federate, loader_of, made, quiet_logger, same, skipped
 from tests.third_party.community import Given
 from tests.third_party.modules import PARTS, Loaded
 from tests.toys import trainer
@@ -63,7 +62,7 @@ def local_fit(name, module, own, client_id, round_idx):
     own.trainer = None
     own.setup("fit")
     loader = own.train_dataloader()
-    samples = DataLoader(Subset(loader.dataset, PARTS[client_id]), batch_size=4, collate_fn=loader.collate_fn)
+    samples = loader_of(loader, PARTS[client_id], 4)
     own.train_dataloader = lambda: samples
     without_plateau(module)
     data = {"train_dataloaders": samples} if isinstance(own, (Loaded, Given)) else {"datamodule": own}

@@ -6,6 +6,8 @@ import random
 import sys
 from collections import UserDict, deque
 from dataclasses import dataclass
+from functools import partial
+from types import BuiltinMethodType
 
 import numpy as np
 import pytest
@@ -175,6 +177,21 @@ def test_nothing_of_libraries_and_no_shared_generator_is_found():
     assert not found
     module = Module(fit=pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
     assert not generators_of(module, nn.Sequential(nn.Dropout()))
+
+
+class SaysItIsBuiltin:
+    """Says that it is a function in C, as the functions of Boost.Python do, and has no `__self__`."""
+
+    @property
+    def __class__(self):
+        return BuiltinMethodType
+
+
+@pytest.mark.parametrize("place", [list, Settings, partial])
+def test_what_only_says_that_it_is_a_function_in_c_does_not_stop_the_search(place):
+    function = SaysItIsBuiltin()
+    held = place([function]) if place is not partial else partial(print, function)
+    assert generators_in(held, BOX) == [BOX["mine"]]
 
 
 def test_what_the_operating_system_draws_cannot_be_keyed():
