@@ -112,7 +112,7 @@ COMMUNITY = {
     "anomalib Ganomaly": Case(C.adversaries, ("anomalib",), unstacked="?"),
     "rl4co PPO": Case(C.salesman, ("rl4co",), unstacked="?"),
     "zeldarose NTPTrainingModel": Case(C.next_words, ("zeldarose", "gensim"), unstacked="?"),
-    "disent BetaVae": Case(C.squares, ("disent",), unstacked="?"),
+    "disent BetaVae": Case(C.squares, ("disent",), unstacked="vmap: called random operation"),
 }
 """Modules that were held out: nothing here was written before they were first federated."""
 CASES |= COMMUNITY
