@@ -108,8 +108,13 @@ COMMUNITY = {
     "pykeen LCWALitModule": Case(
         C.knowledge_graph, ("pykeen",), unstacked="on_before_zero_grad is called for one client"
     ),
-    "ptls CoLESModule": Case(C.purchases, ("ptls", "lifetimes"), "pytorch-lifestream lifetimes", unstacked="counts one client's batch at a time"),
-    "anomalib Ganomaly": Case(C.adversaries, ("anomalib",), unstacked="?"),
+    "ptls CoLESModule": Case(
+        C.purchases,
+        ("ptls", "lifetimes"),
+        "pytorch-lifestream lifetimes",
+        unstacked="counts one client's batch at a time",
+    ),
+    "anomalib Ganomaly": Case(C.adversaries, ("anomalib",), unstacked="of a callback of the module is called"),
     "rl4co PPO": Case(C.salesman, ("rl4co",), unstacked="?"),
     "zeldarose NTPTrainingModel": Case(C.next_words, ("zeldarose", "gensim"), unstacked="?"),
     "disent BetaVae": Case(C.squares, ("disent",), unstacked="vmap: called random operation"),

@@ -6,10 +6,11 @@ on the authors' own generator of samples. Batches have 4 samples.
 
 import wave
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 from typing import Any
 
 import numpy as np
@@ -267,11 +268,19 @@ def pictures() -> Path:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    folder = Path(mkdtemp())
+    made = Path(mkdtemp())
     for kind in (1, 8):
-        (folder / str(kind)).mkdir()
+        (made / str(kind)).mkdir()
         for place, image in enumerate(found.images[found.target == kind][:40]):
-            Image.fromarray((image * 15).astype(np.uint8)).save(folder / str(kind) / f"{place:02}.png")
+            Image.fromarray((image * 15).astype(np.uint8)).save(made / str(kind) / f"{place:02}.png")
+    return kept(made, "digits")
+
+
+def kept(made: Path, name: str) -> Path:
+    """The folder as it was first made: a run that is continued must read the files that it has begun with."""
+    folder = Path(gettempdir(), f"fl-lightning-{name}")
+    with suppress(OSError):
+        made.rename(folder)
     return folder
 
 

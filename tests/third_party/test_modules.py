@@ -61,6 +61,7 @@ def local_fit(name, module, own, client_id, round_idx):
     """Fit one client's samples as outside of a federation."""
     module.prepare_data = lambda: None  # Lightning's demos would download WikiText
     own.trainer = None
+    own.prepare_data()
     own.setup("fit")
     loader = own.train_dataloader()
     samples = DataLoader(Subset(loader.dataset, PARTS[client_id]), batch_size=4, collate_fn=loader.collate_fn)
