@@ -115,7 +115,7 @@ COMMUNITY = {
         unstacked="counts one client's batch at a time",
     ),
     "anomalib Ganomaly": Case(C.adversaries, ("anomalib",), unstacked="of a callback of the module is called"),
-    "rl4co PPO": Case(C.salesman, ("rl4co",), unstacked="?"),
+    "rl4co PPO": Case(C.salesman, ("rl4co",), unstacked="on_train_epoch_end is called for one client"),
     "zeldarose NTPTrainingModel": Case(C.next_words, ("zeldarose", "gensim"), unstacked="?"),
     "disent BetaVae": Case(C.squares, ("disent",), unstacked="vmap: called random operation"),
 }
