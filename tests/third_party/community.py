@@ -311,14 +311,14 @@ def next_words() -> Made:
     from zeldarose.common import TrainConfig
     from zeldarose.tasks.ntp import NTPTrainingModel
 
-    folder = Path(mkdtemp())
+    folder = kept(Path(mkdtemp()), "news")
     (package,) = find_spec("gensim").submodule_search_locations
     news = Path(package, "test", "test_data", "lee_background.cor").read_text(encoding="utf-8").splitlines()
     (folder / "train.txt").write_text("\n".join(news[:24]))
     (folder / "held_out.txt").write_text("\n".join(news[24:48]))
     words = tokenizer(news[:48])
     net = GPT2LMHeadModel(GPT2Config(len(words), n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0))
-    module = NTPTrainingModel(net, len(words), TrainConfig(learning_rate=1e-3, warmup_steps=2, lr_decay_steps=-1))
+    module = NTPTrainingModel(net, len(words), TrainConfig(learning_rate=1e-3, warmup_steps=2))
     files = {"train_path": folder / "train.txt", "val_path": folder / "held_out.txt"}
     data = module.get_data_module(4, 0, tokenizer=words, tokenizer_name="lee", data_dir=folder, **files)
     data.test_dataloader = data.val_dataloader
