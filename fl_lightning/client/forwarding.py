@@ -1,6 +1,8 @@
 """Forwards the Trainer's hooks to the client's modules: Lightning calls only the fitted module's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule
@@ -150,6 +152,23 @@ class Forwarding(CheckedLoading):
     teardown = forwards("teardown")
 
 
+@contextmanager
+def logging_as(module: LightningModule, *, callback: Callback) -> Iterator[None]:
+    """Context in which a callback logs as a module does.
+
+    Args:
+        module: The module.
+        callback: The callback. The Trainer gave it the methods of the fitted module, which is the loop.
+    """
+    attributes = vars(callback)
+    methods_of_loop: dict[str, Any] = {name: attributes[name] for name in ("log", "log_dict") if name in attributes}
+    attributes.update({name: getattr(module, name) for name in methods_of_loop})
+    try:
+        yield
+    finally:
+        attributes.update(methods_of_loop)
+
+
 def taken_hook(callback: Callback, name: str, module: LightningModule) -> Callable[..., None]:
     """Take over a hook of a callback, and return it for a call with a module in place of the loop.
 
@@ -188,11 +207,10 @@ class ClientHook:
     def __call__(self, trainer: Any, module: LightningModule, *args: Any) -> None:
         if isinstance(module, Forwarding):
             return
-        attributes = vars(self._callback)
-        # The Trainer gives callbacks these methods of the fitted module, which is the loop.
-        methods_of_loop: dict[str, Any] = {name: attributes[name] for name in ("log", "log_dict") if name in attributes}
-        attributes.update({name: getattr(module, name) for name in methods_of_loop})
-        try:
+        with logging_as(module, callback=self._callback):
             self._hook(trainer, module, *args)
-        finally:
-            attributes.update(methods_of_loop)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        """Return the copied callback's own hook: a copy of its module is trained without the loop."""
+        copied: Callable[..., Any] = deepcopy(self._hook, memo)
+        return copied

@@ -513,6 +513,8 @@ class LocalTrainer:
             for hook in self._hooks["on_train_batch_end"]:
                 outputs = {} if loss is None else {"loss": loss.detach(), **client.outputs}
                 hook(outputs, batch, index)
+            # The outputs may hold the graph of the batch, and must not outlive the step.
+            client.outputs = {}
         if cache is not None:
             cache.finish_epoch()
 

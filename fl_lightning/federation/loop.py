@@ -1,7 +1,7 @@
 """The federation as a LightningModule. One training step is one communication round."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from multiprocessing import parent_process
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
 from fl_lightning.client.checks import check_evaluation_step, check_outputs
-from fl_lightning.client.forwarding import Forwarding
+from fl_lightning.client.forwarding import Forwarding, logging_as
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.metric_states import NOBODY
 from fl_lightning.client.services import ClientServices
@@ -331,9 +331,19 @@ class FederatedLoop(Forwarding):
             self._tuning(client_id, tuned)
             if not self.evaluation.has_global:
                 raise ValueError("client_model needs a client_id here, because there is no global model; give one")
-            with self.evaluation.evaluated_entries():
+            with self.evaluation.evaluated_entries(), self._callbacks_of_the_module():
                 return engine.copied_module()
-        return engine.model_of(self._deployed_job(client_id), self._tuning(client_id, tuned))
+        with self._callbacks_of_the_module():
+            return engine.model_of(self._deployed_job(client_id), self._tuning(client_id, tuned))
+
+    @contextmanager
+    def _callbacks_of_the_module(self) -> Iterator[None]:
+        """Context in which no callback leads to the loop: a copy of a module has those that it keeps, too."""
+        module = self.client.module or self.client
+        with ExitStack() as stack:
+            for callback in self.trainer.callbacks:
+                stack.enter_context(logging_as(module, callback=callback))
+            yield
 
     @contextmanager
     def lent_to(self, client_id: int) -> Iterator[bool]:

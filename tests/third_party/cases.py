@@ -127,6 +127,18 @@ COMMUNITY = {
         draws="the validation step draws the latent values of the cells",
         unstacked="on_train_epoch_end is called for one client",
     ),
+    "ptls CoLESModule": Case(
+        C.purchases,
+        ("ptls", "lifetimes"),
+        "pytorch-lifestream lifetimes",
+        unstacked="counts one client's batch at a time",
+    ),
+    "anomalib Ganomaly": Case(C.adversaries, ("anomalib",), unstacked="of a callback of the module is called"),
+    "rl4co PPO": Case(C.salesman, ("rl4co",), unstacked="on_train_epoch_end is called for one client"),
+    "zeldarose NTPTrainingModel": Case(
+        C.next_words, ("zeldarose", "gensim"), unstacked="Dropout would draw other numbers"
+    ),
+    "disent BetaVae": Case(C.squares, ("disent",), unstacked="vmap: called random operation"),
 }
 """Modules that were held out: nothing here was written before they were first federated."""
 CASES |= COMMUNITY

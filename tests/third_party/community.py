@@ -6,10 +6,11 @@ on the authors' own generator of samples. Batches have 4 samples.
 
 import wave
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir, mkdtemp
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,7 @@ def conversation() -> np.ndarray:
         return np.frombuffer(file.readframes(file.getnframes()), dtype=np.int16).astype(np.float32) / 2**15
 
 
-# --- pytorch-lifestream, https://github.com/pytorch-lifestream/pytorch-lifestream ----------------------------------
+# --- pykeen, https://github.com/pykeen/pykeen ----------------------------------------------------------------------
 
 
 def knowledge_graph() -> Made:
@@ -317,3 +318,159 @@ def cells() -> Made:
     places = np.arange(56)
     sets = [places[:24], places[24:40], places[40:]]
     return module, DataSplitter(model.adata_manager, external_indexing=sets, batch_size=4)
+
+
+# --- pytorch-lifestream, https://github.com/pytorch-lifestream/pytorch-lifestream ----------------------------------
+
+
+def purchases() -> Made:
+    """Contrastive learning of customers, with the data module of the package, on the purchases that lifetimes has."""
+    from ptls.frames import PtlsDataModule
+    from ptls.frames.coles import CoLESModule
+    from ptls.nn import RnnSeqEncoder, TrxEncoder
+
+    encoder = TrxEncoder(embeddings={"discs": {"in": 8, "out": 4}}, numeric_values={"dollars": "log"})
+    module = CoLESModule(
+        RnnSeqEncoder(encoder, hidden_size=8, type="gru"),
+        optimizer_partial=partial(torch.optim.Adam, lr=0.01),
+        lr_scheduler_partial=partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5),
+    )
+    found = customers()
+    train = halves(found[:24])
+    held_out = halves(found[24:])
+    sizes = {"train_batch_size": 4, "valid_batch_size": 4, "test_batch_size": 4}
+    return module, PtlsDataModule(train_data=train, valid_data=held_out, test_data=held_out, **sizes)
+
+
+def customers() -> list[dict[str, torch.Tensor]]:
+    """48 customers of a music shop that bought four times or more: day, discs and dollars of each purchase."""
+    import pandas
+
+    (folder,) = find_spec("lifetimes").submodule_search_locations
+    columns = ["all", "id", "day", "discs", "dollars"]
+    frame = pandas.read_csv(Path(folder, "datasets", "CDNOW_sample.txt"), header=None, sep=r"\s+", names=columns)
+    kept = [purchases for _, purchases in frame.groupby("id") if len(purchases) >= 4][:48]
+    names = ["day", "discs", "dollars"]
+    return [{name: torch.tensor(purchases[name].to_numpy()) for name in names} for purchases in kept]
+
+
+def halves(found: list[dict[str, torch.Tensor]]) -> Any:
+    from ptls.frames.coles import ColesDataset
+    from ptls.frames.coles.split_strategy import SampleUniformBySplitCount
+
+    return ColesDataset(found, SampleUniformBySplitCount(split_count=2), col_time="day")
+
+
+# --- anomalib, https://github.com/open-edge-platform/anomalib ------------------------------------------------------
+
+
+def adversaries() -> Made:
+    """A GAN by hand with two optimizers, with a data module of the package, on pictures of ones and of eights."""
+    from anomalib.data import Folder
+    from anomalib.models import Ganomaly
+    from anomalib.pre_processing import PreProcessor
+    from torchvision.transforms.v2 import Resize
+
+    module = Ganomaly(
+        batch_size=4, n_features=4, latent_vec_size=4, visualizer=False, pre_processor=PreProcessor(Resize((32, 32)))
+    )
+    folders = {"normal_dir": "1", "abnormal_dir": "8"}
+    data = Folder("digits", root=pictures(), train_batch_size=4, eval_batch_size=4, num_workers=0, seed=0, **folders)
+    return module, data
+
+
+def pictures() -> Path:
+    """A folder of the ones (40) and the eights (40) among the handwritten digits of scikit-learn."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    made = Path(mkdtemp())
+    for kind in (1, 8):
+        (made / str(kind)).mkdir()
+        for place, image in enumerate(found.images[found.target == kind][:40]):
+            Image.fromarray((image * 15).astype(np.uint8)).save(made / str(kind) / f"{place:02}.png")
+    return kept(made, "digits")
+
+
+def kept(made: Path, name: str) -> Path:
+    """The folder as it was first made: a run that is continued must read the files that it has begun with."""
+    folder = Path(gettempdir(), f"fl-lightning-{name}")
+    with suppress(OSError):
+        made.rename(folder)
+    return folder
+
+
+# --- rl4co, https://github.com/ai4co/rl4co --------------------------------------------------------------------------
+
+
+def salesman() -> Made:
+    """Reinforcement by hand, which learns tours, on the authors' generator of cities."""
+    from rl4co.envs import TSPEnv
+    from rl4co.models.rl import PPO
+    from rl4co.models.zoo.am import AttentionModelPolicy
+
+    env = TSPEnv(generator_params={"num_loc": 6})
+    policy = AttentionModelPolicy(env_name=env.name, embed_dim=16, num_encoder_layers=1, num_heads=2)
+    sizes = {"train_data_size": 4, "val_data_size": 4, "test_data_size": 4, "batch_size": 4}
+    critic = {"embed_dim": 16, "hidden_dim": 16}
+    module = PPO(env, policy, critic_kwargs=critic, mini_batch_size=2, optimizer_kwargs={"lr": 1e-3}, **sizes)
+    cities = env.dataset(48)
+    return module, Given(cities, cities.collate_fn)
+
+
+# --- zeldarose, https://github.com/LoicGrobol/zeldarose ------------------------------------------------------------
+
+
+def next_words() -> Made:
+    """A language model, with the data module of the package, on the news that gensim comes with."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from zeldarose.common import TrainConfig
+    from zeldarose.tasks.ntp import NTPTrainingModel
+
+    folder = kept(Path(mkdtemp()), "news")
+    (package,) = find_spec("gensim").submodule_search_locations
+    news = Path(package, "test", "test_data", "lee_background.cor").read_text(encoding="utf-8").splitlines()
+    (folder / "train.txt").write_text("\n".join(news[:24]))
+    (folder / "held_out.txt").write_text("\n".join(news[24:48]))
+    words = tokenizer(news[:48])
+    net = GPT2LMHeadModel(GPT2Config(len(words), n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0))
+    module = NTPTrainingModel(net, len(words), TrainConfig(learning_rate=1e-3, warmup_steps=2))
+    files = {"train_path": folder / "train.txt", "val_path": folder / "held_out.txt"}
+    data = module.get_data_module(4, 0, tokenizer=words, tokenizer_name="lee", data_dir=folder, **files)
+    data.test_dataloader = data.val_dataloader
+    return module, data
+
+
+def tokenizer(lines: list[str]) -> Any:
+    """The 200 most frequent words, as a tokenizer of transformers."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.trainers import WordLevelTrainer
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel(unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    words.train_from_iterator(lines, WordLevelTrainer(vocab_size=200, special_tokens=["[PAD]", "[UNK]"]))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32)
+
+
+# --- disent, https://github.com/nmichlo/disent ---------------------------------------------------------------------
+
+
+def squares() -> Made:
+    """A variational autoencoder, on the authors' pictures of three squares."""
+    from disent.dataset import DisentDataset
+    from disent.dataset.data import XYSquaresData
+    from disent.dataset.transform import ToImgTensorF32
+    from disent.frameworks.vae import BetaVae
+    from disent.model import AutoEncoder
+    from disent.model.ae import DecoderLinear, EncoderLinear
+
+    data = XYSquaresData(square_size=2, image_size=8, num_squares=2, grid_spacing=2)
+    shape = data.x_shape
+    net = AutoEncoder(EncoderLinear(x_shape=shape, z_size=4, z_multiplier=2), DecoderLinear(x_shape=shape, z_size=4))
+    module = BetaVae(net, BetaVae.cfg(beta=0.01))
+    samples = DisentDataset(data, transform=ToImgTensorF32())
+    return module, Given(Subset(samples, range(0, 96, 2)))

@@ -16,6 +16,7 @@ import torch
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClientCheckpoint
 from fl_lightning.methods import Ditto, FedAvg, FedProx
+from fl_lightning.utils.keyed import keyed_seed
 from tests.third_party.cases import (
     CASES,
     COMMUNITY,
@@ -59,10 +60,23 @@ def validated(name, data, client_id, path):
     kind = pl if isinstance(module, pl.LightningModule) else importlib.import_module("lightning.pytorch")
     has_hooks = isinstance(own, kind.LightningDataModule)
     given = {"datamodule": own} if has_hooks else {"dataloaders": mine}
-    alone = trainer(1, path.parent / "plain", kind=kind.Trainer, **quiet_logger(name, kind.__name__))
+    draws = [seeds(kind, keyed_seed(SEED, "validation/deployed", round_idx=1, client_id=client_id))]
+    settings = {"callbacks": draws, **quiet_logger(name, kind.__name__)}
+    alone = trainer(1, path.parent / "plain", kind=kind.Trainer, **settings)
     alone.validate(module, ckpt_path=path, weights_only=False, verbose=False, **given)
     values = alone.callback_metrics
     return {key: float(value) for key, value in values.items() if not is_variant(key, values)}
+
+
+def seeds(package, seed):
+    """A callback with which a module draws in its validation what it draws where the loop tests a client."""
+
+    class Seeds(package.Callback):
+        def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+            if batch_idx == 0:
+                torch.manual_seed(seed)
+
+    return Seeds()
 
 
 def is_variant(key, values):

@@ -60,6 +60,7 @@ def local_fit(name, module, own, client_id, round_idx):
     """Fit one client's samples as outside of a federation."""
     module.prepare_data = lambda: None  # Lightning's demos would download WikiText
     own.trainer = None
+    own.prepare_data()
     own.setup("fit")
     loader = own.train_dataloader()
     samples = loader_of(loader, PARTS[client_id], 4)
