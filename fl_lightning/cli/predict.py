@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.new_samples import check_new_path
-from fl_lightning.data.stored_schema import read_schema
+from fl_lightning.data.stored_schema import read_clients, read_schema
 from fl_lightning.utils.files import is_there
 
 OPTIONS_OF_EVALUATION = ("client", "tuned", "new", "output")
@@ -116,7 +116,7 @@ def stem_of(path: Path) -> str:
 
 
 def read_new(config: Any, data: FederatedDataModule) -> None:
-    """Read the new samples by the schema in the checkpoint, before the training samples are loaded.
+    """Read the new samples by the schema in the checkpoint, which lets the training samples be.
 
     Args:
         config: The parsed configuration of `predict`, whose `ckpt_path` is a file.
@@ -127,4 +127,4 @@ def read_new(config: Any, data: FederatedDataModule) -> None:
     """
     if config.new is None:
         return
-    data.predict_new(config.new, read_schema(config.ckpt_path))
+    data.predict_new(config.new, read_schema(config.ckpt_path), clients=read_clients(config.ckpt_path))

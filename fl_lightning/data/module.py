@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -210,6 +210,12 @@ class FederatedDataModule(Participation):
         self._splits = Splits()
         self.tested_client: int | None = None
         self.new: NewSamples | None = None
+        self._is_described = False
+        """Whether a checkpoint tells all that a prediction of new samples asks of the training samples."""
+        self._owners: list[str] = []
+        """The names of the owners by client id that a checkpoint tells, as long as the samples are not read."""
+        self._kept_state: dict[str, Any] = {}
+        """The state of the clients' samples in a checkpoint, until the samples are dealt."""
         self._clients: dict[str, Sequence[Tensor]] = {}
         self._held_out = False
         self._unseen_samples: Tensor | None = None
@@ -286,6 +292,11 @@ class FederatedDataModule(Participation):
             return getattr(datamodule, name)
 
     def prepare_data(self) -> None:
+        if not self.is_unread:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Fetch the samples of all sources."""
         for source in self._attached_sources():
             with source.keyed("prepare"):
                 source.prepare()
@@ -311,13 +322,29 @@ class FederatedDataModule(Participation):
             ValueError: The source's classes or shape are not those given here, or the partition is impossible.
         """
         self._attached_sources()
-        if not self._splits:
-            with self._keyed():
-                self._set_up()
+        if stage == "predict" and self.is_unread:
+            # Whoever asks for other samples than the new ones reads them then.
+            return
+        self._read_once()
         for split in self._splits.values():
             split.digest = ""  # The samples may have changed since an earlier run of this process.
         if stage in ("fit", None):
             self.client_samples()
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether no other samples than new ones are read, because a checkpoint tells what a prediction needs."""
+        return self._is_described and not self._splits
+
+    def _read_once(self) -> None:
+        """Load the source and divide it, unless that is done."""
+        if self._splits:
+            return
+        if self._is_described:
+            # Nothing was fetched when the Trainer asked for it.
+            self._prepare()
+        with self._keyed():
+            self._set_up()
 
     def _keyed(self) -> AbstractContextManager[None]:
         """Key the generators of Python, NumPy and torch for code of users, and put them back afterwards.
@@ -519,6 +546,8 @@ class FederatedDataModule(Participation):
             self._check_loaded()
             with self._keyed():
                 self._samples = self._deal()
+            if self._kept_state:
+                self._samples.load_state_dict(self._kept_state)
         return self._samples
 
     def _deal(self) -> ClientSamples | ClientStreams | ClientsElsewhere:
@@ -536,11 +565,13 @@ class FederatedDataModule(Participation):
         return ClientSamples(train=train, dealt=dealt, data=self, seed=self.seed)
 
     def _check_loaded(self) -> None:
-        """Refuse a question about samples that are not loaded.
+        """Refuse a question about samples that are not loaded. Samples that wait for the first question are loaded.
 
         Raises:
             ValueError: The samples are not loaded.
         """
+        if self._is_described:
+            self._read_once()
         if not self._splits:
             raise ValueError("the samples must be loaded first; call setup('fit') of the data, as a Trainer does")
 
@@ -602,11 +633,18 @@ class FederatedDataModule(Participation):
             return self.count_labels(parts)
 
     @property
-    def client_names(self) -> list[str]:
-        """The names of the clients: the owners' if each client has one owner (`by`), else 0 ... N-1."""
+    def owner_names(self) -> list[str]:
+        """The names of the owners by client id. Empty if a client has the samples of several owners, or of none."""
+        if self.is_unread:
+            return self._owners
         # The owners are known once the samples are dealt.
         self.client_samples()
-        names = self._division.owner_names
+        return self._division.owner_names
+
+    @property
+    def client_names(self) -> list[str]:
+        """The names of the clients: the owners' if each client has one owner (`by`), else 0 ... N-1."""
+        names = self.owner_names
         if len(names) == self.num_clients:
             return names
         return [str(client_id) for client_id in range(self.num_clients)]
@@ -633,6 +671,8 @@ class FederatedDataModule(Participation):
             client_id: Id of the client, 0 ... N-1.
             round_idx: Communication round, from 0.
         """
+        if self.is_unread:
+            return cast(ClientView, UnreadView(self, client_id=client_id, round_idx=round_idx))
         return self.views()(client_id, round_idx)
 
     def views(self) -> Callable[[int, int], ClientView]:
@@ -703,6 +743,9 @@ class FederatedDataModule(Participation):
         if "source" in state_dict:
             with self.source.keyed("load_state_dict"):
                 self.source.load_state_dict(state_dict["source"])
+        if self.is_unread:
+            self._kept_state = state_dict
+            return
         self.client_samples().load_state_dict(state_dict)
         self._forget_counts()
 
@@ -726,19 +769,26 @@ class FederatedDataModule(Participation):
     def test_dataloader(self) -> Any:
         return self._batches_of("test")
 
-    def predict_new(self, path: str | Path | None, schema: Schema | None = None) -> None:
+    def predict_new(
+        self, path: str | Path | None, schema: Schema | None = None, clients: Sequence[str] | None = None
+    ) -> None:
         """Let the next predictions be those of new samples, which need no targets, in place of the test samples.
+
+        With a schema of a checkpoint no other samples are read, unless something asks for them, such as fine-tuning.
 
         Args:
             path: File or folder of the new samples. None: the test samples again.
-            schema: Schema of the training samples that reads them, as a checkpoint holds it. None: that of the samples
-                that are loaded.
+            schema: Schema of the training samples that reads them, as a checkpoint holds it (`read_schema`). None: that
+                of the samples that are loaded.
+            clients: Names of the owners of the samples by client id, as a checkpoint holds them (`read_clients`). They
+                are needed if the owners tell the number of clients. None: nothing tells.
 
         Raises:
             FileNotFoundError: There is no such file or folder.
             ValueError: The source reads no new samples, these do not fit the schema, or no schema is known.
         """
         self.new = None
+        self._is_described = False
         if path is None:
             return
         place = Path(path).expanduser()
@@ -749,6 +799,23 @@ class FederatedDataModule(Participation):
         self.source.data_seed = self.seed
         with self.source.keyed("read_new"):
             self.new = self.source.read_new(place, schema)
+        if not self._splits:
+            self._describe(schema, clients or ())
+
+    def _describe(self, schema: Schema, owners: Sequence[str]) -> None:
+        """Take what a checkpoint tells of the training samples, which then need not be read."""
+        shape = None if schema.inputs is None else schema.inputs.shape
+        if self.source.classes is None:
+            self.num_classes = agreed("num_classes", self.num_classes, schema.num_classes)
+        self.input_shape = agreed("input_shape", self.input_shape, shape)
+        self._owners = list(owners)
+        if owners and not self.num_clients:
+            self.set_clients(len(owners))
+        if owners and self._unseen.waits_for_owners:
+            self.set_unseen(self._unseen.of(len(owners), owners))
+        knows_clients = self.num_clients > 0 and not (self._unseen.waits_for_owners and not owners)
+        knows_classes = schema.targets == "numbers" or self.num_classes is not None
+        self._is_described = knows_clients and knows_classes and self.input_shape is not None
 
     def predict_dataloader(self) -> Any:
         if self.new is not None:
@@ -781,6 +848,25 @@ class FederatedDataModule(Participation):
             return EvaluationBatches(
                 samples, batch_size=self.eval_batch_size, rank=rank, world=world, positions=positions
             )
+
+
+class UnreadView:
+    """Stands for the view of a client whose samples are read at the first question about them.
+
+    Args:
+        data: The data module.
+        client_id: Id of the client, 0 ... N-1.
+        round_idx: Communication round, from 0.
+    """
+
+    def __init__(self, data: FederatedDataModule, *, client_id: int, round_idx: int) -> None:
+        self.client_id = client_id
+        self.round_idx = round_idx
+        self._data = data
+
+    def __getattr__(self, name: str) -> Any:
+        """Ask the client's samples, which are read now."""
+        return getattr(self._data.views()(self.client_id, self.round_idx), name)
 
 
 def validation_splits(source: Source) -> dict[str, Split]:

@@ -16,6 +16,10 @@ SCHEMA = "schema"
 """Key of the schema in the federation's part of a checkpoint, and in `client.ckpt`. Older files have none."""
 
 
+CLIENTS = "clients"
+"""Key of the names of the owners by client id, in the federation's part of a checkpoint. Older files have none."""
+
+
 def stored_schema(schema: Schema) -> dict[str, Any]:
     """Return a schema as plain values, from which `schema_of` makes it again.
 
@@ -54,6 +58,20 @@ def read_schema(path: str | Path) -> Schema:
             f"{path} must hold the schema of the training samples as this version writes it, and does not ({error}); "
             f"{remedy}"
         ) from error
+
+
+def read_clients(path: str | Path) -> list[str] | None:
+    """Read the names of the owners of the samples by client id from a checkpoint of a federation.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The names, or None if no column named owners, a client had the samples of several, or the file does not tell.
+    """
+    checkpoint = read_saved(path, mmap=True)
+    names = checkpoint.get("federated", checkpoint).get(CLIENTS)
+    return [str(name) for name in names] if names else None
 
 
 def schema_of(content: Mapping[str, Any]) -> Schema:

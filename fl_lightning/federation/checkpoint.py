@@ -1,6 +1,6 @@
 """The federation's part of a checkpoint, which holds whole rounds only, and the reading of initial weights."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data.schema import Schema
-from fl_lightning.data.stored_schema import SCHEMA, stored_schema
+from fl_lightning.data.stored_schema import CLIENTS, SCHEMA, stored_schema
 from fl_lightning.federation.effects import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
@@ -139,7 +139,13 @@ class SavedFederation:
         return {DATA_SHAPE: torch.tensor(shape)}
 
     def save(
-        self, checkpoint: dict[str, Any], *, members: Members, undo: Undo | None, schema: Schema | None = None
+        self,
+        checkpoint: dict[str, Any],
+        *,
+        members: Members,
+        undo: Undo | None,
+        schema: Schema | None = None,
+        owners: Sequence[str] = (),
     ) -> None:
         """Add the federation's part to the checkpoint of Lightning.
 
@@ -148,6 +154,7 @@ class SavedFederation:
             members: The members whose states are saved.
             undo: The marks of the current round, whose states are saved. None outside of rounds.
             schema: The schema of the training samples, by which new samples are read. None: it is not known.
+            owners: The names of the owners of the samples by client id. Empty: there are none.
 
         Raises:
             RuntimeError: The run has several processes and is inside a round.
@@ -158,6 +165,7 @@ class SavedFederation:
         federation["settings"] = self.parts.identity.state_dict()
         federation[DATA_SHAPE] = data_shape(self.parts.client)
         federation[SCHEMA] = None if schema is None else stored_schema(schema)
+        federation[CLIENTS] = list(owners)
         checkpoint["federated"] = federation
 
     # --- loading ---

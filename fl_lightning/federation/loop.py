@@ -859,6 +859,7 @@ class FederatedLoop(Forwarding):
             members=built(self._run).members,
             undo=self._under_way,
             schema=self.data.source.schema,
+            owners=self.data.owner_names,
         )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

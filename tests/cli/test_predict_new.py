@@ -2,15 +2,20 @@
 
 import csv
 import shutil
+import sys
 from contextlib import chdir
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from fl_lightning.data import TableSource
+from fl_lightning.data import Source, TableSource
 from tests.commands import TINY, empty_pictures, refusal, say, working_in
+from tests.data.test_hub import rows as hub_rows
+from tests.federation.test_evaluated_model import all_classes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -256,3 +261,119 @@ def test_a_source_without_new_samples_says_so(tmp_path, monkeypatch):
     assert (
         "--new needs a source that reads new samples, such as TableSource, ImageFolder or HuggingFace, got" in sentence
     )
+
+
+# --- a user who has the run and the new file, and no longer the training data
+
+
+def write_table(folder, monkeypatch):
+    write(folder)
+    return "{class_path: TableSource, init_args: {train: train.csv, label: risk, ignored: [hospital]}}", "new.csv"
+
+
+def write_pictures(folder, monkeypatch, size=6):
+    rng = np.random.default_rng(0)
+    for i in range(16):
+        for place in (f"train/{'cat' if i % 2 else 'dog'}", "new"):
+            path = folder / ("." if place == "new" else "images") / place / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (6, size, 3), np.uint8)).save(path)
+    return "{class_path: ImageFolder, init_args: {root: images, image_size: 5}}\n  val_fraction: 0.25", "new"
+
+
+def write_saved(folder, monkeypatch):
+    (folder / "saved").mkdir()
+    (folder / "new").mkdir()
+
+    def load_from_disk(path):
+        if not Path(path).is_dir():
+            raise FileNotFoundError(path)
+        x = RNG_OF_SAVED.random((12, 3)).tolist()
+        return hub_rows(x) if path.endswith("new") else {"train": hub_rows(x), "test": hub_rows(x)}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=load_from_disk))
+    return "{class_path: HuggingFace, init_args: {data: saved, input: x}}", "new"
+
+
+def write_pooled(folder, monkeypatch):
+    source, new = write_table(folder, monkeypatch)
+    return f"{{class_path: PooledSource, init_args: {{source: {source}}}}}", new
+
+
+WRITTEN = {
+    "TableSource": write_table,
+    "ImageFolder": write_pictures,
+    "HuggingFace": write_saved,
+    "PooledSource": write_pooled,
+    "TinyImageNet": "100,000 pictures; it reads new ones as ImageFolder",
+    "DataModuleSource": "it refuses --new",
+}
+RNG_OF_SAVED = np.random.default_rng(0)
+TRAINING = ("train.csv", "images", "saved")
+READERS = [kind for kind in all_classes(Source) if kind.read_new is not Source.read_new]
+
+
+@pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.__name__)
+def test_no_training_file_is_needed(kind, tmp_path, monkeypatch):
+    written = WRITTEN[kind.__name__]
+    if isinstance(written, str):
+        pytest.skip(f"{kind.__name__}: {written}")
+    monkeypatch.chdir(tmp_path)
+    source, new = written(tmp_path, monkeypatch)
+    (tmp_path / "it.yaml").write_text(
+        f"data:\n  source: {source}\n  num_clients: 2\nmodel:\n  client: {{class_path: FedAvg, init_args: "
+        f"{{net: {{class_path: Perceptron}}}}}}\n  personal: [net.head.*]\n{TRAINER}"
+    )
+    with empty_pictures():
+        said = say("fit -c it.yaml")
+        assert said.code == 0, said.err
+    answers = []
+    for name in ("with", "without"):
+        RNG_OF_SAVED.bit_generator.state = np.random.default_rng(5).bit_generator.state
+        if name == "without":
+            gone = [file for file in map(Path, TRAINING) if file.exists()]
+            assert gone
+            for file in gone:
+                file.rename(tmp_path / "elsewhere")
+        for options in ("", "--client 1", "--client all"):
+            output = f"{name}{options.replace('--client ', '-')}.csv"
+            said = say(f"predict -c it.yaml --ckpt_path last --new {new} --output {output} {options}")
+            assert said.code == 0, said.err
+            answers.append((tmp_path / output).read_bytes())
+    assert answers[:3] == answers[3:]
+    assert len(set(answers)) == 3
+
+
+@pytest.mark.parametrize("unseen", ["", "  unseen: [h2]\n"])
+def test_owners_are_known_without_the_training_file(unseen, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source, _ = write_table(tmp_path, monkeypatch)
+    (tmp_path / "owners.yaml").write_text(
+        f"data:\n  source: {source}\n  by: hospital\n  num_clients: null\n{unseen}model:\n  personal: [net.head.*]\n"
+        f"  client: {{class_path: FedAvg, init_args: {{net: {{class_path: Perceptron}}}}}}\n{TRAINER}"
+    )
+    with empty_pictures():
+        said = say("fit -c owners.yaml")
+        assert said.code == 0, said.err
+    (tmp_path / "train.csv").rename(tmp_path / "gone.csv")
+    said = say("predict -c owners.yaml --ckpt_path last --new new.csv --client all --output all.csv")
+    assert said.code == 0, said.err
+    rows = rows_of(tmp_path / "all.csv")
+    assert list(dict.fromkeys(row["client"] for row in rows)) == ["h0", "h1", "h2", "h3"]
+    sentence = refusal("predict -c owners.yaml --ckpt_path last --new new.csv --client 4 --output x.csv", 1)
+    assert "client must lie in [0, 4), got 4" in sentence
+
+
+def test_what_reads_training_samples_says_which_file_is_gone(here):
+    (here / "train.csv").rename(here / "gone.csv")
+    tuned = "--model.fine_tuning.epochs 1 --client 1 --tuned true"
+    for words in (f"predict {BEST} --new new.csv {tuned}", f"predict {BEST}", f"test {BEST}"):
+        sentence = refusal(words, 1)
+        assert "train must be a CSV file, got train.csv, which does not exist" in sentence
+    (here / "gone.csv").rename(here / "train.csv")
+    answers = []
+    for output, options in {"tuned.csv": tuned, "deployed.csv": "--client 1"}.items():
+        said = say(f"predict {BEST} --new new.csv --output {output} {options}")
+        assert said.code == 0, said.err
+        answers.append((here / output).read_bytes())
+    assert answers[0] != answers[1]
