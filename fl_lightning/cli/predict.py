@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.new_samples import check_new_path
-from fl_lightning.data.stored_schema import read_clients, read_schema
+from fl_lightning.data.stored_schema import has_schema
 from fl_lightning.utils.files import is_there
 
 OPTIONS_OF_EVALUATION = ("client", "tuned", "new", "output")
@@ -82,7 +82,7 @@ def of_client(client: int | str | None) -> str:
 
 
 def clients_to_predict(data: FederatedDataModule) -> list[int]:
-    """Return the ids of the clients whose models predict: those with test samples, or all if there are new samples.
+    """Return the ids of the clients whose models predict: those with test samples, or all if others are predicted.
 
     Args:
         data: The data module, which this function sets up.
@@ -93,7 +93,7 @@ def clients_to_predict(data: FederatedDataModule) -> list[int]:
     data.prepare_data()
     data.setup("predict")
     clients = list(range(data.num_clients))
-    if data.new is not None:
+    if data.predicts_others:
         return clients
     tested = [client_id for client_id in clients if data.view(client_id, 0).size("test")]
     if not tested:
@@ -118,6 +118,8 @@ def stem_of(path: Path) -> str:
 def read_new(config: Any, data: FederatedDataModule) -> None:
     """Read the new samples by the schema in the checkpoint, which lets the training samples be.
 
+    The samples of a user's `predict_dataloader` are new ones, too.
+
     Args:
         config: The parsed configuration of `predict`, whose `ckpt_path` is a file.
         data: The data module, whose source reads the samples.
@@ -125,6 +127,9 @@ def read_new(config: Any, data: FederatedDataModule) -> None:
     Raises:
         ValueError: The checkpoint has no schema, or the samples do not fit it.
     """
-    if config.new is None:
-        return
-    data.predict_new(config.new, read_schema(config.ckpt_path), clients=read_clients(config.ckpt_path))
+    path = config.ckpt_path
+    if config.new is not None:
+        data.rely_on(path)
+        data.predict_new(config.new)
+    elif path and data.source.predicts_alone and has_schema(path):
+        data.rely_on(path)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from fl_lightning.data.sources import TensorSource as TensorSource
     from fl_lightning.data.splits import Split as Split
     from fl_lightning.data.splits import TensorSplit as TensorSplit
-    from fl_lightning.data.stored_schema import read_clients as read_clients
     from fl_lightning.data.stored_schema import read_schema as read_schema
     from fl_lightning.data.tables import TableSource as TableSource
     from fl_lightning.data.transforms import Compose as Compose

@@ -28,15 +28,22 @@ from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_shift import FeatureShift
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
-from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
+from fl_lightning.data.loaders import (
+    BatchesInTurn,
+    EvaluationBatches,
+    LoaderSpec,
+    RoundLoader,
+    evaluation_batch_size,
+)
 from fl_lightning.data.local_work import PooledCohorts
 from fl_lightning.data.new_samples import NewSamples, check_new_path
 from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere
 from fl_lightning.data.participation import Participation
 from fl_lightning.data.partitions import Partition
 from fl_lightning.data.schema import Schema
-from fl_lightning.data.sources import Source, Splits
+from fl_lightning.data.sources import Predicted, Source, Splits
 from fl_lightning.data.splits import Split, Transform
+from fl_lightning.data.stored_schema import Told, read_told
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.data.unseen import Unseen
 from fl_lightning.functional.classes import label_counts
@@ -210,10 +217,10 @@ class FederatedDataModule(Participation):
         self._splits = Splits()
         self.tested_client: int | None = None
         self.new: NewSamples | None = None
-        self._is_described = False
-        """Whether a checkpoint tells all that a prediction of new samples asks of the training samples."""
-        self._owners: list[str] = []
-        """The names of the owners by client id that a checkpoint tells, as long as the samples are not read."""
+        self._told: Told | None = None
+        """What a checkpoint tells of the samples of its run, on which predictions rely."""
+        self._predicted: dict[str, Split] = {}
+        """The samples that the source gave to be predicted, by name."""
         self._kept_state: dict[str, Any] = {}
         """The state of the clients' samples in a checkpoint, until the samples are dealt."""
         self._clients: dict[str, Sequence[Tensor]] = {}
@@ -292,8 +299,9 @@ class FederatedDataModule(Participation):
             return getattr(datamodule, name)
 
     def prepare_data(self) -> None:
-        if not self.is_unread:
-            self._prepare()
+        if self.is_unread and self.new is not None:
+            return
+        self._prepare()
 
     def _prepare(self) -> None:
         """Fetch the samples of all sources."""
@@ -322,6 +330,7 @@ class FederatedDataModule(Participation):
             ValueError: The source's classes or shape are not those given here, or the partition is impossible.
         """
         self._attached_sources()
+        self._predicted = {}
         if stage == "predict" and self.is_unread:
             # Whoever asks for other samples than the new ones reads them then.
             return
@@ -333,15 +342,15 @@ class FederatedDataModule(Participation):
 
     @property
     def is_unread(self) -> bool:
-        """Whether no other samples than new ones are read, because a checkpoint tells what a prediction needs."""
-        return self._is_described and not self._splits
+        """Whether only samples that are predicted are read, because a checkpoint tells of the others (`rely_on`)."""
+        return self._told is not None and not self._splits
 
     def _read_once(self) -> None:
         """Load the source and divide it, unless that is done."""
         if self._splits:
             return
-        if self._is_described:
-            # Nothing was fetched when the Trainer asked for it.
+        if self.is_unread:
+            # Perhaps nothing was fetched when the Trainer asked for it.
             self._prepare()
         with self._keyed():
             self._set_up()
@@ -484,7 +493,7 @@ class FederatedDataModule(Participation):
     @property
     def loaded_splits(self) -> Mapping[str, Split]:
         """The splits that are loaded or held out so far, by name."""
-        return dict(self._splits)
+        return {**self._splits, **self._predicted}
 
     # --- splits and clients --------------------------------------------------------------------------------------
 
@@ -570,7 +579,7 @@ class FederatedDataModule(Participation):
         Raises:
             ValueError: The samples are not loaded.
         """
-        if self._is_described:
+        if self.is_unread:
             self._read_once()
         if not self._splits:
             raise ValueError("the samples must be loaded first; call setup('fit') of the data, as a Trainer does")
@@ -635,8 +644,8 @@ class FederatedDataModule(Participation):
     @property
     def owner_names(self) -> list[str]:
         """The names of the owners by client id. Empty if a client has the samples of several owners, or of none."""
-        if self.is_unread:
-            return self._owners
+        if self._told is not None and self.is_unread:
+            return list(self._told.owners)
         # The owners are known once the samples are dealt.
         self.client_samples()
         return self._division.owner_names
@@ -769,63 +778,96 @@ class FederatedDataModule(Participation):
     def test_dataloader(self) -> Any:
         return self._batches_of("test")
 
-    def predict_new(
-        self, path: str | Path | None, schema: Schema | None = None, clients: Sequence[str] | None = None
-    ) -> None:
+    def predict_new(self, path: str | Path | None, schema: Schema | None = None) -> None:
         """Let the next predictions be those of new samples, which need no targets, in place of the test samples.
 
-        With a schema of a checkpoint no other samples are read, unless something asks for them, such as fine-tuning.
+        After `rely_on` no other samples are read.
 
         Args:
             path: File or folder of the new samples. None: the test samples again.
-            schema: Schema of the training samples that reads them, as a checkpoint holds it (`read_schema`). None: that
-                of the samples that are loaded.
-            clients: Names of the owners of the samples by client id, as a checkpoint holds them (`read_clients`). They
-                are needed if the owners tell the number of clients. None: nothing tells.
+            schema: Schema of the training samples that reads them, as a checkpoint holds it. None: that of the
+                checkpoint of `rely_on`, else that of the samples that are loaded.
 
         Raises:
             FileNotFoundError: There is no such file or folder.
             ValueError: The source reads no new samples, these do not fit the schema, or no schema is known.
         """
         self.new = None
-        self._is_described = False
         if path is None:
             return
         place = Path(path).expanduser()
         check_new_path(place)
-        schema = schema or self.source.schema
+        if schema is None:
+            schema = self.source.schema if self._told is None else self._told.schema
         if schema is None:
             raise ValueError("predict_new needs the schema of the training samples, got none; give it, or fit first")
         self.source.data_seed = self.seed
         with self.source.keyed("read_new"):
             self.new = self.source.read_new(place, schema)
-        if not self._splits:
-            self._describe(schema, clients or ())
 
-    def _describe(self, schema: Schema, owners: Sequence[str]) -> None:
-        """Take what a checkpoint tells of the training samples, which then need not be read."""
-        shape = None if schema.inputs is None else schema.inputs.shape
-        if self.source.classes is None:
-            self.num_classes = agreed("num_classes", self.num_classes, schema.num_classes)
-        self.input_shape = agreed("input_shape", self.input_shape, shape)
-        self._owners = list(owners)
+    def rely_on(self, checkpoint: str | Path) -> None:
+        """Let predictions read nothing of the training samples, because a checkpoint of the run tells enough of them.
+
+        They are read only if something asks for them, such as fine-tuning. If they are loaded already, nothing changes.
+
+        Args:
+            checkpoint: The checkpoint, from which the model is predicted.
+
+        Raises:
+            ValueError: The checkpoint cannot be read, or an older version wrote it, without a schema.
+        """
+        if self._splits:
+            return
+        told = read_told(checkpoint)
+        owners = told.owners
         if owners and not self.num_clients:
             self.set_clients(len(owners))
         if owners and self._unseen.waits_for_owners:
             self.set_unseen(self._unseen.of(len(owners), owners))
-        knows_clients = self.num_clients > 0 and not (self._unseen.waits_for_owners and not owners)
-        knows_classes = schema.targets == "numbers" or self.num_classes is not None
-        self._is_described = knows_clients and knows_classes and self.input_shape is not None
+        waits = self._unseen.waits_for_owners and not owners
+        if not self.num_clients or waits:
+            # An older version wrote the checkpoint. The samples tell.
+            return
+        self._told = told
+        if told.num_classes is not None:
+            self.num_classes = agreed("num_classes", self.num_classes, told.num_classes)
+        self.input_shape = agreed("input_shape", self.input_shape, told.input_shape)
+
+    @property
+    def predicts_others(self) -> bool:
+        """Whether other samples than the test samples are predicted: new ones, or those that the source gives."""
+        return self.new is not None or self.source.gives_predicted
+
+    def know_shape(self) -> None:
+        """Read the samples if a checkpoint does not tell of which classes and shape they are, which a net needs."""
+        if self._told is None or not self.is_unread:
+            return
+        knows_classes = self._told.schema.targets == "numbers" or self.num_classes is not None
+        if self.input_shape is None or not knows_classes:
+            self._read_once()
 
     def predict_dataloader(self) -> Any:
         if self.new is not None:
             return self._evaluation_batches(self.new.split)
         with self.source.keyed("predicted"):
-            samples = self.source.predicted()
-        if samples is None:
+            given = self.source.predicted()
+        if given is None:
             return self._batches_of("test")
-        self._splits["predict"] = samples
-        return self._batches_of("predict")
+        if isinstance(given, Split):
+            given = [Predicted(given)]
+        self._predicted = {}
+        for index, predicted in enumerate(given):
+            if isinstance(predicted.samples, Split):
+                self._predicted[f"predict/dataloader_idx_{index}" if index else "predict"] = predicted.samples
+        loaders = [self._prediction_batches(predicted) for predicted in given]
+        return loaders if len(loaders) > 1 else loaders[0]
+
+    def _prediction_batches(self, predicted: Predicted) -> EvaluationBatches | BatchesInTurn:
+        """Make this process's batches of samples that the source gives to be predicted."""
+        if isinstance(predicted.samples, Split):
+            return self._evaluation_batches(predicted.samples, batch_size=predicted.batch_size)
+        rank, world = self._place()
+        return BatchesInTurn(predicted.samples, rank=rank, world=world)
 
     def _batches_of(self, split: str) -> EvaluationBatches:
         """Make this process's evaluation batches of a split, or of the test samples of the client that is tested."""
@@ -837,17 +879,26 @@ class FederatedDataModule(Participation):
             positions, _ = view.order("test", None)
         return self._evaluation_batches(samples, positions)
 
-    def _evaluation_batches(self, samples: Split, positions: Tensor | None = None) -> EvaluationBatches:
-        """Make this process's evaluation batches of some samples, or of all."""
-        rank = 0
-        world = 1
-        if self.trainer is not None:
-            rank = self.trainer.global_rank
-            world = self.trainer.world_size
+    def _evaluation_batches(
+        self, samples: Split, positions: Tensor | None = None, *, batch_size: int | None = None
+    ) -> EvaluationBatches:
+        """Make this process's evaluation batches of some samples, or of all.
+
+        Args:
+            samples: The samples.
+            positions: Positions of the samples in the split, (n,) int64. None: all.
+            batch_size: Number of samples per batch. None: that of evaluations.
+        """
+        rank, world = self._place()
+        size = self.eval_batch_size if batch_size is None else batch_size
         with self._keyed():
-            return EvaluationBatches(
-                samples, batch_size=self.eval_batch_size, rank=rank, world=world, positions=positions
-            )
+            return EvaluationBatches(samples, batch_size=size, rank=rank, world=world, positions=positions)
+
+    def _place(self) -> tuple[int, int]:
+        """Return the number of this process, and how many there are."""
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size
 
 
 class UnreadView:

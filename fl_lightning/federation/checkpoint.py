@@ -13,7 +13,7 @@ from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data.schema import Schema
-from fl_lightning.data.stored_schema import CLIENTS, SCHEMA, stored_schema
+from fl_lightning.data.stored_schema import DATA_SHAPE, OWNERS, SCHEMA, stored_schema
 from fl_lightning.federation.effects import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
@@ -22,9 +22,6 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Members, Undo, does
 from fl_lightning.utils.files import read_saved
 from fl_lightning.utils.settings import check_kind
-
-DATA_SHAPE = "data_shape"
-"""Key of the number of classes and the input shape, in a checkpoint and in a state dict that crosses processes."""
 
 FORM: dict[str, Any] = {
     "store": {"records": Mapping},
@@ -165,7 +162,7 @@ class SavedFederation:
         federation["settings"] = self.parts.identity.state_dict()
         federation[DATA_SHAPE] = data_shape(self.parts.client)
         federation[SCHEMA] = None if schema is None else stored_schema(schema)
-        federation[CLIENTS] = list(owners)
+        federation[OWNERS] = list(owners)
         checkpoint["federated"] = federation
 
     # --- loading ---

@@ -22,7 +22,7 @@ from fl_lightning.utils.files import content_digest
 COMPARED_IN_EVALUATION = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
 
-KNOWN_ONCE_READ = ("data.source", "data.labels", "data.class_names")
+KNOWN_ONCE_READ = ("data.source", "data.labels", "data.class_names", "data.num_classes", "data.input_shape")
 """Settings of the objects of a run that samples decide, such as the mean by which pictures are normalized."""
 
 OF_THE_DATA = ("num_clients", "unseen", "batch_size", "shuffle")

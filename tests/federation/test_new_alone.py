@@ -10,7 +10,6 @@ from fl_lightning import FederatedLoop, methods
 from fl_lightning.client import ClientModule
 from fl_lightning.data import TensorSource
 from fl_lightning.data.new_samples import NewSamples
-from fl_lightning.data.stored_schema import read_clients, read_schema
 from tests.federation.test_clients_by_own_steps import QUIET
 from tests.federation.test_evaluated_model import all_classes
 from tests.toys import BatchNormNet, samples, sgd, toy_data
@@ -58,7 +57,8 @@ def predicted(client, data, checkpoint, folder, client_id, **settings):
     torch.save(samples(7, seed=5)[0], folder / "new.pt")
     loop = FederatedLoop(client, seed=1, **settings)
     loop.deploy(client_id)
-    data.predict_new(folder / "new.pt", read_schema(checkpoint), clients=read_clients(checkpoint))
+    data.rely_on(checkpoint)
+    data.predict_new(folder / "new.pt")
     return torch.cat(Trainer(**QUIET).predict(loop, datamodule=data, ckpt_path=checkpoint))
 
 
