@@ -6,7 +6,8 @@ from typing import Any
 
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.new_samples import check_new_path
-from fl_lightning.data.stored_schema import has_schema
+from fl_lightning.data.stored_schema import has_schema, read_schema
+from fl_lightning.federation.checkpoint import check_weights_file
 from fl_lightning.utils.files import is_there
 
 OPTIONS_OF_EVALUATION = ("client", "tuned", "new", "output")
@@ -24,6 +25,17 @@ def settings_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in config.as_dict().items() if name not in OPTIONS_OF_EVALUATION}
 
 
+def allowed_changes(config: Any) -> list[str]:
+    """Return the names of the settings that may differ from those of the run, each with all settings below it.
+
+    The settings of the source then say how a new file is written. The samples of the run are not read by them.
+    """
+    names = [name.replace(".init_args", "").removesuffix(".class_path") for name in config.allow_changes]
+    if config.get("new") is not None:
+        names.append("data.source")
+    return names
+
+
 def check_request(config: Any) -> None:
     """Refuse `--new` without what it needs, before anything is read.
 
@@ -31,12 +43,15 @@ def check_request(config: Any) -> None:
         config: The parsed configuration of `predict`.
 
     Raises:
-        FileNotFoundError: There are no such samples.
+        FileNotFoundError: There are no such samples, or no such weights.
         ValueError: `--new` lacks a checkpoint, or `--output` is no csv file.
     """
     if config.new is not None:
         check_new_path(Path(config.new).expanduser())
-        if not config.ckpt_path:
+        weights = config.model.initial_weights
+        if not config.ckpt_path and weights:
+            check_weights_file(Path(weights))
+        elif not config.ckpt_path:
             raise ValueError(
                 f"--new needs --ckpt_path, because a checkpoint has the schema that reads {config.new}; add "
                 f"--ckpt_path best"
@@ -121,14 +136,17 @@ def read_new(config: Any, data: FederatedDataModule) -> None:
     The samples of a user's `predict_dataloader` are new ones, too.
 
     Args:
-        config: The parsed configuration of `predict`, whose `ckpt_path` is a file.
+        config: The parsed configuration of `predict`, whose `ckpt_path`, or else `model.initial_weights`, is a file.
         data: The data module, whose source reads the samples.
 
     Raises:
         ValueError: The checkpoint has no schema, or the samples do not fit it.
     """
-    path = config.ckpt_path
-    if config.new is not None:
+    path = config.ckpt_path or config.model.initial_weights
+    if config.new is not None and not config.ckpt_path and config.client is not None:
+        # The model alone knows no clients. Their samples tell.
+        data.predict_new(config.new, read_schema(path))
+    elif config.new is not None:
         data.rely_on(path)
         data.predict_new(config.new)
     elif path and data.source.predicts_alone and has_schema(path):

@@ -219,6 +219,10 @@ class FederatedDataModule(Participation):
         self.new: NewSamples | None = None
         self._told: Told | None = None
         """What a checkpoint tells of the samples of its run, on which predictions rely."""
+        self._knows_clients = False
+        """Whether it tells the number of clients as well."""
+        self._counts_owners = False
+        """Whether the number of clients was not known, and must be counted once the samples are read."""
         self._predicted: dict[str, Split] = {}
         """The samples that the source gave to be predicted, by name."""
         self._kept_state: dict[str, Any] = {}
@@ -343,7 +347,7 @@ class FederatedDataModule(Participation):
     @property
     def is_unread(self) -> bool:
         """Whether only samples that are predicted are read, because a checkpoint tells of the others (`rely_on`)."""
-        return self._told is not None and not self._splits
+        return self._told is not None and self._knows_clients and not self._splits
 
     def _read_once(self) -> None:
         """Load the source and divide it, unless that is done."""
@@ -352,6 +356,8 @@ class FederatedDataModule(Participation):
         if self.is_unread:
             # Perhaps nothing was fetched when the Trainer asked for it.
             self._prepare()
+        if self._counts_owners:
+            self.num_clients = 0
         with self._keyed():
             self._set_up()
 
@@ -819,19 +825,25 @@ class FederatedDataModule(Participation):
         if self._splits:
             return
         told = read_told(checkpoint)
-        owners = told.owners
-        if owners and not self.num_clients:
-            self.set_clients(len(owners))
-        if owners and self._unseen.waits_for_owners:
-            self.set_unseen(self._unseen.of(len(owners), owners))
-        waits = self._unseen.waits_for_owners and not owners
-        if not self.num_clients or waits:
-            # An older version wrote the checkpoint. The samples tell.
-            return
         self._told = told
+        self._knows_clients = self._take_owners(told)
         if told.num_classes is not None:
             self.num_classes = agreed("num_classes", self.num_classes, told.num_classes)
         self.input_shape = agreed("input_shape", self.input_shape, told.input_shape)
+
+    def _take_owners(self, told: Told) -> bool:
+        """Take the number of clients that a checkpoint tells, and return whether it is known."""
+        owners = told.owners
+        if not told.has_clients and not self.num_clients:
+            # The model alone is of nobody, and all predict by it.
+            self.set_clients(1)
+            self._counts_owners = True
+        elif owners and not self.num_clients:
+            self.set_clients(len(owners))
+        if owners and self._unseen.waits_for_owners:
+            self.set_unseen(self._unseen.of(len(owners), owners))
+        knows_unseen = bool(owners) or not (told.has_clients and self._unseen.waits_for_owners)
+        return self.num_clients > 0 and knows_unseen
 
     @property
     def predicts_others(self) -> bool:

@@ -46,12 +46,14 @@ class Told(NamedTuple):
             several.
         num_classes: The number C of classes of the net. None: nothing tells.
         input_shape: The shape of a sample of the net. None: nothing tells.
+        has_clients: Whether the checkpoint is one of a federation, and not of the model alone.
     """
 
     schema: Schema
     owners: tuple[str, ...] = ()
     num_classes: int | None = None
     input_shape: tuple[int, ...] | None = None
+    has_clients: bool = True
 
 
 def read_told(path: str | Path) -> Told:
@@ -65,7 +67,10 @@ def read_told(path: str | Path) -> Told:
     """
     checkpoint = read_saved(path, mmap=True)
     content = checkpoint.get("federated", checkpoint)
-    schema = schema_in(content, path)
+    remedy = "name a checkpoint of the run, or its client.ckpt"
+    if "federated" in checkpoint:
+        remedy = f"continue the run for a round by fit --ckpt_path {path}, and name the new checkpoint"
+    schema = schema_in(content, path, remedy)
     num_classes = schema.num_classes
     input_shape = None if schema.inputs is None else schema.inputs.shape
     shape = content.get(DATA_SHAPE)
@@ -77,6 +82,7 @@ def read_told(path: str | Path) -> Told:
         owners=tuple(str(name) for name in content.get(OWNERS) or ()),
         num_classes=num_classes,
         input_shape=input_shape,
+        has_clients="federated" in checkpoint,
     )
 
 
@@ -92,22 +98,21 @@ def read_schema(path: str | Path) -> Schema:
     return read_told(path).schema
 
 
-def schema_in(checkpoint: Mapping[str, Any], path: str | Path) -> Schema:
+def schema_in(checkpoint: Mapping[str, Any], path: str | Path, remedy: str) -> Schema:
     """Return the schema of the training samples in the federation's part of a checkpoint, or in `client.ckpt`.
 
     Args:
         checkpoint: The content.
         path: The file, for errors.
+        remedy: What to do, for errors.
 
     Raises:
         ValueError: There is no schema.
     """
     content = checkpoint.get(SCHEMA)
-    remedy = f"continue the run for a round by fit --ckpt_path {path}, and name the new checkpoint"
     if not isinstance(content, Mapping):
         raise ValueError(
-            f"{path} must hold the schema of the training samples, and was written by an older version without it; "
-            f"{remedy}"
+            f"{path} must hold the schema of the training samples, and has none, as files of older versions; {remedy}"
         )
     try:
         return schema_of(content)

@@ -433,6 +433,16 @@ def saved_rows(recorder: Recorder, loggers: Iterable[Any], callbacks: Iterable[A
     return rows
 
 
+def check_weights_file(path: Path) -> None:
+    """Refuse initial weights that are not there.
+
+    Raises:
+        FileNotFoundError: `path` is no file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
+
+
 def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
     """Read the entries of the client from a file.
 
@@ -444,8 +454,7 @@ def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
         FileNotFoundError: `path` is no file.
         ValueError: The file cannot be read, or its entries are not those of the client.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
+    check_weights_file(path)
     content = read_saved(path)
     say_if_unchecked(path, content)
     saved = content.get("state_dict", content)

@@ -1,6 +1,7 @@
 """`fl-lightning predict --new`: new samples, read by the schema in the checkpoint, and their predictions."""
 
 import csv
+import gzip
 import shutil
 import sys
 from contextlib import chdir
@@ -175,14 +176,13 @@ def test_what_cannot_be_predicted_is_refused_before_training_rows_are_read(here,
         f"{BEST} --new new.csv --output table.yaml/a.csv": "--output must be a file in a folder that can be written",
         f"{BEST} --new new.csv --output answer.txt": "--output must be a file that ends with .csv, got answer.txt",
         "-c table.yaml --new new.csv": "--new needs --ckpt_path, because a checkpoint has the schema that reads new",
-        "-c table.yaml --new new.csv --model.initial_weights x": "--new needs --ckpt_path",
     }.items():
         assert sentence in refusal(f"predict {words}", 1)
     checkpoint = torch.load(run_of(here) / "checkpoints/last.ckpt", weights_only=True)
     del checkpoint["federated"]["schema"], checkpoint["digest"]
     torch.save(checkpoint, here / "old.ckpt")
     sentence = refusal("predict -c table.yaml --ckpt_path old.ckpt --new new.csv", 1)
-    assert "was written by an older version without it; continue the run for a round by fit --ckpt_path" in sentence
+    assert "and has none, as files of older versions; continue the run for a round by fit --ckpt_path" in sentence
 
 
 @pytest.mark.parametrize("command", ["fit", "test", "validate"])
@@ -356,11 +356,18 @@ def test_owners_are_known_without_the_training_file(unseen, tmp_path, monkeypatc
         said = say("fit -c owners.yaml")
         assert said.code == 0, said.err
     (tmp_path / "train.csv").rename(tmp_path / "gone.csv")
-    said = say("predict -c owners.yaml --ckpt_path last --new new.csv --client all --output all.csv")
+    words = "predict -c owners.yaml --model.initial_weights runs/owners/0/checkpoints/client.ckpt --new new.csv"
+    of_run = "predict -c owners.yaml --ckpt_path last --new new.csv"
+    for command in (f"{words} --output alone.csv", f"{of_run} --output it.csv"):
+        said = say(command)
+        assert said.code == 0, said.err
+    assert (tmp_path / "alone.csv").read_bytes() == (tmp_path / "it.csv").read_bytes()
+    assert "train must be a CSV file, got train.csv" in refusal(f"{words} --client 3 --output x.csv", 1)
+    said = say(f"{of_run} --client all --output all.csv")
     assert said.code == 0, said.err
     rows = rows_of(tmp_path / "all.csv")
     assert list(dict.fromkeys(row["client"] for row in rows)) == ["h0", "h1", "h2", "h3"]
-    sentence = refusal("predict -c owners.yaml --ckpt_path last --new new.csv --client 4 --output x.csv", 1)
+    sentence = refusal(f"{of_run} --client 4 --output x.csv", 1)
     assert "client must lie in [0, 4), got 4" in sentence
 
 
@@ -377,3 +384,46 @@ def test_what_reads_training_samples_says_which_file_is_gone(here):
         assert said.code == 0, said.err
         answers.append((here / output).read_bytes())
     assert answers[0] != answers[1]
+
+
+AS_WRITTEN = {
+    "--data.source.sep ';'": lambda text: text.replace(",", ";").encode(),
+    "--data.source.decimal ',' --data.source.sep ';'": lambda text: text.replace(",", ";").replace(".", ",").encode(),
+    "--data.source.encoding latin-1": lambda text: text.encode("latin-1"),
+    "--data.source.compression gzip": lambda text: gzip.compress(text.encode()),
+}
+
+
+@pytest.mark.parametrize("options", AS_WRITTEN)
+def test_a_new_file_may_be_written_in_another_way_than_the_training_file(options, here):
+    with empty_pictures():
+        # A newer run of other settings.
+        assert say("fit -c table.yaml --model.client FedProx --model.client.mu 5").code == 0
+    assert say(f"predict {BEST} --new new.csv").code == 0
+    (here / "other.txt").write_bytes(AS_WRITTEN[options]((here / "new.csv").read_text()))
+    said = say(f"predict {BEST} --new other.txt {options}")
+    assert said.code == 0, said.err
+    expected = (run_of(here) / "predictions-new.csv").read_bytes()
+    assert (run_of(here) / "predictions-other.csv").read_bytes() == expected
+
+
+@pytest.mark.parametrize("name", ["client.ckpt", "client-1.ckpt"])
+def test_the_model_alone_predicts_new_rows(name, here):
+    """Somebody else may have `client.ckpt` only, which holds the schema, too."""
+    with empty_pictures():
+        options = "--trainer.callbacks ClientCheckpoint --trainer.callbacks.clients [1]"
+        assert say(f"fit -c table.yaml {options}").code == 0
+    folder = here / "runs" / "table" / "1"
+    shutil.copy(folder / "checkpoints" / name, here / "given.ckpt")
+    options = "--output a.csv --client 1" if "1" in name else "--output a.csv"
+    said = say(f"predict -c table.yaml --ckpt_path {folder}/checkpoints/last.ckpt --new new.csv {options}")
+    assert said.code == 0, said.err
+    (here / "train.csv").unlink()
+    shutil.rmtree(here / "runs")
+    words = "predict -c table.yaml --new new.csv --output b.csv --model.initial_weights"
+    assert "initial_weights must be a file, got nowhere.ckpt; give a checkpoint" in refusal(f"{words} nowhere.ckpt", 1)
+    torch.save(torch.load(here / "given.ckpt", weights_only=False)["state_dict"], here / "state.pt")
+    assert "older versions; name a checkpoint of the run, or its client.ckpt" in refusal(f"{words} state.pt", 1)
+    said = say(f"{words} given.ckpt")
+    assert said.code == 0, said.err
+    assert (here / "a.csv").read_bytes() == (here / "b.csv").read_bytes()
