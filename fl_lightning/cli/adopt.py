@@ -21,7 +21,9 @@ from fl_lightning.cli.configs import locate
 from fl_lightning.cli.errors import RefusedTogetherError
 from fl_lightning.cli.wrappers import put
 from fl_lightning.cli.yaml_keys import not_yaml
+from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.checks import HALF_PRECISIONS, REFUSED
+from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.packages import LIGHTNING
 from fl_lightning.utils.settings import as_list
 from fl_lightning.utils.suggestions import suggestion
@@ -40,6 +42,9 @@ ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(?:,\s*([^{}]*?)\s*)?\}")
 
 OPTIONS_OF = {"model": "--model.client.module", "data": "--data.source"}
 """Options that give the arguments of a section's class, by the name of the section."""
+
+PARTS = {"model": FederatedLoop, "data": FederatedDataModule}
+"""Classes of a federation whose arguments have the names of a section in front."""
 
 CONFIGS = ("-c", "--config")
 LIMITS = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run")
@@ -385,6 +390,27 @@ class Adoption:
                 self.notes.append(f"{name}: dropped; it is the section of another command")
         return {**sections, **(content.get("fit") or {})}
 
+    def check_options(self, name: str, section: Mapping[str, Any]) -> None:
+        """Refuse options that are arguments of a section's class, which have another name in a federation.
+
+        Args:
+            name: The name of the section.
+            section: The class and its arguments.
+        """
+        ours = inspect.signature(PARTS[name]).parameters
+        theirs: Mapping[str, Any] = {}
+        with suppress(Exception):  # The parser reports a class that is not found.
+            kind: Any = find_class(section["class_path"])
+            theirs = inspect.signature(kind).parameters
+        for option in sorted(self.given):
+            owner, _, argument = option.partition(".")
+            first = argument.partition(".")[0]
+            if owner == name and first in theirs and first not in ours:
+                self.refusals.append(
+                    f"--{option} must have the name that it has in a federation, got an argument of "
+                    f"{section['class_path']}; write {OPTIONS_OF[name]}.{argument}"
+                )
+
     def tell_linked(self, name: str, section: Mapping[str, Any]) -> None:
         """Note the arguments of a section's class that a saved file lacks, because the program may link them.
 
@@ -454,6 +480,7 @@ def read_model(adoption: Adoption, value: Any) -> None:
         adoption.put("model.client.class_path", "fl_lightning.methods.FedAvg")
         adoption.put("model.client.init_args.module", module)
         adoption.notes.append("model: moved to model.client, as the module that FedAvg trains")
+        adoption.check_options("model", module)
         adoption.tell_linked("model", module)
     elif value is None and "model.client" not in adoption.given:
         adoption.refusals.append(
@@ -468,6 +495,7 @@ def read_data(adoption: Adoption, value: Any) -> None:
     if source is not None:
         adoption.put("data.source", source)
         adoption.notes.append("data: moved to data.source, whose training samples are divided among the clients")
+        adoption.check_options("data", source)
         adoption.tell_linked("data", source)
     elif value is None and "data.source" not in adoption.given:
         adoption.refusals.append(

@@ -559,6 +559,19 @@ def test_values_of_the_environment(tmp_path, monkeypatch):
     assert not any("/data" in note for note in adopted.notes)
 
 
+def test_options_of_their_program_are_refused_by_their_new_names(project):
+    (project / "theirs.yaml").write_text("trainer: {max_epochs: 1}\n")
+    line = f"fit --from theirs.yaml {CLASSES} --data.num_clients 4"
+    said = say(f"{line} --model.width 5 --data.noise=0.5 --data.batch_size 4")
+    assert "--model.width must have the name that it has in a federation, got an argument of own.Net" in said.err
+    assert "; write --model.client.module.width" in said.err
+    assert "; write --data.source.noise" in said.err
+    # The federation has an option of this name.
+    assert "--data.batch_size" not in said.err
+    said = say(f"{line} --model.client.module.width 5 --data.source.noise=0.5 --data.batch_size 4 --print_config")
+    assert said.code == 0, said.err
+
+
 def test_a_linked_argument_with_a_default_is_said(package):
     name = saved(package, BATCHES, model="LinkedByDefault", data="Data", linked=True)
     line = f"fit --from {name} --model own.LinkedByDefault --data own.Data"
