@@ -116,7 +116,9 @@ class SavePredictions(BasePredictionWriter):
             )
             return
         write_table(self.table, [list(columns), *zip(*columns.values(), strict=True)])
-        rank_zero_info(f"Predictions: {self.table}; outputs: {self.path}")
+        if len(self._outputs) <= 1:
+            # Further passes write the same files.
+            rank_zero_info(f"Predictions: {self.table}; outputs: {self.path}")
 
     def _of_all_processes(self, predictions: Sequence[Any], pl_module: LightningModule) -> list[Any]:
         """Return the outputs of the batches of a loader in order, at the first process. Others have parts of them."""

@@ -213,6 +213,7 @@ def test_a_modules_own_answers_are_written_as_they_are(tmp_path, monkeypatch, ca
     with working_in(tmp_path, OWN), empty_pictures():
         said = say("fit -c mine.yaml")
         assert said.code == 0, said.err
+        (tmp_path / "train.csv").unlink()
         for answer, columns in {
             "number": {"predicted": "1234.5"},
             "two": {"output_0": "1234.5", "output_1": "1235.5"},
@@ -345,7 +346,8 @@ def test_no_training_file_is_needed(kind, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("unseen", ["", "  unseen: [h2]\n"])
-def test_owners_are_known_without_the_training_file(unseen, tmp_path, monkeypatch):
+def test_owners_are_known_without_the_training_file(unseen, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
     source, _ = write_table(tmp_path, monkeypatch)
     (tmp_path / "owners.yaml").write_text(
@@ -363,8 +365,10 @@ def test_owners_are_known_without_the_training_file(unseen, tmp_path, monkeypatc
         assert said.code == 0, said.err
     assert (tmp_path / "alone.csv").read_bytes() == (tmp_path / "it.csv").read_bytes()
     assert "train must be a CSV file, got train.csv" in refusal(f"{words} --client 3 --output x.csv", 1)
+    caplog.clear()
     said = say(f"{of_run} --client all --output all.csv")
     assert said.code == 0, said.err
+    assert caplog.text.count("Predictions: ") == 1
     rows = rows_of(tmp_path / "all.csv")
     assert list(dict.fromkeys(row["client"] for row in rows)) == ["h0", "h1", "h2", "h3"]
     sentence = refusal(f"{of_run} --client 4 --output x.csv", 1)
