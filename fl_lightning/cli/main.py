@@ -37,7 +37,14 @@ from fl_lightning.cli.adopt import FROM
 from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
-from fl_lightning.cli.predict import check_request, clients_to_predict, output_of, read_new, settings_of
+from fl_lightning.cli.predict import (
+    allowed_changes,
+    check_request,
+    clients_to_predict,
+    output_of,
+    read_new,
+    settings_of,
+)
 from fl_lightning.data import FederatedDataModule, Partition, Source
 from fl_lightning.distributed.stops import hangup_interrupts
 from fl_lightning.federation.checks import check_trainer
@@ -207,7 +214,9 @@ class FederatedCLI(LightningCLI):
         if command == "predict":
             check_request(config)
         if config.ckpt_path:
-            checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent, settings_of(config))
+            checkpoint = runs.find_checkpoint(
+                config.ckpt_path, self.parent, settings_of(config), allowed=allowed_changes(config)
+            )
             self.first_round = runs.first_round(checkpoint)
             config.ckpt_path = str(checkpoint)
             self.folder = runs.run_of(checkpoint, self.parent)
@@ -232,7 +241,7 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand]
         identity = self.model.identity
         identity.configure(settings_of(config))
-        identity.allow(config.allow_changes)
+        identity.allow(allowed_changes(config))
         self.model.recorder.directions |= directions_in(config)
         if self.subcommand != "predict" or config.client != "all":
             # `before_predict` deploys one client after the other.

@@ -21,7 +21,7 @@ from fl_lightning.data.datasets import KnownSplit, check_class_names, count_know
 from fl_lightning.data.loaders import LoaderSpec, check_loader_class
 from fl_lightning.data.new_samples import NewSamples
 from fl_lightning.data.schema import Schema
-from fl_lightning.data.sources import Source
+from fl_lightning.data.sources import Predicted, Source
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import StreamSplit, are_streams, read_stream_loader
 from fl_lightning.types import DataModule
@@ -173,11 +173,24 @@ class DataModuleSource(Source):
         spec = read_loader(loader)
         return make_split(loader.dataset, spec), spec
 
-    def predicted(self) -> Split | None:
-        if self._has("predict_dataloader"):
-            self._call("setup", "predict")
-        loader = self._loader("predict_dataloader")
-        return None if loader is None else make_split(loader.dataset, read_loader(loader))
+    @property
+    def gives_predicted(self) -> bool:
+        return self._has("predict_dataloader")
+
+    @property
+    def predicts_alone(self) -> bool:
+        return self.gives_predicted
+
+    def predicted(self) -> Sequence[Predicted] | None:
+        """Set up the prediction and read `predict_dataloader`, whose samples no client needs.
+
+        A loader that cannot be divided among clients is therefore taken as it is.
+        """
+        if not self._has("predict_dataloader"):
+            return None
+        self._call("setup", "predict")
+        returned = self._call("predict_dataloader")
+        return None if returned is None else [predicted_by(loader) for loader in loaders_in(returned)]
 
     def read_new(self, path: Path, schema: Schema) -> NewSamples:
         name = type(self.datamodule).__name__
@@ -253,6 +266,29 @@ class DataModuleSource(Source):
                 f"dataset is what clients and server share: join several by ConcatDataset"
             )
         return loaders[0] if loaders else None
+
+
+def loaders_in(returned: Any) -> list[Any]:
+    """List the loaders that a hook of Lightning's returned: one, or a list, tuple, mapping or CombinedLoader."""
+    returned = getattr(returned, "iterables", returned)
+    if isinstance(returned, Mapping):
+        return list(returned.values())
+    return list(returned) if isinstance(returned, list | tuple) else [returned]
+
+
+def predicted_by(loader: Any) -> Predicted:
+    """Return the samples of a loader, in the order of the dataset if the loader has no order of its own.
+
+    Args:
+        loader: A DataLoader, or any other iterable over batches.
+    """
+    if not isinstance(loader, DataLoader):
+        return Predicted(loader)
+    try:
+        spec = read_loader(loader)
+    except ValueError:
+        return Predicted(loader)
+    return Predicted(make_split(loader.dataset, spec), spec.batch_size)
 
 
 def validation_name(index: int) -> str:

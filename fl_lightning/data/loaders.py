@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -141,6 +142,38 @@ class EvaluationBatches:
         for batch in self.split.batches(self._indices, None):
             # Lightning's loops count on every batch of the length.
             yield EMPTY_BATCH if batch is None else batch
+
+
+class BatchesInTurn:
+    """Batches of a loader of the user's as they come, which the processes take in turn.
+
+    Args:
+        loader: The loader, any iterable over batches.
+        rank: This process, 0 ... world-1.
+        world: Number of processes.
+    """
+
+    def __init__(self, loader: Iterable[Any], rank: int = 0, world: int = 1) -> None:
+        self.loader = loader
+        self._rank = rank
+        self._world = world
+
+    def __len__(self) -> int:
+        """Count this process's batches.
+
+        Raises:
+            TypeError: The loader has no length.
+        """
+        total = len(self.loader)  # type: ignore[arg-type]
+        return max(1, len(range(self._rank, total, self._world)))
+
+    def __iter__(self) -> Iterator[Any]:
+        is_empty = True
+        for batch in islice(self.loader, self._rank, None, self._world):
+            is_empty = False
+            yield EMPTY_BATCH if batch is None else batch
+        if is_empty:
+            yield EMPTY_BATCH
 
 
 class RoundLoader:

@@ -10,6 +10,7 @@ import torch
 from pytorch_lightning import Callback
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor
 
 from fl_lightning.client.checks import evaluation_arguments, runs_foreign_code
 from fl_lightning.client.hooks import overridden
@@ -293,7 +294,7 @@ class Evaluation:
             return None
         module = self.client.module
         if module is None:
-            return self._predict(laid_out(batch[0], self._channels_last))
+            return self._predict(laid_out(inputs_in(batch), self._channels_last))
         return self._call(module.predict_step, batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
     def _call(self, step: Callable[..., Any], batch: Any, *, batch_idx: int, dataloader_idx: int) -> Any:
@@ -461,3 +462,21 @@ class Evaluation:
             undone.enter_context(self._kept_generators(foreign=True))
             undone.enter_context(self.evaluated_entries())
             yield
+
+
+def inputs_in(batch: Any) -> Tensor:
+    """Return the inputs of a net in a batch that is predicted: the batch itself, or its first item.
+
+    Raises:
+        TypeError: There are no such inputs.
+
+    >>> inputs_in(torch.ones(2, 3)).shape, inputs_in([torch.ones(2, 3), "names"]).shape
+    (torch.Size([2, 3]), torch.Size([2, 3]))
+    """
+    inputs = batch[0] if isinstance(batch, list | tuple) and batch else batch
+    if not isinstance(inputs, Tensor):
+        raise TypeError(
+            f"a batch that a net predicts must be its inputs (n, ...), or begin with these, got "
+            f"{type(inputs).__name__}; give module= with a predict_step of your own"
+        )
+    return inputs

@@ -473,7 +473,8 @@ class FederatedLoop(Forwarding):
                 f"client {client_id} can be evaluated only by a {step} of {type(module).__name__} or by model.metrics, "
                 f"got none; define one"
             )
-        if self.data.new is None and not self.data.view(client_id, 0).size("test"):
+        takes_others = stage == "predict" and self.data.predicts_others
+        if not takes_others and not self.data.view(client_id, 0).size("test"):
             raise ValueError(f"client {client_id} has no test samples, so that nothing can be evaluated; give another")
         return client_id
 
@@ -875,6 +876,7 @@ class FederatedLoop(Forwarding):
             members=built(self._run).members,
             undo=self._under_way,
             schema=self.data.source.schema,
+            owners=self.data.owner_names,
         )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

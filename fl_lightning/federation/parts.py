@@ -323,7 +323,9 @@ class FederationParts:
         name = next(step for function, step in STEP_OF.items() if trainer.state.fn == function)
         is_validation = name == "validation_step"
         is_called = not is_validation or (data.evaluated is not None and trainer.limit_val_batches != 0)
-        if module is None or not is_called:
+        # The number of loaders of a prediction is not known yet.
+        is_unknown = name == "predict_step" and data.source.predicts_alone
+        if module is None or not is_called or is_unknown:
             return
         num_loaders = 1
         if is_validation:
@@ -449,6 +451,7 @@ class FederationParts:
         """Build the client's net for the data, or refuse other data than the net was built for."""
         if self.client.module is None:
             # A module of the user's own needs no number of classes, so its data are not counted.
+            data.know_shape()
             check_targets(self.client, data)
             self.client.build(data.num_classes, data.input_shape)
 

@@ -84,7 +84,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Add to the name of the file if the test split is evaluated, which is known once the data are set up."""
-        if isinstance(pl_module, FederatedLoop) and pl_module.data.evaluated != "val":
+        if stage == "fit" and isinstance(pl_module, FederatedLoop) and pl_module.data.evaluated != "val":
             dirpath, filename = self._place
             self.filename = f"{filename.removesuffix(ON_TEST)}{ON_TEST}"
             self._place = (dirpath, self.filename)
