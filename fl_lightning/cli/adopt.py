@@ -412,7 +412,7 @@ class Adoption:
                 )
 
     def tell_linked(self, name: str, section: Mapping[str, Any]) -> None:
-        """Note the arguments of a section's class that a saved file lacks, because the program may link them.
+        """Record the arguments of a section's class that a saved file lacks, because the program may link them.
 
         Args:
             name: The name of the section.

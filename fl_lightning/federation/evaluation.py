@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
-from fl_lightning.client.checks import evaluation_arguments, runs_foreign_code
+from fl_lightning.client.checks import check_evaluation_step, evaluation_arguments, runs_foreign_code
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.services import attach_services, loader_suffix
 from fl_lightning.data.loaders import EMPTY_BATCH
@@ -337,6 +337,8 @@ class Evaluation:
             if self.data.trainer.state.fn != "fit":
                 # A fit has compared the data when it began. Test samples may be loaded only now.
                 check_same_everywhere(self.data, self.communicator, fits=False)
+            if hook == "on_predict_start" and self.client.module is not None:
+                check_evaluation_step(self.client.module, "predict_step", self._num_loaders())
             self.begin(evaluates=hook != "on_predict_start")
             yield
             return

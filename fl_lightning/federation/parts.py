@@ -323,15 +323,10 @@ class FederationParts:
         name = next(step for function, step in STEP_OF.items() if trainer.state.fn == function)
         is_validation = name == "validation_step"
         is_called = not is_validation or (data.evaluated is not None and trainer.limit_val_batches != 0)
-        # The number of loaders of a prediction is not known yet.
-        is_unknown = name == "predict_step" and data.source.predicts_alone
-        if module is None or not is_called or is_unknown:
+        # A prediction is checked once its loaders are there.
+        if module is None or not is_called or name == "predict_step":
             return
-        num_loaders = 1
-        if is_validation:
-            num_loaders = data.num_validation_loaders
-        elif name == "test_step":
-            num_loaders = data.num_loaders("test")
+        num_loaders = data.num_validation_loaders if is_validation else data.num_loaders("test")
         check_evaluation_step(module, name, num_loaders)
 
     def _check_not_replaced(self, loop: LightningModule) -> None:

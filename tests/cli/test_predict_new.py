@@ -374,7 +374,7 @@ def test_owners_are_known_without_the_training_file(unseen, tmp_path, monkeypatc
     rows = rows_of(tmp_path / "all.csv")
     assert list(dict.fromkeys(row["client"] for row in rows)) == ["h0", "h1", "h2", "h3"]
     sentence = refusal(f"{of_run} --client 4 --output x.csv", 1)
-    assert "client must lie in [0, 4), got 4" in sentence
+    assert "client must be the id of a client in [0, 4) or the name of one (h0, h1, h2, h3), got 4" in sentence
 
 
 def test_what_reads_training_samples_says_which_file_is_gone(here):

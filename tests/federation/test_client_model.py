@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning import ClientModule, FederatedLoop, methods
 from fl_lightning.callbacks import ClasswiseReport, ClientCheckpoint, ClientsReport
-from fl_lightning.client.forwarding import ClientBatchHook
+from fl_lightning.client.forwarding import ClientHook
 from fl_lightning.methods import Ditto, FedAvg, FedBN, FedRoD, Local
 from tests.commands import TINY, refusal, say, working_in
 from tests.federation.test_clients_by_own_steps import (
@@ -126,7 +126,7 @@ def test_a_callback_that_the_module_keeps_does_not_lead_to_the_run(kind, client_
     logs = loop.client.module.counts.log
     model = loop.client_model(client_id)
     assert loop.client.module.counts.log == logs
-    assert not reaches(model, (FederatedLoop, ClientModule, ClientBatchHook), {})
+    assert not reaches(model, (FederatedLoop, ClientModule, ClientHook), {})
     assert model.counts.log.__self__ is model
     before = model.counts.seen
     fit = Trainer(max_epochs=1, **QUIET)
