@@ -121,15 +121,7 @@ class MetricAccumulator:
         """Keep what the metric objects have counted so far under the keys by which they were logged.
 
         As in Lightning, the objects themselves go on counting.
-
-        Raises:
-            RuntimeError: There are several processes, which must all have the same metric objects.
         """
-        if self.metrics and world_size() > 1:
-            raise RuntimeError(
-                "with several processes a metric object cannot be logged by several dataloaders; log the value, or "
-                "give data.source one validation loader"
-            )
         for name, metric in self.metrics.items():
             if name not in self._ended:
                 self._ended[name] = metric
@@ -511,10 +503,9 @@ class ClientServices:
         self._toggled.close()
 
 
-class EvaluationServices(ClientServices):
-    """Implements the services in an evaluation, where all processes are at the same batch and may gather."""
+class StepServices(ClientServices):
+    """Implements the services where the module's own step evaluates it, perhaps on several dataloaders."""
 
-    services = tuple(name for name in SERVICES if name != "all_gather")
     needs_sizes = True
     _suffix = ""
 
@@ -533,15 +524,46 @@ class EvaluationServices(ClientServices):
         super().log(key, *args, **kwargs)
 
 
-class ClientTestServices(ClientServices):
+class EvaluationServices(StepServices):
+    """Implements the services in an evaluation, where all processes are at the same batch and may gather."""
+
+    services = tuple(name for name in SERVICES if name != "all_gather")
+
+    def begin_loader(self, suffix: str) -> None:
+        """Let keys end in `suffix` from now on.
+
+        Args:
+            suffix: The end of the keys. An empty one belongs to the only dataloader.
+
+        Raises:
+            RuntimeError: There are several processes, which must all have the same metric objects.
+        """
+        is_next = suffix and suffix != self._suffix
+        if is_next and self.logged.metrics and world_size() > 1:
+            raise RuntimeError(
+                "with several processes a metric object cannot be logged by several dataloaders; log the value, or "
+                "give data.source one validation loader"
+            )
+        super().begin_loader(suffix)
+
+
+class ClientTestServices(StepServices):
     """Implements the services while a client is tested by the module's own step. Its values get keys `local/KEY`."""
 
     evaluates = True
-    needs_sizes = True
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         check_writer(f"local/{name}", "clients")
         super().log(name, *args, **kwargs)
+
+
+def loader_suffix(dataloader_idx: int) -> str:
+    """Return the end of the keys that are logged of one of several dataloaders.
+
+    Args:
+        dataloader_idx: Index of the dataloader.
+    """
+    return f"/dataloader_idx_{dataloader_idx}"
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """Sources made of the user's own LightningDataModules, read as a Trainer would read them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from pytorch_lightning import LightningDataModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -106,21 +107,44 @@ class DataModuleSource(Source):
             return None
         self._call("setup", "test")
         try:
-            loader = self._loader("test_dataloader")
+            loaders = self._loaders("test_dataloader")
         except Exception as error:
             if type(error).__name__ not in ABSENT:
                 raise
             rank_zero_info(f"{type(self.datamodule).__name__} gives no test samples: {error}")
             return None
-        if loader is None:
+        if not loaders:
             return None
-        split = make_split(loader.dataset, read_loader(loader))
+        split = self._joined("test_dataloader", loaders)
         check_class_names({**self._splits, "test": split})
         if counted:
             self._splits["test"] = split
             self._count_classes()
         elif self.num_classes is not None:
             count_known({"test": split}, self.num_classes)  # refuses labels that are no classes
+        return split
+
+    def _joined(self, name: str, loaders: Sequence[DataLoader[Any]]) -> KnownSplit:
+        """Make one split of the samples of loaders, which knows the loader of each sample.
+
+        Args:
+            name: Name of the method that returned the loaders.
+            loaders: The loaders, one or more.
+
+        Raises:
+            ValueError: They do not make batches in one way.
+        """
+        specs = [read_loader(loader) for loader in loaders]
+        datasets: list[Any] = [loader.dataset for loader in loaders]
+        if len(datasets) == 1:
+            return make_split(datasets[0], specs[0])
+        if any(spec.collate_fn is not specs[0].collate_fn for spec in specs):
+            raise ValueError(
+                f"{type(self.datamodule).__name__}.{name} must return loaders with one collate_fn, got several; the "
+                f"samples of all are dealt to the clients: give them the same function"
+            )
+        split = make_split(ConcatDataset(datasets), specs[0])
+        split.loader_sizes = tuple(len(dataset) for dataset in datasets)
         return split
 
     def _count_classes(self) -> None:

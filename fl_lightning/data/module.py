@@ -714,7 +714,9 @@ class FederatedDataModule(Participation):
     def val_dataloader(self) -> Any:
         if self.evaluated is None:
             return []
-        loaders = [self._batches_of(name) for name in (self.evaluated, *self.further_validation)]
+        loaders = [*self._loaders_of(self.evaluated)]
+        for name in self.further_validation:
+            loaders += self._loaders_of(name)
         return loaders if len(loaders) > 1 else loaders[0]
 
     @property
@@ -723,8 +725,23 @@ class FederatedDataModule(Participation):
         names = [validation_name(index) for index, _ in enumerate(self.source.further_validation, start=1)]
         return [name for name in names if name in self._splits]
 
+    def num_loaders(self, split: str) -> int:
+        """Count the loaders that give the samples of a split, which may be missing.
+
+        Args:
+            split: Name of the split.
+        """
+        return max(1, len(self.split(split).loader_sizes)) if split in self._splits else 1
+
+    @property
+    def num_validation_loaders(self) -> int:
+        """The number of loaders that are evaluated every round."""
+        names = [self.evaluated, *self.further_validation]
+        return sum(self.num_loaders(name) for name in names if name is not None)
+
     def test_dataloader(self) -> Any:
-        return self._batches_of("test")
+        loaders = self._loaders_of("test")
+        return loaders if len(loaders) > 1 else loaders[0]
 
     def predict_new(self, path: str | Path | None, schema: Schema | None = None) -> None:
         """Let the next predictions be those of new samples, which need no targets, in place of the test samples.
@@ -762,13 +779,24 @@ class FederatedDataModule(Participation):
 
     def _batches_of(self, split: str) -> EvaluationBatches:
         """Make this process's evaluation batches of a split, or of the test samples of the client that is tested."""
-        samples = self.split(split)
-        positions: Tensor | None = None
-        if self.tested_client is not None:
-            view = self.view(self.tested_client, 0)
-            samples = view.source("test")
-            positions, _ = view.order("test", None)
+        samples, positions = self._evaluated_samples(split)
         return self._evaluation_batches(samples, positions)
+
+    def _loaders_of(self, split: str) -> list[EvaluationBatches]:
+        """Make what `_batches_of` makes for each loader that gives samples of the split."""
+        samples, positions = self._evaluated_samples(split)
+        if not samples.loader_sizes:
+            return [self._evaluation_batches(samples, positions)]
+        chosen = torch.arange(len(samples)) if positions is None else positions
+        return [self._evaluation_batches(samples, part) for part in samples.by_loader(chosen)]
+
+    def _evaluated_samples(self, split: str) -> tuple[Split, Tensor | None]:
+        """Return a split and the positions of the samples that are evaluated, (n,) int64. None means all samples."""
+        if self.tested_client is None:
+            return self.split(split), None
+        view = self.view(self.tested_client, 0)
+        positions, _ = view.order("test", None)
+        return view.source("test"), positions
 
     def _evaluation_batches(self, samples: Split, positions: Tensor | None = None) -> EvaluationBatches:
         """Make this process's evaluation batches of some samples, or of all."""

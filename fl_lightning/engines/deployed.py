@@ -1,6 +1,6 @@
 """The score of what a client would deploy, on the client's own samples."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -14,8 +14,9 @@ from fl_lightning.client.checks import evaluation_arguments
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientTestServices, attach_services, world_size
+from fl_lightning.client.services import ClientTestServices, attach_services, loader_suffix, world_size
 from fl_lightning.engines.clock import trainer_of
+from fl_lightning.engines.pass_callbacks import PassCallbacks, callbacks_of_pass, makers_of
 from fl_lightning.functional.accuracy import answer_counts
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.user_metrics import arrays_of, update
@@ -146,28 +147,25 @@ def stage_of(client: ClientModule, kind: Kind | Literal["training"] | None) -> I
 class OwnSteps:
     """Evaluates the user's module in a client by its own step and hooks, as a Trainer does.
 
-    Of the callbacks that the module makes, only the hooks before a batch are called, since they may change the batch.
-    All others record the passes of the Trainer.
+    The module makes its callbacks anew for each client, as for a Trainer that evaluates the client's checkpoint.
 
     Args:
         client: The client, which is built around the module.
-        batch_hooks: Hooks on batches of the callbacks that the module makes, by name.
     """
 
-    def __init__(
-        self, client: ClientModule, batch_hooks: Mapping[str, Sequence[Callable[..., None]]] | None = None
-    ) -> None:
+    def __init__(self, client: ClientModule) -> None:
         self._client = client
-        self._batch_hooks = batch_hooks or {}
         self._modules = list(client.lightning_modules())
+        self._makers = makers_of(self._modules)
+        self._callbacks = PassCallbacks()
         self._services = ClientTestServices()
 
-    def score(self, client_id: int, batches: Iterable[Batch], how: Scoring) -> ClientScore:
+    def score(self, client_id: int, loaders: Sequence[Iterable[Batch]], how: Scoring) -> ClientScore:
         """Return the score of the module that lies in the client.
 
         Args:
             client_id: The id of the client.
-            batches: The client's own batches.
+            loaders: The client's own batches, of each loader.
             how: How the client is tested.
         """
         client = self._client
@@ -178,13 +176,16 @@ class OwnSteps:
             attach_services(self._modules, self._services.methods),
             fresh_metrics(parts_that_count(client)),
             stage_of(client, kind),
+            callbacks_of_pass(self._makers, kind) as self._callbacks,
         ):
             self._begin(kind)
-            for batch_idx, batch in enumerate(batches):
-                num_samples += batch_length(batch)
-                if how.metrics is not None:
-                    is_finite &= bool(update(how.metrics, batch, client).isfinite().all())
-                self._step(kind, batch, batch_idx)
+            for dataloader_idx, batches in enumerate(loaders):
+                of_several = dataloader_idx if len(loaders) > 1 else None
+                for batch_idx, batch in enumerate(batches):
+                    num_samples += batch_length(batch)
+                    if how.metrics is not None:
+                        is_finite &= bool(update(how.metrics, batch, client).isfinite().all())
+                    self._step(kind, batch, batch_idx=batch_idx, dataloader_idx=of_several)
             logged = self._end(kind)
         return ClientScore(
             client_id=client_id,
@@ -199,6 +200,7 @@ class OwnSteps:
     def _begin(self, kind: Kind | None) -> None:
         """Begin a pass over a client's samples."""
         self._services.logged.clear()
+        self._services.begin_loader("")
         if kind is not None:
             for name in (f"on_{kind}_model_eval", f"on_{kind}_start", f"on_{kind}_epoch_start"):
                 self._call(name)
@@ -209,31 +211,40 @@ class OwnSteps:
         if world_size() == 1:
             return
         logged = self._services.logged.metrics.values()
-        for part in [*parts_that_count(self._client), *logged]:
+        for part in [*parts_that_count(self._client), *self._callbacks.parts_that_count(), *logged]:
             for metric in part.modules():
                 if isinstance(metric, Metric):
                     metric.distributed_available_fn = bool
 
-    def _step(self, kind: Kind | None, batch: Batch, batch_idx: int) -> None:
-        """Evaluate a batch by the module's step."""
+    def _step(self, kind: Kind | None, batch: Batch, *, batch_idx: int, dataloader_idx: int | None) -> None:
+        """Evaluate a batch by the module's step.
+
+        Args:
+            kind: The step. None evaluates nothing.
+            batch: The batch.
+            batch_idx: Index of the batch in its dataloader.
+            dataloader_idx: Index of the dataloader. None if there is only one.
+        """
         if kind is None:
             return
-        # A client has one split to be tested on, so Lightning would give no index of a dataloader.
         self._services.begin(batch=batch)
-        for hook in self._batch_hooks.get(f"on_{kind}_batch_start", ()):
-            hook(batch, batch_idx)
-        self._call(f"on_{kind}_batch_start", batch, batch_idx)
+        places = [batch_idx]
+        if dataloader_idx is not None:
+            places.append(dataloader_idx)
+            self._services.begin_loader(loader_suffix(dataloader_idx))
+        self._call(f"on_{kind}_batch_start", batch, *places)  # style: ok, hooks take them by place
         step = getattr(self._client.module, f"{kind}_step")
-        placed, named = evaluation_arguments(step, batch_idx=batch_idx, dataloader_idx=None)
+        placed, named = evaluation_arguments(step, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
         with self._client.forward_context():
             outputs = step(batch, *placed, **named)  # style: ok, a step takes them by place, as in Lightning
-        self._call(f"on_{kind}_batch_end", outputs, batch, batch_idx)  # style: ok, hooks take them by place
+        self._call(f"on_{kind}_batch_end", outputs, batch, *places)  # style: ok, hooks take them by place
 
     def _end(self, kind: Kind | None) -> dict[str, float]:
         """End a pass, and return what the module has logged in it, by key."""
         if kind is None:
             return {}
         self._services.begin()
+        self._services.begin_loader("")
         self._compute_alone()
         self._call(f"on_{kind}_epoch_end")
         self._call(f"on_{kind}_end")
@@ -243,6 +254,7 @@ class OwnSteps:
         return logged.reduce(rows=[rows], paths=[logged.metric_paths(self._client)], root=self._client)
 
     def _call(self, name: str, *args: Any) -> None:
-        """Call a hook of the module."""
+        """Call a hook of the callbacks, and then of the module."""
+        self._callbacks.call(name, *args)
         for hook in hooks(self._modules, name):
             hook(*args)

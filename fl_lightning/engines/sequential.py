@@ -122,7 +122,7 @@ class SequentialEngine:
             batch_hooks=batch_hooks or {},
             clock=clock,
         )
-        self.own_steps = OwnSteps(client, batch_hooks)
+        self.own_steps = OwnSteps(client)
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
         self._counting_parts = parts_that_count(client)
@@ -389,19 +389,21 @@ class SequentialEngine:
 
     def _score(self, job: ClientJob, predict: Callable[[Any], Any], how: Scoring) -> ClientScore:
         """Return the score of the client in the module."""
-        batches = self.local.transfer.each(job.data.batches("test", batch_size=how.batch_size))
         if how.classifies:
             return score(
                 client_id=job.client_id,
                 predict=predict,
-                batches=batches,
+                batches=self.local.transfer.each(job.data.batches("test", batch_size=how.batch_size)),
                 device=self.local.device,
                 metrics=how.metrics,
                 channels_last=how.channels_last,
             )
         # A step of the user's may draw numbers, which must not depend on the clients before.
         self.local.seed(f"{how.kind}/{job.broadcast.exchange}", job.data)
-        score_of_module = self.own_steps.score(job.client_id, batches, how)
+        loaders: list[Iterator[Any]] = []
+        for view in job.data.by_loader("test"):
+            loaders.append(self.local.transfer.each(view.batches("test", batch_size=how.batch_size)))
+        score_of_module = self.own_steps.score(client_id=job.client_id, loaders=loaders, how=how)
         # The batches may count otherwise than in samples, such as in nodes of a graph.
         return score_of_module._replace(num_samples=float(job.data.size("test")))
 

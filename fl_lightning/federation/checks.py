@@ -17,7 +17,7 @@ from torchmetrics import MetricCollection
 
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
-from fl_lightning.client.hooks import overridden
+from fl_lightning.client.hooks import STEP_HOOKS, overridden
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
@@ -828,8 +828,9 @@ def check_carried(transforms: Sequence[UpdateTransform], batch_hooks: Sequence[s
         is_bar = is_of_lightning(callback, "ProgressBar")
         if not is_bar and any(hasattr(callback, hook) for hook in CLIENT_HOOKS):
             raise not_carried(type(callback).__name__, "looks at clients while they are trained")
-    if batch_hooks:
-        raise not_carried(batch_hooks[0], "of a callback that the client makes is called at the server only")
+    in_training = [name for name in batch_hooks if name in STEP_HOOKS]
+    if in_training:
+        raise not_carried(in_training[0], "of a callback that the client makes is called at the server only")
     for transform in transforms:
         is_at_client = overridden(transform, "on_client", UpdateTransform)
         if is_at_client and overridden(transform, "state_dict", UpdateTransform):

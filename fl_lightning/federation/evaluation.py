@@ -12,8 +12,8 @@ from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from fl_lightning.client.checks import evaluation_arguments, runs_foreign_code
-from fl_lightning.client.hooks import hooks, overridden
-from fl_lightning.client.services import attach_services
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.services import attach_services, loader_suffix
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.engines.deployed import laid_out
 from fl_lightning.engines.execution import evaluates_channels_last
@@ -270,9 +270,7 @@ class Evaluation:
         if module is None or not overridden(module, f"{kind}_step"):
             return None
         self.services.begin(batch=batch)
-        if self.data.further_validation:
-            suffix = f"/dataloader_idx_{dataloader_idx}" if kind == "validation" else ""
-            self.services.begin_loader(suffix)
+        self.services.begin_loader(loader_suffix(dataloader_idx) if self._num_loaders() > 1 else "")
         step = getattr(module, f"{kind}_step")
         return self._call(step, batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
@@ -347,15 +345,15 @@ class Evaluation:
         self.restore()
         self._generators.close()
 
-    def end(self, prefix: str, last_hook: str) -> dict[str, float]:
+    def end(self, prefix: str, *, hook_follows: bool) -> dict[str, float]:
         """End a pass, put back what it has changed, and return its values by log key.
 
         Args:
             prefix: Beginning of the log keys.
-            last_hook: Name of the module's hook that follows within `around`.
+            hook_follows: Whether a last hook follows within `around`, of the module or of a callback that it makes.
         """
         values = self._values(prefix)
-        if self.before is not None and hooks(self.modules, last_hook):
+        if self.before is not None and hook_follows:
             self._after = HeldEntries(self.global_weights)
             self._loaded.close()
             self.before.restore()
@@ -425,10 +423,14 @@ class Evaluation:
         if trainer.state.fn == "test":
             names = ["test"]
             limits = trainer.num_test_batches
-        found: dict[str, int] = {}
-        for name, num_batches in zip(names, limits or [math.inf] * len(names), strict=False):
+        sizes: list[tuple[str, int]] = []
+        for name in names:
+            split = self.data.split(name)
+            sizes += [(name, size) for size in split.loader_sizes or [len(split)]]
+        found: dict[str, int] = dict.fromkeys(names, 0)
+        for (name, size), num_batches in zip(sizes, limits or [math.inf] * len(sizes), strict=False):
             most = num_batches * self.data.eval_batch_size * trainer.world_size
-            found[name] = int(min(most, len(self.data.split(name))))
+            found[name] += int(min(most, size))
         return found
 
     def _words_for_samples(self) -> str:

@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
-from fl_lightning.client.checks import check_outputs
+from fl_lightning.client.checks import check_evaluation_step, check_outputs
 from fl_lightning.client.forwarding import Forwarding
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.metric_states import NOBODY
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.engines.deployed import Kind
+from fl_lightning.engines.deployed import Kind, own_step
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
@@ -530,7 +530,11 @@ class FederatedLoop(Forwarding):
         )
         if self.evaluate_clients_every is not None and not self.data.pooled:
             check_test_samples(self.data)
-        is_tested = self.data.pooled or self._rounds_between_clients() is not None
+        tests_clients = self._rounds_between_clients() is not None
+        kind = own_step(self.client.module, "validation")
+        if tests_clients and self.client.module is not None and kind is not None:
+            check_evaluation_step(self.client.module, f"{kind}_step", self.data.num_loaders("test"))
+        is_tested = self.data.pooled or tests_clients
         if self.parts.fine_tuning is not None and not is_tested:
             raise ValueError(
                 "model.fine_tuning needs model.evaluate_clients_every, the rounds after which clients are tested, got "
@@ -778,7 +782,8 @@ class FederatedLoop(Forwarding):
         """
         self.parts.evaluation_services.begin_loader("")
         self.forward_hook(hook)
-        values = self.evaluation.end(prefix, last_hook=hook.replace("_epoch_end", "_end"))
+        last_hooks = self.forwarded_hooks(hook.replace("_epoch_end", "_end"))
+        values = self.evaluation.end(prefix, hook_follows=bool(last_hooks))
         if self.trainer.sanity_checking:
             return
         if self.trainer.state.fn == "fit":
@@ -807,7 +812,8 @@ class FederatedLoop(Forwarding):
             self.recorder.take_client_values(of_clients)
             values |= self.parts.marked(means)
         for name, value in values.items():
-            super().log(name, value)
+            # The keys of one of several loaders have its index already.
+            super().log(name, value, add_dataloader_idx=False)
 
     @property
     def evaluates_clients_too(self) -> bool:

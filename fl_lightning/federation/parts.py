@@ -324,7 +324,11 @@ class FederationParts:
         is_called = not is_validation or (data.evaluated is not None and trainer.limit_val_batches != 0)
         if module is None or not is_called:
             return
-        num_loaders = 1 + len(data.further_validation) if is_validation else 1
+        num_loaders = 1
+        if is_validation:
+            num_loaders = data.num_validation_loaders
+        elif name == "test_step":
+            num_loaders = data.num_loaders("test")
         check_evaluation_step(module, name, num_loaders)
 
     def _check_not_replaced(self, loop: LightningModule) -> None:

@@ -59,15 +59,18 @@ def validate(loop: LightningModule, data: FederatedDataModule) -> None:
         loop.on_validation_model_eval()
         loop.on_validation_start()
         loop.on_validation_epoch_start()
-        for loader_idx, loader in enumerate(as_list(data.val_dataloader())):
+        loaders = as_list(data.val_dataloader())
+        for loader_idx, loader in enumerate(loaders):
+            # As in Lightning, hooks are given the index only if there are several loaders.
+            index = [loader_idx] if len(loaders) > 1 else []
             num_batches = limit if isinstance(limit, int) else int(limit * len(loader))
             for batch_idx, batch in enumerate(islice(loader, num_batches)):
                 converted = strategy.precision_plugin.convert_input(batch)
                 moved = strategy.batch_to_device(converted, None, loader_idx)
-                loop.on_validation_batch_start(moved, batch_idx, loader_idx)
+                loop.on_validation_batch_start(moved, batch_idx, *index)  # style: ok, as Lightning calls it
                 outputs = strategy.validation_step(moved, batch_idx, loader_idx)
                 # A subclass may give the arguments of a hook other names.
-                loop.on_validation_batch_end(outputs, moved, batch_idx, loader_idx)  # style: ok, as Lightning calls it
+                loop.on_validation_batch_end(outputs, moved, batch_idx, *index)  # style: ok, as Lightning calls it
         loop.on_validation_epoch_end()
         loop.on_validation_end()
     for module, mode in modes:

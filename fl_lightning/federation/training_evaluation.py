@@ -110,7 +110,7 @@ class TrainingEvaluation:
     def _of_module(self, round_idx: int, how: Scoring) -> Found:
         """Return what the module's own step and the further metrics say."""
         self._local.seed("training samples", self._data.view(self._data.training_clients[0], round_idx))
-        score = self._own_steps.score(client_id=0, batches=self._batches(round_idx, how.batch_size), how=how)
+        score = self._own_steps.score(client_id=0, loaders=[self._batches(round_idx, how.batch_size)], how=how)
         found = values_of_score(score, self._class_names(), prefix=PREFIX)
         logged = {f"{PREFIX}/{name}": direction for name, direction in score.directions.items()}
         values = {name: float("nan") if value is None else value for name, value in found.items()}

@@ -129,9 +129,12 @@ class GroupMetrics(Monitor):
     def _of_own_steps(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:
         """Return the number of samples and what the module's own step and hooks log."""
         how = loop.evaluation.of_clients.how("validation")
-        batches = loop.engine.local.transfer.each(batches_of(loop, clients))
+        num_loaders = max(1, len(loop.data.split("test").loader_sizes))
+        loaders: list[Iterator[Batch]] = []
+        for loader_idx in range(num_loaders):
+            loaders.append(loop.engine.local.transfer.each(batches_of(loop, clients, loader_idx)))
         with loop.evaluation.inspection.look():
-            score = loop.engine.own_steps.score(client_id=clients[0], batches=batches, how=how)
+            score = loop.engine.own_steps.score(client_id=clients[0], loaders=loaders, how=how)
         if SAMPLES in score.logged:
             raise ValueError(
                 f"GroupMetrics counts samples under {SAMPLES!r}, which the module logs too; log it by another name"
@@ -154,10 +157,18 @@ class GroupMetrics(Monitor):
         return chosen
 
 
-def batches_of(loop: FederatedLoop, clients: Sequence[int]) -> Iterator[Batch]:
-    """Yield the batches of test samples of some clients, one client after the other."""
+def batches_of(loop: FederatedLoop, clients: Sequence[int], loader_idx: int | None = None) -> Iterator[Batch]:
+    """Yield the batches of test samples of some clients, one client after the other.
+
+    Args:
+        loop: The federation.
+        clients: Ids of the clients.
+        loader_idx: Index of the loader whose samples are taken. None takes those of all loaders.
+    """
     for client_id in clients:
         view = loop.data.view(client_id, loop.server.round_idx)
+        if loader_idx is not None:
+            view = view.by_loader("test")[loader_idx]
         yield from view.batches("test", batch_size=loop.data.eval_batch_size)
 
 
