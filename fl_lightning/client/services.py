@@ -186,6 +186,13 @@ class MetricAccumulator:
         numbers, rows_of_parts = drain([self], more)
         return numbers, rows_of_parts[0]
 
+    def rows_so_far(self) -> LoggedRows:
+        """Return all values on the host, and keep them here."""
+        copied = MetricAccumulator()
+        add_rows(copied._rows, self._rows)
+        _, rows = copied.drain()
+        return rows
+
     def take_rows(self) -> DeviceRows:
         """Return the values, and forget them. The metric objects stay here."""
         rows = self._rows
@@ -225,19 +232,27 @@ class MetricAccumulator:
                 since each computation is a collective.
             root: The module that contains the metric objects.
         """
-        values = reduced(rows)
-        if self.metrics or any(paths):
-            values |= self._computed(paths, root)
+        values = self.reduce_so_far(rows, paths, root)
+        if self.metrics:
+            self.directions |= metric_directions(self.metrics)
+            self._reset_metrics()
         return values
 
-    def _computed(self, paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
-        """Return the values of all processes' metric objects, and reset the objects."""
+    def reduce_so_far(
+        self, rows: Sequence[LoggedRows], paths: Sequence[Mapping[str, str]], root: nn.Module
+    ) -> dict[str, float]:
+        """Reduce the values of all processes as `reduce` does. The metric objects count on.
+
+        Args:
+            rows: The values of every process.
+            paths: The `metric_paths` of every process.
+            root: The module that contains the metric objects.
+        """
+        values = reduced(rows)
         for paths_of_process in paths:
             for name, path in paths_of_process.items():
                 self.metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
-        values = {name: float(self.metrics[name].compute()) for name in sorted(self.metrics)}
-        self.directions |= metric_directions(self.metrics)
-        self._reset_metrics()
+        values |= {name: float(self.metrics[name].compute()) for name in sorted(self.metrics)}
         return values
 
     def _reset_metrics(self) -> None:

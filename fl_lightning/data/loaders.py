@@ -131,6 +131,11 @@ class EvaluationBatches:
         self.split = split
         chosen = torch.arange(len(split)) if positions is None else positions
         self._indices = torch.split(chosen, batch_size)[rank::world] if len(chosen) else ()
+        self.batch_size = batch_size
+        self.dataset: Any = (
+            range(len(chosen)) if positions is not None else getattr(split, "dataset", range(len(split)))
+        )
+        """What a module finds as the dataset of the loader: the user's own, or something of the same length."""
 
     def __len__(self) -> int:
         return max(1, len(self._indices))

@@ -1,6 +1,7 @@
 """The score of what a client would deploy, on the client's own samples."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -115,13 +116,69 @@ def taken(metrics: MetricCollection | None) -> State:
     return {name: torch.as_tensor(value).cpu() for name, value in values.items() if name not in arrays}
 
 
+class PassLoader:
+    """Gives the batches of one loader in an evaluation at a client, and tells their sizes.
+
+    Args:
+        read: Reads the batches.
+        sizes: Number of samples of each client whose batches these are, one client after the other.
+        batch_size: Number of samples in a full batch.
+
+    Attributes:
+        dataset: Has the number of samples as its length.
+        batch_size: Number of samples in a full batch.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Batch]], *, sizes: Iterable[int], batch_size: int) -> None:
+        sizes = list(sizes)
+        self.dataset = range(sum(sizes))
+        self.batch_size = batch_size
+        self._read = read
+        self._length = sum(math.ceil(size / batch_size) for size in sizes)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._read())
+
+
+SPLITS: Mapping[Kind, str] = {"validation": "val", "test": "test"}
+"""What a Trainer calls the split of an evaluation in the names of its attributes, by the step."""
+
+LOGGED_SO_FAR = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+"""Attributes of a Trainer in which a module finds the values that it has logged."""
+
+
+def told_of_loaders(kind: Kind, loaders: Sequence[PassLoader]) -> dict[str, Any]:
+    """Return what a Trainer tells of the loaders of an evaluation, by the names of its attributes.
+
+    Args:
+        kind: The step that evaluates the module.
+        loaders: The loaders.
+    """
+    split = SPLITS[kind]
+    return {
+        f"num_{split}_batches": [len(loader) for loader in loaders],
+        f"{split}_dataloaders": loaders[0] if len(loaders) == 1 else list(loaders),
+    }
+
+
 @contextmanager
-def stage_of(client: ClientModule, kind: Kind | Literal["training"] | None) -> Iterator[None]:
+def stage_of(
+    client: ClientModule,
+    kind: Kind | Literal["training"] | None,
+    *,
+    loaders: Sequence[PassLoader] = (),
+    logged_so_far: Callable[[], Mapping[str, float]] = dict,
+) -> Iterator[None]:
     """Context in which the modules of a client see a Trainer that evaluates, as in `validate` or `test`, or trains.
 
     Args:
         client: The client. Its setter passes the Trainer on to the module that it is built around.
         kind: The step that evaluates the module, or `training`, as in a fit. None changes nothing.
+        loaders: The loaders of an evaluation.
+        logged_so_far: Returns what the module has logged in an evaluation so far, by key.
     """
     trainer = trainer_of(client)
     if kind is None or trainer is None:
@@ -137,7 +194,16 @@ def stage_of(client: ClientModule, kind: Kind | Literal["training"] | None) -> I
         "evaluating": kind != "training",
         "state": TrainerState(status=TrainerStatus.RUNNING, fn=fn, stage=STAGES[kind]),
     }
-    client.trainer = TrainerView(trainer, answers)
+    makers: dict[str, Callable[[str], Any]] = {}
+    if kind != "training":
+        answers |= told_of_loaders(kind, loaders)
+
+        def with_logged(name: str) -> dict[str, Any]:
+            own = {key: torch.tensor(value) for key, value in logged_so_far().items()}
+            return {**getattr(trainer, name), **own}
+
+        makers = dict.fromkeys(LOGGED_SO_FAR, with_logged)
+    client.trainer = TrainerView(trainer, answers, makers=makers)
     try:
         yield
     finally:
@@ -160,12 +226,12 @@ class OwnSteps:
         self._callbacks = PassCallbacks()
         self._services = ClientTestServices()
 
-    def score(self, client_id: int, loaders: Sequence[Iterable[Batch]], how: Scoring) -> ClientScore:
+    def score(self, client_id: int, loaders: Sequence[PassLoader], how: Scoring) -> ClientScore:
         """Return the score of the module that lies in the client.
 
         Args:
             client_id: The id of the client.
-            loaders: The client's own batches, of each loader.
+            loaders: The loaders of the client's own batches.
             how: How the client is tested.
         """
         client = self._client
@@ -175,7 +241,7 @@ class OwnSteps:
         with (
             attach_services(self._modules, self._services.methods),
             fresh_metrics(parts_that_count(client)),
-            stage_of(client, kind),
+            stage_of(client, kind, loaders=loaders, logged_so_far=self._logged_so_far),
             callbacks_of_pass(self._makers, kind) as self._callbacks,
         ):
             self._begin(kind)
@@ -252,6 +318,14 @@ class OwnSteps:
         logged = self._services.logged
         _, rows = logged.drain()
         return logged.reduce(rows=[rows], paths=[logged.metric_paths(self._client)], root=self._client)
+
+    def _logged_so_far(self) -> dict[str, float]:
+        """Return what the module has logged in the present pass so far, by key."""
+        self._compute_alone()
+        logged = self._services.logged
+        return logged.reduce_so_far(
+            rows=[logged.rows_so_far()], paths=[logged.metric_paths(self._client)], root=self._client
+        )
 
     def _call(self, name: str, *args: Any) -> None:
         """Call a hook of the callbacks, and then of the module."""

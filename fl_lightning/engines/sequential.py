@@ -25,7 +25,7 @@ from fl_lightning.client.services import (
     attach_services,
 )
 from fl_lightning.engines.clock import ClientClock
-from fl_lightning.engines.deployed import OwnSteps, score
+from fl_lightning.engines.deployed import OwnSteps, PassLoader, score
 from fl_lightning.engines.fine_tuning import FineTuner
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.settings import LocalSettings
@@ -34,6 +34,7 @@ from fl_lightning.members.faults import client_error
 from fl_lightning.members.structure import Structure
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import (
+    ClientData,
     ClientJob,
     ClientResult,
     ClientScore,
@@ -400,12 +401,18 @@ class SequentialEngine:
             )
         # A step of the user's may draw numbers, which must not depend on the clients before.
         self.local.seed(f"{how.kind}/{job.broadcast.exchange}", job.data)
-        loaders: list[Iterator[Any]] = []
-        for view in job.data.by_loader("test"):
-            loaders.append(self.local.transfer.each(view.batches("test", batch_size=how.batch_size)))
+        loaders = [self._loader(view, how.batch_size) for view in job.data.by_loader("test")]
         score_of_module = self.own_steps.score(client_id=job.client_id, loaders=loaders, how=how)
         # The batches may count otherwise than in samples, such as in nodes of a graph.
         return score_of_module._replace(num_samples=float(job.data.size("test")))
+
+    def _loader(self, data: ClientData, batch_size: int) -> PassLoader:
+        """Return the loader of the test samples in a view of a client's data."""
+
+        def read() -> Iterator[Any]:
+            return self.local.transfer.each(data.batches("test", batch_size=batch_size))
+
+        return PassLoader(read, sizes=[data.size("test")], batch_size=batch_size)
 
     @torch.no_grad()
     def model_of(self, job: ClientJob, tuning: FineTuning | None = None) -> LightningModule:

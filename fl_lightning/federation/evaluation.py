@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.client.checks import check_evaluation_step, evaluation_arguments, runs_foreign_code
 from fl_lightning.client.hooks import overridden
-from fl_lightning.client.services import attach_services, loader_suffix
+from fl_lightning.client.services import LoggedRows, attach_services, loader_suffix
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.engines.deployed import laid_out
 from fl_lightning.engines.execution import evaluates_channels_last
@@ -383,14 +383,28 @@ class Evaluation:
         """Return the values that the module has logged in all processes."""
         logged = self.services.logged
         _, rows = logged.drain()
-        everywhere = self.communicator.gather((rows, logged.metric_paths(self.client)))
-        values = logged.reduce(
+        values = self._reduced(rows, logged.reduce)
+        self.parts.recorder.take_directions(logged.directions)
+        return values
+
+    def logged_so_far(self) -> dict[str, float]:
+        """Return what the module has logged in the present pass so far, by key. Every process must call it."""
+        logged = self.services.logged
+        return self._reduced(logged.rows_so_far(), logged.reduce_so_far)
+
+    def _reduced(self, rows: LoggedRows, reduce: Callable[..., dict[str, float]]) -> dict[str, float]:
+        """Reduce the values that the module has logged in all processes.
+
+        Args:
+            rows: The values of this process.
+            reduce: Reduces the values of all processes.
+        """
+        everywhere = self.communicator.gather((rows, self.services.logged.metric_paths(self.client)))
+        return reduce(
             rows=[rows for rows, _ in everywhere],
             paths=[paths for _, paths in everywhere],
             root=self.client,
         )
-        self.parts.recorder.take_directions(logged.directions)
-        return values
 
     def _scores(self, accuracy: ClassifierScores, prefix: str) -> dict[str, float]:
         """Return accuracy, loss and class accuracies of a classifier, and give the recorder the last ones."""

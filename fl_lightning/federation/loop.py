@@ -792,15 +792,25 @@ class FederatedLoop(Forwarding):
             prefix: Beginning of the log keys.
         """
         self.parts.evaluation_services.begin_loader("")
+        if self.forwarded_hooks(hook):
+            self._show_logged(self.evaluation.logged_so_far())
         self.forward_hook(hook)
         last_hooks = self.forwarded_hooks(hook.replace("_epoch_end", "_end"))
         values = self.evaluation.end(prefix, hook_follows=bool(last_hooks))
         if self.trainer.sanity_checking:
+            if last_hooks:
+                self._show_logged(values)
             return
         if self.trainer.state.fn == "fit":
             self._add_evaluation(values, prefix)
         else:
             self._log_evaluation(values)
+
+    def _show_logged(self, values: Mapping[str, float]) -> None:
+        """Show the last hooks of an evaluation the values that the module has logged in it, as Lightning does."""
+        found = {key: torch.tensor(value) for key, value in values.items()}
+        self.trainer.callback_metrics.update(found)
+        self.trainer.logged_metrics.update(found)
 
     def _add_evaluation(self, values: dict[str, float], prefix: str) -> None:
         """Add the values of an evaluation to the row of its round."""

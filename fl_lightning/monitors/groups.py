@@ -10,7 +10,7 @@ from torchmetrics import MetricCollection
 from fl_lightning.client.checks import check_outputs
 from fl_lightning.data.schema import shown
 from fl_lightning.distributed import current_communicator
-from fl_lightning.engines.deployed import own_step
+from fl_lightning.engines.deployed import PassLoader, own_step
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.user_metrics import Metrics, alone, as_collection, update, values_of
 from fl_lightning.monitors.monitor import Monitor, add_to_row
@@ -131,9 +131,7 @@ class GroupMetrics(Monitor):
         """Return the number of samples and what the module's own step and hooks log."""
         how = loop.evaluation.of_clients.how("validation")
         num_loaders = max(1, len(loop.data.split("test").loader_sizes))
-        loaders: list[Iterator[Batch]] = []
-        for loader_idx in range(num_loaders):
-            loaders.append(loop.engine.local.transfer.each(batches_of(loop, clients, loader_idx)))
+        loaders = [loader_of(loop, clients, loader_idx) for loader_idx in range(num_loaders)]
         with loop.evaluation.inspection.look():
             score = loop.engine.own_steps.score(client_id=clients[0], loaders=loaders, how=how)
         if SAMPLES in score.logged:
@@ -156,6 +154,25 @@ class GroupMetrics(Monitor):
                 "model.metrics"
             )
         return chosen
+
+
+def loader_of(loop: FederatedLoop, clients: Sequence[int], loader_idx: int) -> PassLoader:
+    """Return a loader of the test samples of some clients, one client after the other.
+
+    Args:
+        loop: The federation.
+        clients: Ids of the clients.
+        loader_idx: Index of the loader of the data whose samples are taken.
+    """
+
+    def read() -> Iterator[Batch]:
+        return loop.engine.local.transfer.each(batches_of(loop, clients, loader_idx))
+
+    sizes: list[int] = []
+    for client_id in clients:
+        view = loop.data.view(client_id, loop.server.round_idx)
+        sizes.append(view.by_loader("test")[loader_idx].size("test"))
+    return PassLoader(read, sizes=sizes, batch_size=loop.data.eval_batch_size)
 
 
 def batches_of(loop: FederatedLoop, clients: Sequence[int], loader_idx: int | None = None) -> Iterator[Batch]:

@@ -228,6 +228,30 @@ def test_clients_are_evaluated_by_their_modules_own_steps(tmp_path, kind, around
     assert len(server.recorder.client_values) == CLIENTS
 
 
+class ReadsItsTrainer(CountsInHooks):
+    """It logs what its Trainer says of the evaluation."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("error", self.error(batch))
+        return super().validation_step(batch, batch_idx)
+
+    def on_validation_epoch_end(self):
+        self.log("batches", float(self.trainer.num_val_batches[0]))
+        self.log("samples", float(len(self.trainer.val_dataloaders.dataset)))
+        self.log("twice", self.trainer.callback_metrics["error"] * 2)
+
+
+def test_a_module_reads_its_trainer_where_its_client_is_evaluated(tmp_path):
+    def make():
+        return FederatedLoop(ReadsItsTrainer(), seed=3, evaluate_clients_every=1)
+
+    server, _ = assert_carried(make, regression_data, tmp_path)
+    here = fit(None, 3, regression_data(), loop=make())
+    assert server.recorder.client_values == here.recorder.client_values
+    for values in here.recorder.client_values.values():
+        assert values["local/twice"] == pytest.approx(2 * values["local/error"])
+
+
 class MakesCallbacks(CountsInHooks):
     def configure_callbacks(self):
         return [ChangesOutputs(), SetsUp(), LogsByItself()]
