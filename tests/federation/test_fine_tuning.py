@@ -11,6 +11,7 @@ import pytest
 import torch
 import torchmetrics
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from fl_lightning import ClientModule, FederatedLoop, FineTuning, methods
@@ -327,6 +328,62 @@ class Leaves(Fixed):
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         self.log("moving", self.moving, batch_size=1)
+
+
+class LogsByItself(Fixed):
+    """It gives its logger values and pictures by itself."""
+
+    def training_step(self, batch, batch_idx):
+        assert isinstance(self.logger, Keeps)
+        assert self.logger.folder == "there"
+        error = self.error(batch)
+        self.logger.log_metrics({"by itself": float(error)}, step=self.global_step)
+        self.logger.log_picture("picture", step=self.global_step)
+        self.logger.experiment.add_scalar("scalar", float(error), self.global_step)
+        for logger in self.trainer.loggers:
+            logger.log_metrics({"by all": float(error)})
+        return error
+
+
+class Keeps(Logger):
+    """Keeps what it is given."""
+
+    name = "keeps"
+    version = 0
+    folder = "there"
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    @property
+    def experiment(self):
+        return self
+
+    def log_metrics(self, metrics, step=None):
+        self.given.append((step, repr(untuned(metrics))))
+
+    def log_picture(self, name, step):
+        self.given.append((step, name))
+
+    def add_scalar(self, name, value, step):
+        self.given.append((step, name, value))
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        pass
+
+
+def test_it_is_not_logged():
+    given = []
+    for tuning in (None, FineTuning(epochs=2)):
+        loop = FederatedLoop(FedAvg(module=LogsByItself()), seed=3, evaluate_clients_every=1, fine_tuning=tuning)
+        logger = Keeps()
+        runner = Trainer(max_epochs=2, **{**QUIET, "logger": logger})
+        runner.fit(loop, datamodule=regression_data())
+        loop.client_model(0, tuned=tuning is not None)
+        given.append(logger.given)
+    assert {"picture", "scalar"} <= {name for _, name, *_ in given[0]}
+    assert given[0] == given[1]
 
 
 class SameOptimizer(Fixed):
