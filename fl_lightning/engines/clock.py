@@ -274,6 +274,10 @@ class ClientClock:
             self.index = index
             yield batch
 
+    def count_step(self) -> None:
+        """Count a step of the optimizer, which is over."""
+        self._progress.num_steps += 1
+
     def steps_with(self, stepped: Stepped, num_by_hand: int = 1) -> None:
         """Answer optimizers and schedulers by those of `stepped` from now on.
 

@@ -211,6 +211,95 @@ def test_a_round_is_one_plain_fit_under_the_clock_round(accumulated):
     assert found.rates == expected.rates * ROUNDS
 
 
+class InEveryHook(pl.LightningModule):
+    """Notes rate, epoch and step in each hook, and within its own step of the optimizer.
+
+    Args:
+        interval: Interval of its schedule.
+        skips: Indices of batches that it skips.
+        ends_at: Index of the batch at which it ends an epoch. None: at none.
+    """
+
+    def __init__(self, interval="step", skips=(), ends_at=None):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+        nn.init.ones_(self.net.weight)
+        nn.init.zeros_(self.net.bias)
+        self.interval = interval
+        self.skips = skips
+        self.ends_at = ends_at
+        self.told = []
+
+    def note(self, place):
+        rate = self.optimizers().param_groups[0]["lr"]
+        self.told.append((place, rate, self.current_epoch, self.global_step))
+
+    def training_step(self, batch, batch_idx):
+        self.note("step")
+        return None if batch_idx in self.skips else F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        self.note("before optimizer step")
+        optimizer.step(closure=optimizer_closure)
+        self.note("after optimizer step")
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.note("batch start")
+        return -1 if batch_idx == self.ends_at else None
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.note("batch end")
+
+    def on_train_epoch_start(self):
+        self.note("epoch start")
+
+    def on_train_epoch_end(self):
+        self.note("epoch end")
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = schedules.ExponentialLR(optimizer, 0.9)
+        return [optimizer], [{"scheduler": scheduler, "interval": self.interval}]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("skips", [(), (1,), (0, 4), (0, 1, 2, 3, 4)], ids=str)
+def test_the_rates_in_every_hook_are_those_of_one_plain_fit(skips, interval, accumulated):
+    """An epoch's schedule is stepped before the hooks of its last batch, and a skipped batch counts as a step."""
+    expected = plain(InEveryHook(interval, skips), accumulate_grad_batches=accumulated)
+    found = federated(InEveryHook(interval, skips), accumulate_grad_batches=accumulated)
+    assert found.told == expected.told
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("ends_at", [0, 2, 4])
+def test_an_epoch_that_the_module_ends_steps_its_schedules_as_in_one_plain_fit(ends_at, interval, accumulated):
+    """The steps of a round before are not known, so that there is one round."""
+    expected = plain(InEveryHook(interval, ends_at=ends_at), epochs=4, accumulate_grad_batches=accumulated)
+    found = federated(InEveryHook(interval, ends_at=ends_at), 1, epochs=4, accumulate_grad_batches=accumulated)
+    assert found.told == expected.told
+
+
+class Holes(InEveryHook):
+    """The first and the last batch of each epoch are None."""
+
+    batches = 0
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.batches += 1
+        return None if self.batches % BATCHES in (0, 1) else batch
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_batch_that_is_none_steps_the_schedules_as_in_one_plain_fit(interval, accumulated):
+    expected = plain(Holes(interval), epochs=4, accumulate_grad_batches=accumulated)
+    found = federated(Holes(interval), 1, epochs=4, accumulate_grad_batches=accumulated)
+    assert found.told == expected.told
+
+
 class Keeps(Logger):
     """Keeps what is logged."""
 
