@@ -513,12 +513,13 @@ class LocalTrainer:
                     loss = self._training_step(batch, index)
             self._end_batch(optimizers, index=index, is_last=is_last or progress.num_steps >= step_limit)
             for hook in self._hooks["on_train_batch_end"]:
-                outputs: dict[str, Any] | None = None
-                if batch is not None:
-                    outputs = {} if loss is None else {"loss": loss.detach(), **client.outputs}
-                hook(outputs, batch, index)
+                hook(None if batch is None else self._outputs(loss), batch, index)
         if cache is not None:
             cache.finish_epoch()
+
+    def _outputs(self, loss: Tensor | None) -> dict[str, Any]:
+        """Return what the hooks of a batch's end get of a step. It is empty if `training_step` skipped the batch."""
+        return {} if loss is None else {"loss": loss.detach(), **self.client.outputs}
 
     def _end_batch(self, optimizers: LocalOptimizers, *, index: int, is_last: bool) -> None:
         """Step the schedulers that are due after a batch, before the hooks of its end.
