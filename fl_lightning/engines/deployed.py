@@ -26,6 +26,9 @@ from fl_lightning.utils.trainer_view import TrainerView
 IMAGE_DIMS = 4
 """Number of dimensions of a batch of images (B, C, H, W)."""
 
+EVALUATION = "evaluation"
+"""Purpose of what is drawn in an evaluation. It is the same in each round and in a test of the trained model."""
+
 Kind = Literal["validation", "test"]
 """The step of a module that evaluates it."""
 

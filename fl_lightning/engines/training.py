@@ -227,11 +227,15 @@ class LocalTrainer:
                 module.training = mode
 
     def seed(self, purpose: str, data: ClientData) -> None:
-        """Seed the global generators, and those of the user's own, for one purpose, client and round.
+        """Seed the generators for one purpose, client and round."""
+        self.seed_by(keyed_seed(self.settings.seed, purpose, round_idx=data.round_idx, client_id=data.client_id))
 
-        Dropout and the user's own code draw from them.
+    def seed_by(self, seed: int) -> None:
+        """Seed the global generators, and those of the user's own. Dropout and the user's own code draw from them.
+
+        Args:
+            seed: The seed.
         """
-        seed = keyed_seed(self.settings.seed, purpose, round_idx=data.round_idx, client_id=data.client_id)
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)

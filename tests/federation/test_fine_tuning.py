@@ -478,6 +478,29 @@ def test_metric_objects_count_on_after_it():
     assert torch.equal(counted[0], counted[1])
 
 
+class DrawsInATest(Fixed):
+    """It measures at random points, by the generators of all three packages."""
+
+    def validation_step(self, batch, batch_idx):
+        noise = torch.rand(()).item() + random.random() + np.random.rand()
+        self.log("mse", self.error(batch) * (1 + noise))
+
+    test_step = validation_step
+
+
+def test_a_module_that_draws_has_the_values_of_the_last_row():
+    """Its draws depend neither on the round, nor on the kind of the evaluation, nor on the training."""
+    loop = FederatedLoop(FedAvg(module=DrawsInATest()), evaluate_clients_every=1, fine_tuning=FineTuning(), seed=3)
+    Trainer(max_epochs=2, **QUIET).fit(loop, datamodule=regression_data(unseen=[1]))
+    row = loop.round_metrics
+    values = loop.recorder.client_values
+    for verb in ("validate", "test"):
+        (found,) = getattr(Trainer(**QUIET), verb)(loop, datamodule=loop.data, verbose=False)
+        assert found == pytest.approx({name: row[name] for name in found})
+        assert {"mse", "local/mse", "local/tuned/mse", "unseen/mse", "unseen/tuned/mse"} <= found.keys()
+        assert loop.recorder.client_values == values
+
+
 def test_a_plain_test_step_too():
     loop = regression_loop(FineTuning(epochs=2))
     (found,) = Trainer(**QUIET).test(loop, datamodule=loop.data, verbose=False)

@@ -1,7 +1,9 @@
 """The clock of a client at its node is that of the simulation."""
 
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -38,11 +40,12 @@ class Net(pl.LightningModule):
         self.log("at/step", float(self.global_step))
         self.log("at/steps", float(self.trainer.estimated_stepping_batches))
         self.log("at/last", float(self.trainer.is_last_batch))
-        return F.cross_entropy(self.net(batch[0]), batch[1])
+        return F.cross_entropy(self.net(batch[0]), batch[1]) * (1 + torch.rand(()))
 
     def validation_step(self, batch, batch_idx):
         assert not self.trainer.sanity_checking
-        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]) + self.current_epoch)
+        drawn = torch.rand(()) + random.random() + np.random.rand()
+        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]) + self.current_epoch + drawn)
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5)
