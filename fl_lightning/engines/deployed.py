@@ -129,9 +129,7 @@ def stage_of(client: ClientModule, kind: Kind | Literal["training"] | None) -> I
     if kind is None or trainer is None:
         yield
         return
-    # At a node there is no Trainer that has a state. Its clients are evaluated in a fit.
-    state = getattr(trainer, "state", None)
-    fn = TrainerFn.FITTING if state is None or kind == "training" else state.fn
+    fn = TrainerFn.FITTING if kind == "training" else trainer.state.fn
     answers = {
         "training": kind == "training",
         "validating": kind == "validation",

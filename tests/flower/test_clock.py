@@ -67,6 +67,42 @@ def test_a_schedule_over_the_whole_run_is_the_same_at_nodes(clock, tmp_path):
     assert plain.round_metrics == server.round_metrics
 
 
+FLAGS = ("training", "validating", "testing", "predicting", "evaluating", "sanity_checking", "fast_dev_run")
+CALLBACKS = ("checkpoint_callbacks", "early_stopping_callbacks")
+
+
+class AsksItsStage(Net):
+    """Its loss depends on what its Trainer says that it does."""
+
+    def setup(self, stage):
+        assert self.trainer.state.fn == "fit"
+        assert self.trainer.checkpoint_callback is self.trainer.early_stopping_callback is None
+
+    def stage_number(self):
+        trainer = self.trainer
+        flags = sum(bool(getattr(trainer, name)) << place for place, name in enumerate(FLAGS))
+        stages = ["train", "validate", "test", "predict"]
+        counts = sum(len(getattr(trainer, name)) for name in CALLBACKS)
+        return flags + 100 * stages.index(trainer.state.stage.value) + 1000 * (trainer.state.fn == "fit") + counts
+
+    def training_step(self, batch, batch_idx):
+        self.log("stage", float(self.stage_number()))
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_stage", float(self.stage_number()))
+
+
+def test_a_module_learns_its_stage_at_a_node_as_in_the_simulation(tmp_path):
+    def make():
+        return FederatedLoop(AsksItsStage(), seed=3, evaluate_clients_every=1)
+
+    plain = fit(None, 2, toy_data((7, 12, 5)), loop=make())
+    server, *_ = federate(make, lambda: toy_data((7, 12, 5)), tmp_path, rounds=2)
+    assert plain.round_metrics == server.round_metrics
+    assert {"stage", "val_stage", "local/val_stage"} <= server.round_metrics.keys()
+
+
 def asking():
     class Asks(Net):
         def setup(self, stage):
