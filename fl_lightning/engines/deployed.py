@@ -28,6 +28,9 @@ from fl_lightning.utils.trainer_view import TrainerView
 IMAGE_DIMS = 4
 """Number of dimensions of a batch of images (B, C, H, W)."""
 
+EVALUATION = "evaluation"
+"""Purpose of what is drawn in an evaluation. It is the same in each round and in a test of the trained model."""
+
 Kind = Literal["validation", "test"]
 """The step of a module that evaluates it."""
 
@@ -184,9 +187,7 @@ def stage_of(
     if kind is None or trainer is None:
         yield
         return
-    # At a node there is no Trainer that has a state. Its clients are evaluated in a fit.
-    state = getattr(trainer, "state", None)
-    fn = TrainerFn.FITTING if state is None or kind == "training" else state.fn
+    fn = TrainerFn.FITTING if kind == "training" else trainer.state.fn
     answers = {
         "training": kind == "training",
         "validating": kind == "validation",

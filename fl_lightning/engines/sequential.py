@@ -25,7 +25,7 @@ from fl_lightning.client.services import (
     attach_services,
 )
 from fl_lightning.engines.clock import ClientClock
-from fl_lightning.engines.deployed import OwnSteps, PassLoader, score
+from fl_lightning.engines.deployed import EVALUATION, OwnSteps, PassLoader, score
 from fl_lightning.engines.fine_tuning import FineTuner
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.settings import LocalSettings
@@ -44,6 +44,7 @@ from fl_lightning.types import (
     Scoring,
     State,
 )
+from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.life import LIFE
 from fl_lightning.utils.settings import SettingError
 
@@ -399,8 +400,8 @@ class SequentialEngine:
                 metrics=how.metrics,
                 channels_last=how.channels_last,
             )
-        # A step of the user's may draw numbers, which must not depend on the clients before.
-        self.local.seed(f"{how.kind}/{job.broadcast.exchange}", job.data)
+        # A step of the user's may draw numbers, which must depend neither on the clients before nor on the round.
+        self.local.seed_by(keyed_seed(self.local.settings.seed, EVALUATION, client_id=job.client_id))
         loaders = [self._loader(view, how.batch_size) for view in job.data.by_loader("test")]
         score_of_module = self.own_steps.score(client_id=job.client_id, loaders=loaders, how=how)
         # The batches may count otherwise than in samples, such as in nodes of a graph.

@@ -16,7 +16,7 @@ from fl_lightning.client.checks import check_evaluation_step, evaluation_argumen
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.services import LoggedRows, attach_services, loader_suffix
 from fl_lightning.data.loaders import EMPTY_BATCH
-from fl_lightning.engines.deployed import laid_out
+from fl_lightning.engines.deployed import EVALUATION, laid_out
 from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.inspection import Inspection
@@ -31,6 +31,7 @@ from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import metric_directions
 from fl_lightning.metrics.user_metrics import arrays_of, computed, update, values_of
 from fl_lightning.types import State
+from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.trainer_view import whole_world
 
@@ -195,6 +196,7 @@ class Evaluation:
             self.before = HeldEntries(self.global_weights)
             self._generators = ExitStack()
             self._generators.enter_context(self._kept_generators(foreign=self._may_draw))
+            self._seed("begin")
         if evaluates:
             self._begin_values()
         elif self.note:
@@ -255,6 +257,7 @@ class Evaluation:
         heartbeat()
         if batch is EMPTY_BATCH or not self.has_global:
             return None
+        self._seed_batch(batch_idx=batch_idx, dataloader_idx=dataloader_idx)
         batch = self.transfer(batch)
         if batch is None:
             return None
@@ -289,6 +292,7 @@ class Evaluation:
         heartbeat()
         if batch is EMPTY_BATCH:
             return None
+        self._seed_batch(batch_idx=batch_idx, dataloader_idx=dataloader_idx)
         batch = self.transfer(batch)
         if batch is None:
             return None
@@ -296,6 +300,26 @@ class Evaluation:
         if module is None:
             return self._predict(laid_out(inputs_in(batch), self._channels_last))
         return self._call(module.predict_step, batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
+
+    def _seed_batch(self, *, batch_idx: int, dataloader_idx: int) -> None:
+        """Seed the generators for one batch.
+
+        Args:
+            batch_idx: Index of the batch in its dataloader in this process.
+            dataloader_idx: Index of the dataloader.
+        """
+        communicator = self.communicator
+        self._seed(f"{dataloader_idx}/{batch_idx * communicator.world + communicator.rank}")
+
+    def _seed(self, part: str) -> None:
+        """Seed the generators for a part of a pass, the same in all passes and whoever makes the pass.
+
+        Args:
+            part: Name of the part.
+        """
+        if self._may_draw:
+            local = self._run.engine.local
+            local.seed_by(keyed_seed(local.settings.seed, f"{EVALUATION}/{part}"))
 
     def _call(self, step: Callable[..., Any], batch: Any, *, batch_idx: int, dataloader_idx: int) -> Any:
         """Call a step of the user's module with logging attached, and with the arguments that the step takes."""

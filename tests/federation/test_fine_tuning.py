@@ -11,6 +11,7 @@ import pytest
 import torch
 import torchmetrics
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from fl_lightning import ClientModule, FederatedLoop, FineTuning, methods
@@ -329,6 +330,62 @@ class Leaves(Fixed):
         self.log("moving", self.moving, batch_size=1)
 
 
+class LogsByItself(Fixed):
+    """It gives its logger values and pictures by itself."""
+
+    def training_step(self, batch, batch_idx):
+        assert isinstance(self.logger, Keeps)
+        assert self.logger.folder == "there"
+        error = self.error(batch)
+        self.logger.log_metrics({"by itself": float(error)}, step=self.global_step)
+        self.logger.log_picture("picture", step=self.global_step)
+        self.logger.experiment.add_scalar("scalar", float(error), self.global_step)
+        for logger in self.trainer.loggers:
+            logger.log_metrics({"by all": float(error)})
+        return error
+
+
+class Keeps(Logger):
+    """Keeps what it is given."""
+
+    name = "keeps"
+    version = 0
+    folder = "there"
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    @property
+    def experiment(self):
+        return self
+
+    def log_metrics(self, metrics, step=None):
+        self.given.append((step, repr(untuned(metrics))))
+
+    def log_picture(self, name, step):
+        self.given.append((step, name))
+
+    def add_scalar(self, name, value, step):
+        self.given.append((step, name, value))
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        pass
+
+
+def test_it_is_not_logged():
+    given = []
+    for tuning in (None, FineTuning(epochs=2)):
+        loop = FederatedLoop(FedAvg(module=LogsByItself()), seed=3, evaluate_clients_every=1, fine_tuning=tuning)
+        logger = Keeps()
+        runner = Trainer(max_epochs=2, **{**QUIET, "logger": logger})
+        runner.fit(loop, datamodule=regression_data())
+        loop.client_model(0, tuned=tuning is not None)
+        given.append(logger.given)
+    assert {"picture", "scalar"} <= {name for _, name, *_ in given[0]}
+    assert given[0] == given[1]
+
+
 class SameOptimizer(Fixed):
     """It hands out one optimizer again and again."""
 
@@ -419,6 +476,29 @@ def test_metric_objects_count_on_after_it():
         assert torch.equal(before, loop.client.module.unlogged.metric_state["mean_value"])
         counted.append(before)
     assert torch.equal(counted[0], counted[1])
+
+
+class DrawsInATest(Fixed):
+    """It measures at random points, by the generators of all three packages."""
+
+    def validation_step(self, batch, batch_idx):
+        noise = torch.rand(()).item() + random.random() + np.random.rand()
+        self.log("mse", self.error(batch) * (1 + noise))
+
+    test_step = validation_step
+
+
+def test_a_module_that_draws_has_the_values_of_the_last_row():
+    """Its draws depend neither on the round, nor on the kind of the evaluation, nor on the training."""
+    loop = FederatedLoop(FedAvg(module=DrawsInATest()), evaluate_clients_every=1, fine_tuning=FineTuning(), seed=3)
+    Trainer(max_epochs=2, **QUIET).fit(loop, datamodule=regression_data(unseen=[1]))
+    row = loop.round_metrics
+    values = loop.recorder.client_values
+    for verb in ("validate", "test"):
+        (found,) = getattr(Trainer(**QUIET), verb)(loop, datamodule=loop.data, verbose=False)
+        assert found == pytest.approx({name: row[name] for name in found})
+        assert {"mse", "local/mse", "local/tuned/mse", "unseen/mse", "unseen/tuned/mse"} <= found.keys()
+        assert loop.recorder.client_values == values
 
 
 def test_a_plain_test_step_too():
