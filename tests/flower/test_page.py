@@ -1,4 +1,4 @@
-"""The commands of docs/deployment.md, block by block: each names only files and connections that a block above has made."""
+"""The commands of docs/deployment.md: each names only files and connections that a block above it has made."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def followed(tmp_path_factory) -> Path:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert ran.returncode == 0, f"{block}\n{ran.stdout}{ran.stderr}"
