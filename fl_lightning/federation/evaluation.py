@@ -240,12 +240,26 @@ class Evaluation:
             return isolate_rng(include_cuda=on_gpu)
         return torch.random.fork_rng([device] if on_gpu else [])
 
+    def transferred(self, batch: Any) -> Any:
+        """Return a batch as the client's module sees it: in its hooks on batches, and in its step.
+
+        Args:
+            batch: The batch of the loader.
+
+        Returns:
+            The transferred batch, or `EMPTY_BATCH` if no step sees it.
+        """
+        if batch is EMPTY_BATCH:
+            return batch
+        batch = self.transfer(batch)
+        return EMPTY_BATCH if batch is None else batch
+
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own step.
 
         Args:
             kind: `validation` or `test`.
-            batch: The batch.
+            batch: The batch, as `transferred` returns it.
             batch_idx: Index of the batch in its dataloader.
             dataloader_idx: Index of the dataloader.
 
@@ -254,9 +268,6 @@ class Evaluation:
         """
         heartbeat()
         if batch is EMPTY_BATCH or not self.has_global:
-            return None
-        batch = self.transfer(batch)
-        if batch is None:
             return None
         if self._accuracy is not None:
             x, y = batch
@@ -278,6 +289,11 @@ class Evaluation:
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Return the logits of one batch, or what the module's own `predict_step` returns.
 
+        Args:
+            batch: The batch, as `transferred` returns it.
+            batch_idx: Index of the batch in its dataloader.
+            dataloader_idx: Index of the dataloader.
+
         Raises:
             ValueError: The clients share no weights.
         """
@@ -288,9 +304,6 @@ class Evaluation:
             )
         heartbeat()
         if batch is EMPTY_BATCH:
-            return None
-        batch = self.transfer(batch)
-        if batch is None:
             return None
         module = self.client.module
         if module is None:
