@@ -314,7 +314,8 @@ def cells() -> Made:
     SCVI.setup_anndata(cells, batch_key="batch")
     model = SCVI(cells, n_hidden=8, n_latent=2)
     classifier = {"adversarial_classifier": True, "scale_adversarial_loss": 1.0}
-    module = AdversarialTrainingPlan(model.module, **classifier)
+    # A warm-up would scale the validation loss by an attribute that no checkpoint has.
+    module = AdversarialTrainingPlan(model.module, n_epochs_kl_warmup=None, **classifier)
     places = np.arange(56)
     sets = [places[:24], places[24:40], places[40:]]
     return module, DataSplitter(model.adata_manager, external_indexing=sets, batch_size=4)
@@ -367,13 +368,17 @@ def halves(found: list[dict[str, torch.Tensor]]) -> Any:
 def adversaries() -> Made:
     """A GAN by hand with two optimizers, with a data module of the package, on pictures of ones and of eights."""
     from anomalib.data import Folder
+    from anomalib.metrics import AUROC, Evaluator
     from anomalib.models import Ganomaly
     from anomalib.pre_processing import PreProcessor
     from torchvision.transforms.v2 import Resize
 
-    module = Ganomaly(
-        batch_size=4, n_features=4, latent_vec_size=4, visualizer=False, pre_processor=PreProcessor(Resize((32, 32)))
-    )
+    sizes = {"batch_size": 4, "n_features": 4, "latent_vec_size": 4}
+    parts = {
+        "pre_processor": PreProcessor(Resize((32, 32))),
+        "evaluator": Evaluator(val_metrics=AUROC(fields=["pred_score", "gt_label"], prefix="image_")),
+    }
+    module = Ganomaly(visualizer=False, **sizes, **parts)
     folders = {"normal_dir": "1", "abnormal_dir": "8"}
     data = Folder("digits", root=pictures(), train_batch_size=4, eval_batch_size=4, num_workers=0, seed=0, **folders)
     return module, data
