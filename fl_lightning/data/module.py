@@ -792,6 +792,23 @@ class FederatedDataModule(Participation):
         check_fitted(fitted)
         return RoundLoader(self.cohort.bounds.most)
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Put a batch of an evaluation on the device, by the transfer hooks of the user.
+
+        Hooks on batches get what the step gets, as in Lightning. The batch of a fit is the index of a round.
+
+        Args:
+            batch: The batch.
+            device: Its device.
+            dataloader_idx: Index of its loader.
+        """
+        if self.trainer is None or self.trainer.training:
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        transferred = getattr(self.trainer.lightning_module, "transferred", None)
+        if transferred is None:  # A plain Trainer fits another module.
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        return transferred(batch, dataloader_idx)
+
     def val_dataloader(self) -> Any:
         if self.evaluated is None:
             return []

@@ -1,6 +1,7 @@
 """Evaluation of the global model: class by class for a classifier, by the module's own steps otherwise."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
@@ -86,6 +87,8 @@ class Evaluation:
         self.arrays: dict[str, Any] = {}
         self.before: HeldEntries | None = None
         self._after: HeldEntries | None = None
+        self._num_transferred: Counter[int] = Counter()
+        """Number of batches of the present pass so far, by loader."""
         """All entries as a pass has left them. The module's last hook of the pass must find them."""
         self._generators = ExitStack()
         """Puts the random generators back at the end of a pass."""
@@ -191,6 +194,7 @@ class Evaluation:
             evaluates: Whether the pass makes values. A prediction makes none.
         """
         self.restore()
+        self._num_transferred = Counter()
         # Without shared entries and without a module of the user's own a pass changes nothing.
         if self.has_global or self.client.module is not None:
             self.before = HeldEntries(self.global_weights)
@@ -242,12 +246,31 @@ class Evaluation:
             return isolate_rng(include_cuda=on_gpu)
         return torch.random.fork_rng([device] if on_gpu else [])
 
+    def transferred(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return a batch as the client's module sees it: in its hooks on batches, and in its step.
+
+        What hooks and step draw is keyed by the batch.
+
+        Args:
+            batch: The batch of the loader.
+            dataloader_idx: Index of the loader.
+
+        Returns:
+            The transferred batch, or `EMPTY_BATCH` if no step sees it.
+        """
+        self._seed_batch(batch_idx=self._num_transferred[dataloader_idx], dataloader_idx=dataloader_idx)
+        self._num_transferred[dataloader_idx] += 1
+        if batch is EMPTY_BATCH:
+            return batch
+        batch = self.transfer(batch)
+        return EMPTY_BATCH if batch is None else batch
+
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own step.
 
         Args:
             kind: `validation` or `test`.
-            batch: The batch.
+            batch: The batch, as `transferred` returns it.
             batch_idx: Index of the batch in its dataloader.
             dataloader_idx: Index of the dataloader.
 
@@ -256,10 +279,6 @@ class Evaluation:
         """
         heartbeat()
         if batch is EMPTY_BATCH or not self.has_global:
-            return None
-        self._seed_batch(batch_idx=batch_idx, dataloader_idx=dataloader_idx)
-        batch = self.transfer(batch)
-        if batch is None:
             return None
         if self._accuracy is not None:
             x, y = batch
@@ -281,6 +300,11 @@ class Evaluation:
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Return the logits of one batch, or what the module's own `predict_step` returns.
 
+        Args:
+            batch: The batch, as `transferred` returns it.
+            batch_idx: Index of the batch in its dataloader.
+            dataloader_idx: Index of the dataloader.
+
         Raises:
             ValueError: The clients share no weights.
         """
@@ -291,10 +315,6 @@ class Evaluation:
             )
         heartbeat()
         if batch is EMPTY_BATCH:
-            return None
-        self._seed_batch(batch_idx=batch_idx, dataloader_idx=dataloader_idx)
-        batch = self.transfer(batch)
-        if batch is None:
             return None
         module = self.client.module
         if module is None:
@@ -317,7 +337,7 @@ class Evaluation:
         Args:
             part: Name of the part.
         """
-        if self._may_draw:
+        if self._may_draw and self.before is not None:
             local = self._run.engine.local
             local.seed_by(keyed_seed(local.settings.seed, f"{EVALUATION}/{part}"))
 

@@ -769,6 +769,15 @@ class FederatedLoop(Forwarding):
 
     # --- evaluation ---
 
+    def transferred(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return a batch of samples as the hooks and steps of an evaluation see it, for the data module.
+
+        Args:
+            batch: The batch of the loader.
+            dataloader_idx: Index of the loader.
+        """
+        return self.evaluation.transferred(batch, dataloader_idx)
+
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return self.evaluation.step(kind="validation", batch=batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 

@@ -42,7 +42,6 @@ class Case(NamedTuple):
         needs_logger: the module calls its Trainer's logger, which then must be there.
         asks_length: the module asks how many rounds there will be, so that a run that goes on names them.
         not_by_hand: why the module is another one by hand.
-        draws: why two evaluations differ: the module or its data draw without a seed.
         uncopied: why the module cannot be copied, so that no client's own model comes out.
         unstacked: words of the reason why its clients are not stacked. Empty: they are.
     """
@@ -53,7 +52,6 @@ class Case(NamedTuple):
     needs_logger: bool = False
     asks_length: bool = False
     not_by_hand: str = ""
-    draws: str = ""
     uncopied: str = ""
     unstacked: str = ""
 
@@ -124,7 +122,6 @@ COMMUNITY = {
         C.cells,
         ("scvi",),
         "scvi-tools",
-        draws="the validation step draws the latent values of the cells",
         unstacked="on_train_epoch_end is called for one client",
     ),
     "ptls CoLESModule": Case(

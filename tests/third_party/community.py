@@ -6,11 +6,10 @@ on the authors' own generator of samples. Batches have 4 samples.
 
 import wave
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir, mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -314,7 +313,8 @@ def cells() -> Made:
     SCVI.setup_anndata(cells, batch_key="batch")
     model = SCVI(cells, n_hidden=8, n_latent=2)
     classifier = {"adversarial_classifier": True, "scale_adversarial_loss": 1.0}
-    module = AdversarialTrainingPlan(model.module, **classifier)
+    # A warm-up would scale the validation loss by an attribute that no checkpoint has.
+    module = AdversarialTrainingPlan(model.module, n_epochs_kl_warmup=None, **classifier)
     places = np.arange(56)
     sets = [places[:24], places[24:40], places[40:]]
     return module, DataSplitter(model.adata_manager, external_indexing=sets, batch_size=4)
@@ -367,38 +367,38 @@ def halves(found: list[dict[str, torch.Tensor]]) -> Any:
 def adversaries() -> Made:
     """A GAN by hand with two optimizers, with a data module of the package, on pictures of ones and of eights."""
     from anomalib.data import Folder
+    from anomalib.metrics import AUROC, Evaluator
     from anomalib.models import Ganomaly
     from anomalib.pre_processing import PreProcessor
     from torchvision.transforms.v2 import Resize
 
-    module = Ganomaly(
-        batch_size=4, n_features=4, latent_vec_size=4, visualizer=False, pre_processor=PreProcessor(Resize((32, 32)))
-    )
+    sizes = {"batch_size": 4, "n_features": 4, "latent_vec_size": 4}
+    parts = {
+        "pre_processor": PreProcessor(Resize((32, 32))),
+        "evaluator": Evaluator(val_metrics=AUROC(fields=["pred_score", "gt_label"], prefix="image_")),
+    }
+    module = Ganomaly(visualizer=False, **sizes, **parts)
     folders = {"normal_dir": "1", "abnormal_dir": "8"}
-    data = Folder("digits", root=pictures(), train_batch_size=4, eval_batch_size=4, num_workers=0, seed=0, **folders)
+    data = Folder(
+        "digits", root=pictures().name, train_batch_size=4, eval_batch_size=4, num_workers=0, seed=0, **folders
+    )
     return module, data
 
 
-def pictures() -> Path:
-    """A folder of the ones (40) and the eights (40) among the handwritten digits of scikit-learn."""
+@cache
+def pictures() -> TemporaryDirectory[str]:
+    """Write a folder of the ones (40) and the eights (40) among the handwritten digits of scikit-learn."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    made = Path(mkdtemp())
+    written = TemporaryDirectory()
     for kind in (1, 8):
-        (made / str(kind)).mkdir()
+        folder = Path(written.name, str(kind))
+        folder.mkdir()
         for place, image in enumerate(found.images[found.target == kind][:40]):
-            Image.fromarray((image * 15).astype(np.uint8)).save(made / str(kind) / f"{place:02}.png")
-    return kept(made, "digits")
-
-
-def kept(made: Path, name: str) -> Path:
-    """The folder as it was first made: a run that is continued must read the files that it has begun with."""
-    folder = Path(gettempdir(), f"fl-lightning-{name}")
-    with suppress(OSError):
-        made.rename(folder)
-    return folder
+            Image.fromarray((image * 15).astype(np.uint8)).save(folder / f"{place:02}.png")
+    return written
 
 
 # --- rl4co, https://github.com/ai4co/rl4co --------------------------------------------------------------------------
@@ -428,11 +428,8 @@ def next_words() -> Made:
     from zeldarose.common import TrainConfig
     from zeldarose.tasks.ntp import NTPTrainingModel
 
-    folder = kept(Path(mkdtemp()), "news")
-    (package,) = find_spec("gensim").submodule_search_locations
-    news = Path(package, "test", "test_data", "lee_background.cor").read_text(encoding="utf-8").splitlines()
-    (folder / "train.txt").write_text("\n".join(news[:24]))
-    (folder / "held_out.txt").write_text("\n".join(news[24:48]))
+    folder = Path(written_news().name)
+    news = lines_of_news()
     words = tokenizer(news[:48])
     net = GPT2LMHeadModel(GPT2Config(len(words), n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0))
     module = NTPTrainingModel(net, len(words), TrainConfig(learning_rate=1e-3, warmup_steps=2))
@@ -440,6 +437,21 @@ def next_words() -> Made:
     data = module.get_data_module(4, 0, tokenizer=words, tokenizer_name="lee", data_dir=folder, **files)
     data.test_dataloader = data.val_dataloader
     return module, data
+
+
+@cache
+def written_news() -> TemporaryDirectory[str]:
+    """Write 24 news to train with, and 24 that are held out."""
+    written = TemporaryDirectory()
+    news = lines_of_news()
+    Path(written.name, "train.txt").write_text("\n".join(news[:24]))
+    Path(written.name, "held_out.txt").write_text("\n".join(news[24:48]))
+    return written
+
+
+def lines_of_news() -> list[str]:
+    (package,) = find_spec("gensim").submodule_search_locations
+    return Path(package, "test", "test_data", "lee_background.cor").read_text(encoding="utf-8").splitlines()
 
 
 def tokenizer(lines: list[str]) -> Any:
