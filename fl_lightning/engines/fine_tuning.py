@@ -60,7 +60,7 @@ class FineTuner:
             data: The client's data. A client without training samples stays as it is.
             tuning: The settings.
         """
-        traces = Snapshot(self._client) if self._is_foreign else None
+        traces = Snapshot(self._client, with_values=True) if self._is_foreign else None
         try:
             if data.size():
                 self._train(data.for_fine_tuning(), tuning)

@@ -330,6 +330,48 @@ class Leaves(Fixed):
         self.log("moving", self.moving, batch_size=1)
 
 
+class Tally:
+    """Counts steps."""
+
+    def __init__(self):
+        self.steps = 0
+        self.by_batch = {}
+
+
+class LeavesValues(Fixed):
+    """Its training depends on values within attributes that are in no state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain = torch.zeros(2)
+        self.grown = torch.zeros(1)
+        self.array = np.zeros(2)
+        self.nested = {"steps": [0], "pair": ([0], {1})}
+        self.tally = Tally()
+        self.tallies = [Tally()]
+
+    def training_step(self, batch, batch_idx):
+        self.plain += 1
+        self.grown.data = torch.cat([self.grown, torch.ones(1)])
+        self.array += 1
+        self.nested["steps"][0] += 1
+        self.nested["pair"][0].append(batch_idx)
+        self.tally.steps += 1
+        self.tally.by_batch[len(self.tally.by_batch)] = batch_idx
+        self.tallies[0].steps += 1
+        counts = [
+            float(self.plain.sum()),
+            len(self.grown),
+            self.array.sum(),
+            self.nested["steps"][0],
+            len(self.nested["pair"][0]),
+            self.tally.steps,
+            len(self.tally.by_batch),
+            self.tallies[0].steps,
+        ]
+        return self.error(batch) * (1 + sum(counts) / 1000)
+
+
 class LogsByItself(Fixed):
     """It gives its logger values and pictures by itself."""
 
@@ -414,7 +456,7 @@ class Schedules(Fixed):
 
 
 @pytest.mark.parametrize(
-    "kind", [Fixed, Leaves, SameOptimizer, ByHand, Schedules, LogsMetrics], ids=lambda k: k.__name__
+    "kind", [Fixed, Leaves, LeavesValues, SameOptimizer, ByHand, Schedules, LogsMetrics], ids=lambda k: k.__name__
 )
 @pytest.mark.parametrize("around", [FedAvg, Ditto, FedBN, Local, SCAFFOLD], ids=lambda k: k.__name__)
 def test_a_users_module_is_as_it_was(kind, around):
