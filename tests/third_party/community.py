@@ -4,6 +4,7 @@ Each function makes a module and a data module on data that a package comes with
 on the authors' own generator of samples. Batches have 4 samples.
 """
 
+import os
 import wave
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -40,6 +41,18 @@ class Given(LightningDataModule):
         return self._loader(range(self.size, len(self.samples)))
 
     test_dataloader = val_dataloader
+
+
+def inherited(variable: str, write: Callable[[], TemporaryDirectory[str]]) -> Path:
+    """A folder that all processes of a run share: that of the process that has started this one, or a new one.
+
+    Args:
+        variable: The variable of the environment that has the folder.
+        write: Writes the folder.
+    """
+    if variable not in os.environ:
+        os.environ[variable] = write().name
+    return Path(os.environ[variable])
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -380,13 +393,19 @@ def adversaries() -> Made:
     module = Ganomaly(visualizer=False, **sizes, **parts)
     folders = {"normal_dir": "1", "abnormal_dir": "8"}
     data = Folder(
-        "digits", root=pictures().name, train_batch_size=4, eval_batch_size=4, num_workers=0, seed=0, **folders
+        "digits",
+        root=inherited("PICTURES_OF_ADVERSARIES", written_pictures),
+        train_batch_size=4,
+        eval_batch_size=4,
+        num_workers=0,
+        seed=0,
+        **folders,
     )
     return module, data
 
 
 @cache
-def pictures() -> TemporaryDirectory[str]:
+def written_pictures() -> TemporaryDirectory[str]:
     """Write a folder of the ones (40) and the eights (40) among the handwritten digits of scikit-learn."""
     from PIL import Image
     from sklearn.datasets import load_digits
@@ -428,7 +447,7 @@ def next_words() -> Made:
     from zeldarose.common import TrainConfig
     from zeldarose.tasks.ntp import NTPTrainingModel
 
-    folder = Path(written_news().name)
+    folder = inherited("NEWS_OF_NEXT_WORDS", written_news)
     news = lines_of_news()
     words = tokenizer(news[:48])
     net = GPT2LMHeadModel(GPT2Config(len(words), n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0))
