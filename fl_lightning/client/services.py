@@ -639,20 +639,30 @@ class BatchTransfer:
         self.hooked = self.moves or bool(self._after)
         self._has_own_loss = len(modules) > 1
 
-    def each(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches as a call returns them. A `collate_fn` or a hook skips a batch by None."""
-        return without_none(map(self, without_none(batches)))
+    def each(self, batches: Iterable[Any], dataloader_idx: int = 0) -> Iterator[Any]:
+        """Yield batches as a call returns them. A `collate_fn` or a hook skips a batch by None.
 
-    def __call__(self, batch: Any) -> Any:
+        Args:
+            batches: The batches.
+            dataloader_idx: Index of their dataloader, which hooks of the user get.
+        """
+        transferred = (self(batch, dataloader_idx) for batch in without_none(batches))
+        return without_none(transferred)
+
+    def __call__(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """Return the batch on the device and in the Trainer's precision.
 
         A batch that lies on the device already is not moved, unless a hook of the user would see the move.
+
+        Args:
+            batch: The batch.
+            dataloader_idx: Index of its dataloader, which hooks of the user get.
         """
         if self.moves or not self._is_on_device(batch):
-            batch = self._before(batch, 0)
-            batch = self._transfer(batch, self._device, 0)
+            batch = self._before(batch, dataloader_idx)
+            batch = self._transfer(batch, self._device, dataloader_idx)
         for hook in self._after:
-            batch = hook(batch, 0)
+            batch = hook(batch, dataloader_idx)
         batch = self._precision.convert_input(batch)
         if self._has_own_loss or not isinstance(batch, tuple | list) or len(batch) != 2:
             return batch

@@ -402,16 +402,17 @@ class SequentialEngine:
             )
         # A step of the user's may draw numbers, which must depend neither on the clients before nor on the round.
         self.local.seed_by(keyed_seed(self.local.settings.seed, EVALUATION, client_id=job.client_id))
-        loaders = [self._loader(view, how.batch_size) for view in job.data.by_loader("test")]
+        views = job.data.by_loader("test")
+        loaders = [self._loader(view, how.batch_size, index) for index, view in enumerate(views)]
         score_of_module = self.own_steps.score(client_id=job.client_id, loaders=loaders, how=how)
         # The batches may count otherwise than in samples, such as in nodes of a graph.
         return score_of_module._replace(num_samples=float(job.data.size("test")))
 
-    def _loader(self, data: ClientData, batch_size: int) -> PassLoader:
+    def _loader(self, data: ClientData, batch_size: int, dataloader_idx: int) -> PassLoader:
         """Return the loader of the test samples in a view of a client's data."""
 
         def read() -> Iterator[Any]:
-            return self.local.transfer.each(data.batches("test", batch_size=batch_size))
+            return self.local.transfer.each(data.batches("test", batch_size=batch_size), dataloader_idx)
 
         return PassLoader(read, sizes=[data.size("test")], batch_size=batch_size)
 

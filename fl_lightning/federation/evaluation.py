@@ -262,7 +262,7 @@ class Evaluation:
         self._num_transferred[dataloader_idx] += 1
         if batch is EMPTY_BATCH:
             return batch
-        batch = self.transfer(batch)
+        batch = self.transfer(batch, dataloader_idx)
         return EMPTY_BATCH if batch is None else batch
 
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:

@@ -166,7 +166,7 @@ def loader_of(loop: FederatedLoop, clients: Sequence[int], loader_idx: int) -> P
     """
 
     def read() -> Iterator[Batch]:
-        return loop.engine.local.transfer.each(batches_of(loop, clients, loader_idx))
+        return loop.engine.local.transfer.each(batches_of(loop, clients, loader_idx), loader_idx)
 
     sizes: list[int] = []
     for client_id in clients:

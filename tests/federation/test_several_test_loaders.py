@@ -82,7 +82,17 @@ class OnlyTests(Base):
         self.log("index", float(dataloader_idx))
 
 
-MODULES = (LogsByLoader, NamesIt, OnlyTests)
+class TransfersByLoader(LogsByLoader):
+    """Its transfer hooks scale the samples of a loader by its index."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] * (1 + dataloader_idx), batch[1]
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] + 3 * dataloader_idx, batch[1]
+
+
+MODULES = (LogsByLoader, NamesIt, OnlyTests, TransfersByLoader)
 
 
 def data_of(datamodule=None, **settings):
