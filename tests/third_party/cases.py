@@ -136,6 +136,7 @@ COMMUNITY = {
         C.next_words, ("zeldarose", "gensim"), unstacked="Dropout would draw other numbers"
     ),
     "disent BetaVae": Case(C.squares, ("disent",), unstacked="vmap: called random operation"),
+    "deepforest": Case(C.crowns, ("deepforest",), unstacked="counts one client's batch at a time"),
 }
 """Modules that were held out: nothing here was written before they were first federated."""
 CASES |= COMMUNITY

@@ -505,3 +505,48 @@ def squares() -> Made:
     module = BetaVae(net, BetaVae.cfg(beta=0.01))
     samples = DisentDataset(data, transform=ToImgTensorF32())
     return module, Given(Subset(samples, range(0, 96, 2)))
+
+
+# --- deepforest, https://github.com/weecology/DeepForest -----------------------------------------------------------
+
+
+def crowns() -> Made:
+    """Detection of the crowns of trees, on a picture from the air that the package comes with."""
+    from deepforest.datasets.training import BoxDataset
+    from deepforest.main import deepforest
+
+    folder = Path(written_crowns().name)
+    (file,) = map(str, folder.glob("*.csv"))
+    files = {"csv_file": file, "root_dir": str(folder)}
+    trainer = {"accelerator": "cpu", "devices": 1}
+    module = deepforest(detector(), config_args={"num_classes": 1, "train": {"lr": 0.01, **files}, **trainer})
+    module.set_labels({"Tree": 0})
+    module.config.validation.update({"val_accuracy_interval": 1, **files})
+    module.setup_metrics()
+    samples = BoxDataset(file, str(folder))
+    return module, Given(Subset(samples, range(48)), samples.collate_fn)
+
+
+def detector() -> nn.Module:
+    """A small RetinaNet of torchvision, which finds boxes in a picture however sure it is."""
+    from torchvision.models.detection import RetinaNet
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+    layers = (nn.Conv2d(3, 8, 5, stride=4, padding=2), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU())
+    backbone = nn.Sequential(*layers)
+    backbone.out_channels = 8
+    anchors = AnchorGenerator(sizes=((16, 32),), aspect_ratios=((0.5, 1.0, 2.0),))
+    found = {"score_thresh": 0.0, "detections_per_img": 50}
+    return RetinaNet(backbone, 1, min_size=48, max_size=48, anchor_generator=anchors, **found)
+
+
+@cache
+def written_crowns() -> TemporaryDirectory[str]:
+    """Write 55 pieces of the picture, each with a crown or more, and a table of the crowns' boxes."""
+    from deepforest import get_data
+    from deepforest.preprocess import split_raster
+
+    written = TemporaryDirectory()
+    picture = get_data("2019_YELL_2_541000_4977000_image_crop.png")
+    split_raster(get_data("example.csv"), picture, patch_size=100, patch_overlap=0.0, save_dir=written.name)
+    return written

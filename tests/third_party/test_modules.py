@@ -39,7 +39,11 @@ NAMES = [case(name) for name in CASES]
 def without_plateau(module):
     """Leave out a ReduceLROnPlateau, which a fit without validation refuses; it holds its rate for the first rounds."""
     found = module.configure_optimizers()
-    if isinstance(found, dict) and "monitor" in found.get("lr_scheduler", {}):
+    if not isinstance(found, dict):
+        return
+    scheduler = found.get("lr_scheduler")
+    settings = scheduler if isinstance(scheduler, dict) else found
+    if "monitor" in settings:
         module.configure_optimizers = lambda: type(module).configure_optimizers(module)["optimizer"]
 
 
