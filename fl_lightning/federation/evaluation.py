@@ -32,7 +32,7 @@ from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import metric_directions
 from fl_lightning.metrics.user_metrics import arrays_of, computed, update, values_of
 from fl_lightning.types import State
-from fl_lightning.utils.keyed import keyed_seed
+from fl_lightning.utils.keyed import GlobalStates, keyed_seed
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.trainer_view import whole_world
 
@@ -90,7 +90,8 @@ class Evaluation:
         self._num_transferred: Counter[int] = Counter()
         """Number of batches of the present pass so far, by loader."""
         """All entries as a pass has left them. The module's last hook of the pass must find them."""
-        self._generators = ExitStack()
+        self._generators: GlobalStates | None = None
+        """The states of the global random generators before the present pass."""
         """Puts the random generators back at the end of a pass."""
         self._loaded = ExitStack()
         """Holds `evaluated_entries` open during a pass."""
@@ -198,8 +199,8 @@ class Evaluation:
         # Without shared entries and without a module of the user's own a pass changes nothing.
         if self.has_global or self.client.module is not None:
             self.before = HeldEntries(self.global_weights)
-            self._generators = ExitStack()
-            self._generators.enter_context(self._kept_generators(foreign=self._may_draw))
+            on_gpu = self.communicator.device.type == "cuda"
+            self._generators = GlobalStates(on_gpu=on_gpu, foreign=self._may_draw)
             self._seed("begin")
         if evaluates:
             self._begin_values()
@@ -390,7 +391,13 @@ class Evaluation:
             self._after.restore()
         yield
         self.restore()
-        self._generators.close()
+        self._restore_generators()
+
+    def _restore_generators(self) -> None:
+        """Put the global random generators back, once for each pass."""
+        if self._generators is not None:
+            self._generators.restore()
+        self._generators = None
 
     def end(self, prefix: str, *, hook_follows: bool) -> dict[str, float]:
         """End a pass, put back what it has changed, and return its values by log key.
@@ -406,7 +413,7 @@ class Evaluation:
             self.before.restore()
         else:
             self.restore()
-        self._generators.close()
+        self._restore_generators()
         return values
 
     def _values(self, prefix: str) -> dict[str, float]:
