@@ -148,8 +148,9 @@ def test_clients_that_never_train_are_hatched_and_the_legend_says_so(draw, unsee
     panels = [axes for axes in figure.axes if any(part.get_hatch() for part in axes.patches)]
     assert len(panels) == (0 if not unseen else 2 if draw is plot_partition else 1)
     for axes in panels:
-        hatched = [part for part in axes.patches if part.get_hatch()]
-        assert [part.get_x() + part.get_width() / 2 for part in hatched] == list(unseen)
+        hatched = [part.get_window_extent() for part in axes.patches if part.get_hatch()]
+        drawn = [axes.transData.inverted().transform(box.get_points()) for box in hatched]
+        assert [points[:, 0].mean() for points in drawn] == pytest.approx(list(unseen), abs=1e-6)
     words = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert words == (["never trains (data.unseen)"] if unseen else [])
 
