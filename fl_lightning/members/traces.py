@@ -96,11 +96,12 @@ class Snapshot:
         if isinstance(value, nn.Parameter | nn.Module | type):
             return
         if isinstance(value, Tensor):
-            if value.is_inference():
+            if value.is_inference() or value.is_meta:
                 return  # No training can write to it.
             self._tensors.append((value, value.detach().clone()))
         elif isinstance(value, np.ndarray):
-            self._arrays.append((value, value.copy()))
+            if value.flags.writeable:
+                self._arrays.append((value, value.copy()))
         elif isinstance(value, COLLECTIONS):
             self._collections.append((value, value.copy()))
         elif package_of(value) in self._packages:
@@ -123,11 +124,11 @@ class Snapshot:
         for collection, contents in self._collections:
             refill(collection, contents)
         for tensor, values in self._tensors:
-            if tensor.shape == values.shape:
+            if tensor.shape != values.shape:
+                tensor.data = values
+            elif not torch.equal(tensor, values):  # An expanded tensor, which is not writable, is equal.
                 with torch.no_grad():
                     tensor.copy_(values)
-            else:
-                tensor.data = values
         for array, elements in self._arrays:
             np.copyto(array, elements)
         for parameter, name, hooks in self._hooks:

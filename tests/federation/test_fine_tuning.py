@@ -346,6 +346,7 @@ class LeavesValues(Fixed):
         self.plain = torch.zeros(2)
         self.grown = torch.zeros(1)
         self.array = np.zeros(2)
+        self.not_writable = (np.broadcast_to(np.zeros(1), (2,)), torch.zeros(1).expand(2))
         self.nested = {"steps": [0], "pair": ([0], {1})}
         self.tally = Tally()
         self.tallies = [Tally()]
