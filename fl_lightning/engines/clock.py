@@ -426,17 +426,15 @@ class ClientClock:
         return self.settings.clip_norm
 
 
-class RoundLogger:
-    """Shows a logger to a client: what it logs for a step lands at the round, like all values of the run.
+class LoggerInPlace:
+    """Stands in the place of a logger, whose attributes it has.
 
     Args:
         logger: The logger.
-        round_idx: Index of the round.
     """
 
-    def __init__(self, logger: Any, round_idx: int) -> None:
+    def __init__(self, logger: Any) -> None:
         self._logger = logger
-        self._round_idx = round_idx
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -450,6 +448,19 @@ class RoundLogger:
             raise AttributeError(name)
         return getattr(self._logger, name)
 
+
+class RoundLogger(LoggerInPlace):
+    """Shows a logger to a client: what it logs for a step lands at the round, like all values of the run.
+
+    Args:
+        logger: The logger.
+        round_idx: Index of the round.
+    """
+
+    def __init__(self, logger: Any, round_idx: int) -> None:
+        super().__init__(logger)
+        self._round_idx = round_idx
+
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log values at the round.
 
@@ -460,7 +471,7 @@ class RoundLogger:
         self._logger.log_metrics(metrics, step=None if step is None else self._round_idx)
 
 
-class SilentLogger:
+class SilentLogger(LoggerInPlace):
     """Shows a logger to a client that logs nothing: its attributes are there, and its methods do nothing.
 
     Args:
@@ -471,20 +482,11 @@ class SilentLogger:
     """
 
     def __init__(self, logger: Any) -> None:
-        self._logger = logger
+        super().__init__(logger)
         self.experiment = DummyLogger().experiment
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """The class of the logger, so that `isinstance` accepts the object."""
-        logger = vars(self).get("_logger")
-        return type(self) if logger is None else logger.__class__
-
     def __getattr__(self, name: str) -> Any:
-        if name == "_logger":
-            # The object is being copied, and has no logger yet.
-            raise AttributeError(name)
-        value = getattr(self._logger, name)
+        value = super().__getattr__(name)
         return do_nothing if callable(value) else value
 
 
