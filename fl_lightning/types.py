@@ -354,6 +354,13 @@ class ClientData(Protocol):
                 0 ... k-1 in this order.
         """
 
+    def by_loader(self, split: str) -> Sequence["ClientData"]:
+        """Return a view of the samples of each loader that gives samples of a split, in order.
+
+        Args:
+            split: Name of the split. Only the test samples of a data module of the user's may have several loaders.
+        """
+
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
         """Return a CPU generator keyed by seed, purpose, client and, if `per_round`, round."""
 

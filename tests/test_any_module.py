@@ -262,3 +262,27 @@ def test_whole_numbers_that_are_no_classes():
     assert fit(Signs, data=data()).round_metrics["val"] > 0
     with pytest.raises(ValueError, match="needs the labels of the samples, got none: use IIDPartition"):
         fit(Signs, data=data(partition=DirichletPartition(1.0)))
+
+
+class Scripted(Plain):
+    """A part of it is TorchScript. Client 1 fails by an error of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.jit.script(self.net)
+
+    def training_step(self, batch, batch_idx):
+        if len(self.trainer.train_dataloader.dataset) == 7:
+            self.net.added = 1
+            raise RuntimeError("this client has seven samples")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_an_error_of_a_client_with_torchscript_is_told_and_undone():
+    with pytest.raises(RuntimeError, match="this client has seven samples"):
+        fit(Scripted)
+    loop = fit(Scripted, on_error="skip")
+    assert not hasattr(loop.client.module.net, "added")
+    data = toy_data((12, 7, 11), batch_size=3, schedule=[[0, 2]])
+    assert equal(weights_of(loop), weights_of(fit(Scripted, data=data)))

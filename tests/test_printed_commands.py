@@ -43,6 +43,7 @@ def folder(tmp_path, monkeypatch):
     """A reader's folder, with `configs/` and the files of one's own that the pages name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "federation.yaml").symlink_to(ROOT / "examples/flower/federation.yaml")
     for name in ("patients.py", "clinics.yaml"):
         (tmp_path / name).symlink_to(ROOT / "examples/clinics" / name)

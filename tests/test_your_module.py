@@ -334,16 +334,6 @@ def test_frozen_weights_may_be_left_out_of_checkpoints(tmp_path):
     assert equal(weights_of(whole), weights_of(resumed))
 
 
-def test_several_test_loaders_are_refused():
-    class Several(Pairs):
-        def test_dataloader(self):
-            return [super().val_dataloader(), super().test_dataloader()]
-
-    loop, run, data = federate(Plain, Several)  # which does not ask for them: there are validation samples
-    with pytest.raises(TypeError, match=r"must return one torch DataLoader, got 2; .* join several"):
-        run.test(loop, datamodule=data)
-
-
 def test_a_hook_that_cannot_be_forwarded_is_refused_by_name():
     class Own(Lazy):
         def on_validation_model_zero_grad(self):

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fl_lightning.runs.folder import CLIENT
 from fl_lightning.utils.files import DIGEST, save_with_digest
 from fl_lightning.utils.packages import distribution_of, lightning_base
 from fl_lightning.utils.plain import is_readable, plain_value, without_refused
-from fl_lightning.utils.settings import client_index, described
+from fl_lightning.utils.settings import described
 
 
 class ClientCheckpoint(Callback):
@@ -47,27 +47,30 @@ class ClientCheckpoint(Callback):
     Args:
         dirpath: Folder of the files. None is `trainer.default_root_dir`.
         filename: Name of the checkpoint of the global model.
-        clients: Ids of the clients whose models are written at the end, or `all`. None is none.
+        clients: Ids or names of the clients whose models are written at the end, or `all`. None is none.
 
     Attributes:
         configured: The client as a configuration names it, with `class_path` and `init_args`, or an empty mapping. An
             object among the hyper-parameters is then written as the configuration has it, as LightningCLI does.
+        path_of_round: The file of the global model of the last round of the fit. None if there is no such file.
     """
 
     def __init__(
         self,
         dirpath: str | Path | None = None,
         filename: str = CLIENT,
-        clients: list[int] | int | Literal["all"] | None = None,
+        clients: list[int | str] | int | str | None = None,
     ) -> None:
         self.dirpath = dirpath
         self.filename = filename
         self.clients = clients
         self.configured: Mapping[str, Any] = {}
+        self.path_of_round: Path | None = None
         self._reported: set[str] = set()
         """The names of the entries that cannot be written, which were reported."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.path_of_round = None
         if isinstance(pl_module, FederatedLoop):
             self._chosen(pl_module)
         elif self.clients is not None:
@@ -79,7 +82,7 @@ class ClientCheckpoint(Callback):
         """Return the ids of the clients whose models are written.
 
         Raises:
-            TypeError: Something else than ids is given.
+            TypeError: Something else than ids and names is given.
             ValueError: There is no such client.
         """
         num_clients = loop.data.num_clients
@@ -93,11 +96,11 @@ class ClientCheckpoint(Callback):
         if isinstance(asked, str | bytes) or not isinstance(asked, Iterable):
             asked = [asked]
         try:
-            return [client_index(client_id, num_clients, name="the id") for client_id in asked]
+            return [loop.data.client_id(client) for client in asked]
         except (TypeError, ValueError) as error:
             raise type(error)(
-                f"ClientCheckpoint.clients must be ids in [0, {num_clients}) or all, got {described(self.clients)}; "
-                f"give such ids"
+                f"ClientCheckpoint.clients must be ids in [0, {num_clients}), names of clients or all, got "
+                f"{described(self.clients)}; give such clients"
             ) from None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -123,12 +126,12 @@ class ClientCheckpoint(Callback):
             self._write(trainer, pl_module, call_on_save)
         elif pl_module.global_weights.shared:
             with pl_module.evaluation.evaluated_entries():
-                self._write(trainer, pl_module.client, pl_module.forward_to)
+                self.path_of_round = self._write(trainer, pl_module.client, pl_module.forward_to)
 
     def _write(
         self, trainer: Trainer, client: LightningModule, forward: Callable[..., Any], filename: str | None = None
-    ) -> None:
-        """Write a module as it is.
+    ) -> Path:
+        """Write a module as it is, and return the path of the file.
 
         Args:
             trainer: The Trainer of the run.
@@ -160,6 +163,7 @@ class ClientCheckpoint(Callback):
         checkpoint |= schema_of_data(trainer)
         path = Path(self.dirpath or trainer.default_root_dir, filename or self.filename)
         save_with_digest(self._writable(checkpoint), path)
+        return path
 
     def _of_data(self, trainer: Trainer) -> dict[str, Any]:
         """Return what Lightning writes for the user's data module, without objects, which are reported once."""

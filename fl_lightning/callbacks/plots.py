@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.report import split_text
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.federation.metric_files import FOLDER
+from fl_lightning.federation.metric_files import FOLDER, stem_of
 from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.metrics.keys import is_accuracy, is_loss, is_value, unit_of
 from fl_lightning.reports.figures import (
@@ -32,7 +32,6 @@ from fl_lightning.runs.partition import PARTITION, write_partition
 from fl_lightning.runs.plain_fit import epoch_values
 from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least, check_choice
-from fl_lightning.utils.text import slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +54,7 @@ class RunPlots(Callback):
 
     At the end of fit `confusion` shows as which class the samples of each class are taken, for up to 50 classes.
 
-    A metric of `model.metrics` whose value is a matrix or a curve draws its last value itself, as `metrics/NAME`.
+    A metric of `model.metrics` whose value is a matrix or a curve draws its last value itself, as `metrics/NAME-ROUND`.
 
     At the end of fit every logger that takes pictures gets the class-wise pictures, as `local/partition`,
     `global/classwise` and `global/confusion` (`val/…`, if the accuracies of the classes are those of the validation
@@ -145,7 +144,8 @@ class RunPlots(Callback):
         for name, figure in metric_figures(loop):
             if self._folder is not None:
                 (self._folder / FOLDER).mkdir(parents=True, exist_ok=True)
-            self._keep(figure, name=f"{FOLDER}/{slug(name)}", logged=f"{loop.data.evaluated_prefix}/{name}")
+            stem = stem_of(name, loop.recorder.evaluated_rounds - 1)
+            self._keep(figure, name=f"{FOLDER}/{stem}", logged=f"{loop.data.evaluated_prefix}/{name}")
 
     def _draw_confusion(self, loop: FederatedLoop) -> None:
         """Draw as which class the samples of each class are taken, in the best and in the last evaluated round."""
@@ -170,18 +170,19 @@ class RunPlots(Callback):
     def _keep_partition(self, loop: FederatedLoop) -> None:
         """Write the partition as csv and as a picture, or the sizes of the clients as a picture without classes."""
         clients = loop.data.client_names
+        unseen = loop.data.unseen_clients
         counts = label_counts_of(loop)
         if self._folder is not None and counts is not None:
             table, class_names = counts
-            write_partition(self._folder / PARTITION, table.tolist(), names=class_names, clients=clients)
+            write_partition(self._folder / PARTITION, table.tolist(), names=class_names, clients=clients, unseen=unseen)
         if not self._draws_all:
             return
         if counts is None:
             sizes = [loop.data.size(client_id) for client_id in range(loop.data.num_clients)]
-            figure = plot_sizes(sizes, client_names=clients)
+            figure = plot_sizes(sizes, client_names=clients, unseen=unseen)
         else:
             table, class_names = counts
-            figure = plot_partition(table, class_names, client_names=clients)
+            figure = plot_partition(table, class_names, client_names=clients, unseen=unseen)
         self._keep(figure, name="partition", logged="local/partition")
 
     def _draw(self) -> None:

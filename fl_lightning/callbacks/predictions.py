@@ -24,7 +24,10 @@ Columns = dict[str, Sequence[Any]]
 """The columns of a table, by name, in order."""
 
 
-OF_THE_TABLE = ("client", "row", "file")
+LOADER = "dataloader_idx"
+"""Name of the column of the index of the loader, if there are several."""
+
+OF_THE_TABLE = ("client", LOADER, "row", "file")
 """Names of the columns that say whose row it is. Outputs have none of them."""
 
 
@@ -61,6 +64,9 @@ class SavePredictions(BasePredictionWriter):
     so on. A dict of them has columns by its keys, `output_row` of a key `row` (`client` and `file` likewise). There is
     no table of any other output, and a line says so.
 
+    If several loaders are predicted, the outputs are a list with those of each, and the table has a first column
+    `dataloader_idx`.
+
     Args:
         dirpath: Folder of the files.
         filename: Name of the file of the outputs, which `torch.load` reads. The table has the same name with `.csv`.
@@ -84,19 +90,20 @@ class SavePredictions(BasePredictionWriter):
     def write_on_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
     ) -> None:
-        ranks = current_communicator(pl_module.device)
-        parts = ranks.gather_to_root(list(predictions))
+        num_loaders = len(trainer.num_predict_batches)
+        by_loader = list(predictions) if num_loaders > 1 else [predictions]
+        outputs: list[Any] = []
+        tables: list[Columns | None] = []
+        for of_loader in by_loader:
+            batches = self._of_all_processes(of_loader, pl_module)
+            saved = joined(batches)
+            outputs.append(batches if saved is None or isinstance(saved, dict) else saved)
+            if trainer.is_global_zero:
+                tables.append(self._columns(trainer, pl_module, saved))
         if not trainer.is_global_zero:
             return
-        # The processes got the batches in turn.
-        outputs: list[Any] = []
-        for batch_idx in range(sum(map(len, parts))):
-            output = parts[batch_idx % ranks.world][batch_idx // ranks.world]
-            if output is not None:
-                outputs.append(output)
-        saved = joined(outputs)
-        whole = outputs if saved is None or isinstance(saved, dict) else saved
-        columns = self._columns(trainer, pl_module, saved)
+        whole = outputs if num_loaders > 1 else outputs[0]
+        columns = of_several_loaders(tables) if num_loaders > 1 else tables[0]
         if self.by_client and isinstance(pl_module, FederatedLoop):
             whole, columns = self._of_all_clients(pl_module, whole, columns)
         save_with_digest(whole, self.path)
@@ -109,7 +116,21 @@ class SavePredictions(BasePredictionWriter):
             )
             return
         write_table(self.table, [list(columns), *zip(*columns.values(), strict=True)])
-        rank_zero_info(f"Predictions: {self.table}; outputs: {self.path}")
+        if len(self._outputs) <= 1:
+            # Further passes write the same files.
+            rank_zero_info(f"Predictions: {self.table}; outputs: {self.path}")
+
+    def _of_all_processes(self, predictions: Sequence[Any], pl_module: LightningModule) -> list[Any]:
+        """Return the outputs of the batches of a loader in order, at the first process. Others have parts of them."""
+        ranks = current_communicator(pl_module.device)
+        parts = ranks.gather_to_root(list(predictions))
+        outputs: list[Any] = []
+        # The processes got the batches in turn.
+        for batch_idx in range(sum(map(len, parts))):
+            output = parts[batch_idx % ranks.world][batch_idx // ranks.world]
+            if output is not None:
+                outputs.append(output)
+        return outputs
 
     def _of_all_clients(
         self, loop: FederatedLoop, outputs: Any, columns: Columns | None
@@ -171,6 +192,26 @@ class SavePredictions(BasePredictionWriter):
         if num_rows > len(new.names) or (num_rows < len(new.names) and not is_limited):
             return None
         return {new.column: new.names[:num_rows], **columns}
+
+
+def of_several_loaders(tables: Sequence[Columns | None]) -> Columns | None:
+    """Return one table of those of several loaders, with the index of the loader in front.
+
+    Returns:
+        The columns. None: a loader has no table, or another one than the first.
+
+    >>> of_several_loaders([{"row": [0, 1]}, {"row": [0]}])
+    {'dataloader_idx': [0, 0, 1], 'row': [0, 1, 0]}
+    """
+    whole: dict[str, list[Any]] = {}
+    for index, table in enumerate(tables):
+        if table is None or (whole and list(whole)[1:] != list(table)):
+            return None
+        num_rows = len(next(iter(table.values())))
+        whole.setdefault(LOADER, []).extend([index] * num_rows)
+        for column, cells in table.items():
+            whole.setdefault(column, []).extend(cells)
+    return dict(whole)
 
 
 def tables_by_client(path: Path) -> dict[str, Columns]:

@@ -1,6 +1,7 @@
 """`fl-lightning fit --from FILE`: the configuration of a program with LightningCLI as that of a federation."""
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +21,9 @@ from fl_lightning.cli.configs import locate
 from fl_lightning.cli.errors import RefusedTogetherError
 from fl_lightning.cli.wrappers import put
 from fl_lightning.cli.yaml_keys import not_yaml
+from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.checks import HALF_PRECISIONS, REFUSED
+from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.utils.packages import LIGHTNING
 from fl_lightning.utils.settings import as_list
 from fl_lightning.utils.suggestions import suggestion
@@ -33,6 +36,15 @@ SECTIONS = ("model", "data", "optimizer", "lr_scheduler")
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 """A value of a file by its name, as OmegaConf writes it."""
+
+ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(?:,\s*([^{}]*?)\s*)?\}")
+"""A variable of the environment, perhaps with a value that it has if it is not set, as OmegaConf writes it."""
+
+OPTIONS_OF = {"model": "--model.client.module", "data": "--data.source"}
+"""Options that give the arguments of a section's class, by the name of the section."""
+
+PARTS = {"model": FederatedLoop, "data": FederatedDataModule}
+"""Classes of a federation whose arguments have the names of a section in front."""
 
 CONFIGS = ("-c", "--config")
 LIMITS = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_time", "trainer.fast_dev_run")
@@ -250,7 +262,7 @@ def interpolated(content: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         content: The content of the file.
 
     Returns:
-        The content, and a line for each of these places. What names no value of the file stays.
+        The content, and a line for each of these places. What names no value of the file or the environment stays.
 
     >>> interpolated({"model": {"lr": "${optimizer.lr}"}, "optimizer": {"lr": 0.1}})[1]
     ['model.lr: ${optimizer.lr} is 0.1']
@@ -264,7 +276,11 @@ def interpolated(content: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             return [with_values(item, f"{name}.{place}") for place, item in enumerate(value)]
         if not isinstance(value, str):
             return value
-        found = value
+        found = ENVIRONMENT.sub(in_environment, value)
+        if found != value:
+            # The value may be a secret.
+            notes.append(f"{name}: {value} is taken from the environment")
+            return found
         for reference in INTERPOLATION.findall(value):
             there, target = looked_up(content, reference)
             if there:
@@ -274,6 +290,17 @@ def interpolated(content: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         return found
 
     return with_values(content, ""), notes
+
+
+def in_environment(reference: re.Match[str]) -> str:
+    """Return the value of a variable of the environment, else its default, else the reference itself.
+
+    Args:
+        reference: What `ENVIRONMENT` has found.
+    """
+    name, default = reference.groups()
+    found = os.environ.get(name, default)
+    return reference.group() if found is None else found
 
 
 def looked_up(content: Any, name: str) -> tuple[bool, Any]:
@@ -327,6 +354,8 @@ class Adoption:
         self.settings: dict[str, Any] = {}
         self.notes: list[str] = []
         self.refusals: list[str] = []
+        self.is_saved = False
+        """Whether a program has saved the file, with all arguments except those that it links."""
 
     def put(self, name: str, value: Any) -> None:
         """Set a setting of the federation."""
@@ -335,8 +364,12 @@ class Adoption:
     def read(self, content: Mapping[str, Any]) -> None:
         """Read all sections of a file."""
         for name, text in references(content):
-            self.refusals.append(f"{name} must name a value of the file, got {text}; write the value into a copy of it")
+            self.refusals.append(
+                f"{name} must name a value of the file or a variable that is set (${{oc.env:NAME}}), got {text}; write "
+                f"the value into a copy of it"
+            )
         sections = self._of_fit(content)
+        self.is_saved = is_saved(sections.get("trainer"))
         for name, reader in READERS.items():
             reader(self, sections.pop(name, None))
         for name, value in sections.items():
@@ -356,6 +389,45 @@ class Adoption:
             if name in commands and name != "fit":
                 self.notes.append(f"{name}: dropped; it is the section of another command")
         return {**sections, **(content.get("fit") or {})}
+
+    def check_options(self, name: str, section: Mapping[str, Any]) -> None:
+        """Refuse options that are arguments of a section's class, which have another name in a federation.
+
+        Args:
+            name: The name of the section.
+            section: The class and its arguments.
+        """
+        ours = inspect.signature(PARTS[name]).parameters
+        theirs: Mapping[str, Any] = {}
+        with suppress(Exception):  # The parser reports a class that is not found.
+            kind: Any = find_class(section["class_path"])
+            theirs = inspect.signature(kind).parameters
+        for option in sorted(self.given):
+            owner, _, argument = option.partition(".")
+            first = argument.partition(".")[0]
+            if owner == name and first in theirs and first not in ours:
+                self.refusals.append(
+                    f"--{option} must have the name that it has in a federation, got an argument of "
+                    f"{section['class_path']}; write {OPTIONS_OF[name]}.{argument}"
+                )
+
+    def tell_linked(self, name: str, section: Mapping[str, Any]) -> None:
+        """Record the arguments of a section's class that a saved file lacks, because the program may link them.
+
+        Args:
+            name: The name of the section.
+            section: The class and its arguments.
+        """
+        if not self.is_saved:
+            return
+        given = section.get("init_args") or {}
+        for argument, default in plain_defaults_of(section["class_path"]).items():
+            option = f"{OPTIONS_OF[name]}.{argument}"
+            if argument not in given and option.removeprefix("--") not in self.given:
+                self.notes.append(
+                    f"{name}.{argument}: not in the file, as an argument that the program links (link_arguments); "
+                    f"{default} is taken unless you add {option} VALUE"
+                )
 
     def section(self, name: str, value: Any) -> dict[str, Any] | None:
         """Return a section as a class with its arguments, None if there is none.
@@ -384,6 +456,23 @@ class Adoption:
         return {"class_path": kind, **value} if "init_args" in value else {"class_path": kind, "init_args": value}
 
 
+def is_saved(trainer: Any) -> bool:
+    """Return True for the section of a Trainer as LightningCLI saves it, with most of its settings."""
+    settings = inspect.signature(Trainer.__init__).parameters.keys()
+    return isinstance(trainer, dict) and len(settings & trainer.keys()) > len(settings) // 2
+
+
+def plain_defaults_of(path: str) -> dict[str, Any]:
+    """Return the arguments of a class whose default is a plain value, as linked ones are, by name."""
+    defaults: dict[str, Any] = {}
+    with suppress(Exception):  # The parser reports a class that is not found.
+        kind: Any = find_class(path)
+        for name, parameter in inspect.signature(kind).parameters.items():
+            if parameter.default is None or type(parameter.default) in (bool, int, float, str):
+                defaults[name] = parameter.default
+    return defaults
+
+
 def read_model(adoption: Adoption, value: Any) -> None:
     """Make the module of a section the module of FedAvg, whose class options and files may change."""
     module = adoption.section("model", value)
@@ -391,6 +480,8 @@ def read_model(adoption: Adoption, value: Any) -> None:
         adoption.put("model.client.class_path", "fl_lightning.methods.FedAvg")
         adoption.put("model.client.init_args.module", module)
         adoption.notes.append("model: moved to model.client, as the module that FedAvg trains")
+        adoption.check_options("model", module)
+        adoption.tell_linked("model", module)
     elif value is None and "model.client" not in adoption.given:
         adoption.refusals.append(
             "model must be the LightningModule that clients train, got none; add --model CLASS, the import path of the "
@@ -404,6 +495,8 @@ def read_data(adoption: Adoption, value: Any) -> None:
     if source is not None:
         adoption.put("data.source", source)
         adoption.notes.append("data: moved to data.source, whose training samples are divided among the clients")
+        adoption.check_options("data", source)
+        adoption.tell_linked("data", source)
     elif value is None and "data.source" not in adoption.given:
         adoption.refusals.append(
             "data must be the data that are divided, got none (loaders of a LightningModule are not called); add "

@@ -9,7 +9,7 @@ from enum import Enum
 from errno import ENOENT
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -37,7 +37,14 @@ from fl_lightning.cli.adopt import FROM
 from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
-from fl_lightning.cli.predict import check_request, clients_to_predict, output_of, read_new, settings_of
+from fl_lightning.cli.predict import (
+    allowed_changes,
+    check_request,
+    clients_to_predict,
+    output_of,
+    read_new,
+    settings_of,
+)
 from fl_lightning.data import FederatedDataModule, Partition, Source
 from fl_lightning.distributed.stops import hangup_interrupts
 from fl_lightning.federation.checks import check_trainer
@@ -183,8 +190,8 @@ class FederatedCLI(LightningCLI):
             )
             add(f"--{FROM}", default=SUPPRESS, help=theirs)  # which `adopt` has read: no setting of the run
         if self._argv[:1] in (["validate"], ["test"], ["predict"]):
-            client = "id of the client whose model and test samples are taken, or all; unset: the global model"
-            add("--client", type=int | Literal["all"] | None, default=None, help=client)
+            client = "id or name of the client whose model and test samples are taken, or all; unset: the global model"
+            add("--client", type=int | str | None, default=None, help=client)
             tuned = "whether the client's model is fine-tuned first, as model.fine_tuning says"
             add("--tuned", type=bool, default=False, help=tuned)
         if self._argv[:1] == ["predict"]:
@@ -207,7 +214,9 @@ class FederatedCLI(LightningCLI):
         if command == "predict":
             check_request(config)
         if config.ckpt_path:
-            checkpoint = runs.find_checkpoint(config.ckpt_path, self.parent, settings_of(config))
+            checkpoint = runs.find_checkpoint(
+                config.ckpt_path, self.parent, settings_of(config), allowed=allowed_changes(config)
+            )
             self.first_round = runs.first_round(checkpoint)
             config.ckpt_path = str(checkpoint)
             self.folder = runs.run_of(checkpoint, self.parent)
@@ -232,11 +241,13 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand]
         identity = self.model.identity
         identity.configure(settings_of(config))
-        identity.allow(config.allow_changes)
+        identity.allow(allowed_changes(config))
         self.model.recorder.directions |= directions_in(config)
         if self.subcommand != "predict" or config.client != "all":
             # `before_predict` deploys one client after the other.
-            self.model.deploy(config.get("client"), tuned=config.get("tuned", False))
+            client = config.get("client")
+            # A number may be the name of an owner.
+            self.model.deploy(None if client is None else str(client), tuned=config.get("tuned", False))
         if config.ckpt_path:  # before anything is written; the loop compares the objects as well
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
             told = {name: values for name, values in saved.items() if name in ("config", "code")}

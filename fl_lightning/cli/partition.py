@@ -50,12 +50,14 @@ def run(argv: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = class_names(data)
     if counts is None:
-        figure = plot_sizes(sizes, client_names=data.client_names)
+        figure = plot_sizes(sizes, client_names=data.client_names, unseen=data.unseen_clients)
     else:
-        figure = plot_bubbles(counts, names, client_names=data.client_names)
+        figure = plot_bubbles(counts, names, client_names=data.client_names, unseen=data.unseen_clients)
     save(figure, folder / "partition.png")
     if counts is not None:
-        write_partition(folder / PARTITION, counts.tolist(), names, data.client_names)
+        path = folder / PARTITION
+        clients = data.client_names
+        write_partition(path, counts.tolist(), names=names, clients=clients, unseen=data.unseen_clients)
     print(f"{folder}: {', '.join(path.name for path in sorted(Path(folder).glob('partition.*')))}")
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.new_samples import check_new_path
-from fl_lightning.data.stored_schema import read_schema
+from fl_lightning.data.stored_schema import has_schema, read_schema
+from fl_lightning.federation.checkpoint import check_weights_file
 from fl_lightning.utils.files import is_there
+from fl_lightning.utils.text import slug
 
 OPTIONS_OF_EVALUATION = ("client", "tuned", "new", "output")
 """Options that say what is evaluated and where the answer goes. They are no settings of the run."""
@@ -24,6 +26,17 @@ def settings_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in config.as_dict().items() if name not in OPTIONS_OF_EVALUATION}
 
 
+def allowed_changes(config: Any) -> list[str]:
+    """Return the names of the settings that may differ from those of the run, each with all settings below it.
+
+    The settings of the source then say how a new file is written. The samples of the run are not read by them.
+    """
+    names = [name.replace(".init_args", "").removesuffix(".class_path") for name in config.allow_changes]
+    if config.get("new") is not None:
+        names.append("data.source")
+    return names
+
+
 def check_request(config: Any) -> None:
     """Refuse `--new` without what it needs, before anything is read.
 
@@ -31,12 +44,15 @@ def check_request(config: Any) -> None:
         config: The parsed configuration of `predict`.
 
     Raises:
-        FileNotFoundError: There are no such samples.
+        FileNotFoundError: There are no such samples, or no such weights.
         ValueError: `--new` lacks a checkpoint, or `--output` is no csv file.
     """
     if config.new is not None:
         check_new_path(Path(config.new).expanduser())
-        if not config.ckpt_path:
+        weights = config.model.initial_weights
+        if not config.ckpt_path and weights:
+            check_weights_file(Path(weights))
+        elif not config.ckpt_path:
             raise ValueError(
                 f"--new needs --ckpt_path, because a checkpoint has the schema that reads {config.new}; add "
                 f"--ckpt_path best"
@@ -75,14 +91,17 @@ def of_client(client: int | str | None) -> str:
 
     >>> of_client(3), of_client("all"), of_client(None)
     ('-client-3', '-clients', '')
+
+    Args:
+        client: The client as the command line names it.
     """
     if client is None:
         return ""
-    return "-clients" if client == "all" else f"-client-{client}"
+    return "-clients" if client == "all" else f"-client-{slug(str(client))}"
 
 
 def clients_to_predict(data: FederatedDataModule) -> list[int]:
-    """Return the ids of the clients whose models predict: those with test samples, or all if there are new samples.
+    """Return the ids of the clients whose models predict: those with test samples, or all if others are predicted.
 
     Args:
         data: The data module, which this function sets up.
@@ -93,7 +112,7 @@ def clients_to_predict(data: FederatedDataModule) -> list[int]:
     data.prepare_data()
     data.setup("predict")
     clients = list(range(data.num_clients))
-    if data.new is not None:
+    if data.predicts_others:
         return clients
     tested = [client_id for client_id in clients if data.view(client_id, 0).size("test")]
     if not tested:
@@ -116,15 +135,23 @@ def stem_of(path: Path) -> str:
 
 
 def read_new(config: Any, data: FederatedDataModule) -> None:
-    """Read the new samples by the schema in the checkpoint, before the training samples are loaded.
+    """Read the new samples by the schema in the checkpoint, which lets the training samples be.
+
+    The samples of a user's `predict_dataloader` are new ones, too.
 
     Args:
-        config: The parsed configuration of `predict`, whose `ckpt_path` is a file.
+        config: The parsed configuration of `predict`, whose `ckpt_path`, or else `model.initial_weights`, is a file.
         data: The data module, whose source reads the samples.
 
     Raises:
         ValueError: The checkpoint has no schema, or the samples do not fit it.
     """
-    if config.new is None:
-        return
-    data.predict_new(config.new, read_schema(config.ckpt_path))
+    path = config.ckpt_path or config.model.initial_weights
+    if config.new is not None and not config.ckpt_path and config.client is not None:
+        # The model alone knows no clients. Their samples tell.
+        data.predict_new(config.new, read_schema(path))
+    elif config.new is not None:
+        data.rely_on(path)
+        data.predict_new(config.new)
+    elif path and data.source.predicts_alone and has_schema(path):
+        data.rely_on(path)

@@ -1,12 +1,14 @@
 """Forwards the Trainer's hooks to the client's modules: Lightning calls only the fitted module's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule
 
 from fl_lightning.client.checkpoint_io import CheckedLoading
-from fl_lightning.client.hooks import hooks, hooks_on_batches, overridden, own_hook
+from fl_lightning.client.hooks import BATCH_HOOKS, EVALUATION_HOOKS, hooks, overridden, own_hook, written_hooks
 from fl_lightning.client.services import ClientServices, attach_services
 from fl_lightning.data.loaders import EMPTY_BATCH
 from fl_lightning.utils.settings import as_list
@@ -37,6 +39,8 @@ class Forwarding(CheckedLoading):
         super().__init__()
         self._forwarded: dict[str, list[Callable[..., Any]]] = {}
         self.batch_hooks: dict[str, list[Callable[..., None]]] = {}
+        self._evaluation_hooks: dict[str, list[Callable[..., None]]] = {}
+        """Hooks of evaluations of the callbacks that the modules make, by name."""
 
     def client_modules(self) -> list[LightningModule]:
         """Return the modules whose hooks are called."""
@@ -51,19 +55,29 @@ class Forwarding(CheckedLoading):
         raise AttributeError("services_of must be given by the subclass")
 
     def forward_hook(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a hook of the modules that override it, and return what each returns.
+        """Call a hook of the callbacks that the modules make and of the modules, and return what each returns.
 
         Args:
             name: The name of the hook.
             args: The positional arguments of the hook.
             kwargs: The named arguments of the hook.
         """
-        if name not in self._forwarded:
-            self._forwarded[name] = [*self.batch_hooks.get(name, ()), *hooks(self.client_modules(), name)]
-        if not self._forwarded[name]:
+        forwarded = self.forwarded_hooks(name)
+        if not forwarded:
             return []
         with attach_services(self.client_modules(), self.services_of(name).methods):
-            return [hook(*args, **kwargs) for hook in self._forwarded[name]]
+            return [hook(*args, **kwargs) for hook in forwarded]
+
+    def forwarded_hooks(self, name: str) -> list[Callable[..., Any]]:
+        """Return a hook of the callbacks that the modules make, and of the modules, in order.
+
+        Args:
+            name: The name of the hook.
+        """
+        if name not in self._forwarded:
+            of_callbacks = [*self.batch_hooks.get(name, ()), *self._evaluation_hooks.get(name, ())]
+            self._forwarded[name] = [*of_callbacks, *hooks(self.client_modules(), name)]
+        return self._forwarded[name]
 
     def forward_to(self, module: LightningModule, name: str, *args: Any) -> bool:
         """Call a hook of one of the modules, and return whether the module overrides it.
@@ -81,35 +95,26 @@ class Forwarding(CheckedLoading):
         return True
 
     def module_callbacks(self) -> list[Callback]:
-        """Return the callbacks that the modules make, and take over their hooks on batches.
+        """Return the callbacks that the modules make, and take over their hooks on batches and evaluations.
 
-        The batches of the Trainer are rounds, so the Trainer must not call these hooks. They are called for the batches
-        of a client, as `(trainer, module, ...)` with the module that made the callback, before the module's own hook.
+        The batches of the Trainer are rounds, so the Trainer must not call the hooks on batches. They are called for
+        the batches of a client. All these hooks are called as `(trainer, module, ...)` with the module that made the
+        callback, before the module's own hook.
         """
         self._forwarded.clear()
         self.batch_hooks.clear()
+        self._evaluation_hooks.clear()
         makers = [module for module in self.client_modules() if overridden(module, "configure_callbacks")]
         all_callbacks: list[Callback] = []
         for module, made in zip(makers, self.forward_hook("configure_callbacks"), strict=True):
             callbacks: list[Callback] = as_list(made)
             for callback in callbacks:
-                self._take_batch_hooks(callback, module)
+                for name in written_hooks(callback, BATCH_HOOKS):
+                    self.batch_hooks.setdefault(name, []).append(taken_hook(callback, name, module))
+                for name in written_hooks(callback, EVALUATION_HOOKS):
+                    self._evaluation_hooks.setdefault(name, []).append(taken_hook(callback, name, module))
             all_callbacks += callbacks
         return all_callbacks
-
-    def _take_batch_hooks(self, callback: Callback, module: LightningModule) -> None:
-        """Take over a callback's hooks on batches.
-
-        Args:
-            callback: The callback.
-            module: The module that made the callback.
-        """
-        for name in hooks_on_batches(callback):
-            hook = getattr(callback, name)
-            if not isinstance(hook, ClientBatchHook):
-                hook = ClientBatchHook(callback, hook)
-                vars(callback)[name] = hook
-            self.batch_hooks.setdefault(name, []).append(hook.bound_to(module))
 
     def on_validation_model_zero_grad(self) -> None:
         """Do nothing, because there are no gradients between rounds."""
@@ -147,7 +152,39 @@ class Forwarding(CheckedLoading):
     teardown = forwards("teardown")
 
 
-class ClientBatchHook:
+@contextmanager
+def logging_as(module: LightningModule, *, callback: Callback) -> Iterator[None]:
+    """Context in which a callback logs as a module does.
+
+    Args:
+        module: The module.
+        callback: The callback. The Trainer gave it the methods of the fitted module, which is the loop.
+    """
+    attributes = vars(callback)
+    methods_of_loop: dict[str, Any] = {name: attributes[name] for name in ("log", "log_dict") if name in attributes}
+    attributes.update({name: getattr(module, name) for name in methods_of_loop})
+    try:
+        yield
+    finally:
+        attributes.update(methods_of_loop)
+
+
+def taken_hook(callback: Callback, name: str, module: LightningModule) -> Callable[..., None]:
+    """Take over a hook of a callback, and return it for a call with a module in place of the loop.
+
+    Args:
+        callback: The callback. The Trainer's call of the hook does nothing from now on.
+        name: The name of the hook.
+        module: The module that made the callback.
+    """
+    hook = getattr(callback, name)
+    if not isinstance(hook, ClientHook):
+        hook = ClientHook(callback, hook)
+        vars(callback)[name] = hook
+    return hook.bound_to(module)
+
+
+class ClientHook:
     """Calls a callback's hook `(trainer, module, ...)`, unless the Trainer calls it with the loop.
 
     Args:
@@ -170,11 +207,10 @@ class ClientBatchHook:
     def __call__(self, trainer: Any, module: LightningModule, *args: Any) -> None:
         if isinstance(module, Forwarding):
             return
-        attributes = vars(self._callback)
-        # The Trainer gives callbacks these methods of the fitted module, which is the loop.
-        methods_of_loop: dict[str, Any] = {name: attributes[name] for name in ("log", "log_dict") if name in attributes}
-        attributes.update({name: getattr(module, name) for name in methods_of_loop})
-        try:
+        with logging_as(module, callback=self._callback):
             self._hook(trainer, module, *args)
-        finally:
-            attributes.update(methods_of_loop)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        """Return the copied callback's own hook: a copy of its module is trained without the loop."""
+        copied: Callable[..., Any] = deepcopy(self._hook, memo)
+        return copied

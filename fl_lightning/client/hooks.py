@@ -1,6 +1,6 @@
 """Hooks of Lightning: the hooks that the loop calls in the Trainer's place, and the hooks that must be refused."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule
@@ -30,6 +30,22 @@ BATCH_HOOKS = (
     "on_predict_batch_end",
 )
 """Hooks of callbacks about a batch, or about a step on one."""
+
+EVALUATION_HOOKS = (
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_test_start",
+    "on_test_epoch_start",
+    "on_test_epoch_end",
+    "on_test_end",
+    "on_predict_start",
+    "on_predict_epoch_start",
+    "on_predict_epoch_end",
+    "on_predict_end",
+)
+"""Hooks of callbacks about a pass over samples that evaluates a module."""
 
 FORWARDED = frozenset(
     {
@@ -105,16 +121,22 @@ def own_hook(module: LightningModule, name: str) -> Callable[..., Any] | None:
     return getattr(module, name) if overridden(module, name) else None
 
 
-def hooks_on_batches(callback: Callback) -> list[str]:
-    """Return the names of the `BATCH_HOOKS` that the user has written into a callback.
+def written_hooks(callback: Callback, names: Iterable[str]) -> list[str]:
+    """Return the names of the hooks that the user has written into a callback.
 
     The hooks of a callback of Lightning's are not the user's.
 
+    Args:
+        callback: The callback.
+        names: Names of the hooks that are asked for.
+
     >>> from pytorch_lightning.callbacks import LambdaCallback, ModelCheckpoint
-    >>> hooks_on_batches(LambdaCallback(on_train_batch_end=print)), hooks_on_batches(ModelCheckpoint())
-    (['on_train_batch_end'], [])
+    >>> written_hooks(LambdaCallback(on_train_batch_end=print), BATCH_HOOKS)
+    ['on_train_batch_end']
+    >>> written_hooks(ModelCheckpoint(), BATCH_HOOKS)
+    []
     """
-    return [name for name in BATCH_HOOKS if name in vars(callback) or is_written(type(callback), name)]
+    return [name for name in names if name in vars(callback) or is_written(type(callback), name)]
 
 
 def is_written(kind: type[Callback], name: str) -> bool:

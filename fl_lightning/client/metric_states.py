@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.metrics.user_metrics import computed
+from fl_lightning.utils.attributes import instance_attributes
 from fl_lightning.utils.own_generators import is_of_library
 
 MetricState = Mapping[str, Tensor | list[Tensor]]
@@ -119,8 +120,7 @@ def items_of(holder: Any) -> Iterator[tuple[Any, Any]]:
         yield from islice(dict.items(holder), MOST_HELD)
     elif isinstance(holder, ITERATED):
         yield from enumerate(islice(holder, MOST_HELD))
-    if hasattr(holder, "__dict__"):
-        yield from islice(vars(holder).items(), MOST_HELD)
+    yield from islice(instance_attributes(holder).items(), MOST_HELD)
     kind: Any = type(holder)
     for name, slot in slots_of(kind).items():
         # A slot may have no value yet.

@@ -121,15 +121,7 @@ class MetricAccumulator:
         """Keep what the metric objects have counted so far under the keys by which they were logged.
 
         As in Lightning, the objects themselves go on counting.
-
-        Raises:
-            RuntimeError: There are several processes, which must all have the same metric objects.
         """
-        if self.metrics and world_size() > 1:
-            raise RuntimeError(
-                "with several processes a metric object cannot be logged by several dataloaders; log the value, or "
-                "give data.source one validation loader"
-            )
         for name, metric in self.metrics.items():
             if name not in self._ended:
                 self._ended[name] = metric
@@ -194,6 +186,13 @@ class MetricAccumulator:
         numbers, rows_of_parts = drain([self], more)
         return numbers, rows_of_parts[0]
 
+    def rows_so_far(self) -> LoggedRows:
+        """Return all values on the host, and keep them here."""
+        copied = MetricAccumulator()
+        add_rows(copied._rows, self._rows)
+        _, rows = copied.drain()
+        return rows
+
     def take_rows(self) -> DeviceRows:
         """Return the values, and forget them. The metric objects stay here."""
         rows = self._rows
@@ -233,19 +232,27 @@ class MetricAccumulator:
                 since each computation is a collective.
             root: The module that contains the metric objects.
         """
-        values = reduced(rows)
-        if self.metrics or any(paths):
-            values |= self._computed(paths, root)
+        values = self.reduce_so_far(rows, paths, root)
+        if self.metrics:
+            self.directions |= metric_directions(self.metrics)
+            self._reset_metrics()
         return values
 
-    def _computed(self, paths: Sequence[Mapping[str, str]], root: nn.Module) -> dict[str, float]:
-        """Return the values of all processes' metric objects, and reset the objects."""
+    def reduce_so_far(
+        self, rows: Sequence[LoggedRows], paths: Sequence[Mapping[str, str]], root: nn.Module
+    ) -> dict[str, float]:
+        """Reduce the values of all processes as `reduce` does. The metric objects count on.
+
+        Args:
+            rows: The values of every process.
+            paths: The `metric_paths` of every process.
+            root: The module that contains the metric objects.
+        """
+        values = reduced(rows)
         for paths_of_process in paths:
             for name, path in paths_of_process.items():
                 self.metrics.setdefault(name, root.get_submodule(path))  # type: ignore[arg-type]
-        values = {name: float(self.metrics[name].compute()) for name in sorted(self.metrics)}
-        self.directions |= metric_directions(self.metrics)
-        self._reset_metrics()
+        values |= {name: float(self.metrics[name].compute()) for name in sorted(self.metrics)}
         return values
 
     def _reset_metrics(self) -> None:
@@ -511,10 +518,9 @@ class ClientServices:
         self._toggled.close()
 
 
-class EvaluationServices(ClientServices):
-    """Implements the services in an evaluation, where all processes are at the same batch and may gather."""
+class StepServices(ClientServices):
+    """Implements the services where the module's own step evaluates it, perhaps on several dataloaders."""
 
-    services = tuple(name for name in SERVICES if name != "all_gather")
     needs_sizes = True
     _suffix = ""
 
@@ -533,15 +539,46 @@ class EvaluationServices(ClientServices):
         super().log(key, *args, **kwargs)
 
 
-class ClientTestServices(ClientServices):
+class EvaluationServices(StepServices):
+    """Implements the services in an evaluation, where all processes are at the same batch and may gather."""
+
+    services = tuple(name for name in SERVICES if name != "all_gather")
+
+    def begin_loader(self, suffix: str) -> None:
+        """Let keys end in `suffix` from now on.
+
+        Args:
+            suffix: The end of the keys. An empty one belongs to the only dataloader.
+
+        Raises:
+            RuntimeError: There are several processes, which must all have the same metric objects.
+        """
+        is_next = suffix and suffix != self._suffix
+        if is_next and self.logged.metrics and world_size() > 1:
+            raise RuntimeError(
+                "with several processes a metric object cannot be logged by several dataloaders; log the value, or "
+                "give data.source one validation loader"
+            )
+        super().begin_loader(suffix)
+
+
+class ClientTestServices(StepServices):
     """Implements the services while a client is tested by the module's own step. Its values get keys `local/KEY`."""
 
     evaluates = True
-    needs_sizes = True
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         check_writer(f"local/{name}", "clients")
         super().log(name, *args, **kwargs)
+
+
+def loader_suffix(dataloader_idx: int) -> str:
+    """Return the end of the keys that are logged of one of several dataloaders.
+
+    Args:
+        dataloader_idx: Index of the dataloader.
+    """
+    return f"/dataloader_idx_{dataloader_idx}"
 
 
 @contextmanager
@@ -602,20 +639,30 @@ class BatchTransfer:
         self.hooked = self.moves or bool(self._after)
         self._has_own_loss = len(modules) > 1
 
-    def each(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches as a call returns them. A `collate_fn` or a hook skips a batch by None."""
-        return without_none(map(self, without_none(batches)))
+    def each(self, batches: Iterable[Any], dataloader_idx: int = 0) -> Iterator[Any]:
+        """Yield batches as a call returns them. A `collate_fn` or a hook skips a batch by None.
 
-    def __call__(self, batch: Any) -> Any:
+        Args:
+            batches: The batches.
+            dataloader_idx: Index of their dataloader, which hooks of the user get.
+        """
+        transferred = (self(batch, dataloader_idx) for batch in without_none(batches))
+        return without_none(transferred)
+
+    def __call__(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """Return the batch on the device and in the Trainer's precision.
 
         A batch that lies on the device already is not moved, unless a hook of the user would see the move.
+
+        Args:
+            batch: The batch.
+            dataloader_idx: Index of its dataloader, which hooks of the user get.
         """
         if self.moves or not self._is_on_device(batch):
-            batch = self._before(batch, 0)
-            batch = self._transfer(batch, self._device, 0)
+            batch = self._before(batch, dataloader_idx)
+            batch = self._transfer(batch, self._device, dataloader_idx)
         for hook in self._after:
-            batch = hook(batch, 0)
+            batch = hook(batch, dataloader_idx)
         batch = self._precision.convert_input(batch)
         if self._has_own_loss or not isinstance(batch, tuple | list) or len(batch) != 2:
             return batch

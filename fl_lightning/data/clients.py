@@ -502,6 +502,13 @@ class ClientView:
         view.given = self._indices["train"] if self.given is None else self.given
         return view
 
+    def by_loader(self, split: str) -> list["ClientView"]:
+        held = self._look_up(split).cpu()
+        parts = self._data.split(split).by_loader(held) if split != "train" else [held]
+        if len(parts) == 1:
+            return [self]
+        return [self.restricted(split, torch.isin(held, part).nonzero().flatten()) for part in parts]
+
     def for_fine_tuning(self) -> "ClientView":
         view = FineTuningView(
             data=self._data,

@@ -1,12 +1,14 @@
 """Sources made of the user's own LightningDataModules, read as a Trainer would read them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from pytorch_lightning import LightningDataModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -19,7 +21,7 @@ from fl_lightning.data.datasets import KnownSplit, check_class_names, count_know
 from fl_lightning.data.loaders import LoaderSpec, check_loader_class
 from fl_lightning.data.new_samples import NewSamples
 from fl_lightning.data.schema import Schema
-from fl_lightning.data.sources import Source
+from fl_lightning.data.sources import Predicted, Source
 from fl_lightning.data.splits import Split
 from fl_lightning.data.streams import StreamSplit, are_streams, read_stream_loader
 from fl_lightning.types import DataModule
@@ -106,21 +108,44 @@ class DataModuleSource(Source):
             return None
         self._call("setup", "test")
         try:
-            loader = self._loader("test_dataloader")
+            loaders = self._loaders("test_dataloader")
         except Exception as error:
             if type(error).__name__ not in ABSENT:
                 raise
             rank_zero_info(f"{type(self.datamodule).__name__} gives no test samples: {error}")
             return None
-        if loader is None:
+        if not loaders:
             return None
-        split = make_split(loader.dataset, read_loader(loader))
+        split = self._joined("test_dataloader", loaders)
         check_class_names({**self._splits, "test": split})
         if counted:
             self._splits["test"] = split
             self._count_classes()
         elif self.num_classes is not None:
             count_known({"test": split}, self.num_classes)  # refuses labels that are no classes
+        return split
+
+    def _joined(self, name: str, loaders: Sequence[DataLoader[Any]]) -> KnownSplit:
+        """Make one split of the samples of loaders, which knows the loader of each sample.
+
+        Args:
+            name: Name of the method that returned the loaders.
+            loaders: The loaders, one or more.
+
+        Raises:
+            ValueError: They do not make batches in one way.
+        """
+        specs = [read_loader(loader) for loader in loaders]
+        datasets: list[Any] = [loader.dataset for loader in loaders]
+        if len(datasets) == 1:
+            return make_split(datasets[0], specs[0])
+        if any(spec.collate_fn is not specs[0].collate_fn for spec in specs):
+            raise ValueError(
+                f"{type(self.datamodule).__name__}.{name} must return loaders with one collate_fn, got several; the "
+                f"samples of all are dealt to the clients: give them the same function"
+            )
+        split = make_split(ConcatDataset(datasets), specs[0])
+        split.loader_sizes = tuple(len(dataset) for dataset in datasets)
         return split
 
     def _count_classes(self) -> None:
@@ -148,11 +173,24 @@ class DataModuleSource(Source):
         spec = read_loader(loader)
         return make_split(loader.dataset, spec), spec
 
-    def predicted(self) -> Split | None:
-        if self._has("predict_dataloader"):
-            self._call("setup", "predict")
-        loader = self._loader("predict_dataloader")
-        return None if loader is None else make_split(loader.dataset, read_loader(loader))
+    @property
+    def gives_predicted(self) -> bool:
+        return self._has("predict_dataloader")
+
+    @property
+    def predicts_alone(self) -> bool:
+        return self.gives_predicted
+
+    def predicted(self) -> Sequence[Predicted] | None:
+        """Set up the prediction and read `predict_dataloader`, whose samples no client needs.
+
+        A loader that cannot be divided among clients is therefore taken as it is.
+        """
+        if not self._has("predict_dataloader"):
+            return None
+        self._call("setup", "predict")
+        returned = self._call("predict_dataloader")
+        return None if returned is None else [predicted_by(loader) for loader in loaders_in(returned)]
 
     def read_new(self, path: Path, schema: Schema) -> NewSamples:
         name = type(self.datamodule).__name__
@@ -230,6 +268,29 @@ class DataModuleSource(Source):
         return loaders[0] if loaders else None
 
 
+def loaders_in(returned: Any) -> list[Any]:
+    """List the loaders that a hook of Lightning's returned: one, or a list, tuple, mapping or CombinedLoader."""
+    returned = getattr(returned, "iterables", returned)
+    if isinstance(returned, Mapping):
+        return list(returned.values())
+    return list(returned) if isinstance(returned, list | tuple) else [returned]
+
+
+def predicted_by(loader: Any) -> Predicted:
+    """Return the samples of a loader, in the order of the dataset if the loader has no order of its own.
+
+    Args:
+        loader: A DataLoader, or any other iterable over batches.
+    """
+    if not isinstance(loader, DataLoader):
+        return Predicted(loader)
+    try:
+        spec = read_loader(loader)
+    except ValueError:
+        return Predicted(loader)
+    return Predicted(make_split(loader.dataset, spec), spec.batch_size)
+
+
 def validation_name(index: int) -> str:
     """Return the name of the split of a validation loader: `val` for the first, at index 0."""
     return f"val/dataloader_idx_{index}" if index else "val"
@@ -248,35 +309,52 @@ def read_loader(loader: DataLoader[Any]) -> LoaderSpec:
             f"{type(loader.dataset).__name__}; give a dataset with __len__ and __getitem__, or a stream for each "
             f"client ({{client_id: DataLoader}})"
         )
-    if isinstance(loader.sampler, WeightedRandomSampler):
+    batching = batching_of(loader)
+    if isinstance(batching.sampler, WeightedRandomSampler):
         raise ValueError(
             "a WeightedRandomSampler draws from the samples of all clients together, and a client has its own only; "
             "leave it out and weigh the classes in the loss, or by data.partition"
         )
-    if loader.batch_size is None:
+    if batching.batch_size is None:
         raise ValueError(
             "a DataLoader must have a batch_size, got one with a batch_sampler of its own or without batching; clients "
             "draw their own batches: give it batch_size, or its dataset to FederatedDataModule.from_datasets "
             "(docs/recipes/datamodules.md)"
         )
-    check_sampler(loader)
+    check_sampler(batching.sampler, loader.dataset)
     return LoaderSpec(
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
-        batch_size=loader.batch_size,
-        shuffle=isinstance(loader.sampler, RandomSampler),
-        drop_last=loader.drop_last,
+        batch_size=batching.batch_size,
+        shuffle=isinstance(batching.sampler, RandomSampler),
+        drop_last=batching.drop_last,
+        reads_batches=loader.batch_size is None,
     )
 
 
-def check_sampler(loader: DataLoader[Any]) -> None:
+def batching_of(loader: DataLoader[Any]) -> DataLoader[Any] | BatchSampler:
+    """Return what says which samples make a batch.
+
+    A DataLoader without batching hands each element of its sampler to the dataset. With torch's own `BatchSampler` as
+    the sampler, the dataset makes a batch of a list of indices.
+    """
+    makes_batches = loader.batch_size is None and loader.batch_sampler is None
+    if makes_batches and type(loader.sampler) is BatchSampler:
+        return loader.sampler
+    return loader
+
+
+def check_sampler(sampler: Any, dataset: Any) -> None:
     """Refuse a sampler that does more than to order all samples.
+
+    Args:
+        sampler: The sampler.
+        dataset: The samples that it orders.
 
     Raises:
         ValueError: The sampler chooses samples, repeats them, or has an order of its own.
     """
-    sampler: Any = loader.sampler
     name = type(sampler).__name__
     remedy = "clients draw from their own samples only: leave the sampler out and set data.shuffle"
     iters = (RandomSampler.__iter__, SequentialSampler.__iter__)
@@ -284,7 +362,7 @@ def check_sampler(loader: DataLoader[Any]) -> None:
         raise ValueError(f"a DataLoader's order must be sequential or shuffled, got {name}; {remedy}")
     if getattr(sampler, "replacement", False):
         raise ValueError(f"a DataLoader must read each sample once, got {name}(replacement=True); {remedy}")
-    size = len(loader.dataset)  # type: ignore[arg-type]
+    size = len(dataset)
     if len(sampler) != size:
         raise ValueError(
             f"a DataLoader must read all samples of its dataset, got a {name} that draws {len(sampler)} of {size}; "

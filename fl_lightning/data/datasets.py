@@ -78,6 +78,8 @@ class DatasetSplit(LoadedSplit):
     @cached_property
     def labels(self) -> Tensor | None:  # type: ignore[override]
         """The class of every sample, (n,), read at the first access, perhaps in a pass over the dataset."""
+        if self.loader_spec.reads_batches:
+            return self.known_labels
         if self._whole is None:
             return labels_of(self.dataset)
         split, indices = self._whole
@@ -95,7 +97,7 @@ class DatasetSplit(LoadedSplit):
         values = self.columns.get(name)
         if values is None:
             values = attribute_of(self.dataset, (name,))
-        if values is None and len(self):
+        if values is None and self._first_item is not None:
             key = key_of(self._first_item, name)
             if key is not None:
                 values = items_at(self.dataset, key)
@@ -129,12 +131,17 @@ class DatasetSplit(LoadedSplit):
 
     @cached_property
     def _first_item(self) -> Any:
-        """The first item, read once. None: there is none."""
-        if not len(self):
+        """The first item, read once. None: there is none, or the dataset reads batches only."""
+        if not len(self) or self.loader_spec.reads_batches:
             return None
         return first_item(self.dataset)
 
     def relabelled(self, labels: Tensor) -> "DatasetSplit":
+        if self.loader_spec.reads_batches:
+            raise ValueError(
+                f"the classes of {type(self.dataset).__name__}, which reads whole batches, cannot be numbered anew; "
+                f"number them in the dataset as the training samples do"
+            )
         relabelled = RelabelledDataset(self.dataset, labels)
         return DatasetSplit(relabelled, loader_spec=self.loader_spec, columns=self.columns)
 
@@ -168,7 +175,8 @@ class DatasetSplit(LoadedSplit):
         return split, seen.doubts
 
     def look_at(self, indices: Tensor) -> Batch:
-        items = [self.dataset[index] for index in indices.tolist()]
+        chosen = indices.tolist()
+        items = self.dataset[chosen] if self.loader_spec.reads_batches else [self.dataset[index] for index in chosen]
         return self.loader_spec.collate_fn(items)
 
     def batches(self, indices: Iterable[Tensor], generator: torch.Generator | None) -> Iterator[Batch]:
@@ -177,7 +185,8 @@ class DatasetSplit(LoadedSplit):
         staging = self.staging
         if spec.num_workers:
             chosen = [positions.tolist() for positions in indices]
-            loader = spec.loader(self.dataset, generator=generator, pins=self.pins, batch_sampler=chosen)
+            batching = {"sampler": chosen, "batch_size": None} if spec.reads_batches else {"batch_sampler": chosen}
+            loader = spec.loader(self.dataset, generator=generator, pins=self.pins, **batching)
             return iter(loader) if staging is None else staging.one_ahead(iter(loader))
         # The loop keys torch's own generator. Transforms may draw from the generators of Python and NumPy, too.
         if generator is not None:
@@ -190,6 +199,8 @@ class DatasetSplit(LoadedSplit):
 
     def _made(self, chosen: list[int]) -> Batch:
         """Make a batch of the samples at these positions."""
+        if self.loader_spec.reads_batches:
+            return self.loader_spec.collate_fn(self.dataset[chosen])
         read_many = getattr(self.dataset, "__getitems__", None)
         items = read_many(chosen) if read_many else [self.dataset[index] for index in chosen]
         return self.loader_spec.collate_fn(items)

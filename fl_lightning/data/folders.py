@@ -385,7 +385,9 @@ def new_images(path: Path) -> list[Path]:
     others: Counter[str] = Counter()
     for file in sorted(path.rglob("*")):
         is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if is_hidden or not file.is_file():
+        # A link that leads nowhere is an image that cannot be read.
+        is_lost = file.is_symlink() and not file.exists()
+        if is_hidden or not (file.is_file() or is_lost):
             continue
         if file.suffix.lower() in IMG_EXTENSIONS:
             found.append(file)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class LoaderSpec:
         batch_size: samples per batch; None: not set.
         shuffle: whether the loader shuffles; None: not set.
         drop_last: whether a last batch of fewer samples is left out in training.
+        reads_batches: whether the dataset makes a batch of a list of indices, and `collate_fn` converts the batch.
     """
 
     collate_fn: Callable[[list[Any]], Any] = default_collate
@@ -34,6 +36,7 @@ class LoaderSpec:
     batch_size: int | None = None
     shuffle: bool | None = None
     drop_last: bool = False
+    reads_batches: bool = False
 
     def loader(
         self, dataset: Dataset[Any], generator: torch.Generator | None, pins: bool, **batching: Any
@@ -128,6 +131,11 @@ class EvaluationBatches:
         self.split = split
         chosen = torch.arange(len(split)) if positions is None else positions
         self._indices = torch.split(chosen, batch_size)[rank::world] if len(chosen) else ()
+        self.batch_size = batch_size
+        self.dataset: Any = (
+            range(len(chosen)) if positions is not None else getattr(split, "dataset", range(len(split)))
+        )
+        """What a module finds as the dataset of the loader: the user's own, or something of the same length."""
 
     def __len__(self) -> int:
         return max(1, len(self._indices))
@@ -139,6 +147,38 @@ class EvaluationBatches:
         for batch in self.split.batches(self._indices, None):
             # Lightning's loops count on every batch of the length.
             yield EMPTY_BATCH if batch is None else batch
+
+
+class BatchesInTurn:
+    """Batches of a loader of the user's as they come, which the processes take in turn.
+
+    Args:
+        loader: The loader, any iterable over batches.
+        rank: This process, 0 ... world-1.
+        world: Number of processes.
+    """
+
+    def __init__(self, loader: Iterable[Any], rank: int = 0, world: int = 1) -> None:
+        self.loader = loader
+        self._rank = rank
+        self._world = world
+
+    def __len__(self) -> int:
+        """Count this process's batches.
+
+        Raises:
+            TypeError: The loader has no length.
+        """
+        total = len(self.loader)  # type: ignore[arg-type]
+        return max(1, len(range(self._rank, total, self._world)))
+
+    def __iter__(self) -> Iterator[Any]:
+        is_empty = True
+        for batch in islice(self.loader, self._rank, None, self._world):
+            is_empty = False
+            yield EMPTY_BATCH if batch is None else batch
+        if is_empty:
+            yield EMPTY_BATCH
 
 
 class RoundLoader:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -28,21 +28,28 @@ from fl_lightning.data.datasets import DatasetSource, users_as_clients
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_shift import FeatureShift
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
-from fl_lightning.data.loaders import EvaluationBatches, LoaderSpec, RoundLoader, evaluation_batch_size
+from fl_lightning.data.loaders import (
+    BatchesInTurn,
+    EvaluationBatches,
+    LoaderSpec,
+    RoundLoader,
+    evaluation_batch_size,
+)
 from fl_lightning.data.local_work import PooledCohorts
 from fl_lightning.data.new_samples import NewSamples, check_new_path
 from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere
 from fl_lightning.data.participation import Participation
 from fl_lightning.data.partitions import Partition
 from fl_lightning.data.schema import Schema
-from fl_lightning.data.sources import Source, Splits
+from fl_lightning.data.sources import Predicted, Source, Splits
 from fl_lightning.data.splits import Split, Transform
+from fl_lightning.data.stored_schema import Told, read_told
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.data.unseen import Unseen
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_globals
-from fl_lightning.utils.settings import agreed, check_count, check_kind
+from fl_lightning.utils.settings import agreed, check_count, check_kind, client_index, find_client, listed
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of
 
@@ -210,6 +217,16 @@ class FederatedDataModule(Participation):
         self._splits = Splits()
         self.tested_client: int | None = None
         self.new: NewSamples | None = None
+        self._told: Told | None = None
+        """What a checkpoint tells of the samples of its run, on which predictions rely."""
+        self._knows_clients = False
+        """Whether it tells the number of clients as well."""
+        self._counts_owners = False
+        """Whether the number of clients was not known, and must be counted once the samples are read."""
+        self._predicted: dict[str, Split] = {}
+        """The samples that the source gave to be predicted, by name."""
+        self._kept_state: dict[str, Any] = {}
+        """The state of the clients' samples in a checkpoint, until the samples are dealt."""
         self._clients: dict[str, Sequence[Tensor]] = {}
         self._held_out = False
         self._unseen_samples: Tensor | None = None
@@ -286,6 +303,12 @@ class FederatedDataModule(Participation):
             return getattr(datamodule, name)
 
     def prepare_data(self) -> None:
+        if self.is_unread and self.new is not None:
+            return
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Fetch the samples of all sources."""
         for source in self._attached_sources():
             with source.keyed("prepare"):
                 source.prepare()
@@ -311,13 +334,32 @@ class FederatedDataModule(Participation):
             ValueError: The source's classes or shape are not those given here, or the partition is impossible.
         """
         self._attached_sources()
-        if not self._splits:
-            with self._keyed():
-                self._set_up()
+        self._predicted = {}
+        if stage == "predict" and self.is_unread:
+            # Whoever asks for other samples than the new ones reads them then.
+            return
+        self._read_once()
         for split in self._splits.values():
             split.digest = ""  # The samples may have changed since an earlier run of this process.
         if stage in ("fit", None):
             self.client_samples()
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether only samples that are predicted are read, because a checkpoint tells of the others (`rely_on`)."""
+        return self._told is not None and self._knows_clients and not self._splits
+
+    def _read_once(self) -> None:
+        """Load the source and divide it, unless that is done."""
+        if self._splits:
+            return
+        if self.is_unread:
+            # Perhaps nothing was fetched when the Trainer asked for it.
+            self._prepare()
+        if self._counts_owners:
+            self.num_clients = 0
+        with self._keyed():
+            self._set_up()
 
     def _keyed(self) -> AbstractContextManager[None]:
         """Key the generators of Python, NumPy and torch for code of users, and put them back afterwards.
@@ -457,7 +499,7 @@ class FederatedDataModule(Participation):
     @property
     def loaded_splits(self) -> Mapping[str, Split]:
         """The splits that are loaded or held out so far, by name."""
-        return dict(self._splits)
+        return {**self._splits, **self._predicted}
 
     # --- splits and clients --------------------------------------------------------------------------------------
 
@@ -519,6 +561,8 @@ class FederatedDataModule(Participation):
             self._check_loaded()
             with self._keyed():
                 self._samples = self._deal()
+            if self._kept_state:
+                self._samples.load_state_dict(self._kept_state)
         return self._samples
 
     def _deal(self) -> ClientSamples | ClientStreams | ClientsElsewhere:
@@ -536,11 +580,13 @@ class FederatedDataModule(Participation):
         return ClientSamples(train=train, dealt=dealt, data=self, seed=self.seed)
 
     def _check_loaded(self) -> None:
-        """Refuse a question about samples that are not loaded.
+        """Refuse a question about samples that are not loaded. Samples that wait for the first question are loaded.
 
         Raises:
             ValueError: The samples are not loaded.
         """
+        if self.is_unread:
+            self._read_once()
         if not self._splits:
             raise ValueError("the samples must be loaded first; call setup('fit') of the data, as a Trainer does")
 
@@ -602,14 +648,44 @@ class FederatedDataModule(Participation):
             return self.count_labels(parts)
 
     @property
-    def client_names(self) -> list[str]:
-        """The names of the clients: the owners' if each client has one owner (`by`), else 0 ... N-1."""
+    def owner_names(self) -> list[str]:
+        """The names of the owners by client id. Empty if a client has the samples of several owners, or of none."""
+        if self._told is not None and self.is_unread:
+            return list(self._told.owners)
         # The owners are known once the samples are dealt.
         self.client_samples()
-        names = self._division.owner_names
+        return self._division.owner_names
+
+    @property
+    def client_names(self) -> list[str]:
+        """The names of the clients: the owners' if each client has one owner (`by`), else 0 ... N-1."""
+        names = self.owner_names
         if len(names) == self.num_clients:
             return names
         return [str(client_id) for client_id in range(self.num_clients)]
+
+    def client_id(self, client: int | str, setting: str = "client_id") -> int:
+        """Return the id of a client that is given by its id or by its name.
+
+        Args:
+            client: A whole number is the id. A text is the name of the client (`client_names`), or the digits of its
+                id if no client has this name.
+            setting: Name of the setting, for errors.
+
+        Raises:
+            TypeError: `client` is neither a whole number nor a text.
+            ValueError: There is no such client.
+        """
+        if not isinstance(client, str):
+            return client_index(client, self.num_clients, name=setting)
+        names = self.client_names
+        found = find_client(client, names, self.num_clients)
+        if found is not None:
+            return found
+        rule = f"must be the id of a client in [0, {self.num_clients})"
+        if names[0] != "0":
+            rule += f" or the name of one ({listed(names)})"
+        raise ValueError(f"{setting} {rule}, got {client}; give one of these")
 
     def count_labels(self, parts: Sequence[Tensor]) -> Tensor:
         """Count the training samples of each part and class, (len(parts), C) int64.
@@ -633,6 +709,8 @@ class FederatedDataModule(Participation):
             client_id: Id of the client, 0 ... N-1.
             round_idx: Communication round, from 0.
         """
+        if self.is_unread:
+            return cast(ClientView, UnreadView(self, client_id=client_id, round_idx=round_idx))
         return self.views()(client_id, round_idx)
 
     def views(self) -> Callable[[int, int], ClientView]:
@@ -703,6 +781,9 @@ class FederatedDataModule(Participation):
         if "source" in state_dict:
             with self.source.keyed("load_state_dict"):
                 self.source.load_state_dict(state_dict["source"])
+        if self.is_unread:
+            self._kept_state = state_dict
+            return
         self.client_samples().load_state_dict(state_dict)
         self._forget_counts()
 
@@ -711,10 +792,29 @@ class FederatedDataModule(Participation):
         check_fitted(fitted)
         return RoundLoader(self.cohort.bounds.most)
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Put a batch of an evaluation on the device, by the transfer hooks of the user.
+
+        Hooks on batches get what the step gets, as in Lightning. The batch of a fit is the index of a round.
+
+        Args:
+            batch: The batch.
+            device: Its device.
+            dataloader_idx: Index of its loader.
+        """
+        if self.trainer is None or self.trainer.training:
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        transferred = getattr(self.trainer.lightning_module, "transferred", None)
+        if transferred is None:  # A plain Trainer fits another module.
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        return transferred(batch, dataloader_idx)
+
     def val_dataloader(self) -> Any:
         if self.evaluated is None:
             return []
-        loaders = [self._batches_of(name) for name in (self.evaluated, *self.further_validation)]
+        loaders = [*self._loaders_of(self.evaluated)]
+        for name in self.further_validation:
+            loaders += self._loaders_of(name)
         return loaders if len(loaders) > 1 else loaders[0]
 
     @property
@@ -723,16 +823,33 @@ class FederatedDataModule(Participation):
         names = [validation_name(index) for index, _ in enumerate(self.source.further_validation, start=1)]
         return [name for name in names if name in self._splits]
 
+    def num_loaders(self, split: str) -> int:
+        """Count the loaders that give the samples of a split, which may be missing.
+
+        Args:
+            split: Name of the split.
+        """
+        return max(1, len(self.split(split).loader_sizes)) if split in self._splits else 1
+
+    @property
+    def num_validation_loaders(self) -> int:
+        """The number of loaders that are evaluated every round."""
+        names = [self.evaluated, *self.further_validation]
+        return sum(self.num_loaders(name) for name in names if name is not None)
+
     def test_dataloader(self) -> Any:
-        return self._batches_of("test")
+        loaders = self._loaders_of("test")
+        return loaders if len(loaders) > 1 else loaders[0]
 
     def predict_new(self, path: str | Path | None, schema: Schema | None = None) -> None:
         """Let the next predictions be those of new samples, which need no targets, in place of the test samples.
 
+        After `rely_on` no other samples are read.
+
         Args:
             path: File or folder of the new samples. None: the test samples again.
-            schema: Schema of the training samples that reads them, as a checkpoint holds it. None: that of the samples
-                that are loaded.
+            schema: Schema of the training samples that reads them, as a checkpoint holds it. None: that of the
+                checkpoint of `rely_on`, else that of the samples that are loaded.
 
         Raises:
             FileNotFoundError: There is no such file or folder.
@@ -743,44 +860,155 @@ class FederatedDataModule(Participation):
             return
         place = Path(path).expanduser()
         check_new_path(place)
-        schema = schema or self.source.schema
+        if schema is None:
+            schema = self.source.schema if self._told is None else self._told.schema
         if schema is None:
             raise ValueError("predict_new needs the schema of the training samples, got none; give it, or fit first")
         self.source.data_seed = self.seed
         with self.source.keyed("read_new"):
             self.new = self.source.read_new(place, schema)
 
+    def rely_on(self, checkpoint: str | Path) -> None:
+        """Let predictions read nothing of the training samples, because a checkpoint of the run tells enough of them.
+
+        They are read only if something asks for them, such as fine-tuning. If they are loaded already, nothing changes.
+
+        Args:
+            checkpoint: The checkpoint, from which the model is predicted.
+
+        Raises:
+            ValueError: The checkpoint cannot be read, or an older version wrote it, without a schema.
+        """
+        if self._splits:
+            return
+        told = read_told(checkpoint)
+        self._told = told
+        self._knows_clients = self._take_owners(told)
+        if told.num_classes is not None:
+            self.num_classes = agreed("num_classes", self.num_classes, told.num_classes)
+        self.input_shape = agreed("input_shape", self.input_shape, told.input_shape)
+
+    def _take_owners(self, told: Told) -> bool:
+        """Take the number of clients that a checkpoint tells, and return whether it is known."""
+        owners = told.owners
+        if not told.has_clients and not self.num_clients:
+            # The model alone is of nobody, and all predict by it.
+            self.set_clients(1)
+            self._counts_owners = True
+        elif owners and not self.num_clients:
+            self.set_clients(len(owners))
+        if owners and self._unseen.waits_for_owners:
+            self.set_unseen(self._unseen.of(len(owners), owners))
+        knows_unseen = bool(owners) or not (told.has_clients and self._unseen.waits_for_owners)
+        return self.num_clients > 0 and knows_unseen
+
+    @property
+    def predicts_others(self) -> bool:
+        """Whether other samples than the test samples are predicted: new ones, or those that the source gives."""
+        return self.new is not None or self.source.gives_predicted
+
+    def know_shape(self) -> None:
+        """Read the samples if a checkpoint does not tell of which classes and shape they are, which a net needs."""
+        if self._told is None or not self.is_unread:
+            return
+        knows_classes = self._told.schema.targets == "numbers" or self.num_classes is not None
+        if self.input_shape is None or not knows_classes:
+            self._read_once()
+
     def predict_dataloader(self) -> Any:
         if self.new is not None:
             return self._evaluation_batches(self.new.split)
         with self.source.keyed("predicted"):
-            samples = self.source.predicted()
-        if samples is None:
+            given = self.source.predicted()
+        if given is None:
+            self._check_predicted()
             return self._batches_of("test")
-        self._splits["predict"] = samples
-        return self._batches_of("predict")
+        if isinstance(given, Split):
+            given = [Predicted(given)]
+        self._predicted = {}
+        for index, predicted in enumerate(given):
+            if isinstance(predicted.samples, Split):
+                self._predicted[f"predict/dataloader_idx_{index}" if index else "predict"] = predicted.samples
+        loaders = [self._prediction_batches(predicted) for predicted in given]
+        return loaders if len(loaders) > 1 else loaders[0]
+
+    def _prediction_batches(self, predicted: Predicted) -> EvaluationBatches | BatchesInTurn:
+        """Make this process's batches of samples that the source gives to be predicted."""
+        if isinstance(predicted.samples, Split):
+            return self._evaluation_batches(predicted.samples, batch_size=predicted.batch_size)
+        rank, world = self._place()
+        return BatchesInTurn(predicted.samples, rank=rank, world=world)
+
+    def _check_predicted(self) -> None:
+        """Refuse to predict where there are neither samples to predict nor test samples."""
+        self.client_samples()  # loads the splits
+        if "test" not in self._splits:
+            raise ValueError(
+                f"predict needs samples to answer, got data with only {', '.join(sorted(self._splits))}; define "
+                f"predict_dataloader or test_dataloader in a data module of your own, or name new samples of another "
+                f"source by --new"
+            )
 
     def _batches_of(self, split: str) -> EvaluationBatches:
         """Make this process's evaluation batches of a split, or of the test samples of the client that is tested."""
-        samples = self.split(split)
-        positions: Tensor | None = None
-        if self.tested_client is not None:
-            view = self.view(self.tested_client, 0)
-            samples = view.source("test")
-            positions, _ = view.order("test", None)
+        samples, positions = self._evaluated_samples(split)
         return self._evaluation_batches(samples, positions)
 
-    def _evaluation_batches(self, samples: Split, positions: Tensor | None = None) -> EvaluationBatches:
-        """Make this process's evaluation batches of some samples, or of all."""
-        rank = 0
-        world = 1
-        if self.trainer is not None:
-            rank = self.trainer.global_rank
-            world = self.trainer.world_size
+    def _loaders_of(self, split: str) -> list[EvaluationBatches]:
+        """Make what `_batches_of` makes for each loader that gives samples of the split."""
+        samples, positions = self._evaluated_samples(split)
+        if not samples.loader_sizes:
+            return [self._evaluation_batches(samples, positions)]
+        chosen = torch.arange(len(samples)) if positions is None else positions
+        return [self._evaluation_batches(samples, part) for part in samples.by_loader(chosen)]
+
+    def _evaluated_samples(self, split: str) -> tuple[Split, Tensor | None]:
+        """Return a split and the positions of the samples that are evaluated, (n,) int64. None means all samples."""
+        if self.tested_client is None:
+            return self.split(split), None
+        view = self.view(self.tested_client, 0)
+        positions, _ = view.order("test", None)
+        return view.source("test"), positions
+
+    def _evaluation_batches(
+        self, samples: Split, positions: Tensor | None = None, *, batch_size: int | None = None
+    ) -> EvaluationBatches:
+        """Make this process's evaluation batches of some samples, or of all.
+
+        Args:
+            samples: The samples.
+            positions: Positions of the samples in the split, (n,) int64. None: all.
+            batch_size: Number of samples per batch. None: that of evaluations.
+        """
+        rank, world = self._place()
+        size = self.eval_batch_size if batch_size is None else batch_size
         with self._keyed():
-            return EvaluationBatches(
-                samples, batch_size=self.eval_batch_size, rank=rank, world=world, positions=positions
-            )
+            return EvaluationBatches(samples, batch_size=size, rank=rank, world=world, positions=positions)
+
+    def _place(self) -> tuple[int, int]:
+        """Return the number of this process, and how many there are."""
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size
+
+
+class UnreadView:
+    """Stands for the view of a client whose samples are read at the first question about them.
+
+    Args:
+        data: The data module.
+        client_id: Id of the client, 0 ... N-1.
+        round_idx: Communication round, from 0.
+    """
+
+    def __init__(self, data: FederatedDataModule, *, client_id: int, round_idx: int) -> None:
+        self.client_id = client_id
+        self.round_idx = round_idx
+        self._data = data
+
+    def __getattr__(self, name: str) -> Any:
+        """Ask the client's samples, which are read now."""
+        return getattr(self._data.views()(self.client_id, self.round_idx), name)
 
 
 def validation_splits(source: Source) -> dict[str, Split]:

@@ -1,12 +1,12 @@
 """Sources of samples: the base class, scikit-learn's digits, a user's tensors, and a new split of another source."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,18 @@ from fl_lightning.utils.signatures import check_overrides
 
 AUTHORS = "the authors of the published files"
 """Who has decided the classes of a published data set."""
+
+
+class Predicted(NamedTuple):
+    """Holds the samples of a loader that are predicted.
+
+    Args:
+        samples: The samples, or any iterable over their batches.
+        batch_size: Number of samples per batch. None: that of evaluations, or as the batches come.
+    """
+
+    samples: Split | Iterable[Any]
+    batch_size: int | None = None
 
 
 class Source(ABC):
@@ -139,9 +151,19 @@ class Source(ABC):
             state_dict: What `state_dict` has returned.
         """
 
-    def predicted(self) -> Split | None:
-        """Give the samples to be predicted. None: the test samples are predicted."""
+    def predicted(self) -> "Split | Sequence[Predicted] | None":
+        """Give the samples to be predicted, of one loader or of several. None: the test samples are predicted."""
         return None
+
+    @property
+    def gives_predicted(self) -> bool:
+        """Whether `predicted` gives samples, in place of the test samples."""
+        return type(self).predicted is not Source.predicted
+
+    @property
+    def predicts_alone(self) -> bool:
+        """Whether `predicted` gives samples though nothing else was loaded."""
+        return False
 
     def read_new(self, path: Path, schema: Schema) -> NewSamples:
         """Read new samples, which need no targets, by the schema of the training samples (`predict --new`).

@@ -43,6 +43,9 @@ class Split(ABC):
     augments = False
     """Whether training batches are drawn with random augmentation."""
 
+    loader_sizes: tuple[int, ...] = ()
+    """Number of samples of each of several loaders, one after the other. Empty if one loader gives all samples."""
+
     digest: str | None = ""
     """Digest of the samples. Empty until the samples were read for it, and None if they have none."""
 
@@ -70,6 +73,18 @@ class Split(ABC):
     def all(self) -> Batch:
         """Read the whole split as one batch, without augmentation."""
         return next(iter(self.batches([torch.arange(len(self))], None)))
+
+    def by_loader(self, positions: Tensor) -> list[Tensor]:
+        """Divide samples by the loaders that give them, in order. A loader may have none of them.
+
+        Args:
+            positions: Positions of the samples in the split, (k,) int64 on the CPU.
+        """
+        if not self.loader_sizes:
+            return [positions]
+        ends = torch.tensor(self.loader_sizes).cumsum(0)
+        loaders = torch.searchsorted(ends, positions, right=True)
+        return [positions[loaders == loader_idx] for loader_idx in range(len(ends))]
 
     @property
     def is_in_memory(self) -> bool:

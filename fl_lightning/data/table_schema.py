@@ -147,7 +147,7 @@ class TableSchema:
         for feature in self.features:
             cells = table[feature.name]
             if feature.words is None:
-                x[:, at] = (finite_numbers(feature.name, cells, which) - feature.mean) / feature.std
+                x[:, at] = scaled(feature, cells, which)
             else:
                 column = words_as(feature.words, cells)
                 for place, word in enumerate(feature.words, at):
@@ -369,6 +369,24 @@ def finite_numbers(name: str, cells: Cells, which: str) -> Array:
                 f"{cells.place(position, which)}; {remedy}, or {other}"
             )
     return np.array(numbers, np.float64)
+
+
+def scaled(feature: Feature, cells: Cells, which: str) -> Array:
+    """Return the numbers of a column as training rows have decided their scale, (n,) float32.
+
+    Raises:
+        ValueError: A number is missing, a value is no number, or a number is too large for float32.
+    """
+    numbers = (finite_numbers(feature.name, cells, which) - feature.mean) / feature.std
+    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    if too_large.any():
+        position = int(too_large.argmax())
+        remedy = "leave out the row" if which == NEW else "leave out the row, or ignore the column"
+        raise ValueError(
+            f"column {feature.name!r} must hold numbers that the net can read, got {plain(cells.values[position])!r} "
+            f"in {cells.place(position, which)}; {remedy}"
+        )
+    return numbers.astype(np.float32)
 
 
 def words_in(cells: Cells) -> Array:

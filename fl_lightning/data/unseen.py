@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fl_lightning.utils.keyed import keyed_numpy
-from fl_lightning.utils.settings import check_numbers, described
+from fl_lightning.utils.settings import check_numbers, described, find_client, listed
 
 Given = int | float | Sequence[int | str] | None
 """A share of the clients, their number, or a list of ids and names. None: all clients train."""
@@ -88,13 +88,12 @@ class Unseen:
 
     def _id_of(self, entry: int | str, num_clients: int, names: Sequence[str]) -> int:
         """Return the id of a client by the name of its owner, else by its id."""
-        if str(entry) in names:
-            return list(names).index(str(entry))
-        if isinstance(entry, int) and 0 <= entry < num_clients:
-            return entry
+        found = find_client(str(entry), names, num_clients)
+        if found is not None:
+            return found
         known = f"ids in [0, {num_clients})"
         if names:
-            known = f"{known} or owners ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})"
+            known = f"{known} or owners ({listed(names)})"
         elif isinstance(entry, str):
             known = f"{known}, because a client has the samples of several owners or of none"
         raise ValueError(f"data.unseen must name {known}, got {entry!r}; give such clients")

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from pytorch_lightning import LightningModule
+from pytorch_lightning.loggers.logger import DummyLogger
 
 from fl_lightning.client.progress import ClientProgress
 from fl_lightning.engines.lockstep import Passes
@@ -273,6 +274,10 @@ class ClientClock:
             self.index = index
             yield batch
 
+    def count_step(self) -> None:
+        """Count a step of the optimizer, which is over."""
+        self._progress.num_steps += 1
+
     def steps_with(self, stepped: Stepped, num_by_hand: int = 1) -> None:
         """Answer optimizers and schedulers by those of `stepped` from now on.
 
@@ -421,17 +426,15 @@ class ClientClock:
         return self.settings.clip_norm
 
 
-class RoundLogger:
-    """Shows a logger to a client: what it logs for a step lands at the round, like all values of the run.
+class LoggerInPlace:
+    """Stands in the place of a logger, whose attributes it has.
 
     Args:
         logger: The logger.
-        round_idx: Index of the round.
     """
 
-    def __init__(self, logger: Any, round_idx: int) -> None:
+    def __init__(self, logger: Any) -> None:
         self._logger = logger
-        self._round_idx = round_idx
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -445,6 +448,19 @@ class RoundLogger:
             raise AttributeError(name)
         return getattr(self._logger, name)
 
+
+class RoundLogger(LoggerInPlace):
+    """Shows a logger to a client: what it logs for a step lands at the round, like all values of the run.
+
+    Args:
+        logger: The logger.
+        round_idx: Index of the round.
+    """
+
+    def __init__(self, logger: Any, round_idx: int) -> None:
+        super().__init__(logger)
+        self._round_idx = round_idx
+
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log values at the round.
 
@@ -453,6 +469,29 @@ class RoundLogger:
             step: A step or an epoch of the client. None stays None.
         """
         self._logger.log_metrics(metrics, step=None if step is None else self._round_idx)
+
+
+class SilentLogger(LoggerInPlace):
+    """Shows a logger to a client that logs nothing: its attributes are there, and its methods do nothing.
+
+    Args:
+        logger: The logger.
+
+    Attributes:
+        experiment: Takes every call, and does nothing.
+    """
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__(logger)
+        self.experiment = DummyLogger().experiment
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        return do_nothing if callable(value) else value
+
+
+def do_nothing(*_: Any, **__: Any) -> None:
+    """Take any arguments."""
 
 
 class ClientLoader:
@@ -481,6 +520,25 @@ def trainer_of(module: LightningModule) -> Any:
         return module.trainer
     except RuntimeError:
         return None
+
+
+@contextmanager
+def without_logs(client: LightningModule) -> Iterator[None]:
+    """Context in which the client's modules see loggers that do nothing.
+
+    Args:
+        client: The client module. Its setter passes the Trainer on to the module that it is built around.
+    """
+    trainer = trainer_of(client)
+    if trainer is None or trainer.logger is None:
+        yield
+        return
+    silent = [SilentLogger(logger) for logger in trainer.loggers]
+    client.trainer = TrainerView(trainer, {"logger": silent[0], "loggers": silent})  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        client.trainer = trainer
 
 
 def begin_without_trainer(client: LightningModule, clock: ClientClock, **answers: Any) -> None:

@@ -1,5 +1,6 @@
 """The score of what a client would deploy, on the client's own samples."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -14,8 +15,9 @@ from fl_lightning.client.checks import evaluation_arguments
 from fl_lightning.client.hooks import hooks, overridden
 from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
 from fl_lightning.client.module import ClientModule
-from fl_lightning.client.services import ClientTestServices, attach_services, world_size
+from fl_lightning.client.services import ClientTestServices, attach_services, loader_suffix, world_size
 from fl_lightning.engines.clock import trainer_of
+from fl_lightning.engines.pass_callbacks import PassCallbacks, callbacks_of_pass, makers_of
 from fl_lightning.functional.accuracy import answer_counts
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.user_metrics import arrays_of, update
@@ -25,6 +27,9 @@ from fl_lightning.utils.trainer_view import TrainerView
 
 IMAGE_DIMS = 4
 """Number of dimensions of a batch of images (B, C, H, W)."""
+
+EVALUATION = "evaluation"
+"""Purpose of what is drawn in an evaluation. It is the same in each round and in a test of the trained model."""
 
 Kind = Literal["validation", "test"]
 """The step of a module that evaluates it."""
@@ -114,21 +119,75 @@ def taken(metrics: MetricCollection | None) -> State:
     return {name: torch.as_tensor(value).cpu() for name, value in values.items() if name not in arrays}
 
 
+class PassLoader:
+    """Gives the batches of one loader in an evaluation at a client, and tells their sizes.
+
+    Args:
+        read: Reads the batches.
+        sizes: Number of samples of each client whose batches these are, one client after the other.
+        batch_size: Number of samples in a full batch.
+
+    Attributes:
+        dataset: Has the number of samples as its length.
+        batch_size: Number of samples in a full batch.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Batch]], *, sizes: Iterable[int], batch_size: int) -> None:
+        sizes = list(sizes)
+        self.dataset = range(sum(sizes))
+        self.batch_size = batch_size
+        self._read = read
+        self._length = sum(math.ceil(size / batch_size) for size in sizes)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._read())
+
+
+SPLITS: Mapping[Kind, str] = {"validation": "val", "test": "test"}
+"""What a Trainer calls the split of an evaluation in the names of its attributes, by the step."""
+
+LOGGED_SO_FAR = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+"""Attributes of a Trainer in which a module finds the values that it has logged."""
+
+
+def told_of_loaders(kind: Kind, loaders: Sequence[PassLoader]) -> dict[str, Any]:
+    """Return what a Trainer tells of the loaders of an evaluation, by the names of its attributes.
+
+    Args:
+        kind: The step that evaluates the module.
+        loaders: The loaders.
+    """
+    split = SPLITS[kind]
+    return {
+        f"num_{split}_batches": [len(loader) for loader in loaders],
+        f"{split}_dataloaders": loaders[0] if len(loaders) == 1 else list(loaders),
+    }
+
+
 @contextmanager
-def stage_of(client: ClientModule, kind: Kind | Literal["training"] | None) -> Iterator[None]:
+def stage_of(
+    client: ClientModule,
+    kind: Kind | Literal["training"] | None,
+    *,
+    loaders: Sequence[PassLoader] = (),
+    logged_so_far: Callable[[], Mapping[str, float]] = dict,
+) -> Iterator[None]:
     """Context in which the modules of a client see a Trainer that evaluates, as in `validate` or `test`, or trains.
 
     Args:
         client: The client. Its setter passes the Trainer on to the module that it is built around.
         kind: The step that evaluates the module, or `training`, as in a fit. None changes nothing.
+        loaders: The loaders of an evaluation.
+        logged_so_far: Returns what the module has logged in an evaluation so far, by key.
     """
     trainer = trainer_of(client)
     if kind is None or trainer is None:
         yield
         return
-    # At a node there is no Trainer that has a state. Its clients are evaluated in a fit.
-    state = getattr(trainer, "state", None)
-    fn = TrainerFn.FITTING if state is None or kind == "training" else state.fn
+    fn = TrainerFn.FITTING if kind == "training" else trainer.state.fn
     answers = {
         "training": kind == "training",
         "validating": kind == "validation",
@@ -136,7 +195,16 @@ def stage_of(client: ClientModule, kind: Kind | Literal["training"] | None) -> I
         "evaluating": kind != "training",
         "state": TrainerState(status=TrainerStatus.RUNNING, fn=fn, stage=STAGES[kind]),
     }
-    client.trainer = TrainerView(trainer, answers)
+    makers: dict[str, Callable[[str], Any]] = {}
+    if kind != "training":
+        answers |= told_of_loaders(kind, loaders)
+
+        def with_logged(name: str) -> dict[str, Any]:
+            own = {key: torch.tensor(value) for key, value in logged_so_far().items()}
+            return {**getattr(trainer, name), **own}
+
+        makers = dict.fromkeys(LOGGED_SO_FAR, with_logged)
+    client.trainer = TrainerView(trainer, answers, makers=makers)
     try:
         yield
     finally:
@@ -146,28 +214,25 @@ def stage_of(client: ClientModule, kind: Kind | Literal["training"] | None) -> I
 class OwnSteps:
     """Evaluates the user's module in a client by its own step and hooks, as a Trainer does.
 
-    Of the callbacks that the module makes, only the hooks before a batch are called, since they may change the batch.
-    All others record the passes of the Trainer.
+    The module makes its callbacks anew for each client, as for a Trainer that evaluates the client's checkpoint.
 
     Args:
         client: The client, which is built around the module.
-        batch_hooks: Hooks on batches of the callbacks that the module makes, by name.
     """
 
-    def __init__(
-        self, client: ClientModule, batch_hooks: Mapping[str, Sequence[Callable[..., None]]] | None = None
-    ) -> None:
+    def __init__(self, client: ClientModule) -> None:
         self._client = client
-        self._batch_hooks = batch_hooks or {}
         self._modules = list(client.lightning_modules())
+        self._makers = makers_of(self._modules)
+        self._callbacks = PassCallbacks()
         self._services = ClientTestServices()
 
-    def score(self, client_id: int, batches: Iterable[Batch], how: Scoring) -> ClientScore:
+    def score(self, client_id: int, loaders: Sequence[PassLoader], how: Scoring) -> ClientScore:
         """Return the score of the module that lies in the client.
 
         Args:
             client_id: The id of the client.
-            batches: The client's own batches.
+            loaders: The loaders of the client's own batches.
             how: How the client is tested.
         """
         client = self._client
@@ -177,14 +242,17 @@ class OwnSteps:
         with (
             attach_services(self._modules, self._services.methods),
             fresh_metrics(parts_that_count(client)),
-            stage_of(client, kind),
+            stage_of(client, kind, loaders=loaders, logged_so_far=self._logged_so_far),
+            callbacks_of_pass(self._makers, kind) as self._callbacks,
         ):
             self._begin(kind)
-            for batch_idx, batch in enumerate(batches):
-                num_samples += batch_length(batch)
-                if how.metrics is not None:
-                    is_finite &= bool(update(how.metrics, batch, client).isfinite().all())
-                self._step(kind, batch, batch_idx)
+            for dataloader_idx, batches in enumerate(loaders):
+                of_several = dataloader_idx if len(loaders) > 1 else None
+                for batch_idx, batch in enumerate(batches):
+                    num_samples += batch_length(batch)
+                    if how.metrics is not None:
+                        is_finite &= bool(update(how.metrics, batch, client).isfinite().all())
+                    self._step(kind, batch, batch_idx=batch_idx, dataloader_idx=of_several)
             logged = self._end(kind)
         return ClientScore(
             client_id=client_id,
@@ -199,6 +267,7 @@ class OwnSteps:
     def _begin(self, kind: Kind | None) -> None:
         """Begin a pass over a client's samples."""
         self._services.logged.clear()
+        self._services.begin_loader("")
         if kind is not None:
             for name in (f"on_{kind}_model_eval", f"on_{kind}_start", f"on_{kind}_epoch_start"):
                 self._call(name)
@@ -209,31 +278,40 @@ class OwnSteps:
         if world_size() == 1:
             return
         logged = self._services.logged.metrics.values()
-        for part in [*parts_that_count(self._client), *logged]:
+        for part in [*parts_that_count(self._client), *self._callbacks.parts_that_count(), *logged]:
             for metric in part.modules():
                 if isinstance(metric, Metric):
                     metric.distributed_available_fn = bool
 
-    def _step(self, kind: Kind | None, batch: Batch, batch_idx: int) -> None:
-        """Evaluate a batch by the module's step."""
+    def _step(self, kind: Kind | None, batch: Batch, *, batch_idx: int, dataloader_idx: int | None) -> None:
+        """Evaluate a batch by the module's step.
+
+        Args:
+            kind: The step. None evaluates nothing.
+            batch: The batch.
+            batch_idx: Index of the batch in its dataloader.
+            dataloader_idx: Index of the dataloader. None if there is only one.
+        """
         if kind is None:
             return
-        # A client has one split to be tested on, so Lightning would give no index of a dataloader.
         self._services.begin(batch=batch)
-        for hook in self._batch_hooks.get(f"on_{kind}_batch_start", ()):
-            hook(batch, batch_idx)
-        self._call(f"on_{kind}_batch_start", batch, batch_idx)
+        places = [batch_idx]
+        if dataloader_idx is not None:
+            places.append(dataloader_idx)
+            self._services.begin_loader(loader_suffix(dataloader_idx))
+        self._call(f"on_{kind}_batch_start", batch, *places)  # style: ok, hooks take them by place
         step = getattr(self._client.module, f"{kind}_step")
-        placed, named = evaluation_arguments(step, batch_idx=batch_idx, dataloader_idx=None)
+        placed, named = evaluation_arguments(step, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
         with self._client.forward_context():
             outputs = step(batch, *placed, **named)  # style: ok, a step takes them by place, as in Lightning
-        self._call(f"on_{kind}_batch_end", outputs, batch, batch_idx)  # style: ok, hooks take them by place
+        self._call(f"on_{kind}_batch_end", outputs, batch, *places)  # style: ok, hooks take them by place
 
     def _end(self, kind: Kind | None) -> dict[str, float]:
         """End a pass, and return what the module has logged in it, by key."""
         if kind is None:
             return {}
         self._services.begin()
+        self._services.begin_loader("")
         self._compute_alone()
         self._call(f"on_{kind}_epoch_end")
         self._call(f"on_{kind}_end")
@@ -242,7 +320,16 @@ class OwnSteps:
         _, rows = logged.drain()
         return logged.reduce(rows=[rows], paths=[logged.metric_paths(self._client)], root=self._client)
 
+    def _logged_so_far(self) -> dict[str, float]:
+        """Return what the module has logged in the present pass so far, by key."""
+        self._compute_alone()
+        logged = self._services.logged
+        return logged.reduce_so_far(
+            rows=[logged.rows_so_far()], paths=[logged.metric_paths(self._client)], root=self._client
+        )
+
     def _call(self, name: str, *args: Any) -> None:
-        """Call a hook of the module."""
+        """Call a hook of the callbacks, and then of the module."""
+        self._callbacks.call(name, *args)
         for hook in hooks(self._modules, name):
             hook(*args)

@@ -9,6 +9,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from fl_lightning.client.checks import runs_foreign_code
 from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
 from fl_lightning.client.services import ClientServices, MetricAccumulator, attach_services
+from fl_lightning.engines.clock import without_logs
 from fl_lightning.engines.deployed import stage_of
 from fl_lightning.engines.settings import LocalSettings
 from fl_lightning.engines.training import LocalTrainer
@@ -22,7 +23,7 @@ class FineTuner:
 
     It has optimizers and services of its own. Of the run's settings those count that say what one step is:
     `accumulate_grad_batches`, `clip_norm`, the precision and the seed. Callbacks are not called, because their hooks
-    belong to the rounds.
+    belong to the rounds. Loggers take nothing, because what they log would lie between the values of the rounds.
 
     Args:
         local: The local training of the engine.
@@ -59,7 +60,7 @@ class FineTuner:
             data: The client's data. A client without training samples stays as it is.
             tuning: The settings.
         """
-        traces = Snapshot(self._client) if self._is_foreign else None
+        traces = Snapshot(self._client, with_values=True) if self._is_foreign else None
         try:
             if data.size():
                 self._train(data.for_fine_tuning(), tuning)
@@ -87,6 +88,7 @@ class FineTuner:
             fresh_metrics(parts_that_count(self._client)),
             # The Trainer may be in a test, which must give the values of a fit.
             stage_of(self._client, "training"),
+            without_logs(self._client),
         ):
             try:
                 self._services.begin(logged=MetricAccumulator())

@@ -32,7 +32,7 @@ SPACING = 256
 LEAST_SPACING = 16
 """Number of steps from one place to the next that is worth a place."""
 
-MAX_DEPTH = 8
+MAX_DEPTH = 12
 """Maximal depth of a value within a scheduler. Deeper values are compared as objects."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -171,10 +171,11 @@ class Schedules:
         first, place = course.before(target)
         if place is not None:
             go_to(place, optimizers)
+        unsaved = unsaved_of(optimizers)
         for number in range(first + 1, target + 1):
             self._builder.step(entry, kind=self._clock.kind)
             if number - first == SPACING or (number == target and number - first >= LEAST_SPACING):
-                course.keep(number, place_of(optimizers))
+                course.keep(number, place_of(optimizers, unsaved))
                 first = number
 
     def _replay(self, optimizers: LocalOptimizers, *, course: Course, rounds: int) -> None:
@@ -191,6 +192,7 @@ class Schedules:
         first, place = course.before(rounds)
         if place is not None:
             go_to(place, optimizers)
+        unsaved = unsaved_of(optimizers)
         for round_idx in range(first, rounds):
             progress = ClientProgress()
             clock.move_to(round_idx, progress)
@@ -202,11 +204,22 @@ class Schedules:
                     self.end_step(optimizers, index)
                 self.end_epoch(optimizers)
         clock.move_to(rounds, own_progress)
-        course.keep(rounds, place_of(optimizers))
+        course.keep(rounds, place_of(optimizers, unsaved))
 
 
-def place_of(optimizers: LocalOptimizers) -> Place | None:
-    """Return where schedulers are, or None if their states are not plain values, which can be copied."""
+def place_of(optimizers: LocalOptimizers, unsaved: Any) -> Place | None:
+    """Return where schedulers are.
+
+    Args:
+        optimizers: The optimizers with the schedulers.
+        unsaved: The key `unsaved_of` of the new schedulers.
+
+    Returns:
+        The place. None if a state has something else than plain values, which can be copied, or does not tell all that
+        a step has changed.
+    """
+    if unsaved_of(optimizers) != unsaved:
+        return None
     states: list[dict[str, Any]] = []
     for entry in optimizers.schedulers:
         scheduler: Any = entry.scheduler
@@ -218,6 +231,36 @@ def place_of(optimizers: LocalOptimizers) -> Place | None:
         states.append(deepcopy(state))
     groups = [[deepcopy(settings_of(group)) for group in optimizer.param_groups] for optimizer in optimizers.raw]
     return Place(groups=groups, schedulers=states)
+
+
+def unsaved_of(optimizers: LocalOptimizers) -> Any:
+    """Return a key of what the states of schedulers leave out, such as the variables of a function."""
+    return key_of([unsaved_by(entry.scheduler) for entry in optimizers.schedulers])
+
+
+def unsaved_by(scheduler: Any) -> dict[str, Any]:
+    """Return the attributes of a scheduler that its state leaves out.
+
+    Args:
+        scheduler: The scheduler, which may be of another package than torch.
+    """
+    saved = scheduler.state_dict() if hasattr(scheduler, "state_dict") else {}
+    unsaved: dict[str, Any] = {}
+    for name, value in vars(scheduler).items():
+        if name not in saved:
+            unsaved[name] = value
+        elif not is_copied(value):
+            unsaved[name] = unsaved_in(value)
+    return unsaved
+
+
+def unsaved_in(value: Any) -> Any:
+    """Return what a state leaves out of a value that is no plain one, such as a list of schedulers or of functions."""
+    if isinstance(value, LRScheduler):
+        return unsaved_by(value)
+    if isinstance(value, list | tuple):
+        return [unsaved_in(item) for item in value]
+    return value
 
 
 def go_to(place: Place, optimizers: LocalOptimizers) -> None:
@@ -246,9 +289,11 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_copied(value: Any, depth: int = 0) -> bool:
-    """Return True for plain values and tensors, and for collections of them, whose copy means the same."""
+    """Return True for plain values, tensors and functions of their arguments alone, and for collections of them."""
     if isinstance(value, (*PLAIN, Tensor)):
         return True
+    if isinstance(value, FunctionType):
+        return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
     if depth > MAX_DEPTH:
         return False
     if isinstance(value, Mapping):

@@ -25,7 +25,7 @@ from fl_lightning.client.services import (
     attach_services,
 )
 from fl_lightning.engines.clock import ClientClock
-from fl_lightning.engines.deployed import OwnSteps, score
+from fl_lightning.engines.deployed import EVALUATION, OwnSteps, PassLoader, score
 from fl_lightning.engines.fine_tuning import FineTuner
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.settings import LocalSettings
@@ -34,6 +34,7 @@ from fl_lightning.members.faults import client_error
 from fl_lightning.members.structure import Structure
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import (
+    ClientData,
     ClientJob,
     ClientResult,
     ClientScore,
@@ -43,6 +44,7 @@ from fl_lightning.types import (
     Scoring,
     State,
 )
+from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.life import LIFE
 from fl_lightning.utils.settings import SettingError
 
@@ -122,7 +124,7 @@ class SequentialEngine:
             batch_hooks=batch_hooks or {},
             clock=clock,
         )
-        self.own_steps = OwnSteps(client, batch_hooks)
+        self.own_steps = OwnSteps(client)
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
         self._counting_parts = parts_that_count(client)
@@ -389,21 +391,30 @@ class SequentialEngine:
 
     def _score(self, job: ClientJob, predict: Callable[[Any], Any], how: Scoring) -> ClientScore:
         """Return the score of the client in the module."""
-        batches = self.local.transfer.each(job.data.batches("test", batch_size=how.batch_size))
         if how.classifies:
             return score(
                 client_id=job.client_id,
                 predict=predict,
-                batches=batches,
+                batches=self.local.transfer.each(job.data.batches("test", batch_size=how.batch_size)),
                 device=self.local.device,
                 metrics=how.metrics,
                 channels_last=how.channels_last,
             )
-        # A step of the user's may draw numbers, which must not depend on the clients before.
-        self.local.seed(f"{how.kind}/{job.broadcast.exchange}", job.data)
-        score_of_module = self.own_steps.score(job.client_id, batches, how)
+        # A step of the user's may draw numbers, which must depend neither on the clients before nor on the round.
+        self.local.seed_by(keyed_seed(self.local.settings.seed, EVALUATION, client_id=job.client_id))
+        views = job.data.by_loader("test")
+        loaders = [self._loader(view, how.batch_size, index) for index, view in enumerate(views)]
+        score_of_module = self.own_steps.score(client_id=job.client_id, loaders=loaders, how=how)
         # The batches may count otherwise than in samples, such as in nodes of a graph.
         return score_of_module._replace(num_samples=float(job.data.size("test")))
+
+    def _loader(self, data: ClientData, batch_size: int, dataloader_idx: int) -> PassLoader:
+        """Return the loader of the test samples in a view of a client's data."""
+
+        def read() -> Iterator[Any]:
+            return self.local.transfer.each(data.batches("test", batch_size=batch_size), dataloader_idx)
+
+        return PassLoader(read, sizes=[data.size("test")], batch_size=batch_size)
 
     @torch.no_grad()
     def model_of(self, job: ClientJob, tuning: FineTuning | None = None) -> LightningModule:

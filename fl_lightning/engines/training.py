@@ -227,11 +227,15 @@ class LocalTrainer:
                 module.training = mode
 
     def seed(self, purpose: str, data: ClientData) -> None:
-        """Seed the global generators, and those of the user's own, for one purpose, client and round.
+        """Seed the generators for one purpose, client and round."""
+        self.seed_by(keyed_seed(self.settings.seed, purpose, round_idx=data.round_idx, client_id=data.client_id))
 
-        Dropout and the user's own code draw from them.
+    def seed_by(self, seed: int) -> None:
+        """Seed the global generators, and those of the user's own. Dropout and the user's own code draw from them.
+
+        Args:
+            seed: The seed.
         """
-        seed = keyed_seed(self.settings.seed, purpose, round_idx=data.round_idx, client_id=data.client_id)
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -373,8 +377,6 @@ class LocalTrainer:
             )
             self.services.begin(num_samples=size)
             self._call("on_train_epoch_end")
-            if optimizers.schedulers and client.automatic_optimization:
-                self.schedules.end_epoch(optimizers)
             for hook in on_epoch_end:
                 hook(data.client_id, epoch)
         epochs_before[phase.split] += passes.epochs
@@ -413,6 +415,9 @@ class LocalTrainer:
             progress: Counts the steps of the phase.
         """
         work = self.work(phase, data, passes=passes, num_steps=progress.num_steps)
+        if self.client.automatic_optimization:
+            # As in Lightning, a step counts once its hook is over, also if it has changed nothing.
+            progress = ClientProgress()
         self.clock.begin(work, kind=phase.clock, progress=progress, data=data)
 
     def begin_schedules(self, optimizers: LocalOptimizers) -> None:
@@ -494,27 +499,48 @@ class LocalTrainer:
             if monotonic() > self._deadline:
                 self._stop()
             batch = self._indexed(cache, item) if with_index else self.transfer(item)
+            is_last = data.ended or index + 1 == num_batches
+            loss: Tensor | None = None
             if batch is None:
                 # As in Lightning, the batch counts, and nothing is computed.
                 rank_zero_warn("a training batch is None and is skipped; if this is on purpose, ignore this warning")
-                for hook in self._hooks["on_train_batch_end"]:
-                    hook(None, None, index)
-                continue
-            self.services.begin(batch=batch)
-            answers = [hook(batch, index) for hook in self._hooks["on_train_batch_start"]]
-            if -1 in answers:
-                # As in Lightning, -1 ends the epoch.
-                return
-            if client.automatic_optimization and optimizers.wrapped:
-                is_last = data.ended or index + 1 == num_batches
-                loss = self._optimize(batch, index=index, is_last=is_last, optimizers=optimizers)
             else:
-                loss = self._training_step(batch, index)
+                self.services.begin(batch=batch)
+                answers = [hook(batch, index) for hook in self._hooks["on_train_batch_start"]]
+                if -1 in answers:
+                    # As in Lightning, -1 ends the epoch, whose schedulers are stepped all the same.
+                    self._end_batch(optimizers, index=index, is_last=True)
+                    return
+                if client.automatic_optimization and optimizers.wrapped:
+                    loss = self._optimize(batch, index=index, is_last=is_last, optimizers=optimizers)
+                else:
+                    loss = self._training_step(batch, index)
+            self._end_batch(optimizers, index=index, is_last=is_last or progress.num_steps >= step_limit)
             for hook in self._hooks["on_train_batch_end"]:
-                outputs = {} if loss is None else {"loss": loss.detach(), **client.outputs}
-                hook(outputs, batch, index)
+                hook(None if batch is None else self._outputs(loss), batch, index)
+            # The outputs may hold the graph of the batch, and must not outlive the step.
+            client.outputs = {}
         if cache is not None:
             cache.finish_epoch()
+
+    def _outputs(self, loss: Tensor | None) -> dict[str, Any]:
+        """Return what the hooks of a batch's end get of a step. It is empty if `training_step` skipped the batch."""
+        return {} if loss is None else {"loss": loss.detach(), **self.client.outputs}
+
+    def _end_batch(self, optimizers: LocalOptimizers, *, index: int, is_last: bool) -> None:
+        """Step the schedulers that are due after a batch, before the hooks of its end.
+
+        Args:
+            optimizers: The optimizers of the phase.
+            index: The index of the batch in the epoch.
+            is_last: Whether the epoch ends with the batch.
+        """
+        if not (optimizers.schedulers and self.client.automatic_optimization):
+            return
+        if is_last or (index + 1) % self.settings.accumulate_grad_batches == 0:
+            self.schedules.end_step(optimizers, index)
+        if is_last:
+            self.schedules.end_epoch(optimizers)
 
     def _indexed(self, cache: LogitCache | None, item: tuple[Batch, Tensor]) -> Batch:
         """Return the batch for `training_step` of samples with their positions. A batch of None stays None.
@@ -607,8 +633,8 @@ class LocalTrainer:
             closure()
             if has_gradients:
                 optimizer.step()
-        if optimizers.schedulers:
-            self.schedules.end_step(optimizers, index)
+        if self.tells_clock:
+            self.clock.count_step()
         return loss
 
 

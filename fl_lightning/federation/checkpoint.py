@@ -1,6 +1,6 @@
 """The federation's part of a checkpoint, which holds whole rounds only, and the reading of initial weights."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from fl_lightning.client.checkpoint_io import say_if_unchecked
 from fl_lightning.client.hooks import own_hook
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data.schema import Schema
-from fl_lightning.data.stored_schema import SCHEMA, stored_schema
+from fl_lightning.data.stored_schema import DATA_SHAPE, OWNERS, SCHEMA, stored_schema
 from fl_lightning.federation.effects import belongs_to_any
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.recorder import Recorder
@@ -22,9 +22,6 @@ from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Members, Undo, does
 from fl_lightning.utils.files import read_saved
 from fl_lightning.utils.settings import check_kind
-
-DATA_SHAPE = "data_shape"
-"""Key of the number of classes and the input shape, in a checkpoint and in a state dict that crosses processes."""
 
 FORM: dict[str, Any] = {
     "store": {"records": Mapping},
@@ -139,7 +136,13 @@ class SavedFederation:
         return {DATA_SHAPE: torch.tensor(shape)}
 
     def save(
-        self, checkpoint: dict[str, Any], *, members: Members, undo: Undo | None, schema: Schema | None = None
+        self,
+        checkpoint: dict[str, Any],
+        *,
+        members: Members,
+        undo: Undo | None,
+        schema: Schema | None = None,
+        owners: Sequence[str] = (),
     ) -> None:
         """Add the federation's part to the checkpoint of Lightning.
 
@@ -148,6 +151,7 @@ class SavedFederation:
             members: The members whose states are saved.
             undo: The marks of the current round, whose states are saved. None outside of rounds.
             schema: The schema of the training samples, by which new samples are read. None: it is not known.
+            owners: The names of the owners of the samples by client id. Empty: there are none.
 
         Raises:
             RuntimeError: The run has several processes and is inside a round.
@@ -158,6 +162,7 @@ class SavedFederation:
         federation["settings"] = self.parts.identity.state_dict()
         federation[DATA_SHAPE] = data_shape(self.parts.client)
         federation[SCHEMA] = None if schema is None else stored_schema(schema)
+        federation[OWNERS] = list(owners)
         checkpoint["federated"] = federation
 
     # --- loading ---
@@ -428,6 +433,16 @@ def saved_rows(recorder: Recorder, loggers: Iterable[Any], callbacks: Iterable[A
     return rows
 
 
+def check_weights_file(path: Path) -> None:
+    """Refuse initial weights that are not there.
+
+    Raises:
+        FileNotFoundError: `path` is no file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
+
+
 def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
     """Read the entries of the client from a file.
 
@@ -439,8 +454,7 @@ def client_state(path: Path, client: ClientModule) -> dict[str, Any]:
         FileNotFoundError: `path` is no file.
         ValueError: The file cannot be read, or its entries are not those of the client.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"initial_weights must be a file, got {path}; give a checkpoint or a state dict")
+    check_weights_file(path)
     content = read_saved(path)
     say_if_unchecked(path, content)
     saved = content.get("state_dict", content)

@@ -17,12 +17,13 @@ from torchmetrics import MetricCollection
 
 from fl_lightning.aggregation import Aggregator, ServerModule, UpdateTransform
 from fl_lightning.client import ClientModule
-from fl_lightning.client.hooks import overridden
+from fl_lightning.client.hooks import STEP_HOOKS, overridden
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.client.optimizers import needs_closure, parse_optimizers
 from fl_lightning.client.progress import AccumulatedLR
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.clients import ClientSamples
+from fl_lightning.data.holdout import SETTINGS
 from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.schema import has_unknown_classes
 from fl_lightning.distributed import ClientParallelStrategy
@@ -711,6 +712,8 @@ def check_targets(client: ClientModule, data: FederatedDataModule) -> None:
     losses = (client.training_step, client.local_loss)
     if client.module is not None or any(not module_name(loss).startswith("fl_lightning.") for loss in losses):
         return
+    if data.is_unread:
+        return
     batch = data.split("train").probe()
     if not isinstance(batch, list | tuple) or len(batch) < 2:
         return
@@ -768,13 +771,20 @@ def check_splits(name: str, needs: frozenset[str], data: FederatedDataModule) ->
         data: The data module.
 
     Raises:
-        ValueError: The data have no such split, or the part reads labels, and the split has none that are known.
+        ValueError: The data have no such split, the split has no samples, or the part reads labels, and the split has
+            none that are known.
     """
+    if data.is_unread:
+        # A prediction of new samples reads no split.
+        return
     for split in sorted(needs - CONDITIONS):
         try:
             samples = data.split(split)
         except ValueError as error:
             raise ValueError(f"{name} needs the split {split!r}: {error}") from None
+        if not len(samples):
+            setting = SETTINGS.get(split, f"data.extra_splits.{split} (a source)")
+            raise ValueError(f"{name} needs a {split} set with samples, got an empty one; set {setting}")
         if "labels" in needs and has_unknown_classes(samples):
             raise ValueError(
                 f"{name} reads the labels of the split {split!r}, whose samples must be of classes of the training "
@@ -828,8 +838,9 @@ def check_carried(transforms: Sequence[UpdateTransform], batch_hooks: Sequence[s
         is_bar = is_of_lightning(callback, "ProgressBar")
         if not is_bar and any(hasattr(callback, hook) for hook in CLIENT_HOOKS):
             raise not_carried(type(callback).__name__, "looks at clients while they are trained")
-    if batch_hooks:
-        raise not_carried(batch_hooks[0], "of a callback that the client makes is called at the server only")
+    in_training = [name for name in batch_hooks if name in STEP_HOOKS]
+    if in_training:
+        raise not_carried(in_training[0], "of a callback that the client makes is called at the server only")
     for transform in transforms:
         is_at_client = overridden(transform, "on_client", UpdateTransform)
         if is_at_client and overridden(transform, "state_dict", UpdateTransform):

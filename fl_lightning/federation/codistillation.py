@@ -44,10 +44,6 @@ class KnowledgeServer(ServerModule):
                 f"a {type(self).__name__} needs a client that sends knowledge, such as KnFu, got "
                 f"{type(client).__name__}; leave model.server_module unset"
             )
-        if not len(self.server.data("transfer")):
-            raise ValueError(
-                f"{type(client).__name__} needs a transfer set with samples, got an empty one; raise data.transfer_size"
-            )
 
     @abstractmethod
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Evaluation of the global model: class by class for a classifier, by the module's own steps otherwise."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
@@ -10,12 +11,13 @@ import torch
 from pytorch_lightning import Callback
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor
 
-from fl_lightning.client.checks import evaluation_arguments, runs_foreign_code
-from fl_lightning.client.hooks import hooks, overridden
-from fl_lightning.client.services import attach_services
+from fl_lightning.client.checks import check_evaluation_step, evaluation_arguments, runs_foreign_code
+from fl_lightning.client.hooks import overridden
+from fl_lightning.client.services import LoggedRows, attach_services, loader_suffix
 from fl_lightning.data.loaders import EMPTY_BATCH
-from fl_lightning.engines.deployed import laid_out
+from fl_lightning.engines.deployed import EVALUATION, laid_out
 from fl_lightning.engines.execution import evaluates_channels_last
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.inspection import Inspection
@@ -30,6 +32,7 @@ from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import metric_directions
 from fl_lightning.metrics.user_metrics import arrays_of, computed, update, values_of
 from fl_lightning.types import State
+from fl_lightning.utils.keyed import GlobalStates, keyed_seed
 from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.trainer_view import whole_world
 
@@ -84,8 +87,11 @@ class Evaluation:
         self.arrays: dict[str, Any] = {}
         self.before: HeldEntries | None = None
         self._after: HeldEntries | None = None
+        self._num_transferred: Counter[int] = Counter()
+        """Number of batches of the present pass so far, by loader."""
         """All entries as a pass has left them. The module's last hook of the pass must find them."""
-        self._generators = ExitStack()
+        self._generators: GlobalStates | None = None
+        """The states of the global random generators before the present pass."""
         """Puts the random generators back at the end of a pass."""
         self._loaded = ExitStack()
         """Holds `evaluated_entries` open during a pass."""
@@ -189,11 +195,13 @@ class Evaluation:
             evaluates: Whether the pass makes values. A prediction makes none.
         """
         self.restore()
+        self._num_transferred = Counter()
         # Without shared entries and without a module of the user's own a pass changes nothing.
         if self.has_global or self.client.module is not None:
             self.before = HeldEntries(self.global_weights)
-            self._generators = ExitStack()
-            self._generators.enter_context(self._kept_generators(foreign=self._may_draw))
+            on_gpu = self.communicator.device.type == "cuda"
+            self._generators = GlobalStates(on_gpu=on_gpu, foreign=self._may_draw)
+            self._seed("begin")
         if evaluates:
             self._begin_values()
         elif self.note:
@@ -239,12 +247,31 @@ class Evaluation:
             return isolate_rng(include_cuda=on_gpu)
         return torch.random.fork_rng([device] if on_gpu else [])
 
+    def transferred(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return a batch as the client's module sees it: in its hooks on batches, and in its step.
+
+        What hooks and step draw is keyed by the batch.
+
+        Args:
+            batch: The batch of the loader.
+            dataloader_idx: Index of the loader.
+
+        Returns:
+            The transferred batch, or `EMPTY_BATCH` if no step sees it.
+        """
+        self._seed_batch(batch_idx=self._num_transferred[dataloader_idx], dataloader_idx=dataloader_idx)
+        self._num_transferred[dataloader_idx] += 1
+        if batch is EMPTY_BATCH:
+            return batch
+        batch = self.transfer(batch, dataloader_idx)
+        return EMPTY_BATCH if batch is None else batch
+
     def step(self, kind: str, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Evaluate one batch, by the net's logits or by the module's own step.
 
         Args:
             kind: `validation` or `test`.
-            batch: The batch.
+            batch: The batch, as `transferred` returns it.
             batch_idx: Index of the batch in its dataloader.
             dataloader_idx: Index of the dataloader.
 
@@ -253,9 +280,6 @@ class Evaluation:
         """
         heartbeat()
         if batch is EMPTY_BATCH or not self.has_global:
-            return None
-        batch = self.transfer(batch)
-        if batch is None:
             return None
         if self._accuracy is not None:
             x, y = batch
@@ -270,14 +294,17 @@ class Evaluation:
         if module is None or not overridden(module, f"{kind}_step"):
             return None
         self.services.begin(batch=batch)
-        if self.data.further_validation:
-            suffix = f"/dataloader_idx_{dataloader_idx}" if kind == "validation" else ""
-            self.services.begin_loader(suffix)
+        self.services.begin_loader(loader_suffix(dataloader_idx) if self._num_loaders() > 1 else "")
         step = getattr(module, f"{kind}_step")
         return self._call(step, batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
     def predict(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         """Return the logits of one batch, or what the module's own `predict_step` returns.
+
+        Args:
+            batch: The batch, as `transferred` returns it.
+            batch_idx: Index of the batch in its dataloader.
+            dataloader_idx: Index of the dataloader.
 
         Raises:
             ValueError: The clients share no weights.
@@ -290,13 +317,30 @@ class Evaluation:
         heartbeat()
         if batch is EMPTY_BATCH:
             return None
-        batch = self.transfer(batch)
-        if batch is None:
-            return None
         module = self.client.module
         if module is None:
-            return self._predict(laid_out(batch[0], self._channels_last))
+            return self._predict(laid_out(inputs_in(batch), self._channels_last))
         return self._call(module.predict_step, batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
+
+    def _seed_batch(self, *, batch_idx: int, dataloader_idx: int) -> None:
+        """Seed the generators for one batch.
+
+        Args:
+            batch_idx: Index of the batch in its dataloader in this process.
+            dataloader_idx: Index of the dataloader.
+        """
+        communicator = self.communicator
+        self._seed(f"{dataloader_idx}/{batch_idx * communicator.world + communicator.rank}")
+
+    def _seed(self, part: str) -> None:
+        """Seed the generators for a part of a pass, the same in all passes and whoever makes the pass.
+
+        Args:
+            part: Name of the part.
+        """
+        if self._may_draw and self.before is not None:
+            local = self._run.engine.local
+            local.seed_by(keyed_seed(local.settings.seed, f"{EVALUATION}/{part}"))
 
     def _call(self, step: Callable[..., Any], batch: Any, *, batch_idx: int, dataloader_idx: int) -> Any:
         """Call a step of the user's module with logging attached, and with the arguments that the step takes."""
@@ -338,6 +382,8 @@ class Evaluation:
             if self.data.trainer.state.fn != "fit":
                 # A fit has compared the data when it began. Test samples may be loaded only now.
                 check_same_everywhere(self.data, self.communicator, fits=False)
+            if hook == "on_predict_start" and self.client.module is not None:
+                check_evaluation_step(self.client.module, "predict_step", self._num_loaders())
             self.begin(evaluates=hook != "on_predict_start")
             yield
             return
@@ -345,23 +391,29 @@ class Evaluation:
             self._after.restore()
         yield
         self.restore()
-        self._generators.close()
+        self._restore_generators()
 
-    def end(self, prefix: str, last_hook: str) -> dict[str, float]:
+    def _restore_generators(self) -> None:
+        """Put the global random generators back, once for each pass."""
+        if self._generators is not None:
+            self._generators.restore()
+        self._generators = None
+
+    def end(self, prefix: str, *, hook_follows: bool) -> dict[str, float]:
         """End a pass, put back what it has changed, and return its values by log key.
 
         Args:
             prefix: Beginning of the log keys.
-            last_hook: Name of the module's hook that follows within `around`.
+            hook_follows: Whether a last hook follows within `around`, of the module or of a callback that it makes.
         """
         values = self._values(prefix)
-        if self.before is not None and hooks(self.modules, last_hook):
+        if self.before is not None and hook_follows:
             self._after = HeldEntries(self.global_weights)
             self._loaded.close()
             self.before.restore()
         else:
             self.restore()
-        self._generators.close()
+        self._restore_generators()
         return values
 
     def _values(self, prefix: str) -> dict[str, float]:
@@ -382,14 +434,28 @@ class Evaluation:
         """Return the values that the module has logged in all processes."""
         logged = self.services.logged
         _, rows = logged.drain()
-        everywhere = self.communicator.gather((rows, logged.metric_paths(self.client)))
-        values = logged.reduce(
+        values = self._reduced(rows, logged.reduce)
+        self.parts.recorder.take_directions(logged.directions)
+        return values
+
+    def logged_so_far(self) -> dict[str, float]:
+        """Return what the module has logged in the present pass so far, by key. Every process must call it."""
+        logged = self.services.logged
+        return self._reduced(logged.rows_so_far(), logged.reduce_so_far)
+
+    def _reduced(self, rows: LoggedRows, reduce: Callable[..., dict[str, float]]) -> dict[str, float]:
+        """Reduce the values that the module has logged in all processes.
+
+        Args:
+            rows: The values of this process.
+            reduce: Reduces the values of all processes.
+        """
+        everywhere = self.communicator.gather((rows, self.services.logged.metric_paths(self.client)))
+        return reduce(
             rows=[rows for rows, _ in everywhere],
             paths=[paths for _, paths in everywhere],
             root=self.client,
         )
-        self.parts.recorder.take_directions(logged.directions)
-        return values
 
     def _scores(self, accuracy: ClassifierScores, prefix: str) -> dict[str, float]:
         """Return accuracy, loss and class accuracies of a classifier, and give the recorder the last ones."""
@@ -425,10 +491,14 @@ class Evaluation:
         if trainer.state.fn == "test":
             names = ["test"]
             limits = trainer.num_test_batches
-        found: dict[str, int] = {}
-        for name, num_batches in zip(names, limits or [math.inf] * len(names), strict=False):
+        sizes: list[tuple[str, int]] = []
+        for name in names:
+            split = self.data.split(name)
+            sizes += [(name, size) for size in split.loader_sizes or [len(split)]]
+        found: dict[str, int] = dict.fromkeys(names, 0)
+        for (name, size), num_batches in zip(sizes, limits or [math.inf] * len(sizes), strict=False):
             most = num_batches * self.data.eval_batch_size * trainer.world_size
-            found[name] = int(min(most, len(self.data.split(name))))
+            found[name] += int(min(most, size))
         return found
 
     def _words_for_samples(self) -> str:
@@ -459,3 +529,21 @@ class Evaluation:
             undone.enter_context(self._kept_generators(foreign=True))
             undone.enter_context(self.evaluated_entries())
             yield
+
+
+def inputs_in(batch: Any) -> Tensor:
+    """Return the inputs of a net in a batch that is predicted: the batch itself, or its first item.
+
+    Raises:
+        TypeError: There are no such inputs.
+
+    >>> inputs_in(torch.ones(2, 3)).shape, inputs_in([torch.ones(2, 3), "names"]).shape
+    (torch.Size([2, 3]), torch.Size([2, 3]))
+    """
+    inputs = batch[0] if isinstance(batch, list | tuple) and batch else batch
+    if not isinstance(inputs, Tensor):
+        raise TypeError(
+            f"a batch that a net predicts must be its inputs (n, ...), or begin with these, got "
+            f"{type(inputs).__name__}; give module= with a predict_step of your own"
+        )
+    return inputs

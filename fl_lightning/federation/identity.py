@@ -22,6 +22,9 @@ from fl_lightning.utils.files import content_digest
 COMPARED_IN_EVALUATION = ("data.source", "data.labels", "data.num_classes", "data.input_shape", "model.client.net")
 """Settings that an evaluation compares: data and net."""
 
+KNOWN_ONCE_READ = ("data.source", "data.labels", "data.class_names", "data.num_classes", "data.input_shape")
+"""Settings of the objects of a run that samples decide, such as the mean by which pictures are normalized."""
+
 OF_THE_DATA = ("num_clients", "unseen", "batch_size", "shuffle")
 """Settings of the data module that must be the same for all parties of a real federation."""
 
@@ -59,6 +62,8 @@ class RunIdentity:
         self.horizon = horizon or Horizon()
         self.allowed: list[str] = []
         self.changed: list[Difference] = []
+        self._unknown: tuple[str, ...] = ()
+        """Settings of the objects that nobody knows, because the samples of the run are not read."""
 
     def begin_run(self) -> None:
         """Forget the run before."""
@@ -84,13 +89,15 @@ class RunIdentity:
             fits: Whether the run is a fit, for which the samples of the clients are dealt.
         """
         settings = dict(settings)
-        train = data.split("train")
-        labels = torch.tensor(len(train)) if train.known_labels is None else train.known_labels
         settings |= described_value("data", data)
         settings["data.participation"] = data.cohort.share
         settings.pop("data.cohort_size", None)  # the share tells it
         settings["data.sampling_seed"] = "secret" if data.secret_seed else data.cohort.seed
-        settings["data.labels"] = digest_of([labels])
+        self._unknown = ()
+        if data.is_unread:
+            self._unknown = KNOWN_ONCE_READ
+        else:
+            settings["data.labels"] = digest_of_labels(data)
         names = data.source.class_names
         settings["data.class_names"] = None if names is None else shortened([str(name) for name in names])
         if fits:
@@ -153,12 +160,17 @@ class RunIdentity:
         is_complete = "code" in saved  # Checkpoints of 0.2.0 do not hold all settings.
         changed: list[Difference] = []
         same_weights = self._begins_with_weights_of(saved)
-        for was, now in ((saved["config"], self.config), (saved["objects"], self.objects)):
+        for was, now, unknown in (
+            (saved["config"], self.config, ()),
+            (saved["objects"], self.objects, self._unknown),
+        ):
             if not was or not now:
                 continue
             known = [difference.name for difference in changed]
             for difference in differences(was, now, only_shared=not is_complete):
                 if difference.name == INITIAL_WEIGHTS and same_weights:
+                    continue
+                if belongs_to_any(difference.name, unknown):
                     continue
                 if is_fixed(difference.name) and not belongs_to_any(difference.name, known):
                     changed.append(difference)
@@ -168,6 +180,13 @@ class RunIdentity:
         """Return True if the file of the initial weights is that of the checkpoint, whatever its path."""
         fingerprint = self.files.get(INITIAL_WEIGHTS)
         return fingerprint is not None and fingerprint == saved.get("files", {}).get(INITIAL_WEIGHTS)
+
+
+def digest_of_labels(data: FederatedDataModule) -> str:
+    """Return the digest of the labels of the training samples, or of their number if the labels are not known."""
+    train = data.split("train")
+    labels = torch.tensor(len(train)) if train.known_labels is None else train.known_labels
+    return digest_of([labels])
 
 
 def digests_of_inputs(data: FederatedDataModule) -> Settings:

@@ -1,7 +1,7 @@
 """The federation as a LightningModule. One training step is one communication round."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from multiprocessing import parent_process
 from pathlib import Path
@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
-from fl_lightning.client.checks import check_outputs
-from fl_lightning.client.forwarding import Forwarding
+from fl_lightning.client.checks import check_evaluation_step, check_outputs
+from fl_lightning.client.forwarding import Forwarding, logging_as
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.metric_states import NOBODY
 from fl_lightning.client.services import ClientServices
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.engines.deployed import Kind
+from fl_lightning.engines.deployed import Kind, own_step
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.engines.settings import LocalSettings
@@ -56,7 +56,7 @@ from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import ClientJob, ClockKind, Engine, FineTuning, Scoring, TrainableModule, Undo
-from fl_lightning.utils.settings import as_list, check_count, client_index
+from fl_lightning.utils.settings import as_list, check_count
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
 
@@ -312,14 +312,14 @@ class FederatedLoop(Forwarding):
         copied.__dict__.update(deepcopy(self.__getstate__(), memo))
         return copied
 
-    def client_model(self, client_id: int | None = None, *, tuned: bool = False) -> LightningModule:
+    def client_model(self, client_id: int | str | None = None, *, tuned: bool = False) -> LightningModule:
         """Return a copy of your module with what a client would deploy, or with the global model.
 
         With `net=` it is a copy of the client. The copy has no Trainer, empty metric objects and the modes in which you
         left the module. It may be called once a Trainer has set the loop up, in a fit or after it, by every process.
 
         Args:
-            client_id: Id of the client, from 0. None is the global model, as it is evaluated.
+            client_id: Id of the client, from 0, or its name. None is the global model, as it is evaluated.
             tuned: Whether the client's model is fine-tuned first, as `fine_tuning` says.
 
         Raises:
@@ -331,9 +331,19 @@ class FederatedLoop(Forwarding):
             self._tuning(client_id, tuned)
             if not self.evaluation.has_global:
                 raise ValueError("client_model needs a client_id here, because there is no global model; give one")
-            with self.evaluation.evaluated_entries():
+            with self.evaluation.evaluated_entries(), self._callbacks_of_the_module():
                 return engine.copied_module()
-        return engine.model_of(self._deployed_job(client_id), self._tuning(client_id, tuned))
+        with self._callbacks_of_the_module():
+            return engine.model_of(self._deployed_job(client_id), self._tuning(client_id, tuned))
+
+    @contextmanager
+    def _callbacks_of_the_module(self) -> Iterator[None]:
+        """Context in which no callback leads to the loop: a copy of a module has those that it keeps, too."""
+        module = self.client.module or self.client
+        with ExitStack() as stack:
+            for callback in self.trainer.callbacks:
+                stack.enter_context(logging_as(module, callback=callback))
+            yield
 
     @contextmanager
     def lent_to(self, client_id: int) -> Iterator[bool]:
@@ -350,14 +360,14 @@ class FederatedLoop(Forwarding):
         with self.engine.lent(self._deployed_job(client_id)) as predict:
             yield predict is self.client
 
-    def _deployed_job(self, client_id: int) -> ClientJob:
+    def _deployed_job(self, client_id: int | str) -> ClientJob:
         """Return the job that makes the module what a client would deploy."""
         if getattr(self.clients_engine, "is_remote", False):
             raise ValueError("client_model gives models that are in this run, and those of the clients are at nodes")
-        client_id = client_index(client_id, self.data.num_clients, name="client_id")
+        client_id = self.data.client_id(client_id)
         return self.evaluation.of_clients.job_of(client_id, self.server.round_idx)
 
-    def _tuning(self, client_id: int | None, tuned: bool) -> FineTuning | None:
+    def _tuning(self, client_id: int | str | None, tuned: bool) -> FineTuning | None:
         """Return how a client is fine-tuned, or None if that is not asked for.
 
         Raises:
@@ -371,7 +381,7 @@ class FederatedLoop(Forwarding):
             raise ValueError("tuned needs model.fine_tuning, got None; set it, such as model.fine_tuning.epochs to 1")
         return self.parts.fine_tuning
 
-    def deploy(self, client_id: int | Literal["all"] | None, *, tuned: bool = False) -> None:
+    def deploy(self, client_id: int | str | None, *, tuned: bool = False) -> None:
         """Let the next evaluations of a Trainer take the model and the test samples of a client, or of all clients.
 
         With the id of a client `validate`, `test` and `predict` evaluate what that client would deploy, by the keys
@@ -380,7 +390,7 @@ class FederatedLoop(Forwarding):
         the values of each. A fit is not changed.
 
         Args:
-            client_id: Id of the client, from 0, or `all`. None is the global model and all samples again.
+            client_id: Id of the client, from 0, its name, or `all`. None is the global model and all samples again.
             tuned: Whether the client's model is fine-tuned first, as `fine_tuning` says.
 
         Raises:
@@ -454,7 +464,7 @@ class FederatedLoop(Forwarding):
         asked = self.parts.deployed_client
         if stage == "fit" or asked is None:
             return None
-        client_id = client_index(asked, self.data.num_clients, name="client")
+        client_id = self.data.client_id(asked, setting="client")
         step = "test_step" if stage == "test" else "validation_step"
         module = self.client.module
         lacks_step = module is not None and self.metrics is None and not overridden(module, step)
@@ -463,7 +473,8 @@ class FederatedLoop(Forwarding):
                 f"client {client_id} can be evaluated only by a {step} of {type(module).__name__} or by model.metrics, "
                 f"got none; define one"
             )
-        if self.data.new is None and not self.data.view(client_id, 0).size("test"):
+        takes_others = stage == "predict" and self.data.predicts_others
+        if not takes_others and not self.data.view(client_id, 0).size("test"):
             raise ValueError(f"client {client_id} has no test samples, so that nothing can be evaluated; give another")
         return client_id
 
@@ -530,7 +541,11 @@ class FederatedLoop(Forwarding):
         )
         if self.evaluate_clients_every is not None and not self.data.pooled:
             check_test_samples(self.data)
-        is_tested = self.data.pooled or self._rounds_between_clients() is not None
+        tests_clients = self._rounds_between_clients() is not None
+        kind = own_step(self.client.module, "validation")
+        if tests_clients and self.client.module is not None and kind is not None:
+            check_evaluation_step(self.client.module, f"{kind}_step", self.data.num_loaders("test"))
+        is_tested = self.data.pooled or tests_clients
         if self.parts.fine_tuning is not None and not is_tested:
             raise ValueError(
                 "model.fine_tuning needs model.evaluate_clients_every, the rounds after which clients are tested, got "
@@ -754,6 +769,15 @@ class FederatedLoop(Forwarding):
 
     # --- evaluation ---
 
+    def transferred(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return a batch of samples as the hooks and steps of an evaluation see it, for the data module.
+
+        Args:
+            batch: The batch of the loader.
+            dataloader_idx: Index of the loader.
+        """
+        return self.evaluation.transferred(batch, dataloader_idx)
+
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return self.evaluation.step(kind="validation", batch=batch, batch_idx=batch_idx, dataloader_idx=dataloader_idx)
 
@@ -777,14 +801,25 @@ class FederatedLoop(Forwarding):
             prefix: Beginning of the log keys.
         """
         self.parts.evaluation_services.begin_loader("")
+        if self.forwarded_hooks(hook):
+            self._show_logged(self.evaluation.logged_so_far())
         self.forward_hook(hook)
-        values = self.evaluation.end(prefix, last_hook=hook.replace("_epoch_end", "_end"))
+        last_hooks = self.forwarded_hooks(hook.replace("_epoch_end", "_end"))
+        values = self.evaluation.end(prefix, hook_follows=bool(last_hooks))
         if self.trainer.sanity_checking:
+            if last_hooks:
+                self._show_logged(values)
             return
         if self.trainer.state.fn == "fit":
             self._add_evaluation(values, prefix)
         else:
             self._log_evaluation(values)
+
+    def _show_logged(self, values: Mapping[str, float]) -> None:
+        """Show the last hooks of an evaluation the values that the module has logged in it, as Lightning does."""
+        found = {key: torch.tensor(value) for key, value in values.items()}
+        self.trainer.callback_metrics.update(found)
+        self.trainer.logged_metrics.update(found)
 
     def _add_evaluation(self, values: dict[str, float], prefix: str) -> None:
         """Add the values of an evaluation to the row of its round."""
@@ -807,7 +842,8 @@ class FederatedLoop(Forwarding):
             self.recorder.take_client_values(of_clients)
             values |= self.parts.marked(means)
         for name, value in values.items():
-            super().log(name, value)
+            # The keys of one of several loaders have its index already.
+            super().log(name, value, add_dataloader_idx=False)
 
     @property
     def evaluates_clients_too(self) -> bool:
@@ -859,6 +895,7 @@ class FederatedLoop(Forwarding):
             members=built(self._run).members,
             undo=self._under_way,
             schema=self.data.source.schema,
+            owners=self.data.owner_names,
         )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -38,8 +38,8 @@ class MetricFiles:
         if self._folder is None:
             return
         for path in self._folder.glob("*.npz"):
-            _, _, number = path.stem.rpartition("-")
-            if number.isdigit() and int(number) >= trainer.current_epoch and is_own(path):
+            _, round_idx = name_and_round(path)
+            if round_idx is not None and round_idx >= trainer.current_epoch and is_own(path):
                 path.unlink()
 
     def write(self, round_idx: int, values: Mapping[str, Any]) -> None:
@@ -53,7 +53,27 @@ class MetricFiles:
             return
         for name, value in values.items():
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_arrays(self._folder / f"{slug(name)}-{round_idx}.npz", value)
+            write_arrays(self._folder / f"{stem_of(name, round_idx)}.npz", value)
+
+
+def stem_of(name: str, round_idx: int) -> str:
+    """Return the name, without its ending, of a file about a metric's value after a round.
+
+    Args:
+        name: The name of the metric.
+        round_idx: Index of the round.
+    """
+    return f"{slug(name)}-{round_idx}"
+
+
+def name_and_round(path: Path) -> tuple[str, int | None]:
+    """Return the name of a metric and the index of the round that a file is about. None is a file of no round.
+
+    >>> name_and_round(Path("roc-12.npz")), name_and_round(Path("roc.png"))
+    (('roc', 12), ('roc', None))
+    """
+    name, _, number = path.stem.rpartition("-")
+    return (name, int(number)) if number.isdigit() else (path.stem, None)
 
 
 def write_arrays(path: Path, value: Any) -> None:

@@ -81,7 +81,8 @@ class FederationParts:
         metrics: The user's own metrics, or None.
         given_seed: Key of every draw. None means the seed of `seed_everything`, or 0 without it.
         fine_tuning: How clients are fine-tuned before they are tested. None means that they are not.
-        deployed_client: Id of the client whose model and test samples an evaluation takes. None is the global model.
+        deployed_client: Id or name of the client whose model and test samples an evaluation takes. None is the global
+            model.
         deploys_tuned: Whether such a client is fine-tuned first.
         evaluates_all_clients: Whether an evaluation outside of a fit has the values of each client, too.
         horizon: The planned rounds.
@@ -122,7 +123,7 @@ class FederationParts:
     metrics: MetricCollection | None
     given_seed: int | None
     fine_tuning: FineTuning | None = None
-    deployed_client: int | None = None
+    deployed_client: int | str | None = None
     deploys_tuned: bool = False
     evaluates_all_clients: bool = False
     horizon: Horizon = field(default_factory=Horizon)
@@ -322,9 +323,10 @@ class FederationParts:
         name = next(step for function, step in STEP_OF.items() if trainer.state.fn == function)
         is_validation = name == "validation_step"
         is_called = not is_validation or (data.evaluated is not None and trainer.limit_val_batches != 0)
-        if module is None or not is_called:
+        # A prediction is checked once its loaders are there.
+        if module is None or not is_called or name == "predict_step":
             return
-        num_loaders = 1 + len(data.further_validation) if is_validation else 1
+        num_loaders = data.num_validation_loaders if is_validation else data.num_loaders("test")
         check_evaluation_step(module, name, num_loaders)
 
     def _check_not_replaced(self, loop: LightningModule) -> None:
@@ -444,6 +446,7 @@ class FederationParts:
         """Build the client's net for the data, or refuse other data than the net was built for."""
         if self.client.module is None:
             # A module of the user's own needs no number of classes, so its data are not counted.
+            data.know_shape()
             check_targets(self.client, data)
             self.client.build(data.num_classes, data.input_shape)
 

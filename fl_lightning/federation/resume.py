@@ -21,7 +21,8 @@ def catch_up(loop: Any, data: FederatedDataModule, recorder: Recorder) -> None:
     """Complete the row of an unfinished round, which no logger has yet.
 
     The function calls the hooks of the loop that are due and that Lightning does not call: `on_train_batch_end`,
-    the hooks of the validation and `on_train_epoch_end`. It does not call the hooks of callbacks.
+    the hooks of the validation and `on_train_epoch_end`. It does not call the hooks of callbacks of the Trainer. A
+    callback that writes the values of the clients is asked to complete its table.
 
     Args:
         loop: The `FederatedLoop`.
@@ -48,6 +49,9 @@ def catch_up(loop: Any, data: FederatedDataModule, recorder: Recorder) -> None:
     trainer.callback_metrics.update(values)
     if round_idx < trainer.current_epoch:
         loop.on_train_epoch_end()
+        for callback in trainer.callbacks:
+            if getattr(callback, "writes_client_values", False):
+                callback.complete_round(loop, round_idx)
 
 
 def validate(loop: LightningModule, data: FederatedDataModule) -> None:
@@ -59,15 +63,18 @@ def validate(loop: LightningModule, data: FederatedDataModule) -> None:
         loop.on_validation_model_eval()
         loop.on_validation_start()
         loop.on_validation_epoch_start()
-        for loader_idx, loader in enumerate(as_list(data.val_dataloader())):
+        loaders = as_list(data.val_dataloader())
+        for loader_idx, loader in enumerate(loaders):
+            # As in Lightning, hooks are given the index only if there are several loaders.
+            index = [loader_idx] if len(loaders) > 1 else []
             num_batches = limit if isinstance(limit, int) else int(limit * len(loader))
             for batch_idx, batch in enumerate(islice(loader, num_batches)):
                 converted = strategy.precision_plugin.convert_input(batch)
                 moved = strategy.batch_to_device(converted, None, loader_idx)
-                loop.on_validation_batch_start(moved, batch_idx, loader_idx)
+                loop.on_validation_batch_start(moved, batch_idx, *index)  # style: ok, as Lightning calls it
                 outputs = strategy.validation_step(moved, batch_idx, loader_idx)
                 # A subclass may give the arguments of a hook other names.
-                loop.on_validation_batch_end(outputs, moved, batch_idx, loader_idx)  # style: ok, as Lightning calls it
+                loop.on_validation_batch_end(outputs, moved, batch_idx, *index)  # style: ok, as Lightning calls it
         loop.on_validation_epoch_end()
         loop.on_validation_end()
     for module, mode in modes:

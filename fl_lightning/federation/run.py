@@ -113,8 +113,11 @@ class FederatedRun:
     def client_cost(self) -> Callable[[int], int]:
         """The function that returns the cost of a client, by which clients are spread over processes.
 
-        The cost is the number of samples. If the nets differ, it is multiplied by the operations of one sample.
+        The cost is the number of samples. If the nets differ, it is multiplied by the operations of one sample. Clients
+        whose samples are not read cost the same.
         """
+        if self.data.is_unread:
+            return equal_cost
         net = self.parts.client.net
         size = self.server.size
         if self.communicator.world == 1 or not isinstance(net, HeterogeneousNets):
@@ -157,6 +160,11 @@ class FederatedRun:
         self.communicator.all_gather_or_raise(None, error)
         exchanges = () if self.data.pooled else parts.client.exchanges
         parts.recorder.traffic.begin_fit(exchanges)
+
+
+def equal_cost(_client_id: int) -> int:
+    """Return the cost of a client whose samples are not read."""
+    return 1
 
 
 def cost_with_net(client_id: int, size: Callable[[int], int], costs: Sequence[int]) -> int:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 
-from fl_lightning.engines.deployed import laid_out
+from fl_lightning.engines.deployed import PassLoader, laid_out
 from fl_lightning.federation.clients_evaluation import values_of_score
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.state import to_float32
@@ -109,8 +110,14 @@ class TrainingEvaluation:
 
     def _of_module(self, round_idx: int, how: Scoring) -> Found:
         """Return what the module's own step and the further metrics say."""
-        self._local.seed("training samples", self._data.view(self._data.training_clients[0], round_idx))
-        score = self._own_steps.score(client_id=0, batches=self._batches(round_idx, how.batch_size), how=how)
+        clients = self._data.training_clients
+        self._local.seed("training samples", self._data.view(clients[0], round_idx))
+        loader = PassLoader(
+            partial(self._batches, round_idx, how.batch_size),
+            sizes=[self._data.view(client_id, round_idx).size() for client_id in clients],
+            batch_size=how.batch_size,
+        )
+        score = self._own_steps.score(client_id=0, loaders=[loader], how=how)
         found = values_of_score(score, self._class_names(), prefix=PREFIX)
         logged = {f"{PREFIX}/{name}": direction for name, direction in score.directions.items()}
         values = {name: float("nan") if value is None else value for name, value in found.items()}

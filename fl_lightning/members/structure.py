@@ -61,7 +61,8 @@ class Structure(Member):
                 self._parameters[name] = value
         for module in self._client.modules():
             attributes = vars(module)
-            tables = {table: dict(attributes[table]) for table in TABLES}
+            # Nothing can be added to TorchScript, whose tables are no dicts.
+            tables = {table: dict(attributes[table]) for table in TABLES if isinstance(attributes[table], dict)}
             self._attributes.append((attributes, tables))
         return False
 

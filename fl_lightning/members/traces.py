@@ -4,14 +4,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.types import Member
+from fl_lightning.utils.attributes import instance_attributes
 
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a parameter with its hooks. Torch has no public way to read the hooks."""
+
+ENTRIES = ("_parameters", "_buffers", "_modules")
+"""Attributes of a module with its entries and parts, which others hold."""
+
+NOT_OF_USERS = {"torch", "torchmetrics", "torchvision", "pytorch_lightning", "lightning", "fl_lightning"}
+"""Packages whose objects a module of the user's may hold, such as the Trainer."""
 
 COLLECTIONS = (dict, list, set, deque)
 """Collections whose contents are restored if an attribute of a module is one."""
@@ -45,12 +53,23 @@ class Snapshot:
 
     Args:
         client: The client module.
+        with_values: Whether it also covers the values of plain tensors and arrays that are attributes, of collections
+            within collections, and of objects whose classes come with the modules. Entries of the state dict are not
+            among them.
     """
 
-    def __init__(self, client: nn.Module) -> None:
+    def __init__(self, client: nn.Module, *, with_values: bool = False) -> None:
         self._attributes: list[tuple[nn.Module, type[nn.Module], dict[str, Any]]] = []
         self._collections: list[tuple[Any, Any]] = []
         """Collections, and copies of them."""
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        """Plain tensors, and copies of them."""
+        self._arrays: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        """Arrays, and copies of them."""
+        self._held: set[int] = set()
+        """The objects within attributes that are held."""
+        self._packages = {package_of(module) for module in client.modules()} - NOT_OF_USERS
+        """The packages of the user's own modules."""
         self._hooks: list[tuple[nn.Parameter, str, dict[Any, Any]]] = []
         for module in client.modules():
             if isinstance(module, Metric | MetricCollection):
@@ -60,10 +79,39 @@ class Snapshot:
             for value in attributes.values():
                 if isinstance(value, COLLECTIONS):
                     self._collections.append((value, value.copy()))
+            if with_values:
+                for name, value in attributes.items():
+                    if name not in ENTRIES:
+                        self._hold_values(value)
         for parameter in client.parameters():
             for name in PARAMETER_HOOKS:
                 self._hooks.append((parameter, name, dict(getattr(parameter, name) or {})))
         self._switches = switches()
+
+    def _hold_values(self, value: Any) -> None:
+        """Hold the values of an attribute, or of an item of a collection."""
+        if id(value) in self._held:
+            return
+        self._held.add(id(value))
+        if isinstance(value, nn.Parameter | nn.Module | type):
+            return
+        if isinstance(value, Tensor):
+            if value.is_inference() or value.is_meta:
+                return  # No training can write to it.
+            self._tensors.append((value, value.detach().clone()))
+        elif isinstance(value, np.ndarray):
+            if value.flags.writeable:
+                self._arrays.append((value, value.copy()))
+        elif isinstance(value, COLLECTIONS):
+            self._collections.append((value, value.copy()))
+        elif package_of(value) in self._packages:
+            value = instance_attributes(value)
+            self._collections.append((value, value.copy()))
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list | set | deque | tuple):
+            for item in value:
+                self._hold_values(item)
 
     def undo(self) -> None:
         """Restore everything."""
@@ -75,6 +123,14 @@ class Snapshot:
             current.update(attributes)
         for collection, contents in self._collections:
             refill(collection, contents)
+        for tensor, values in self._tensors:
+            if tensor.shape != values.shape:
+                tensor.data = values
+            elif not torch.equal(tensor, values):  # An expanded tensor, which is not writable, is equal.
+                with torch.no_grad():
+                    tensor.copy_(values)
+        for array, elements in self._arrays:
+            np.copyto(array, elements)
         for parameter, name, hooks in self._hooks:
             current_hooks = getattr(parameter, name)
             if current_hooks:
@@ -82,6 +138,11 @@ class Snapshot:
         for switch, current_switch in zip(self._switches, switches(), strict=True):
             if current_switch.value != switch.value:
                 switch.set(switch.value)
+
+
+def package_of(value: object) -> str:
+    """Return the name of the top-level package that defines an object's class."""
+    return type(value).__module__.partition(".")[0]
 
 
 class Switch(NamedTuple):

@@ -71,7 +71,6 @@ class FedDFServer(ServerModule):
         self.distill_steps = distill_steps
         self.patience = patience
         self.eval_every = eval_every
-        self.validation: Any = None
         self.steps_taken = 0
         """Steps of the last distillation."""
 
@@ -80,9 +79,15 @@ class FedDFServer(ServerModule):
         """Client whose net is used, without a change to its own weights."""
         return self.client_of(ClientModule)
 
+    @property
+    def validation(self) -> Any:
+        """The server's validation split. None: there is none."""
+        try:
+            return self.server.data("val")
+        except ValueError:
+            return None
+
     def setup(self) -> None:
-        if not len(self.server.data("proxy")):
-            raise ValueError("FedDF needs a proxy split with samples, got an empty one; raise data.proxy_size")
         saved = self.client.state_dict()
         named = [*self.client.named_parameters(), *self.client.named_buffers()]
         kept = [name for name, _ in named if name in saved and name not in self.server.weights]
@@ -90,10 +95,6 @@ class FedDFServer(ServerModule):
             raise ValueError(
                 f"FedDF distils into a whole net, but {kept[0]!r} stays with each client; leave model.personal unset"
             )
-        try:
-            self.validation = self.server.data("val")
-        except ValueError:  # there is none
-            self.validation = None
 
     def add(self, update: ClientUpdate) -> None:
         if update.weights is not None:

@@ -117,11 +117,32 @@ class ClientTable(Monitor):
                 row[f"bytes_{way}"] = counted[f"comm/bytes_{way}", client_id]
         self._write(trainer, loop, rows)
 
+    def complete_round(self, loop: FederatedLoop, round_idx: int) -> None:
+        """Write the values of the evaluation of a round that was completed when the run went on in another folder.
+
+        What was measured in the training of the round is in the table of the earlier folder only.
+
+        Args:
+            loop: The federation.
+            round_idx: Index of the round.
+        """
+        if self._table is not None and not self._table.has_round(round_idx):
+            self._table.append_by_name([{"round": round_idx, **row} for row in self._rows(loop, {})])
+
     def _write(self, trainer: Trainer, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> None:
         """Write a row for each client that was measured or evaluated.
 
         Args:
             trainer: The Trainer of the run.
+            loop: The federation.
+            measured: What was measured, by client id.
+        """
+        self.add_rows_by_name(trainer, self._rows(loop, measured))
+
+    def _rows(self, loop: FederatedLoop, measured: Mapping[int, Measurements]) -> list[dict[str, Any]]:
+        """Return a row for each client that was measured or evaluated, by the names of columns.
+
+        Args:
             loop: The federation.
             measured: What was measured, by client id.
         """
@@ -134,4 +155,4 @@ class ClientTable(Monitor):
             values = evaluated.get(client_id, {})
             unseen = unseen_cell(client_id, loop.data.unseen_clients)
             rows.append({"client": client_id, "owner": names[client_id], **cells, **unseen, **values})
-        self.add_rows_by_name(trainer, rows)
+        return rows

@@ -41,6 +41,8 @@ class FeatureProbe(Monitor):
         plot: Whether the pictures are drawn. t-SNE takes seconds.
     """
 
+    instead = "take DriftMonitor, which compares weights"
+
     def __init__(
         self,
         layer: str | None = None,

@@ -48,6 +48,8 @@ class ForgettingMonitor(Monitor):
         dirpath: Folder of the table. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
 
+    instead = "take GroupMetrics, which takes your validation_step, or local/KEY (model.evaluate_clients_every)"
+
     def __init__(
         self,
         split: str | None = None,
@@ -170,6 +172,8 @@ class PersonalisedAccuracy(Monitor):
         every: Number of rounds from one measured round to the next.
         clients: Ids of the clients that are measured. None is the whole cohort.
     """
+
+    instead = "take local/KEY and local/tuned/KEY (model.evaluate_clients_every, model.fine_tuning)"
 
     def __init__(self, train: bool = False, every: int = 1, clients: Sequence[int] | None = None) -> None:
         super().__init__(every=every, clients=clients)

@@ -10,13 +10,14 @@ from torchmetrics import MetricCollection
 from fl_lightning.client.checks import check_outputs
 from fl_lightning.data.schema import shown
 from fl_lightning.distributed import current_communicator
-from fl_lightning.engines.deployed import own_step
+from fl_lightning.engines.deployed import PassLoader, own_step
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.metrics.user_metrics import Metrics, alone, as_collection, update, values_of
 from fl_lightning.monitors.monitor import Monitor, add_to_row
 from fl_lightning.reports.terminal import print_table
 from fl_lightning.types import Batch
 from fl_lightning.utils.batches import batch_length
+from fl_lightning.utils.settings import find_client
 
 
 class GroupMetrics(Monitor):
@@ -129,9 +130,10 @@ class GroupMetrics(Monitor):
     def _of_own_steps(self, loop: FederatedLoop, clients: Sequence[int]) -> dict[str, float]:
         """Return the number of samples and what the module's own step and hooks log."""
         how = loop.evaluation.of_clients.how("validation")
-        batches = loop.engine.local.transfer.each(batches_of(loop, clients))
+        num_loaders = max(1, len(loop.data.split("test").loader_sizes))
+        loaders = [loader_of(loop, clients, loader_idx) for loader_idx in range(num_loaders)]
         with loop.evaluation.inspection.look():
-            score = loop.engine.own_steps.score(client_id=clients[0], batches=batches, how=how)
+            score = loop.engine.own_steps.score(client_id=clients[0], loaders=loaders, how=how)
         if SAMPLES in score.logged:
             raise ValueError(
                 f"GroupMetrics counts samples under {SAMPLES!r}, which the module logs too; log it by another name"
@@ -154,10 +156,37 @@ class GroupMetrics(Monitor):
         return chosen
 
 
-def batches_of(loop: FederatedLoop, clients: Sequence[int]) -> Iterator[Batch]:
-    """Yield the batches of test samples of some clients, one client after the other."""
+def loader_of(loop: FederatedLoop, clients: Sequence[int], loader_idx: int) -> PassLoader:
+    """Return a loader of the test samples of some clients, one client after the other.
+
+    Args:
+        loop: The federation.
+        clients: Ids of the clients.
+        loader_idx: Index of the loader of the data whose samples are taken.
+    """
+
+    def read() -> Iterator[Batch]:
+        return loop.engine.local.transfer.each(batches_of(loop, clients, loader_idx), loader_idx)
+
+    sizes: list[int] = []
     for client_id in clients:
         view = loop.data.view(client_id, loop.server.round_idx)
+        sizes.append(view.by_loader("test")[loader_idx].size("test"))
+    return PassLoader(read, sizes=sizes, batch_size=loop.data.eval_batch_size)
+
+
+def batches_of(loop: FederatedLoop, clients: Sequence[int], loader_idx: int | None = None) -> Iterator[Batch]:
+    """Yield the batches of test samples of some clients, one client after the other.
+
+    Args:
+        loop: The federation.
+        clients: Ids of the clients.
+        loader_idx: Index of the loader whose samples are taken. None takes those of all loaders.
+    """
+    for client_id in clients:
+        view = loop.data.view(client_id, loop.server.round_idx)
+        if loader_idx is not None:
+            view = view.by_loader("test")[loader_idx]
         yield from view.batches("test", batch_size=loop.data.eval_batch_size)
 
 
@@ -175,8 +204,10 @@ def client_ids(clients: Sequence[int | str], names: Sequence[str], *, group: str
     >>> client_ids([1, "Aachen"], ["Aachen", "Bonn"], group="west")
     [1, 0]
     """
-    numbers = {name: client_id for client_id, name in enumerate(names)}
-    found = [client if isinstance(client, int) else numbers.get(client, -1) for client in clients]
+    found: list[int] = []
+    for client in clients:
+        client_id = find_client(client, names, len(names)) if isinstance(client, str) else client
+        found.append(-1 if client_id is None else client_id)
     if not found or any(not 0 <= client_id < len(names) for client_id in found):
         has_owners = names != [str(client_id) for client_id in range(len(names))]
         known = f" or of {shown(names)}" if has_owners else ""

@@ -49,6 +49,8 @@ class LossLandscape(Monitor):
         dirpath: Folder of the files. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
 
+    instead = "take DriftMonitor, which compares weights"
+
     def __init__(
         self,
         split: str | None = None,

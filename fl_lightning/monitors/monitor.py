@@ -46,9 +46,11 @@ class Monitor(Callback):
         ended: The same for clients that have ended their training.
         measured: The same for the clients of all processes, once the exchanges are over.
         measures_any_fit: Whether the monitor measures the fit of a module without a federation, too.
+        instead: Words for what to take where the clients are no classifiers, as the end of a sentence.
     """
 
     measures_any_fit: ClassVar[bool] = False
+    instead: ClassVar[str] = "leave the monitor out"
 
     def __init__(self, every: int = 1, clients: Sequence[int] | None = None, dirpath: str | Path | None = None) -> None:
         check_at_least(1, every=every)
@@ -163,10 +165,10 @@ class Monitor(Callback):
         """
         if loop.data.num_classes is None:
             raise ValueError(
-                f"{type(self).__name__} needs data with classes, and these have none; set data.num_classes, or leave "
-                f"the monitor out"
+                f"{type(self).__name__} needs data with classes, and these have none; set data.num_classes if "
+                f"the samples have classes, else {self.instead}"
             )
-        check_outputs(loop.client, type(self).__name__, remedy="leave the monitor out")
+        check_outputs(loop.client, type(self).__name__, remedy=self.instead)
         return loop.evaluation.inspection
 
     def measures(self, trainer: Trainer) -> bool:

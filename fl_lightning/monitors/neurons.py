@@ -44,6 +44,8 @@ class NeuronActivations(Monitor):
             such monitors in one run. An empty name is left out.
     """
 
+    instead = "take DriftMonitor, which compares weights"
+
     def __init__(
         self,
         layer: str | None = None,

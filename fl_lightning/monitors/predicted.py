@@ -28,6 +28,8 @@ class PredictedDistribution(Monitor):
         dirpath: Folder of the table. None is the folder of the Trainer's first logger, and no folder without a logger.
     """
 
+    instead = "take model.metrics with an object that keeps the outputs"
+
     def begin(self, trainer: Trainer, loop: FederatedLoop) -> None:
         names = self.check_classes(loop).class_names
         loop.data.measured_split("transfer")

@@ -75,8 +75,17 @@ class SampleReduction(Callback):
         return min(of_class, self.counts[last_step - 1])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse a client or class that does not exist, and begin from all samples."""
+        """Refuse a client or class that does not exist, and begin from all samples.
+
+        Raises:
+            ValueError: The data have no classes, or there is no such client or class.
+        """
         if isinstance(pl_module, FederatedLoop):
+            if pl_module.data.num_classes is None:
+                raise ValueError(
+                    "SampleReduction needs data with classes, and these have none; set data.num_classes if the samples "
+                    "have classes, else take data.partition, which deals a client fewer samples"
+                )
             pl_module.data.set_class_count(self.client, self.class_idx, None)
         else:
             warn_of_plain_fit(self, pl_module)

@@ -30,6 +30,8 @@ GREY = "#d9d9d9"
 MOST_LABELS = 40
 MOST_NUMBERED = 20
 """Largest number of classes of a confusion matrix whose cells have numbers."""
+UNSEEN_COLOR = "#D55E00"
+"""Color of the hatches over clients that never train."""
 LARGEST = 1e100
 """Largest magnitude of values that are drawn."""
 
@@ -40,6 +42,7 @@ def plot_partition(
     title: str | None = None,
     *,
     client_names: Sequence[str] | None = None,
+    unseen: Sequence[int] = (),
 ) -> Figure:
     """Draw client × class sample counts as a heat map, with each client's total above and each class's beside it.
 
@@ -48,6 +51,7 @@ def plot_partition(
         class_names: Names of the C classes.
         title: Title of the figure. None says N, C and the number of samples.
         client_names: Names of the N clients. None is their ids.
+        unseen: Ids of the clients that never train, which are hatched.
     """
     from matplotlib import colormaps  # noqa: PLC0415 - slow to import
     from matplotlib.colors import ListedColormap, PowerNorm  # noqa: PLC0415
@@ -71,7 +75,9 @@ def plot_partition(
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
         write_counts(axes, table.T, dark=0.3 * float(table.max(initial=1)))
-    draw_totals(figure.add_subplot(grid[0, 0], sharex=axes), totals=table.sum(1), along="x")
+    totals = figure.add_subplot(grid[0, 0], sharex=axes)
+    draw_totals(totals, totals=table.sum(1), along="x")
+    mark_unseen(figure, panels=[axes, totals], unseen=unseen)
     draw_totals(figure.add_subplot(grid[1, 1], sharey=axes), totals=table.sum(0), along="y")
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 2]), label="samples of the class at the client")
     return figure
@@ -109,6 +115,7 @@ def plot_bubbles(
     title: str | None = None,
     *,
     client_names: Sequence[str] | None = None,
+    unseen: Sequence[int] = (),
 ) -> Figure:
     """Draw client × class sample counts as bubbles, whose areas are the counts.
 
@@ -117,6 +124,7 @@ def plot_bubbles(
         class_names: Names of the C classes.
         title: Title of the figure. None says N, C and the number of samples.
         client_names: Names of the N clients. None is their ids.
+        unseen: Ids of the clients that never train, which are hatched.
     """
     table, name = read_counts(counts, class_names)
     num_clients, num_classes = table.shape
@@ -131,6 +139,7 @@ def plot_bubbles(
     areas = table[clients, classes] / largest * cell**2
     axes.scatter(clients, classes, s=areas, alpha=0.6, linewidths=0)
     axes.set(xlabel="client", ylabel="class", xlim=(-0.7, num_clients - 0.3), ylim=(-0.7, num_classes - 0.3))
+    mark_unseen(figure, panels=[axes], unseen=unseen)
     label_clients(axes.xaxis, client_names, num_clients)
     label_places(axes.yaxis, class_names, MOST_LABELS)
     return figure
@@ -168,13 +177,20 @@ def plot_accuracy(
     return figure
 
 
-def plot_sizes(sizes: ArrayLike, title: str | None = None, *, client_names: Sequence[str] | None = None) -> Figure:
+def plot_sizes(
+    sizes: ArrayLike,
+    title: str | None = None,
+    *,
+    client_names: Sequence[str] | None = None,
+    unseen: Sequence[int] = (),
+) -> Figure:
     """Draw the number of training samples of each client, for samples without classes.
 
     Args:
         sizes: Number of training samples of each client, (N,).
         title: Title of the figure. None says N and the number of samples.
         client_names: Names of the N clients. None is their ids.
+        unseen: Ids of the clients that never train, which are hatched.
     """
     counts = np.asarray(sizes, dtype=np.float64)
     width = float(np.clip(0.42 * len(counts), 3.2, 11)) + 1.0
@@ -182,6 +198,7 @@ def plot_sizes(sizes: ArrayLike, title: str | None = None, *, client_names: Sequ
     figure = new_figure(width, 3.4, title or default_title)
     axes = figure.add_subplot()
     draw_totals(axes, totals=counts, along="x")
+    mark_unseen(figure, panels=[axes], unseen=unseen)
     axes.set_xlabel("client")
     label_clients(axes.xaxis, client_names, len(counts))
     axes.tick_params("x", labelbottom=True)
@@ -445,6 +462,26 @@ def draw_confusion(axes: Axes, table: Numbers, class_names: Sequence[str]) -> Ax
             colour = "white" if share > 60 else "black"
             axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize="small", color=colour)
     return image
+
+
+def mark_unseen(figure: Figure, *, panels: Sequence[Axes], unseen: Sequence[int]) -> None:
+    """Hatch the clients that never train, with a legend below the panels, if there are any.
+
+    Args:
+        figure: The figure.
+        panels: The panels with the clients along the x axis.
+        unseen: Ids of these clients.
+    """
+    from matplotlib.patches import Patch  # noqa: PLC0415 - slow to import
+
+    if not unseen:
+        return
+    style: dict[str, Any] = {"facecolor": "none", "edgecolor": UNSEEN_COLOR, "hatch": "///", "linewidth": 0.0}
+    for axes in panels:
+        for client_id in unseen:
+            axes.axvspan(client_id - 0.5, client_id + 0.5, **style)
+    patch = Patch(label="never trains (data.unseen)", **style)
+    figure.legend(handles=[patch], loc="outside lower center", frameon=False)
 
 
 def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:

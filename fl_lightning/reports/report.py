@@ -530,6 +530,7 @@ def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
                 run.partition.table.tobytes(),
                 tuple(run.partition.names),
                 tuple(run.partition.clients),
+                run.partition.unseen,
             )
             partitions.setdefault(identity, run.partition)
             user = group.label if len(group.runs) == 1 else f"{group.label}, seed {run.seed}"
@@ -537,23 +538,38 @@ def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:
     parts: list[Picture | str] = []
     for number, identity in enumerate(list(partitions)[:MOST_PARTITIONS]):
         partition = partitions[identity]
-        caption = caption_of_partition(partition.table, partition.names, users[identity])
-        figure = plot_partition(partition.table, partition.names, client_names=partition.clients)
+        caption = caption_of_partition(partition.table, partition.names, users[identity], unseen=partition.unseen)
+        figure = plot_partition(
+            partition.table, partition.names, client_names=partition.clients, unseen=partition.unseen
+        )
         parts.append(Picture(f"partition-{number}", figure, caption, wide=True))
     if len(partitions) > MOST_PARTITIONS:
         parts.append(f"{len(partitions) - MOST_PARTITIONS} further partitions are not drawn; partition.csv has each.")
     return parts
 
 
-def caption_of_partition(table: Numbers, names: Sequence[str], users: Sequence[str]) -> str:
-    """Describe a partition (N, C) and the runs that use it."""
+def caption_of_partition(
+    table: Numbers, names: Sequence[str], users: Sequence[str], *, unseen: Sequence[int] = ()
+) -> str:
+    """Describe a partition (N, C) and the runs that use it.
+
+    Args:
+        table: Number of samples of each client and class, (N, C).
+        names: Names of the C classes.
+        users: Names of the runs.
+        unseen: Ids of the clients that never train.
+    """
     who = "; ".join(users[:3])
     if len(users) > 3:
         who += f" and {len(users) - 3} more"
     classes = (table > 0).sum(1)
     samples = table.sum(1)
+    never = ""
+    if unseen:
+        verb = "never trains" if len(unseen) == 1 else "never train"
+        never = f" {len(unseen)} of {len(table)} clients {verb} (data.unseen, hatched)."
     return (
         f"Training samples of each class at each client: {who}. "
         f"A client has {classes.min()} to {classes.max()} of the {len(names)} classes "
-        f"and {samples.min():.0f} to {samples.max():.0f} samples."
+        f"and {samples.min():.0f} to {samples.max():.0f} samples.{never}"
     )

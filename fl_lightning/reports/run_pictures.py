@@ -1,10 +1,11 @@
 """Pictures of a report that runs have prepared: confusion matrices, and what metric objects have drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.federation.metric_files import FOLDER
+from fl_lightning.federation.metric_files import FOLDER, name_and_round
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.reports.figures import Numbers, plot_confusion
 from fl_lightning.reports.page import Picture, SavedPicture
@@ -100,14 +101,41 @@ def metric_pictures_of(groups: Sequence[Group]) -> list[SavedPicture | str]:
     return parts
 
 
-def pictures_of_run(group: Group, run: SavedRun) -> list[SavedPicture]:
-    """Return the pictures of a run's metrics. They are none if later rounds of the run are left out."""
+def pictures_of_run(group: Group, run: SavedRun) -> list[SavedPicture | str]:
+    """Return the pictures of a run's metrics. They are none if later rounds of the run are left out.
+
+    A run may have been continued without drawing. A sentence then takes the place of the picture.
+    """
     if not run.is_whole:
         return []
     which = f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label
-    pictures = []
-    for path in sorted((run.folder / FOLDER).glob("*")):
-        if path.suffix in PICTURES:
-            caption = f"{path.stem} after the last evaluated round: {which}."
-            pictures.append(SavedPicture(f"{path.stem}-{slug(which)}", path, caption))
-    return pictures
+    files = sorted((run.folder / FOLDER).glob("*"))
+    evaluated = last_rounds(path for path in files if path.suffix == ".npz")
+    drawn = last_rounds(path for path in files if path.suffix in PICTURES)
+    parts: list[SavedPicture | str] = []
+    for name, path in drawn.items():
+        if name not in evaluated:
+            continue
+        _, of_picture = name_and_round(path)
+        _, of_value = name_and_round(evaluated[name])
+        if of_picture == of_value:
+            caption = f"{name} after round {of_picture}: {which}."
+            parts.append(SavedPicture(f"{name}-{slug(which)}", path, caption))
+        else:
+            parts.append(
+                f"{name} is not shown: its last picture is of round {of_picture}, and its last value of round "
+                f"{of_value}. Continue the run with --plots.format metrics to draw it."
+            )
+    return parts
+
+
+def last_rounds(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return the file of the last round of each metric, by the name of the metric. Other files are left out."""
+    rounds: dict[str, int] = {}
+    found: dict[str, Path] = {}
+    for path in paths:
+        name, round_idx = name_and_round(path)
+        if round_idx is not None and round_idx >= rounds.get(name, 0):
+            rounds[name] = round_idx
+            found[name] = path
+    return found

@@ -25,7 +25,7 @@ from fl_lightning.metrics.keys import Direction, Directions, direction_of
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger, read_directions, read_status
-from fl_lightning.runs.partition import PARTITION
+from fl_lightning.runs.partition import PARTITION, UNSEEN
 from fl_lightning.utils.round_table import read_cells, reading
 
 METRICS = "metrics.csv"
@@ -73,11 +73,19 @@ CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class Counts(NamedTuple):
-    """Training samples of each client and class, (N, C), and the names of the classes and of the clients."""
+    """Training samples of each client and class, (N, C), and the names of the classes and of the clients.
+
+    Args:
+        table: Number of samples of each client and class, (N, C).
+        names: Names of the C classes.
+        clients: Names of the N clients.
+        unseen: Ids of the clients that never train.
+    """
 
     table: Numbers
     names: list[str]
     clients: list[str]
+    unseen: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -514,6 +522,7 @@ def read_partition(path: Path) -> Counts | None:
     """
     columns = read_columns(path, [CLIENT_COLUMN])
     clients = columns.pop(CLIENT_COLUMN, None)
+    never_trains = columns.pop(UNSEEN, np.zeros(0))
     if not columns:
         return None
     table = np.stack([*columns.values()], axis=1)
@@ -522,7 +531,8 @@ def read_partition(path: Path) -> Counts | None:
     if not len(table):
         return None
     client_names = range(len(table)) if clients is None else clients
-    return Counts(table, names=list(columns), clients=list(map(str, client_names)))
+    unseen = tuple(int(client_id) for client_id in never_trains.nonzero()[0])
+    return Counts(table, names=list(columns), clients=list(map(str, client_names)), unseen=unseen)
 
 
 def read_columns(path: Path, texts: Sequence[str] = ()) -> dict[str, NDArray[Any]]:

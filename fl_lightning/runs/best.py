@@ -18,7 +18,6 @@ from fl_lightning.metrics.keys import (
     split_of,
     unknown_direction,
 )
-from fl_lightning.runs.folder import CLIENT
 from fl_lightning.utils.files import write_file
 
 ON_TEST = "-on-test"
@@ -26,7 +25,7 @@ ON_TEST = "-on-test"
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps the checkpoint of the best round, and of it the `client.ckpt` beside it as `client-best.ckpt`.
+    """Keeps the checkpoint of the best round, and beside it a copy of the round's `client.ckpt` as `client-best.ckpt`.
 
     The first evaluation names the value that is compared: an accuracy, else the first key that the module logs
     there. Of clients that share no weights it is such a mean of their own models. Nothing is kept if a run
@@ -85,7 +84,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Add to the name of the file if the test split is evaluated, which is known once the data are set up."""
-        if isinstance(pl_module, FederatedLoop) and pl_module.data.evaluated != "val":
+        if stage == "fit" and isinstance(pl_module, FederatedLoop) and pl_module.data.evaluated != "val":
             dirpath, filename = self._place
             self.filename = f"{filename.removesuffix(ON_TEST)}{ON_TEST}"
             self._place = (dirpath, self.filename)
@@ -112,14 +111,17 @@ class BestCheckpoint(ModelCheckpoint):
             before = self.best_model_score
             super().on_train_epoch_end(trainer, pl_module)
             if self.best_model_score is not before and trainer.is_global_zero:
-                self._keep_client()
+                self._keep_client(trainer)
 
-    def _keep_client(self) -> None:
-        """Keep the round's checkpoint of the client's own class, which ClientCheckpoint has written before."""
+    def _keep_client(self, trainer: Trainer) -> None:
+        """Keep the round's checkpoint of the client's own class, which a ClientCheckpoint has written before."""
         dirpath, filename = self._place
-        of_round = Path(dirpath, CLIENT)
-        if of_round.is_file():
-            write_file(of_round.with_name(f"client-{filename}.ckpt"), of_round.read_bytes())
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            of_round: Path | None = getattr(callback, "path_of_round", None)
+            if of_round is not None:
+                write_file(Path(dirpath, f"client-{filename}.ckpt"), of_round.read_bytes())
+                return
 
     def _choose(self, trainer: Trainer, loop: FederatedLoop) -> None:
         """Choose the key and its direction, once the key is logged."""

@@ -16,7 +16,7 @@ from fl_lightning.client.checkpoint_io import collect_orphans, is_below
 from fl_lightning.federation.checkpoint import federated
 from fl_lightning.federation.configured import flat
 from fl_lightning.federation.differences import differences
-from fl_lightning.federation.effects import is_fixed
+from fl_lightning.federation.effects import belongs_to_any, is_fixed
 from fl_lightning.federation.values import Settings, is_plain
 from fl_lightning.runs.checkpoints import CHECKPOINTS, INDEX, indexed
 from fl_lightning.runs.loggers import RoundCSVLogger
@@ -253,16 +253,18 @@ def link_out_of(folder: Path) -> Path | None:
     return None
 
 
-def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any]) -> Path:
+def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any], allowed: Sequence[str] = ()) -> Path:
     """Find the file that `--ckpt_path` means: a path, or `last` or `best` of a run.
 
-    The run is the newest run in `parent` that was begun with the same fixed settings, else the newest run. The newest
-    readable checkpoint of the run replaces a `last` that cannot be read.
+    The run is the newest run in `parent` that was begun with the same fixed settings, else the newest one whose
+    settings differ only as allowed, else the newest run. The newest readable checkpoint of the run replaces a `last`
+    that cannot be read.
 
     Args:
         asked: `last`, `best` or a path.
         parent: Folder of the runs.
         config: The parsed configuration.
+        allowed: Names of settings that may differ, each with all settings below it.
 
     Raises:
         FileNotFoundError: There is no such file, or no run with such a checkpoint.
@@ -286,16 +288,21 @@ def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any]) -> Path
             f"its {INDEX} names, and there is none; "
             f"leave --ckpt_path out to start a new run, or give the checkpoint's file"
         )
-    path = of_same_settings(candidates, flat(config)) or candidates[0]
+    settings = flat(config)
+    found = of_same_settings(candidates, settings)
+    if found is None and allowed:
+        found = of_same_settings(candidates, settings, allowed)
+    path = found or candidates[0]
     return path if asked == "best" else readable(path)
 
 
-def of_same_settings(checkpoints: Iterable[Path], settings: Settings) -> Path | None:
+def of_same_settings(checkpoints: Iterable[Path], settings: Settings, allowed: Sequence[str] = ()) -> Path | None:
     """Return the first checkpoint whose run was begun with these fixed settings, or None without such a checkpoint.
 
     Args:
         checkpoints: Checkpoints, read one after the other.
         settings: Fixed settings by name.
+        allowed: Names of settings that may differ.
     """
     for path in checkpoints:
         identity = identity_in(path)
@@ -303,7 +310,8 @@ def of_same_settings(checkpoints: Iterable[Path], settings: Settings) -> Path | 
             continue
         is_complete = "code" in identity
         changed = differences(identity["config"], settings, only_shared=not is_complete)
-        if not any(is_fixed(difference.name) for difference in changed):
+        names = [difference.name for difference in changed if not belongs_to_any(difference.name, allowed)]
+        if not any(map(is_fixed, names)):
             return path
     return None
 

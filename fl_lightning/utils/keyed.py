@@ -81,6 +81,34 @@ def keyed_noise(seed: int, purpose: str, round_idx: int = -1, client_id: int = -
     return np.random.Generator(philox)
 
 
+class GlobalStates:
+    """Holds the states of the global random generators, to be put back later.
+
+    A context that stays open between two calls would put them back as soon as it is collected as garbage, in the middle
+    of what somebody else draws. This object does nothing unless it is asked to.
+
+    Args:
+        on_gpu: Whether the states of CUDA are held.
+        foreign: Whether the states of NumPy and Python are held.
+    """
+
+    def __init__(self, *, on_gpu: bool, foreign: bool) -> None:
+        self._of_torch = torch.get_rng_state()
+        self._of_cuda = torch.cuda.get_rng_state_all() if on_gpu else None
+        self._of_numpy = np.random.get_state() if foreign else None
+        self._of_python = random.getstate() if foreign else None
+
+    def restore(self) -> None:
+        """Put the states back."""
+        torch.set_rng_state(self._of_torch)
+        if self._of_cuda is not None:
+            torch.cuda.set_rng_state_all(self._of_cuda)
+        if self._of_numpy is not None:
+            np.random.set_state(self._of_numpy)
+        if self._of_python is not None:
+            random.setstate(self._of_python)
+
+
 @contextmanager
 def keyed_globals(seed: int, purpose: str) -> Iterator[None]:
     """Key the global generators of Python, NumPy and torch for code of others, and put them back afterwards.

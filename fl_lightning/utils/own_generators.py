@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.utils.attributes import instance_attributes
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.packages import is_of_lightning
 
@@ -138,7 +139,8 @@ def parts_of(value: Any) -> Iterator[Any]:
     elif isinstance(value, MethodType):
         yield from (value.__self__, value.__func__)
     elif isinstance(value, BuiltinMethodType):
-        yield value.__self__
+        # Functions of Boost.Python only say that they are of this class.
+        yield getattr(value, "__self__", None)
     elif isinstance(value, staticmethod | classmethod):
         yield value.__func__
     elif isinstance(value, property):
@@ -150,8 +152,7 @@ def parts_of(value: Any) -> Iterator[Any]:
 
 def attributes_of(value: Any) -> Iterator[Any]:
     """Yield the attributes of an object, also those in `__slots__`."""
-    if hasattr(value, "__dict__"):
-        yield from vars(value).values()
+    yield from instance_attributes(value).values()
     for base in type(value).__mro__:
         if is_of_library(base.__module__):
             continue

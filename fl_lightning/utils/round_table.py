@@ -89,6 +89,17 @@ class RoundTable:
             header, *rows = [list(map(of_cell, row)) for row in csv.reader(file)] or [[]]
         return header, rows
 
+    def has_round(self, round_idx: int) -> bool:
+        """Return True if the file has rows of a round.
+
+        Args:
+            round_idx: Index of the round.
+        """
+        if not self.path.is_file():
+            return False
+        _, rows = self._read()
+        return any(row[:1] == [str(round_idx)] for row in rows)
+
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add rows. None leaves a cell empty, and NaN is a value."""
         cells: list[list[Any]] = []

@@ -5,7 +5,7 @@ An unset setting (None) passes.
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from types import FunctionType
@@ -56,6 +56,10 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
         if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
             hint = "give nets and modules by name (net=, module=)"
         raise TypeError(f"{name} must be a number, got {described(value)}{hint and '; ' + hint}")
+
+
+MOST_LISTED = 8
+"""Most names of clients in a sentence."""
 
 
 def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any] | Tensor]:
@@ -113,6 +117,31 @@ def client_index(value: Any, num_clients: int, *, name: str) -> int:
     if index not in range(num_clients):
         raise ValueError(f"{name} must lie in [0, {num_clients}), got {index}; give one of these ids")
     return index
+
+
+def find_client(word: str, names: Sequence[str], num_clients: int) -> int | None:
+    """Return the id of the client that a word means: its name, else the digits of its id. None means no client.
+
+    Args:
+        word: The word.
+        names: Names of the clients by id. Empty if they have none.
+        num_clients: Number of clients N.
+
+    >>> [find_client(word, ["east", "7"], 2) for word in ("7", "east", "1", "west", "2")]
+    [1, 0, 1, None, None]
+    """
+    if word in names:
+        return list(names).index(word)
+    return int(word) if word.isdecimal() and int(word) < num_clients else None
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few of some names, for a sentence.
+
+    >>> listed(["east", "west"])
+    'east, west'
+    """
+    return f"{', '.join(names[:MOST_LISTED])}{', …' if len(names) > MOST_LISTED else ''}"
 
 
 def check_kind(kind: type | tuple[type, ...], rule: str, remedy: str, /, **settings: object) -> None:

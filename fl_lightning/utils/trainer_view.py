@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 
 ALONE: Mapping[str, Any] = {"world_size": 1, "global_rank": 0, "num_nodes": 1, "num_devices": 1}
 """What a client sees of the processes of a run: nothing, because one process trains it."""
@@ -36,7 +37,16 @@ WITHOUT_TRAINER: Mapping[str, Any] = MappingProxyType(
         "callback_metrics": MappingProxyType({}),
         "logged_metrics": MappingProxyType({}),
         "progress_bar_metrics": MappingProxyType({}),
+        "checkpoint_callback": None,
+        "checkpoint_callbacks": (),
+        "early_stopping_callback": None,
+        "early_stopping_callbacks": (),
+        "progress_bar_callback": None,
+        "state": TrainerState(status=TrainerStatus.RUNNING, fn=TrainerFn.FITTING, stage=RunningStage.TRAINING),
         "training": True,
+        "validating": False,
+        "testing": False,
+        "predicting": False,
         "evaluating": False,
         "sanity_checking": False,
         "fast_dev_run": False,

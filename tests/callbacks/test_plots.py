@@ -8,7 +8,9 @@ import pytest
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport, RunPlots, plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks import plots as module
-from fl_lightning.reports.figures import plot_sizes, plot_values
+from fl_lightning.reports.figures import plot_bubbles, plot_sizes, plot_values
+from fl_lightning.reports.report import write_report
+from fl_lightning.reports.saved import Group, read_run
 from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,7 +26,7 @@ def calls(monkeypatch):
     """The arguments that the pure functions are called with; nothing is drawn."""
     seen = {name: [] for name in ("plot_partition", "plot_accuracy", "plot_classwise", "plot_sizes", "plot_values")}
     for name, found in seen.items():
-        monkeypatch.setattr(module, name, lambda *a, client_names=None, found=found: found.append(a))
+        monkeypatch.setattr(module, name, lambda *a, found=found, **named: found.append(a))
     monkeypatch.setattr(module, "save", lambda figure, path: None)
     return seen
 
@@ -135,6 +137,34 @@ def test_module_client_without_classes(tmp_path, calls):
     ((rounds, values),) = calls["plot_values"]
     assert rounds == [0, 1, 2]
     assert set(values) == {"mse"}
+
+
+@pytest.mark.parametrize("draw", [plot_partition, plot_bubbles, plot_sizes], ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("unseen", [(), (1,), (0, 2)], ids=str)
+def test_clients_that_never_train_are_hatched_and_the_legend_says_so(draw, unseen):
+    counts = np.array([[1, 2], [3, 4], [5, 6]])
+    given = (counts.sum(1),) if draw is plot_sizes else (counts, ["a", "b"])
+    figure = draw(*given, unseen=unseen)
+    panels = [axes for axes in figure.axes if any(part.get_hatch() for part in axes.patches)]
+    assert len(panels) == (0 if not unseen else 2 if draw is plot_partition else 1)
+    for axes in panels:
+        hatched = [part.get_window_extent() for part in axes.patches if part.get_hatch()]
+        drawn = [axes.transData.inverted().transform(box.get_points()) for box in hatched]
+        assert [points[:, 0].mean() for points in drawn] == pytest.approx(list(unseen), abs=1e-6)
+    words = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert words == (["never trains (data.unseen)"] if unseen else [])
+
+
+def test_a_run_tells_its_pictures_its_table_and_its_page_who_never_trains(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "plot_partition", lambda *given, **named: seen.append(named["unseen"]))
+    monkeypatch.setattr(module, "save", lambda figure, path: None)
+    federated = data(unseen=[2])
+    run = trainer([RunPlots()], tmp_path)
+    run.fit(loop(), datamodule=federated)
+    assert seen == [(2,)]
+    page = write_report([Group("FedAvg", [read_run(tmp_path)])], tmp_path).read_text("utf-8")
+    assert "1 of 4 clients never trains (data.unseen, hatched)." in page
 
 
 def test_a_module_without_classes_gets_its_own_pictures(tmp_path):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
-from fl_lightning.callbacks import SavePredictions
+from fl_lightning.callbacks import ClientCheckpoint, SavePredictions
 from fl_lightning.callbacks.predictions import Answer, columns_of, joined
 from fl_lightning.data import TableSource
 from fl_lightning.methods import FedAvg
@@ -185,3 +185,17 @@ def test_a_data_module_is_asked_for_its_own_new_samples(tmp_path):
     assert list(rows[0]) == ["row", "predicted", "p_0", "p_1", "p_2"]
     with pytest.raises(ValueError, match=r"let Ward.predict_dataloader give the new samples"):
         data.predict_new(tmp_path)
+
+
+def test_a_fit_after_the_model_alone_counts_its_owners(data, tmp_path):
+    loop = FederatedLoop(FedAvg(net=Perceptron))
+    Trainer(max_epochs=1, callbacks=[ClientCheckpoint(tmp_path)], **QUIET).fit(loop, datamodule=data)
+    again = FederatedDataModule(data.source, num_clients=None, by="hospital")
+    again.rely_on(tmp_path / "client.ckpt")
+    again.predict_new(tmp_path / "new.csv")
+    rows = predicted(FederatedLoop(FedAvg(net=Perceptron), initial_weights=tmp_path / "client.ckpt"), again, tmp_path)
+    data.predict_new(tmp_path / "new.csv")
+    assert rows == predicted(loop, data, tmp_path)
+    assert not again.loaded_splits
+    Trainer(max_epochs=1, **QUIET).fit(FederatedLoop(FedAvg(net=Perceptron)), datamodule=again)
+    assert again.client_names == ["a", "b"]

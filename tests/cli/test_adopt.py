@@ -76,6 +76,10 @@ class Linked(Net):
         super().__init__(width)
         self.batch_size = batch_size
 
+class LinkedByDefault(Net):
+    def __init__(self, batch_size: int = 1, width: int = 4):
+        super().__init__(width)
+
 class Watch(L.Callback):
     seen = []
 
@@ -536,9 +540,50 @@ def test_values_are_named_as_omegaconf_does(tmp_path):
     assert settings["model"]["client"]["init_args"]["module"]["init_args"] == {"width": 5, "name": "w5"}
     assert settings["trainer"]["callbacks"][0]["init_args"] == {"every": 3}
     assert "model.width: ${data.width} is 5" in adopted.notes
-    for wrong in ("${oc.env:HOME}", "${data.nothing}", "${model.width}"):
-        with pytest.raises(RefusedTogetherError, match=r"model.width must name a value of the file, got "):
+    for wrong in ("${oc.env:NOWHERE}", "${data.nothing}", "${model.width}"):
+        with pytest.raises(RefusedTogetherError, match=r"model.width must name a value of the file or a variable "):
             read(tmp_path, f"trainer: {{max_epochs: 3}}\nmodel: {{width: '{wrong}'}}\n")
+
+
+def test_values_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOT", "/data")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    text = (
+        "trainer: {max_epochs: 3}\nmodel: {a: '${oc.env:ROOT}/x', b: '${oc.env:NOWHERE, 7}', c: '${oc.env:NOWHERE,}', "
+        "d: '${oc.env:ROOT,1}${oc.env:ROOT}'}\n"
+    )
+    settings, adopted = read(tmp_path, text)
+    arguments = settings["model"]["client"]["init_args"]["module"]["init_args"]
+    assert arguments == {"a": "/data/x", "b": "7", "c": "", "d": "/data/data"}
+    assert "model.a: ${oc.env:ROOT}/x is taken from the environment" in adopted.notes
+    assert not any("/data" in note for note in adopted.notes)
+
+
+def test_options_of_their_program_are_refused_by_their_new_names(project):
+    (project / "theirs.yaml").write_text("trainer: {max_epochs: 1}\n")
+    line = f"fit --from theirs.yaml {CLASSES} --data.num_clients 4"
+    said = say(f"{line} --model.width 5 --data.noise=0.5 --data.batch_size 4")
+    assert "--model.width must have the name that it has in a federation, got an argument of own.Net" in said.err
+    assert "; write --model.client.module.width" in said.err
+    assert "; write --data.source.noise" in said.err
+    # The federation has an option of this name.
+    assert "--data.batch_size" not in said.err
+    said = say(f"{line} --model.client.module.width 5 --data.source.noise=0.5 --data.batch_size 4 --print_config")
+    assert said.code == 0, said.err
+
+
+def test_a_linked_argument_with_a_default_is_said(package):
+    name = saved(package, BATCHES, model="LinkedByDefault", data="Data", linked=True)
+    line = f"fit --from {name} --model own.LinkedByDefault --data own.Data"
+    (note,) = [note for note in adopt(line.split()).notes if "not in the file" in note]
+    assert note.startswith("model.batch_size: not in the file, as an argument that the program links")
+    assert note.endswith("; 1 is taken unless you add --model.client.module.batch_size VALUE")
+    option = "--model.client.module.batch_size 4"
+    assert not any("not in the file" in note for note in adopt(f"{line} {option}".split()).notes)
+    assert "batch_size: 4" in say(f"{line} {option} --print_config").out
+    # Somebody who writes a file leaves out what has its default.
+    Path(name).write_text("trainer: {max_epochs: 1}\nmodel: {width: 5}\n")
+    assert not any("not in the file" in note for note in adopt(line.split()).notes)
 
 
 def test_a_checkpoint_gives_first_weights(tmp_path):

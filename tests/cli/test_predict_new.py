@@ -1,16 +1,22 @@
 """`fl-lightning predict --new`: new samples, read by the schema in the checkpoint, and their predictions."""
 
 import csv
+import gzip
 import shutil
+import sys
 from contextlib import chdir
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from fl_lightning.data import TableSource
+from fl_lightning.data import Source, TableSource
 from tests.commands import TINY, empty_pictures, refusal, say, working_in
+from tests.data.test_hub import rows as hub_rows
+from tests.federation.test_evaluated_model import all_classes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -152,7 +158,9 @@ def test_a_client_predicts_new_rows_by_its_own_model(here):
         answers.append(rows_of(here / name))
         assert len(answers[-1]) == 40
     assert answers[0] != answers[1] != answers[2] != answers[0]
-    assert "client must lie in [0, 3), got 3" in refusal(f"predict {BEST} --new new.csv --client 3 --output x.csv", 1)
+    assert "client must be the id of a client in [0, 3), got 3" in refusal(
+        f"predict {BEST} --new new.csv --client 3 --output x.csv", 1
+    )
 
 
 def test_what_cannot_be_predicted_is_refused_before_training_rows_are_read(here, monkeypatch):
@@ -170,14 +178,13 @@ def test_what_cannot_be_predicted_is_refused_before_training_rows_are_read(here,
         f"{BEST} --new new.csv --output table.yaml/a.csv": "--output must be a file in a folder that can be written",
         f"{BEST} --new new.csv --output answer.txt": "--output must be a file that ends with .csv, got answer.txt",
         "-c table.yaml --new new.csv": "--new needs --ckpt_path, because a checkpoint has the schema that reads new",
-        "-c table.yaml --new new.csv --model.initial_weights x": "--new needs --ckpt_path",
     }.items():
         assert sentence in refusal(f"predict {words}", 1)
     checkpoint = torch.load(run_of(here) / "checkpoints/last.ckpt", weights_only=True)
     del checkpoint["federated"]["schema"], checkpoint["digest"]
     torch.save(checkpoint, here / "old.ckpt")
     sentence = refusal("predict -c table.yaml --ckpt_path old.ckpt --new new.csv", 1)
-    assert "was written by an older version without it; continue the run for a round by fit --ckpt_path" in sentence
+    assert "and has none, as files of older versions; continue the run for a round by fit --ckpt_path" in sentence
 
 
 @pytest.mark.parametrize("command", ["fit", "test", "validate"])
@@ -208,6 +215,7 @@ def test_a_modules_own_answers_are_written_as_they_are(tmp_path, monkeypatch, ca
     with working_in(tmp_path, OWN), empty_pictures():
         said = say("fit -c mine.yaml")
         assert said.code == 0, said.err
+        (tmp_path / "train.csv").unlink()
         for answer, columns in {
             "number": {"predicted": "1234.5"},
             "two": {"output_0": "1234.5", "output_1": "1235.5"},
@@ -256,3 +264,172 @@ def test_a_source_without_new_samples_says_so(tmp_path, monkeypatch):
     assert (
         "--new needs a source that reads new samples, such as TableSource, ImageFolder or HuggingFace, got" in sentence
     )
+
+
+# --- a user who has the run and the new file, and no longer the training data
+
+
+def write_table(folder, monkeypatch):
+    write(folder)
+    return "{class_path: TableSource, init_args: {train: train.csv, label: risk, ignored: [hospital]}}", "new.csv"
+
+
+def write_pictures(folder, monkeypatch, size=6):
+    rng = np.random.default_rng(0)
+    for i in range(16):
+        for place in (f"train/{'cat' if i % 2 else 'dog'}", "new"):
+            path = folder / ("." if place == "new" else "images") / place / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (6, size, 3), np.uint8)).save(path)
+    return "{class_path: ImageFolder, init_args: {root: images, image_size: 5}}\n  val_fraction: 0.25", "new"
+
+
+def write_saved(folder, monkeypatch):
+    (folder / "saved").mkdir()
+    (folder / "new").mkdir()
+
+    def load_from_disk(path):
+        if not Path(path).is_dir():
+            raise FileNotFoundError(path)
+        x = RNG_OF_SAVED.random((12, 3)).tolist()
+        return hub_rows(x) if path.endswith("new") else {"train": hub_rows(x), "test": hub_rows(x)}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=load_from_disk))
+    return "{class_path: HuggingFace, init_args: {data: saved, input: x}}", "new"
+
+
+def write_pooled(folder, monkeypatch):
+    source, new = write_table(folder, monkeypatch)
+    return f"{{class_path: PooledSource, init_args: {{source: {source}}}}}", new
+
+
+WRITTEN = {
+    "TableSource": write_table,
+    "ImageFolder": write_pictures,
+    "HuggingFace": write_saved,
+    "PooledSource": write_pooled,
+    "TinyImageNet": "100,000 pictures; it reads new ones as ImageFolder",
+    "DataModuleSource": "it refuses --new",
+}
+RNG_OF_SAVED = np.random.default_rng(0)
+TRAINING = ("train.csv", "images", "saved")
+READERS = [kind for kind in all_classes(Source) if kind.read_new is not Source.read_new]
+
+
+@pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.__name__)
+def test_no_training_file_is_needed(kind, tmp_path, monkeypatch):
+    written = WRITTEN[kind.__name__]
+    if isinstance(written, str):
+        pytest.skip(f"{kind.__name__}: {written}")
+    monkeypatch.chdir(tmp_path)
+    source, new = written(tmp_path, monkeypatch)
+    (tmp_path / "it.yaml").write_text(
+        f"data:\n  source: {source}\n  num_clients: 2\nmodel:\n  client: {{class_path: FedAvg, init_args: "
+        f"{{net: {{class_path: Perceptron}}}}}}\n  personal: [net.head.*]\n{TRAINER}"
+    )
+    with empty_pictures():
+        said = say("fit -c it.yaml")
+        assert said.code == 0, said.err
+    answers = []
+    for name in ("with", "without"):
+        RNG_OF_SAVED.bit_generator.state = np.random.default_rng(5).bit_generator.state
+        if name == "without":
+            gone = [file for file in map(Path, TRAINING) if file.exists()]
+            assert gone
+            for file in gone:
+                file.rename(tmp_path / "elsewhere")
+        for options in ("", "--client 1", "--client all"):
+            output = f"{name}{options.replace('--client ', '-')}.csv"
+            said = say(f"predict -c it.yaml --ckpt_path last --new {new} --output {output} {options}")
+            assert said.code == 0, said.err
+            answers.append((tmp_path / output).read_bytes())
+    assert answers[:3] == answers[3:]
+    assert len(set(answers)) == 3
+
+
+@pytest.mark.parametrize("unseen", ["", "  unseen: [h2]\n"])
+def test_owners_are_known_without_the_training_file(unseen, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.chdir(tmp_path)
+    source, _ = write_table(tmp_path, monkeypatch)
+    (tmp_path / "owners.yaml").write_text(
+        f"data:\n  source: {source}\n  by: hospital\n  num_clients: null\n{unseen}model:\n  personal: [net.head.*]\n"
+        f"  client: {{class_path: FedAvg, init_args: {{net: {{class_path: Perceptron}}}}}}\n{TRAINER}"
+    )
+    with empty_pictures():
+        said = say("fit -c owners.yaml")
+        assert said.code == 0, said.err
+    (tmp_path / "train.csv").rename(tmp_path / "gone.csv")
+    words = "predict -c owners.yaml --model.initial_weights runs/owners/0/checkpoints/client.ckpt --new new.csv"
+    of_run = "predict -c owners.yaml --ckpt_path last --new new.csv"
+    for command in (f"{words} --output alone.csv", f"{of_run} --output it.csv"):
+        said = say(command)
+        assert said.code == 0, said.err
+    assert (tmp_path / "alone.csv").read_bytes() == (tmp_path / "it.csv").read_bytes()
+    assert "train must be a CSV file, got train.csv" in refusal(f"{words} --client 3 --output x.csv", 1)
+    caplog.clear()
+    said = say(f"{of_run} --client all --output all.csv")
+    assert said.code == 0, said.err
+    assert caplog.text.count("Predictions: ") == 1
+    rows = rows_of(tmp_path / "all.csv")
+    assert list(dict.fromkeys(row["client"] for row in rows)) == ["h0", "h1", "h2", "h3"]
+    sentence = refusal(f"{of_run} --client 4 --output x.csv", 1)
+    assert "client must be the id of a client in [0, 4) or the name of one (h0, h1, h2, h3), got 4" in sentence
+
+
+def test_what_reads_training_samples_says_which_file_is_gone(here):
+    (here / "train.csv").rename(here / "gone.csv")
+    tuned = "--model.fine_tuning.epochs 1 --client 1 --tuned true"
+    for words in (f"predict {BEST} --new new.csv {tuned}", f"predict {BEST}", f"test {BEST}"):
+        sentence = refusal(words, 1)
+        assert "train must be a CSV file, got train.csv, which does not exist" in sentence
+    (here / "gone.csv").rename(here / "train.csv")
+    answers = []
+    for output, options in {"tuned.csv": tuned, "deployed.csv": "--client 1"}.items():
+        said = say(f"predict {BEST} --new new.csv --output {output} {options}")
+        assert said.code == 0, said.err
+        answers.append((here / output).read_bytes())
+    assert answers[0] != answers[1]
+
+
+AS_WRITTEN = {
+    "--data.source.sep ';'": lambda text: text.replace(",", ";").encode(),
+    "--data.source.decimal ',' --data.source.sep ';'": lambda text: text.replace(",", ";").replace(".", ",").encode(),
+    "--data.source.encoding latin-1": lambda text: text.encode("latin-1"),
+    "--data.source.compression gzip": lambda text: gzip.compress(text.encode()),
+}
+
+
+@pytest.mark.parametrize("options", AS_WRITTEN)
+def test_a_new_file_may_be_written_in_another_way_than_the_training_file(options, here):
+    with empty_pictures():
+        # A newer run of other settings.
+        assert say("fit -c table.yaml --model.client FedProx --model.client.mu 5").code == 0
+    assert say(f"predict {BEST} --new new.csv").code == 0
+    (here / "other.txt").write_bytes(AS_WRITTEN[options]((here / "new.csv").read_text()))
+    said = say(f"predict {BEST} --new other.txt {options}")
+    assert said.code == 0, said.err
+    expected = (run_of(here) / "predictions-new.csv").read_bytes()
+    assert (run_of(here) / "predictions-other.csv").read_bytes() == expected
+
+
+@pytest.mark.parametrize("name", ["client.ckpt", "client-1.ckpt"])
+def test_the_model_alone_predicts_new_rows(name, here):
+    """Somebody else may have `client.ckpt` only, which holds the schema, too."""
+    with empty_pictures():
+        options = "--trainer.callbacks ClientCheckpoint --trainer.callbacks.clients [1]"
+        assert say(f"fit -c table.yaml {options}").code == 0
+    folder = here / "runs" / "table" / "1"
+    shutil.copy(folder / "checkpoints" / name, here / "given.ckpt")
+    options = "--output a.csv --client 1" if "1" in name else "--output a.csv"
+    said = say(f"predict -c table.yaml --ckpt_path {folder}/checkpoints/last.ckpt --new new.csv {options}")
+    assert said.code == 0, said.err
+    (here / "train.csv").unlink()
+    shutil.rmtree(here / "runs")
+    words = "predict -c table.yaml --new new.csv --output b.csv --model.initial_weights"
+    assert "initial_weights must be a file, got nowhere.ckpt; give a checkpoint" in refusal(f"{words} nowhere.ckpt", 1)
+    torch.save(torch.load(here / "given.ckpt", weights_only=False)["state_dict"], here / "state.pt")
+    assert "older versions; name a checkpoint of the run, or its client.ckpt" in refusal(f"{words} state.pt", 1)
+    said = say(f"{words} given.ckpt")
+    assert said.code == 0, said.err
+    assert (here / "a.csv").read_bytes() == (here / "b.csv").read_bytes()

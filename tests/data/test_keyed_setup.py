@@ -328,6 +328,8 @@ class RestlessModule(pl.LightningDataModule):
 
 
 ANSWERS = {
+    "client": "1",
+    "setting": "client",
     "stage": "fit",
     "name": "test",
     "split": "test",

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -99,6 +101,15 @@ REFUSED = {
     "weights": (lambda: with_sampler(WeightedRandomSampler([1.0] * 20, 20)), "a WeightedRandomSampler draws"),
     "batch sampler": (lambda: DataLoader(DATASET, batch_sampler=BatchSampler(range(20), 4, False)), "batch_sampler"),
     "no batches": (lambda: DataLoader(DATASET, batch_size=None), "a batch_sampler of its own or without batching"),
+    "weights in batches": (
+        lambda: in_batches(WeightedRandomSampler([1.0] * 20, 20)),
+        "a WeightedRandomSampler draws",
+    ),
+    "fewer samples in batches": (lambda: in_batches(range(7)), "sequential or shuffled, got range"),
+    "own batches": (
+        lambda: DataLoader(TABLE, batch_size=None, sampler=Growing(SequentialSampler(TABLE), 4, False)),
+        "a batch_sampler of its own or without batching",
+    ),
     "stream": (lambda: DataLoader(Stream(), batch_size=4), "which a stream does not have"),
 }
 """Loaders whose batches are not those of a DataLoader with their settings, and what the sentence says."""
@@ -106,6 +117,32 @@ REFUSED = {
 
 def with_sampler(sampler):
     return DataLoader(DATASET, batch_size=4, sampler=sampler)
+
+
+class Growing(BatchSampler):
+    def __iter__(self):
+        yield from ([0], [1, 2], [3, 4, 5])
+
+
+class Table(Dataset):
+    """Reads the samples of a batch at once, as the datasets of scvi-tools and of Hugging Face do."""
+
+    def __init__(self):
+        self.targets = DATASET.tensors[1]
+
+    def __len__(self):
+        return len(DATASET)
+
+    def __getitem__(self, index):
+        assert isinstance(index, list)
+        return DATASET[index]
+
+
+TABLE = Table()
+
+
+def in_batches(sampler, **settings):
+    return DataLoader(TABLE, batch_size=None, sampler=BatchSampler(sampler, 4, drop_last=False), **settings)
 
 
 class Data(pl.LightningDataModule):
@@ -133,13 +170,13 @@ class Data(pl.LightningDataModule):
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-@pytest.mark.parametrize("name", ["train", "val", "test", "predict"])
+@pytest.mark.parametrize("name", ["train", "val", "test"])
 def test_what_cannot_be_kept_is_refused_by_name(name, kind):
     make, sentence = REFUSED[kind]
     data = FederatedDataModule.from_datamodule(Data(name, make), num_clients=2)
     loop = FederatedLoop(FedAvg(), seed=1)
     run = trainer(1)
-    verb = {"train": run.fit, "val": run.fit, "test": run.test, "predict": run.predict}[name]
+    verb = run.test if name == "test" else run.fit
     with pytest.raises(ValueError, match=sentence):
         verb(loop, datamodule=data)
 
@@ -157,6 +194,8 @@ ACCEPTED = {
     "all in order": lambda: with_sampler(SequentialSampler(DATASET)),
     "all at random": lambda: with_sampler(RandomSampler(DATASET)),
     "of a part": lambda: DataLoader(Subset(DATASET, range(9)), batch_size=4, shuffle=True),
+    "batches at once": lambda: in_batches(SequentialSampler(TABLE)),
+    "batches at once, shuffled": lambda: in_batches(RandomSampler(TABLE)),
     "workers": lambda: DataLoader(DATASET, batch_size=4, timeout=0, pin_memory=False, in_order=True),
 }
 
@@ -167,8 +206,60 @@ def test_settings_alone_are_kept(kind):
     data = FederatedDataModule.from_datamodule(Data("train", ACCEPTED[kind]), num_clients=2)
     data.setup("fit")
     assert data.batch_size == 4
-    assert data.shuffle == isinstance(loader.sampler, RandomSampler)
+    order = loader.sampler.sampler if loader.batch_size is None else loader.sampler
+    assert data.shuffle == isinstance(order, RandomSampler)
     assert len(data.split("train")) == len(loader.dataset)
+
+
+# --- datasets that read a batch at once ---
+
+
+class Everywhere(Data):
+    """Makes all its loaders by a function."""
+
+    def loader(self, name):
+        return self.make()
+
+
+def fitted(make, **settings):
+    """Fit, test and predict, and evaluate the clients; returns weights, values and predictions."""
+    module = Net()
+    data = FederatedDataModule.from_datamodule(Everywhere("all", make), num_clients=3, client_test_size=5, **settings)
+    run = trainer(2)
+    loop = FederatedLoop(module, seed=1, evaluate_clients_every=1)
+    run.fit(loop, datamodule=data)
+    values = dict(run.callback_metrics)
+    values |= run.test(loop, datamodule=data, verbose=False)[0]
+    return weights_of(module), values, run.predict(loop, datamodule=data)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_dataset_that_reads_a_batch_at_once_gives_the_same_as_one_that_reads_items(shuffle, num_workers):
+    order = RandomSampler if shuffle else SequentialSampler
+    weights, values, predictions = fitted(lambda: in_batches(order(TABLE), num_workers=num_workers))
+    same_weights, same_values, same_predictions = fitted(
+        lambda: DataLoader(DATASET, batch_size=4, shuffle=shuffle, num_workers=num_workers, collate_fn=default_collated)
+    )
+    assert equal(weights, same_weights)
+    assert values == same_values
+    assert {"val_loss", "local/val_loss", "test_loss"} <= values.keys()
+    assert all(map(torch.equal, predictions, same_predictions))
+
+
+def default_collated(items):
+    return default_collate(items)
+
+
+def test_the_classes_of_a_dataset_that_reads_a_batch_at_once_are_those_of_its_attribute():
+    unlabelled = Table()
+    del unlabelled.targets
+    for dataset in (TABLE, unlabelled):
+        sampler = BatchSampler(SequentialSampler(dataset), 4, drop_last=False)
+        make = partial(DataLoader, dataset, batch_size=None, sampler=sampler)
+        data = FederatedDataModule.from_datamodule(Data("train", make), num_clients=2)
+        data.setup("fit")
+        assert (data.split("train").labels is None) == (dataset is unlabelled)
 
 
 # --- batches of None ---

@@ -298,6 +298,18 @@ def test_no_test_loader_means_no_test_samples(kind):
         federated_and_set_up(kind()).split("test")
 
 
+@pytest.mark.parametrize("kind", [AbsentByDefault, AbsentByNone, AbsentOnTheInstance])
+def test_predict_without_samples_names_the_loader_to_define(kind):
+    data = federated(kind())
+    loop = FederatedLoop(Plain())
+    run = trainer(1)
+    run.fit(loop, datamodule=data)
+    with pytest.raises(
+        ValueError, match=r"predict needs samples to answer, got data with only train.*define predict_dataloader"
+    ):
+        run.predict(loop, datamodule=data)
+
+
 def federated_and_set_up(datamodule):
     data = federated(datamodule)
     data.setup("fit")

@@ -196,6 +196,10 @@ def test_a_data_module_is_asked_for_its_own_loader(tmp_path):
         ),
         ("age,city,smokes\nold,Bonn,no\n", "got 'old' in row 2 of the new table"),
         ("age,city,smokes\n", "must have a header and rows"),
+        (
+            "age,city,smokes\n1,Bonn,no\n-1e300,Bonn,no\n",
+            "must hold numbers that the net can read, got '-1e300' in row 3 of the new table .*; leave out the row",
+        ),
         ("age;city;smokes\n1;Bonn;no\n", "must have its columns between ',', got one column"),
     ],
 )
@@ -250,6 +254,10 @@ def test_images_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"all images must have one size.*: resize them to 4×5"):
         source.read_new(new, source.schema)
     (new / "a.png").unlink()
+    (new / "lost.png").symlink_to("nowhere.png")
+    with pytest.raises(ValueError, match=r"lost.png could not be read as an image"):
+        source.read_new(new, source.schema)
+    (new / "lost.png").unlink()
     (new / "notes.txt").touch()
     with pytest.warns(UserWarning, match=r"new holds 1 files that are not read \(1 of .txt\)"):
         assert list(source.read_new(new, source.schema).names) == ["b.png"]

@@ -113,7 +113,7 @@ def test_the_files_of_a_run_hold_the_schema(tmp_path):
     scaled = ScaledModel(client, read_schema(tmp_path / "client-1.ckpt")).eval()
     torch.testing.assert_close(scaled(stored), loop.client_model(1).eval()(inputs(data.split("test"))))
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=r"other.ckpt must hold the schema of the training samples, and was written"):
+    with pytest.raises(ValueError, match=r"other.ckpt must hold the schema of the training samples, and has none"):
         read_schema(tmp_path / "other.ckpt")
     torch.save({"schema": {"class_names": None}}, tmp_path / "newer.ckpt")
     with pytest.raises(ValueError, match=r"newer.ckpt must hold the schema .* as this version writes it, and does not"):

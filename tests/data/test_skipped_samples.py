@@ -140,7 +140,10 @@ def test_saved_predictions_of_two_processes_stay_in_order(tmp_path, monkeypatch)
     monkeypatch.setattr(callbacks.predictions, "current_communicator", lambda device: ranks)
     saver = callbacks.SavePredictions(tmp_path)
     saver.write_on_epoch_end(
-        SimpleNamespace(is_global_zero=True, datamodule=None), SimpleNamespace(device="cpu"), parts[0], []
+        SimpleNamespace(is_global_zero=True, datamodule=None, num_predict_batches=[3]),
+        SimpleNamespace(device="cpu"),
+        parts[0],
+        [],
     )
     assert torch.load(saver.path) == ["a", "c", "d", "e"]
 

@@ -37,6 +37,31 @@ SAMPLES = 19
 BATCHES = 5
 """Batches of an epoch. Neither an accumulation nor a frequency below divides it."""
 
+
+def by_a_table(optimizer, table):
+    """A scheduler within another one, whose function reads a table."""
+    after = schedules.LambdaLR(optimizer, lambda step: table["factors"][min(step, 3)])
+    return schedules.SequentialLR(optimizer, [schedules.ConstantLR(optimizer, 0.3, 2), after], milestones=[2])
+
+
+class Ruled(schedules.LRScheduler):
+    """A scheduler of a user's own that keeps a function, as torch's SWALR does."""
+
+    def __init__(self, optimizer, rule):
+        self.rule = rule
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [base * self.rule(self.last_epoch) for base in self.base_lrs]
+
+    def step(self, *args):
+        super().step(*args)
+
+
+def halved(step):
+    return 0.5 ** (step // 4)
+
+
 SCHEDULES = {
     "StepLR": lambda optimizer, module: schedules.StepLR(optimizer, 2, 0.5),
     "OneCycleLR": lambda optimizer, module: schedules.OneCycleLR(
@@ -51,6 +76,8 @@ SCHEDULES = {
         [schedules.LinearLR(optimizer, 0.1, total_iters=3), schedules.ExponentialLR(optimizer, 0.9)],
         milestones=[3],
     ),
+    "by a table": lambda optimizer, module: by_a_table(optimizer, {"factors": [1.0, 0.5, 0.25, 0.125]}),
+    "by a rule": lambda optimizer, module: Ruled(optimizer, rule=halved),
     "by the epoch": lambda optimizer, module: schedules.LambdaLR(optimizer, lambda _: 1 / (1 + module.current_epoch)),
 }
 
@@ -182,6 +209,95 @@ def test_a_round_is_one_plain_fit_under_the_clock_round(accumulated):
     found = federated(Net("OneCycleLR", interval="step"), clock="round", accumulate_grad_batches=accumulated)
     assert by_place(found.told) == by_place(expected.told * ROUNDS)
     assert found.rates == expected.rates * ROUNDS
+
+
+class InEveryHook(pl.LightningModule):
+    """Notes rate, epoch and step in each hook, and within its own step of the optimizer.
+
+    Args:
+        interval: Interval of its schedule.
+        skips: Indices of batches that it skips.
+        ends_at: Index of the batch at which it ends an epoch. None: at none.
+    """
+
+    def __init__(self, interval="step", skips=(), ends_at=None):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+        nn.init.ones_(self.net.weight)
+        nn.init.zeros_(self.net.bias)
+        self.interval = interval
+        self.skips = skips
+        self.ends_at = ends_at
+        self.told = []
+
+    def note(self, place):
+        rate = self.optimizers().param_groups[0]["lr"]
+        self.told.append((place, rate, self.current_epoch, self.global_step))
+
+    def training_step(self, batch, batch_idx):
+        self.note("step")
+        return None if batch_idx in self.skips else F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        self.note("before optimizer step")
+        optimizer.step(closure=optimizer_closure)
+        self.note("after optimizer step")
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.note("batch start")
+        return -1 if batch_idx == self.ends_at else None
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.note("batch end")
+
+    def on_train_epoch_start(self):
+        self.note("epoch start")
+
+    def on_train_epoch_end(self):
+        self.note("epoch end")
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = schedules.ExponentialLR(optimizer, 0.9)
+        return [optimizer], [{"scheduler": scheduler, "interval": self.interval}]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("skips", [(), (1,), (0, 4), (0, 1, 2, 3, 4)], ids=str)
+def test_the_rates_in_every_hook_are_those_of_one_plain_fit(skips, interval, accumulated):
+    """An epoch's schedule is stepped before the hooks of its last batch, and a skipped batch counts as a step."""
+    expected = plain(InEveryHook(interval, skips), accumulate_grad_batches=accumulated)
+    found = federated(InEveryHook(interval, skips), accumulate_grad_batches=accumulated)
+    assert found.told == expected.told
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("ends_at", [0, 2, 4])
+def test_an_epoch_that_the_module_ends_steps_its_schedules_as_in_one_plain_fit(ends_at, interval, accumulated):
+    """The steps of a round before are not known, so that there is one round."""
+    expected = plain(InEveryHook(interval, ends_at=ends_at), epochs=4, accumulate_grad_batches=accumulated)
+    found = federated(InEveryHook(interval, ends_at=ends_at), 1, epochs=4, accumulate_grad_batches=accumulated)
+    assert found.told == expected.told
+
+
+class Holes(InEveryHook):
+    """The first and the last batch of each epoch are None."""
+
+    batches = 0
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.batches += 1
+        return None if self.batches % BATCHES in (0, 1) else batch
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_batch_that_is_none_steps_the_schedules_as_in_one_plain_fit(interval, accumulated):
+    expected = plain(Holes(interval), epochs=4, accumulate_grad_batches=accumulated)
+    found = federated(Holes(interval), 1, epochs=4, accumulate_grad_batches=accumulated)
+    assert found.told == expected.told
 
 
 class Keeps(Logger):
@@ -330,18 +446,19 @@ def counted_steps(schedule, rounds, monkeypatch, **settings):
     monkeypatch.setattr(schedules.StepLR, "step", step)
     monkeypatch.setattr(schedules.LambdaLR, "step", step)
     monkeypatch.setattr(schedules.ExponentialLR, "step", step)
+    monkeypatch.setattr(Ruled, "step", step)
     module = (Counting if settings.pop("own_hook", False) else Quiet)(schedule, interval="step")
     federated(module, rounds=rounds, callbacks=[Note()], **settings)
     return steps
 
 
 @pytest.mark.parametrize("own_hook", [False, True])
-@pytest.mark.parametrize("schedule", ["StepLR", "LambdaLR", "by the epoch"])
+@pytest.mark.parametrize("schedule", ["StepLR", "LambdaLR", "by a table", "by a rule", "by the epoch"])
 def test_catching_up_does_not_grow_with_the_round(schedule, own_hook, monkeypatch):
     steps = counted_steps(schedule, 12, monkeypatch, own_hook=own_hook)
     in_a_round = EPOCHS * BATCHES + 1  # A new scheduler steps itself once.
     assert max(steps) <= 2 * in_a_round + LEAST_SPACING
-    assert steps[0] == in_a_round
+    assert 0 < steps[0] <= in_a_round
 
 
 def test_a_course_keeps_places_on_its_way_and_forgets_every_second_one():
@@ -378,7 +495,7 @@ def test_clients_of_other_sizes_share_a_course(monkeypatch):
     assert count["steps"] <= of_first + at_start + 4 * 16 + SPACING + LEAST_SPACING
 
 
-def rates_of(make, rate=lambda: lambda: 0.1):
+def rates_of(make, rate=lambda: lambda: 0.1, interval="step", rounds=ROUNDS):
     """The rates of one plain fit and of a federation. `rate` makes what gives the rate of each optimizer of a fit."""
 
     class Own(Net):
@@ -388,13 +505,13 @@ def rates_of(make, rate=lambda: lambda: 0.1):
 
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=self.value(), momentum=0.5)
-            return [optimizer], [{"scheduler": make(optimizer, self), "interval": "step"}]
+            return [optimizer], [{"scheduler": make(optimizer, self), "interval": interval}]
 
         def training_step(self, batch, batch_idx):
             self.rates.append(float(self.optimizers().param_groups[0]["lr"]))
             return F.cross_entropy(self.net(batch[0]), batch[1])
 
-    return plain(Own()).rates, federated(Own()).rates
+    return plain(Own(), rounds * EPOCHS).rates, federated(Own(), rounds).rates
 
 
 def makes_rates_one_tensor():
@@ -441,6 +558,50 @@ class Warmup(schedules.LRScheduler):
 def test_a_scheduler_within_a_scheduler_of_ones_own_is_caught_up():
     expected, found = rates_of(lambda optimizer, _: Warmup(optimizer, schedules.ExponentialLR(optimizer, 0.9)))
     assert found == expected
+
+
+def noted_by_list(optimizer, _):
+    steps = []
+
+    def factor(step):
+        steps.append(step)
+        return 1 / len(steps)
+
+    return schedules.LambdaLR(optimizer, factor)
+
+
+def noted_by_dict(optimizer, _):
+    kept = {"factor": 1.0}
+
+    def factor(step):
+        kept["factor"] *= 0.9
+        return kept["factor"]
+
+    after = schedules.LambdaLR(optimizer, factor)
+    return schedules.SequentialLR(optimizer, [schedules.ConstantLR(optimizer, 0.5, 2), after], milestones=[2])
+
+
+def noted_by_itself(optimizer, _):
+    class LeavesOut(schedules.LRScheduler):
+        """A scheduler whose state has not all that it depends on."""
+
+        calls = 0
+
+        def get_lr(self):
+            self.calls += 1
+            return [base / self.calls for base in self.base_lrs]
+
+        def state_dict(self):
+            return {"last_epoch": self.last_epoch}
+
+    return LeavesOut(optimizer)
+
+
+@pytest.mark.parametrize("make", [noted_by_list, noted_by_dict, noted_by_itself], ids=lambda make: make.__name__)
+def test_a_scheduler_whose_state_tells_not_all_is_caught_up_from_the_first_round(make):
+    for interval in ("step", "epoch"):
+        expected, found = rates_of(make, interval=interval, rounds=6)
+        assert found == expected
 
 
 def test_two_schedulers_of_one_optimizer_are_caught_up_together():

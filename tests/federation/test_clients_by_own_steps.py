@@ -408,20 +408,26 @@ def test_without_a_global_model_there_are_no_training_samples_to_evaluate_it_on(
 # --- what a module, a checkpoint and a callback find ---
 
 
-def test_the_callbacks_of_a_module_see_the_passes_of_the_trainer_only():
+def test_what_a_callback_of_a_module_counts_is_of_the_passes_of_the_trainer():
+    made = []
+
     class Counts(Callback):
-        samples = 0
+        def __init__(self):
+            self.samples = 0
+            made.append(self)
 
         def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0):
             if not trainer.sanity_checking:
-                Counts.samples += len(batch[1])
+                self.samples += len(batch[1])
 
     class Makes(LogsValues):
         def configure_callbacks(self):
             return [Counts()]
 
     loop = fitted(Makes(), rounds=1, evaluate_training_every=1)
-    assert Counts.samples == len(loop.data.split("test"))
+    of_trainer, *of_passes = made
+    assert of_trainer.samples == len(loop.data.split("test"))
+    assert len(of_passes) == CLIENTS + 1
 
 
 class Doubles(Callback):

@@ -101,6 +101,7 @@ def test_parameters_are_the_cost_where_the_nets_do_not_read_the_shape(input_shap
 
 def cost_of(net, sizes, world=2):
     run = SimpleNamespace(
+        data=SimpleNamespace(is_unread=False),
         parts=SimpleNamespace(client=SimpleNamespace(net=net)),
         server=SimpleNamespace(size=sizes.__getitem__),
         communicator=SimpleNamespace(world=world),

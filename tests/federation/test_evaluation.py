@@ -24,6 +24,7 @@ from fl_lightning.monitors import (
     NeuronActivations,
     PersonalisedAccuracy,
 )
+from fl_lightning.nets import Perceptron
 from tests.restless import HABITS, Restless, RestlessNet
 from tests.toys import equal, folded, sgd, toy_data, trainer, weights_of
 from tests.user_modules import Plain
@@ -267,3 +268,20 @@ def test_a_metric_with_saved_states_is_computed_before_it_is_put_back():
 
     loop = fit(Counts, 2)
     assert loop.round_metrics["val_acc"] == pytest.approx(loop.round_metrics["by_hand"], abs=1e-6)
+
+
+class Abandons(pl.Callback):
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        raise RuntimeError("an evaluation is abandoned")
+
+
+def test_an_abandoned_evaluation_leaves_the_generators_alone_when_it_is_collected():
+    """It would put an old state back in the middle of what the next run draws."""
+    loop = FederatedLoop(FedAvg(net=Perceptron), seed=1)
+    with pytest.raises(RuntimeError, match="is abandoned"):
+        trainer(1, callbacks=[Abandons()]).fit(loop, datamodule=toy_data())
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    vars(loop.evaluation).clear()  # as if it were collected
+    assert torch.equal(torch.rand(3), expected)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torchmetrics
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from fl_lightning import ClientModule, FederatedLoop, FineTuning, methods
@@ -329,6 +330,105 @@ class Leaves(Fixed):
         self.log("moving", self.moving, batch_size=1)
 
 
+class Tally:
+    """Counts steps."""
+
+    def __init__(self):
+        self.steps = 0
+        self.by_batch = {}
+
+
+class LeavesValues(Fixed):
+    """Its training depends on values within attributes that are in no state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain = torch.zeros(2)
+        self.grown = torch.zeros(1)
+        self.array = np.zeros(2)
+        self.not_writable = (np.broadcast_to(np.zeros(1), (2,)), torch.zeros(1).expand(2))
+        self.nested = {"steps": [0], "pair": ([0], {1})}
+        self.tally = Tally()
+        self.tallies = [Tally()]
+
+    def training_step(self, batch, batch_idx):
+        self.plain += 1
+        self.grown.data = torch.cat([self.grown, torch.ones(1)])
+        self.array += 1
+        self.nested["steps"][0] += 1
+        self.nested["pair"][0].append(batch_idx)
+        self.tally.steps += 1
+        self.tally.by_batch[len(self.tally.by_batch)] = batch_idx
+        self.tallies[0].steps += 1
+        counts = [
+            float(self.plain.sum()),
+            len(self.grown),
+            self.array.sum(),
+            self.nested["steps"][0],
+            len(self.nested["pair"][0]),
+            self.tally.steps,
+            len(self.tally.by_batch),
+            self.tallies[0].steps,
+        ]
+        return self.error(batch) * (1 + sum(counts) / 1000)
+
+
+class LogsByItself(Fixed):
+    """It gives its logger values and pictures by itself."""
+
+    def training_step(self, batch, batch_idx):
+        assert isinstance(self.logger, Keeps)
+        assert self.logger.folder == "there"
+        error = self.error(batch)
+        self.logger.log_metrics({"by itself": float(error)}, step=self.global_step)
+        self.logger.log_picture("picture", step=self.global_step)
+        self.logger.experiment.add_scalar("scalar", float(error), self.global_step)
+        for logger in self.trainer.loggers:
+            logger.log_metrics({"by all": float(error)})
+        return error
+
+
+class Keeps(Logger):
+    """Keeps what it is given."""
+
+    name = "keeps"
+    version = 0
+    folder = "there"
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    @property
+    def experiment(self):
+        return self
+
+    def log_metrics(self, metrics, step=None):
+        self.given.append((step, repr(untuned(metrics))))
+
+    def log_picture(self, name, step):
+        self.given.append((step, name))
+
+    def add_scalar(self, name, value, step):
+        self.given.append((step, name, value))
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        pass
+
+
+def test_it_is_not_logged():
+    given = []
+    for tuning in (None, FineTuning(epochs=2)):
+        loop = FederatedLoop(FedAvg(module=LogsByItself()), seed=3, evaluate_clients_every=1, fine_tuning=tuning)
+        logger = Keeps()
+        runner = Trainer(max_epochs=2, **{**QUIET, "logger": logger})
+        runner.fit(loop, datamodule=regression_data())
+        loop.client_model(0, tuned=tuning is not None)
+        given.append(logger.given)
+    assert {"picture", "scalar"} <= {name for _, name, *_ in given[0]}
+    assert given[0] == given[1]
+
+
 class SameOptimizer(Fixed):
     """It hands out one optimizer again and again."""
 
@@ -357,7 +457,7 @@ class Schedules(Fixed):
 
 
 @pytest.mark.parametrize(
-    "kind", [Fixed, Leaves, SameOptimizer, ByHand, Schedules, LogsMetrics], ids=lambda k: k.__name__
+    "kind", [Fixed, Leaves, LeavesValues, SameOptimizer, ByHand, Schedules, LogsMetrics], ids=lambda k: k.__name__
 )
 @pytest.mark.parametrize("around", [FedAvg, Ditto, FedBN, Local, SCAFFOLD], ids=lambda k: k.__name__)
 def test_a_users_module_is_as_it_was(kind, around):
@@ -419,6 +519,29 @@ def test_metric_objects_count_on_after_it():
         assert torch.equal(before, loop.client.module.unlogged.metric_state["mean_value"])
         counted.append(before)
     assert torch.equal(counted[0], counted[1])
+
+
+class DrawsInATest(Fixed):
+    """It measures at random points, by the generators of all three packages."""
+
+    def validation_step(self, batch, batch_idx):
+        noise = torch.rand(()).item() + random.random() + np.random.rand()
+        self.log("mse", self.error(batch) * (1 + noise))
+
+    test_step = validation_step
+
+
+def test_a_module_that_draws_has_the_values_of_the_last_row():
+    """Its draws depend neither on the round, nor on the kind of the evaluation, nor on the training."""
+    loop = FederatedLoop(FedAvg(module=DrawsInATest()), evaluate_clients_every=1, fine_tuning=FineTuning(), seed=3)
+    Trainer(max_epochs=2, **QUIET).fit(loop, datamodule=regression_data(unseen=[1]))
+    row = loop.round_metrics
+    values = loop.recorder.client_values
+    for verb in ("validate", "test"):
+        (found,) = getattr(Trainer(**QUIET), verb)(loop, datamodule=loop.data, verbose=False)
+        assert found == pytest.approx({name: row[name] for name in found})
+        assert {"mse", "local/mse", "local/tuned/mse", "unseen/mse", "unseen/tuned/mse"} <= found.keys()
+        assert loop.recorder.client_values == values
 
 
 def test_a_plain_test_step_too():

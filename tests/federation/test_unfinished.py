@@ -1,5 +1,6 @@
 """A run that is continued in the middle of a round's end gets that round's whole row."""
 
+import csv
 from functools import partial
 
 import pytest
@@ -12,6 +13,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.federation import resume
 from fl_lightning.methods import FedAvg
+from fl_lightning.monitors import ClientTable
+from fl_lightning.runs.loggers import RoundCSVLogger
 from tests.test_resume import Count, Remembering, Rows, SaveIn
 from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 from tests.user_data import Pairs
@@ -59,6 +62,21 @@ def a_module():
     return FederatedLoop(Worst(), seed=5), FederatedDataModule(TwoLoaders(), num_clients=3), {}
 
 
+class ShortHooks(Plain):
+    """Its hooks take no index of a dataloader, which Lightning gives only if there are several."""
+
+    def on_validation_batch_start(self, batch, batch_idx):
+        self.begun = batch_idx
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx):
+        self.log("ended", float(self.begun + batch_idx))
+
+
+def short_hooks():
+    torch.manual_seed(1)
+    return FederatedLoop(ShortHooks(), seed=5), FederatedDataModule(Pairs(), num_clients=3), {}
+
+
 def now_and_then():
     loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=5)
     return loop, toy_data(eval_batch_size=8), {"check_val_every_n_epoch": 2, "limit_val_batches": 2}
@@ -89,6 +107,7 @@ def run(make, folder, ckpt_path=None, callbacks=None):
         *((a_method, hook, 1) for hook in [*ENDS, "on_train_epoch_end"]),
         *((a_method, ENDS[k], round_idx) for k in (0, -1) for round_idx in (0, ROUNDS - 1)),
         *((a_module, hook, 1) for hook in ENDS),
+        *((short_hooks, hook, 1) for hook in ENDS[:2]),
         *((now_and_then, hook, 1) for hook in ENDS[:2]),
         (now_and_then, ENDS[0], 2),
         (half, ENDS[0], 1),
@@ -111,6 +130,39 @@ def test_callbacks_that_watch_a_value_see_it(hook, tmp_path):
     run(half, tmp_path, callbacks=[SaveIn(hook, 1, tmp_path / "cut.ckpt"), whole := watch()])
     run(half, tmp_path, tmp_path / "cut.ckpt", [resumed := watch()])
     assert resumed.state_dict() == whole.state_dict()
+
+
+def rows_by_client(path, round_idx):
+    """The values of an evaluation of the clients in a table of clients, by client."""
+    with path.open(newline="", encoding="utf-8") as file:
+        found = [row for row in csv.DictReader(file) if int(row["round"]) == round_idx]
+    values = {}
+    for row in found:
+        assert row["client"] not in values
+        values[row["client"]] = {key: cell for key, cell in row.items() if key.startswith("local/") and cell}
+    return {client: of_client for client, of_client in values.items() if of_client}
+
+
+@pytest.mark.parametrize("monitors", [[], [ClientTable]], ids=["the run's own table", "ClientTable"])
+@pytest.mark.parametrize("goes_on", ["in another folder", "in the same folder"])
+@pytest.mark.parametrize("hook", ENDS)
+def test_the_table_of_the_clients_has_the_values_of_a_round_that_is_completed(hook, goes_on, monitors, tmp_path):
+    def fit_in(folder, ckpt_path=None, callbacks=()):
+        loop, data, settings = a_method()
+        loop.run_folder = folder
+        tables = [kind(dirpath=folder) for kind in monitors]
+        logger = RoundCSVLogger(folder)
+        fits = trainer(ROUNDS, callbacks=[*tables, *callbacks], **settings, logger=logger)
+        fits.fit(loop, datamodule=data, ckpt_path=ckpt_path)
+        return [rows_by_client(folder / "clients.csv", round_idx) for round_idx in range(ROUNDS)]
+
+    cut = tmp_path / "cut.ckpt"
+    whole = fit_in(tmp_path / "whole", callbacks=[SaveIn(hook, 1, cut)])
+    assert [len(of_round) for of_round in whole] == [0, 5, 0, 5]
+    if goes_on == "in the same folder":
+        assert fit_in(tmp_path / "whole", cut) == whole
+    else:
+        assert fit_in(tmp_path / "other", cut) == [{}, *whole[1:]]
 
 
 class Broken(pl.Callback):

@@ -36,7 +36,8 @@ from fl_lightning.flower.nodes import Nodes
 from fl_lightning.flower.wire import from_records, part_of, to_records
 from fl_lightning.members.faults import ClientError, FaultError
 from fl_lightning.methods import MOON, SCAFFOLD, Ditto, FedAvg, FedRep, KnFu, Local
-from tests.federation.test_clients_by_own_steps import CLIENTS, MODULES, LogsMetrics, regression_data
+from tests.federation.test_callbacks_of_modules import ChangesOutputs, LogsByItself, SetsUp
+from tests.federation.test_clients_by_own_steps import CLIENTS, MODULES, CountsInHooks, LogsMetrics, regression_data
 from tests.flower.grid import GridHere, federate
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 from tests.user_data import Dicts
@@ -227,6 +228,43 @@ def test_clients_are_evaluated_by_their_modules_own_steps(tmp_path, kind, around
     assert len(server.recorder.client_values) == CLIENTS
 
 
+class ReadsItsTrainer(CountsInHooks):
+    """It logs what its Trainer says of the evaluation."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("error", self.error(batch))
+        return super().validation_step(batch, batch_idx)
+
+    def on_validation_epoch_end(self):
+        self.log("batches", float(self.trainer.num_val_batches[0]))
+        self.log("samples", float(len(self.trainer.val_dataloaders.dataset)))
+        self.log("twice", self.trainer.callback_metrics["error"] * 2)
+
+
+def test_a_module_reads_its_trainer_where_its_client_is_evaluated(tmp_path):
+    def make():
+        return FederatedLoop(ReadsItsTrainer(), seed=3, evaluate_clients_every=1)
+
+    server, _ = assert_carried(make, regression_data, tmp_path)
+    here = fit(None, 3, regression_data(), loop=make())
+    assert server.recorder.client_values == here.recorder.client_values
+    for values in here.recorder.client_values.values():
+        assert values["local/twice"] == pytest.approx(2 * values["local/error"])
+
+
+class MakesCallbacks(CountsInHooks):
+    def configure_callbacks(self):
+        return [ChangesOutputs(), SetsUp(), LogsByItself()]
+
+
+def test_callbacks_of_a_module_act_where_its_client_is_evaluated(tmp_path):
+    def make():
+        return FederatedLoop(MakesCallbacks(), seed=3, evaluate_clients_every=1)
+
+    server, _ = assert_carried(make, regression_data, tmp_path)
+    assert {"local/top", "local/seen", "local/stage"} <= server.round_metrics.keys()
+
+
 class Counts(LogsMetrics):
     """It logs metric objects in training, one of them within another and one under two names."""
 
@@ -412,7 +450,8 @@ def test_what_no_message_carries_is_refused_by_name():
     with pytest.raises(ValueError, match="Remembers keeps a state over all clients"):
         carried(loop_of(FedAvg, transforms=[Remembers()]))
     with pytest.raises(ValueError, match="on_train_batch_end of a callback that the client makes"):
-        check_carried([], ["on_train_batch_end"], trainer(1))
+        check_carried([], ["on_validation_batch_end", "on_train_batch_end"], trainer(1))
+    check_carried([], ["on_validation_batch_end"], trainer(1))
 
 
 def carried(loop, **settings):

@@ -124,7 +124,12 @@ def test_batches_pass_over_the_proxy_in_a_new_order_each_time():
     ("client", "on", "settings", "sentence"),
     [
         (FedAvg(net=Small), toy_data, {}, "needs the split 'proxy'"),
-        (FedAvg(net=Small), partial(data, proxy=0), {}, "FedDF needs a proxy split with samples"),
+        (
+            FedAvg(net=Small),
+            partial(data, proxy=0),
+            {},
+            "needs a proxy set with samples, got an empty one; set data.proxy_size",
+        ),
         (FedAvg(module=Regression()), data, {}, "Watched needs the logits of a net, got module=Regression"),
         (FedAvg(net=Small), data, {"personal": "net.head.*"}, "'net.head.weight' stays with each client"),
         (FedAvg(net=BatchNormNet), data, {"personal": "*running*"}, "'net.body.1.running_mean' stays with each client"),

@@ -134,7 +134,7 @@ def test_matrices_and_curves_stand_in_files_beside_the_row_and_draw_themselves(t
     trainer(2, callbacks=callbacks).fit(loop, datamodule=toy_data())
     assert {path.name for path in (tmp_path / "metrics").iterdir()} == {
         *(f"{name}-{round_idx}.npz" for name in ARRAYS for round_idx in range(2)),
-        *(f"{name}.png" for name in ARRAYS),
+        *(f"{name}-1.png" for name in ARRAYS),
     }
     matrix = np.load(tmp_path / "metrics" / "matrix-1.npz")["value"]
     assert matrix.shape == (3, 3)
@@ -155,14 +155,34 @@ def test_the_page_shows_what_they_have_drawn_and_a_run_may_draw_nothing_else(tmp
         loop.run_folder = folder
         logger = RoundCSVLogger(folder)
         trainer(2, callbacks=[RunPlots(folder, format=form)], logger=logger).fit(loop, datamodule=toy_data())
-    assert {path.stem for path in (tmp_path / "metrics").rglob("*.png")} == set(ARRAYS)
+    assert {path.stem for path in (tmp_path / "metrics").rglob("*.png")} == {f"{name}-1" for name in ARRAYS}
     assert not list((tmp_path / "none").rglob("*.png"))
     group = Group("FedAvg", [read_run(tmp_path / "metrics")])
     page = write_report([group], tmp_path, forms=["svg"]).read_text("utf-8")
     for name in ARRAYS:
-        picture = (tmp_path / f"metrics/metrics/{name}.png").read_bytes()
+        picture = (tmp_path / f"metrics/metrics/{name}-1.png").read_bytes()
         assert f"data:image/png;base64,{base64.b64encode(picture).decode('ascii')}" in page
         assert (tmp_path / f"figures/{name}-FedAvg.png").read_bytes() == picture
+
+
+@pytest.mark.parametrize("form", ["svg", "png"])
+def test_a_picture_of_an_earlier_round_is_not_shown_once_there_are_later_values(tmp_path, form):
+    """The pages are of the run after its first fit, of its continuation without drawing, and of one that draws."""
+    pages = []
+    for rounds, drawn_as in ((2, form), (3, "none"), (4, "metrics")):
+        loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=3, metrics=ARRAYS)
+        loop.run_folder = tmp_path
+        run = trainer(rounds, callbacks=[RunPlots(tmp_path, format=drawn_as)], logger=RoundCSVLogger(tmp_path))
+        ckpt_path = tmp_path / "last.ckpt" if pages else None
+        run.fit(loop, datamodule=toy_data(), ckpt_path=ckpt_path)
+        run.save_checkpoint(tmp_path / "last.ckpt")
+        pages.append(write_report([Group("FedAvg", [read_run(tmp_path)])], tmp_path).read_text("utf-8"))
+    for name in ARRAYS:
+        assert f"{name} after round 1: FedAvg." in pages[0]
+        assert f"{name} after round" not in pages[1]
+        assert f"{name} is not shown: its last picture is of round 1, and its last value of round 2." in pages[1]
+        assert f"{name} after round 3: FedAvg." in pages[2]
+        assert f"{name} is not shown" not in pages[2]
 
 
 def test_files_of_rounds_that_are_run_again_go(tmp_path):

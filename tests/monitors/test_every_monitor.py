@@ -15,6 +15,7 @@ from fl_lightning.monitors import (
     CostMonitor,
     GroupMetrics,
     Monitor,
+    PersonalisedAccuracy,
     PredictedDistribution,
     SampleReduction,
     features,
@@ -22,7 +23,9 @@ from fl_lightning.monitors import (
 )
 from fl_lightning.nets import Perceptron
 from fl_lightning.runs.loggers import RoundCSVLogger
+from fl_lightning.types import FineTuning
 from tests.callbacks import toy
+from tests.federation.test_clients_by_own_steps import LogsValues, regression_data
 from tests.monitors import test_monitors, test_probes
 from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 from tests.user_modules import Plain
@@ -71,6 +74,36 @@ def test_there_is_one_of_each_kind():
     found = {type(callback) for callback in every_monitor(None)}
     measuring = {kind for kind in vars(kinds).values() if isinstance(kind, type) and issubclass(kind, Monitor)}
     assert found == (measuring - {Monitor, CostMonitor}) | {SampleReduction}  # seconds are never the same
+
+
+@pytest.mark.parametrize("monitor", every_monitor(None), ids=lambda monitor: type(monitor).__name__)
+def test_without_classes_a_monitor_measures_or_names_what_to_take_instead(monitor):
+    """Clients and data are a regression. A monitor that is refused says so before anything trains."""
+    if isinstance(monitor, GroupMetrics):
+        monitor = GroupMetrics({"first": [0]})
+    loop = FederatedLoop(LogsValues(), evaluate_clients_every=1)
+    refusal = ""
+    try:
+        trainer(2, callbacks=[monitor]).fit(loop, datamodule=regression_data())
+    except ValueError as error:
+        refusal = str(error)
+    if not refusal:
+        assert loop.round_metrics["local/val/mse"] >= 0
+        return
+    kind = type(monitor).__name__
+    beginning = f"{kind} needs data with classes, and these have none; set data.num_classes if the samples have classes"
+    assert refusal.startswith(f"{beginning}, else take ")
+    assert not loop.round_metrics
+    for word in refusal.partition(", else take ")[2].replace(",", " ").split():
+        if word.endswith(("Monitor", "Metrics")):
+            assert hasattr(kinds, word)
+
+
+def test_personalised_accuracy_without_classes_is_given_by_what_the_refusal_names():
+    assert "local/tuned/KEY" in PersonalisedAccuracy.instead
+    loop = FederatedLoop(LogsValues(), evaluate_clients_every=1, fine_tuning=FineTuning(epochs=1))
+    trainer(1).fit(loop, datamodule=regression_data())
+    assert {"local/val/mse", "local/tuned/val/mse"} <= loop.round_metrics.keys()
 
 
 @pytest.mark.parametrize("monitor", every_monitor(None), ids=lambda monitor: type(monitor).__name__)

@@ -1,9 +1,11 @@
 """Run by test_clocks.py: fits a module with a schedule over all rounds in a number of processes, in a folder."""
 
 import json
+import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
@@ -30,6 +32,10 @@ class Net(pl.LightningModule):
         self.log("at/steps", float(self.trainer.estimated_stepping_batches))
         return F.cross_entropy(self.net(batch[0]), batch[1]) / (1 + self.current_epoch + 0.1 * self.global_step)
 
+    def validation_step(self, batch, batch_idx):
+        drawn = torch.rand(()) + random.random() + np.random.rand()
+        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]) + drawn)
+
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5)
         cycle = schedules.OneCycleLR(optimizer, 0.3, total_steps=int(self.trainer.estimated_stepping_batches))
@@ -52,7 +58,7 @@ def run(num_processes, folder):
     loop = FederatedLoop(Net(), local_epochs=2, seed=3, threads=1)
     strategy = {"strategy": "client_parallel_fork", "devices": 2} if num_processes == 2 else {}
     fit = trainer(4, callbacks=[rows, Write(folder, rows)], **strategy)
-    fit.fit(loop, datamodule=toy_data((16, 12, 5, 9), cohort_size=3))
+    fit.fit(loop, datamodule=toy_data((16, 12, 5, 9), cohort_size=3, eval_batch_size=7))
 
 
 class Write(pl.Callback):

@@ -95,9 +95,15 @@ def test_data_are_compared_within_a_seed_and_training_settings_are_no_data(tmp_p
 def test_a_partition_is_read_as_it_was_written(tmp_path):
     write_run(tmp_path / "0", [0.1])
     write_partition(tmp_path / "0/partition.csv", [[3, 0, 1], [0, 5, 2]], CLASSES, ["0", "ann"])
-    table, names, clients = read_run(tmp_path / "0").partition
+    table, names, clients, unseen = read_run(tmp_path / "0").partition
+    assert unseen == ()
     assert (table.tolist(), names) == ([[3, 0, 1], [0, 5, 2]], list(CLASSES))
     assert clients == ["0", "ann"]
+    path = tmp_path / "0/partition.csv"
+    write_partition(path, [[3, 0, 1], [0, 5, 2]], names=CLASSES, clients=["0", "ann"], unseen=[1])
+    table, names, clients, unseen = read_run(tmp_path / "0").partition
+    assert (table.tolist(), names) == ([[3, 0, 1], [0, 5, 2]], list(CLASSES))
+    assert (clients, unseen) == (["0", "ann"], (1,))
 
 
 def test_text_in_a_table_of_clients_is_no_number(tmp_path):

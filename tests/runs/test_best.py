@@ -66,6 +66,28 @@ def test_the_best_rounds_model_is_kept_in_the_form_of_the_last_one(here):
         assert torch.equal(value, of_run[f"client.module.{name}"])
 
 
+ELSEWHERE = "--trainer.callbacks ClientCheckpoint --trainer.callbacks.dirpath elsewhere"
+
+
+@pytest.mark.parametrize("filename", ["client.ckpt", "mine.ckpt"])
+def test_the_best_rounds_model_lies_in_the_run_wherever_the_last_one_is_written(here, filename):
+    assert say(f"{LINE} {ELSEWHERE} --trainer.callbacks.filename {filename}").code == 0
+    folder = run_in(here, stem="mine")
+    assert [path.name for path in (here / "elsewhere").iterdir()] == [filename]
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt", "client-best.ckpt"}
+    best = torch.load(folder / "checkpoints/client-best.ckpt", weights_only=True)
+    assert best["epoch"] == best_round(folder) == 1
+
+
+def test_a_file_of_an_earlier_part_of_the_run_is_not_taken_for_the_best_round(here):
+    """The run goes on with files in another folder. What lies in its own is of round 0."""
+    assert say(f"{LINE} --trainer.max_epochs 1").code == 0
+    folder = run_in(here, stem="mine")
+    assert say(f"{LINE} --ckpt_path last {ELSEWHERE}").code == 0
+    best = torch.load(folder / "checkpoints/client-best.ckpt", weights_only=True)
+    assert best["epoch"] == best_round(folder) == 1
+
+
 @pytest.mark.parametrize(("more", "wanted"), [("", 0), (" --best.mode min", 2)])
 def test_another_key_chooses_where_it_is_asked_for(here, more, wanted):
     assert say(f"{LINE} --best.monitor val_r2{more}").code == 0

@@ -6,7 +6,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,6 +19,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition
@@ -41,7 +42,6 @@ class Case(NamedTuple):
         needs_logger: the module calls its Trainer's logger, which then must be there.
         asks_length: the module asks how many rounds there will be, so that a run that goes on names them.
         not_by_hand: why the module is another one by hand.
-        draws: why two evaluations differ: the module or its data draw without a seed.
         uncopied: why the module cannot be copied, so that no client's own model comes out.
         unstacked: words of the reason why its clients are not stacked. Empty: they are.
     """
@@ -52,7 +52,6 @@ class Case(NamedTuple):
     needs_logger: bool = False
     asks_length: bool = False
     not_by_hand: str = ""
-    draws: str = ""
     uncopied: str = ""
     unstacked: str = ""
 
@@ -108,6 +107,36 @@ COMMUNITY = {
     "pykeen LCWALitModule": Case(
         C.knowledge_graph, ("pykeen",), unstacked="on_before_zero_grad is called for one client"
     ),
+    "aidsorb LitModule": Case(C.structures, ("aidsorb", "ase"), unstacked="counts one client's batch at a time"),
+    "chemprop MPNN": Case(
+        C.molecules,
+        ("chemprop",),
+        asks_length=True,
+        not_by_hand="configure_optimizers asks the Trainer for its loader",
+        unstacked="counts one client's batch at a time",
+    ),
+    "neuromancer LitProblem": Case(
+        C.oscillator, ("neuromancer",), unstacked="on_train_epoch_end is called for one client"
+    ),
+    "scvi AdversarialTrainingPlan": Case(
+        C.cells,
+        ("scvi",),
+        "scvi-tools",
+        unstacked="on_train_epoch_end is called for one client",
+    ),
+    "ptls CoLESModule": Case(
+        C.purchases,
+        ("ptls", "lifetimes"),
+        "pytorch-lifestream lifetimes",
+        unstacked="counts one client's batch at a time",
+    ),
+    "anomalib Ganomaly": Case(C.adversaries, ("anomalib",), unstacked="of a callback of the module is called"),
+    "rl4co PPO": Case(C.salesman, ("rl4co",), unstacked="on_train_epoch_end is called for one client"),
+    "zeldarose NTPTrainingModel": Case(
+        C.next_words, ("zeldarose", "gensim"), unstacked="Dropout would draw other numbers"
+    ),
+    "disent BetaVae": Case(C.squares, ("disent",), unstacked="vmap: called random operation"),
+    "deepforest": Case(C.crowns, ("deepforest",), unstacked="counts one client's batch at a time"),
 }
 """Modules that were held out: nothing here was written before they were first federated."""
 CASES |= COMMUNITY
@@ -139,6 +168,15 @@ def divided(name: str, own: LightningDataModule) -> FederatedDataModule:
     settings = {} if name not in COMMUNITY else {"client_test_size": 8, "eval_batch_size": 4}
     partition = FixedPartition(M.PARTS)
     return FederatedDataModule.from_datamodule(own, num_clients=3, partition=partition, shuffle=False, **settings)
+
+
+def loader_of(loader: DataLoader[Any], places: Sequence[int], batch_size: int) -> DataLoader[Any]:
+    """A loader of some samples of another one's dataset, in order, which makes batches in the same way."""
+    samples = Subset(loader.dataset, list(places))
+    if loader.batch_size is None:
+        sampler = BatchSampler(SequentialSampler(samples), batch_size, drop_last=False)
+        return DataLoader(samples, batch_size=None, sampler=sampler, collate_fn=loader.collate_fn)
+    return DataLoader(samples, batch_size=batch_size, collate_fn=loader.collate_fn)
 
 
 def quiet_logger(name: str, kind: str = "pytorch_lightning") -> dict[str, Any]:

@@ -15,12 +15,11 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, Subset
 
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.utils.keyed import keyed_seed
 from tests.commands import run_in, say, working_in
-from tests.third_party.cases import CASES, SEED, federate, made, quiet_logger, same, skipped
+from tests.third_party.cases import CASES, SEED, federate, loader_of, made, quiet_logger, same, skipped
 from tests.third_party.community import Given
 from tests.third_party.modules import PARTS, Loaded
 from tests.toys import trainer
@@ -40,7 +39,11 @@ NAMES = [case(name) for name in CASES]
 def without_plateau(module):
     """Leave out a ReduceLROnPlateau, which a fit without validation refuses; it holds its rate for the first rounds."""
     found = module.configure_optimizers()
-    if isinstance(found, dict) and "monitor" in found.get("lr_scheduler", {}):
+    if not isinstance(found, dict):
+        return
+    scheduler = found.get("lr_scheduler")
+    settings = scheduler if isinstance(scheduler, dict) else found
+    if "monitor" in settings:
         module.configure_optimizers = lambda: type(module).configure_optimizers(module)["optimizer"]
 
 
@@ -61,9 +64,10 @@ def local_fit(name, module, own, client_id, round_idx):
     """Fit one client's samples as outside of a federation."""
     module.prepare_data = lambda: None  # Lightning's demos would download WikiText
     own.trainer = None
+    own.prepare_data()
     own.setup("fit")
     loader = own.train_dataloader()
-    samples = DataLoader(Subset(loader.dataset, PARTS[client_id]), batch_size=4, collate_fn=loader.collate_fn)
+    samples = loader_of(loader, PARTS[client_id], 4)
     own.train_dataloader = lambda: samples
     without_plateau(module)
     data = {"train_dataloaders": samples} if isinstance(own, (Loaded, Given)) else {"datamodule": own}

@@ -6,6 +6,8 @@ import random
 import sys
 from collections import UserDict, deque
 from dataclasses import dataclass
+from functools import partial
+from types import BuiltinMethodType
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from fl_lightning.client.metric_states import parts_that_count
 from fl_lightning.utils.own_generators import generators_in, generators_of
 
 MINE = np.random.default_rng(1)
@@ -177,6 +180,21 @@ def test_nothing_of_libraries_and_no_shared_generator_is_found():
     assert not generators_of(module, nn.Sequential(nn.Dropout()))
 
 
+class SaysItIsBuiltin:
+    """Says that it is a function in C, as the functions of Boost.Python do, and has no `__self__`."""
+
+    @property
+    def __class__(self):
+        return BuiltinMethodType
+
+
+@pytest.mark.parametrize("place", [list, Settings, partial])
+def test_what_only_says_that_it_is_a_function_in_c_does_not_stop_the_search(place):
+    function = SaysItIsBuiltin()
+    held = place([function]) if place is not partial else partial(print, function)
+    assert generators_in(held, BOX) == [BOX["mine"]]
+
+
 def test_what_the_operating_system_draws_cannot_be_keyed():
     assert not generators_in(Settings(random.SystemRandom()))
 
@@ -220,3 +238,36 @@ def test_a_generator_that_an_installed_library_keeps_for_itself_is_left_alone(tm
     importlib.invalidate_caches()
     mine = importlib.import_module("a_user").Mine()
     assert len(generators_in(mine)) == count
+
+
+class AnswersNothing:
+    """It raises for every attribute that it lacks, as the placeholders of pydantic do."""
+
+    __slots__ = ("rng",)
+
+    def __init__(self):
+        self.rng = random.Random(1)
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"no {name} yet")
+
+
+class AnswersLater:
+    """It raises for every attribute until it is loaded."""
+
+    def __init__(self):
+        self.rng = random.Random(1)
+
+    def __getattribute__(self, name):
+        if name == "__class__":
+            return object.__getattribute__(self, name)
+        raise RuntimeError(f"{name} is not loaded yet")
+
+
+@pytest.mark.parametrize("kind", [AnswersNothing, AnswersLater])
+def test_an_object_whose_attributes_raise_is_searched_all_the_same(kind):
+    holder = pl.LightningModule()
+    holder.settings = kind()
+    assert len(generators_in(kind())) == 1
+    assert len(generators_of(holder)) == 1
+    assert parts_that_count(holder) == []
