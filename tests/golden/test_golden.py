@@ -4,11 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from . import adapters_fn, adapters_method, baselines, fedcl, feded, fedka, fn_measures, heterogeneity, knfu, tuned
+from . import (
+    adapters_fn,
+    adapters_method,
+    baselines,
+    fedcl,
+    feded,
+    fedka,
+    fn_measures,
+    heterogeneity,
+    knfu,
+    personal,
+    tuned,
+)
 from .golden import Case, differences, load
 
 HERE = Path(__file__).parent
-PAPERS = (baselines, fedcl, feded, fedka, heterogeneity, knfu, tuned)
+PAPERS = (baselines, fedcl, feded, fedka, heterogeneity, knfu, personal, tuned)
 """Modules with tables FN, METHOD and E2E of their own."""
 ADAPTERS = {
     "fn": adapters_fn.ADAPTERS
