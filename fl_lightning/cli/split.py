@@ -20,6 +20,7 @@ NOT_DIVIDED = {
     "by": None,
     "val_fraction": 0.0,
     "val_by": None,
+    "test_on_val": False,
     "proxy_size": 0,
     "transfer_size": 0,
     "client_test_size": None,

@@ -106,6 +106,9 @@ class FederatedDataModule(Participation):
             drawn anew for every client and round. Batches are rounded up.
         val_by: Column of the samples, such as `patient`. `val_fraction` holds back all samples of a value, or none.
             None: samples are drawn one by one.
+        test_on_val: Whether the validation split takes the place of the test split, which nobody then sees. Clients are
+            tested on validation samples, which they get as they would get test samples. For settings that are chosen by
+            what clients answer (`compare --tune_metric local/alma`).
         pooled: Whether one client has the samples of all clients: training at one place, with which a federation is
             compared. The client makes as many steps as the share of the samples has that the round's cohort would have
             had.
@@ -156,6 +159,7 @@ class FederatedDataModule(Participation):
         val_by: str | None = None,
         cohort_size: int | None = None,
         unseen: int | float | list[int | str] | None = None,
+        test_on_val: bool = False,
     ) -> None:
         # Datasets in place of a source are the commonest mistake, so the source is checked first.
         read = as_source(source)
@@ -204,6 +208,7 @@ class FederatedDataModule(Participation):
                 f"val_fraction=0; set data.val_fraction"
             )
         self.val_by = val_by
+        self.test_on_val = test_on_val
         self.proxy_overlap = proxy_overlap
         self.shared_per_class = shared_per_class
         self.client_test_size = client_test_size
@@ -395,7 +400,8 @@ class FederatedDataModule(Participation):
         A validation or test split without samples is none.
 
         Raises:
-            ValueError: The source has validation samples of its own, and `val_fraction` is above 0.
+            ValueError: The source has validation samples of its own, and `val_fraction` is above 0, or there are no
+                validation samples, and `test_on_val` is set.
         """
         source = self.source
         train, test = source.read()
@@ -406,6 +412,11 @@ class FederatedDataModule(Participation):
                 f"{self.holdout_sizes['val']}; leave it at 0, in compare with --tune by --val_fraction 0"
             )
         evaluates_test = not validation and not self.holdout_sizes["val"]
+        if self.test_on_val and evaluates_test:
+            raise ValueError(
+                "data.test_on_val needs validation samples, got none; set data.val_fraction (0.1: a tenth of the "
+                "training samples)"
+            )
         if test is None and evaluates_test:
             with source.keyed("tested"):
                 test = source.tested(counted=True)
@@ -599,6 +610,8 @@ class FederatedDataModule(Participation):
         self._splits |= self._division.hold_out(
             self.holdout_sizes, proxy_overlap=self.proxy_overlap, val_by=self.val_by, excluded=self._unseen_samples
         )
+        if self.test_on_val:
+            self._splits["test"] = self._splits["val"]
         self._held_out = True
 
     def _find_unseen_samples(self) -> None:

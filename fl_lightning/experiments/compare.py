@@ -185,7 +185,12 @@ def command_parser() -> CommandParser:
     columns = f"further columns: {', '.join(get_args(Column))}; what a round costs is measured"
     add_list("--columns", type=Column, default=[], help=columns)
     add("--val_fraction", type=float, default=0.1, help="of tuning, where the base has no validation split")
-    add("--tune_metric", type=str, default="val/acc", help="log key, of the validation split")
+    add(
+        "--tune_metric",
+        type=str,
+        default="val/acc",
+        help="log key: val/… of the global model, local/… of the clients' models",
+    )
     add("--allow_different_data", type=bool, default=False, help="one table although data or cohorts differ")
     return parser
 

@@ -39,7 +39,8 @@ class Runs:
         settings: of all of them.
         label: name of the one method in drawings and tables; None: its own.
         seeds: of each; None: those of the experiment.
-        tune: values to choose from by the name of the setting, on the server's validation split.
+        tune: values to choose from by the name of the setting, on held-out training samples.
+        tune_metric: log key that their tuning looks at; None: that of the experiment.
     """
 
     methods: list[str]
@@ -48,6 +49,7 @@ class Runs:
     label: str | None = None
     seeds: list[int] | None = None
     tune: dict[str, list[Any]] = field(default_factory=dict)
+    tune_metric: str | None = None
 
 
 @dataclass
@@ -88,8 +90,9 @@ class Experiment:
         hold: what a seed does not vary.
         start: one run whose last weights all others start from.
         minutes: that its runs take on two cores; None: as `core_hours` of its cases say.
+        tune_seeds: seeds of tuning; none: those of the rows, or of the command.
         val_fraction: of tuning, where the base has no validation split.
-        tune_metric: log key of the validation split that tuning looks at.
+        tune_metric: log key that tuning looks at, `val/…` of the global model or `local/…` of the clients' models.
     """
 
     base: list[str]
@@ -107,6 +110,7 @@ class Experiment:
     minutes: float | None = None
     val_fraction: float = 0.1
     tune_metric: str = "val/acc"
+    tune_seeds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         places = set[tuple[str, str]]()
@@ -138,7 +142,7 @@ class Experiment:
         """
         if not any(runs.methods and self.cases_of(runs) and (runs.seeds or self.seeds) for runs in self.runs):
             raise ValueError("there must be runs with methods, cases and seeds, and one of them is empty")
-        for seeds in (self.seeds, *(runs.seeds for runs in self.runs)):
+        for seeds in (self.seeds, self.tune_seeds, *(runs.seeds for runs in self.runs)):
             check_seeds(seeds or ())
         row_cases = [runs.cases for runs in (*self.runs, *filter(None, [self.start])) if isinstance(runs.cases, dict)]
         for name, case in (item for cases in (self.cases, self.cases_full, *row_cases) for item in cases.items()):

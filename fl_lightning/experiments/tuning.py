@@ -1,4 +1,4 @@
-"""Tuning: settings of each method, chosen on the server's validation split."""
+"""Tuning: settings of each method, chosen on held-out training samples, by the server or by the clients."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,10 @@ from typing import Any
 from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located
 from fl_lightning.experiments.composing import SettingPairs, as_settings, setting_combinations, settings_text
-from fl_lightning.experiments.experiment import Runs
+from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.running import run_cells
+from fl_lightning.federation.clients_evaluation import TUNED
 from fl_lightning.federation.effects import is_data
 from fl_lightning.metrics.keys import Direction, best_of, direction_of, unknown_direction
 from fl_lightning.reports.results import direction_in, mean_of_last
@@ -23,6 +24,12 @@ Choices = dict[SettingPairs, list[Cell]]
 Tried = dict[tuple[str, str], Choices]
 """Choices by method and case."""
 
+OF_THE_SERVER = "val/"
+"""Beginning of the values of the global model on the server's validation split."""
+
+OF_CLIENTS = "local/"
+"""Beginning of the means over the models that clients deploy."""
+
 
 def tune(
     cells: Cells,
@@ -32,7 +39,10 @@ def tune(
     sources: Sequence[Path] = (),
     table: str = "tuning",
 ) -> list[str]:
-    """Choose settings for each method and case on the server's validation split.
+    """Choose settings for each method and case on the samples of the server's validation split.
+
+    They are chosen by what the global model answers (`val/…`), or by what the clients' models answer on their parts of
+    these samples (`local/…`).
 
     Args:
         cells: The cells of the experiment, whose `chosen` is filled.
@@ -58,8 +68,7 @@ def tune(
             merge(candidates, source / TUNING, folder)
     failed = run_cells(candidates, processes, folder, test=False)
     sentences, lines = choose_candidates(cells, tried, folder=folder, failed=failed)
-    header = ["method", "case", "settings", cells.experiment.tune_metric, "chosen"]
-    write_table(output / f"{table}.csv", [header, *lines])
+    write_table(output / f"{table}.csv", lines)
     return sentences
 
 
@@ -70,17 +79,21 @@ def tried_of(cells: Cells, output: Path) -> Tried:
         ValueError: The metric is none of the validation split, or a setting must not be tuned.
     """
     rows = [runs for runs in cells.experiment.runs if runs.tune]
-    metric = cells.experiment.tune_metric
-    if rows and not metric.startswith("val/"):
-        raise ValueError(f"tuning chooses on the validation split, so tune_metric must begin with val/, got {metric}")
     tried = Tried()
     for runs in rows:
+        metric = metric_of(cells.experiment, runs)
+        if not metric.startswith((OF_THE_SERVER, OF_CLIENTS)):
+            raise ValueError(
+                f"tuning chooses on held-out training samples, so tune_metric must begin with {OF_THE_SERVER} (the "
+                f"global model) or {OF_CLIENTS} (the clients' models), got {metric}"
+            )
         for name in runs.tune:
             if is_data(name):
                 raise ValueError(f"tune takes settings of the training, got {name}")
     for runs in rows:
-        tried |= choices_of(cells, runs)
-    check_directions(cells_of(tried), metric)
+        tried_of_row = choices_of(cells, runs)
+        check_directions(cells_of(tried_of_row), metric_of(cells.experiment, runs))
+        tried |= tried_of_row
     named = iter(located(cells_of(tried), output / TUNING))  # Candidates of two cases may be the same run.
     located_choices = Tried()
     for place, choices in tried.items():
@@ -88,6 +101,21 @@ def tried_of(cells: Cells, output: Path) -> Tried:
         for candidate, group in choices.items():
             located_choices[place][candidate] = [next(named) for _ in group]
     return located_choices
+
+
+def metric_of(experiment: Experiment, runs: Runs) -> str:
+    """Return the log key by which a row is tuned."""
+    return runs.tune_metric or experiment.tune_metric
+
+
+def metrics_by_method(experiment: Experiment) -> dict[str, str]:
+    """Return the log key by which each method that is tuned is tuned, by the method's name in the tables."""
+    metrics: dict[str, str] = {}
+    for runs in experiment.runs:
+        if runs.tune:
+            names = [runs.label] if runs.label else runs.methods
+            metrics |= dict.fromkeys(names, metric_of(experiment, runs))
+    return metrics
 
 
 def check_directions(candidates: Sequence[Cell], metric: str) -> None:
@@ -123,15 +151,17 @@ def choose_candidates(
         failed: Sentences by the names of cells.
 
     Returns:
-        The sentences; the lines, each with method, case, settings, mean and whether they were chosen.
+        The sentences; the lines of a table, the first of which is its header. It has a column for each log key.
 
     Raises:
         ValueError: A method has no complete candidate.
     """
-    metric = cells.experiment.tune_metric
+    metrics = metrics_by_method(cells.experiment)
+    used = list(dict.fromkeys(metrics[method] for method, _ in tried))
     sentences: list[str] = []
-    table: list[list[Any]] = []
+    table: list[list[Any]] = [["method", "case", "settings", *used, "chosen"]]
     for (method, case), choices in tried.items():
+        metric = metrics[method]
         runs = {candidate: runs_of(folder, group, failed) for candidate, group in choices.items()}
         scores = {candidate: mean_score(of_candidate, metric) for candidate, of_candidate in runs.items()}
         known = {candidate: score for candidate, score in scores.items() if score is not None}
@@ -150,7 +180,8 @@ def choose_candidates(
         after = after_text(choices[best], runs)
         sentences.append(f"Tuned in validation: {chosen} for {method} ({metric} {scored[best]:.4g}, {rank}{after}).")
         for candidate, score in scores.items():
-            table.append([method, case, settings_text(candidate), score, candidate == best])
+            values = [score if name == metric else None for name in used]
+            table.append([method, case, settings_text(candidate), *values, candidate == best])
     return sentences, table
 
 
@@ -168,7 +199,7 @@ def why_none(choices: Choices, failed: Mapping[str, str], num_diverged: int) -> 
                 return failed[cell.name]
     if num_diverged:
         return f"{num_diverged} ended in a value that is not finite; tune over other values"
-    return "set tune_metric to a value of the validation split"
+    return "set tune_metric to a value that the runs log"
 
 
 def after_text(cells: Sequence[Cell], runs: Mapping[SettingPairs, Sequence[SavedRun]]) -> str:
@@ -213,9 +244,7 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
     for method in runs.methods:
         for name, case in cells.experiment.cases_of(runs).items():
             config = cells.composer.compose(method, as_settings(runs.settings), cells.configs_of(case))
-            more: SettingPairs = ()
-            if not config["data"]["val_fraction"]:
-                more = (("data.val_fraction", str(cells.experiment.val_fraction)),)
+            more = held_out(metric_of(cells.experiment, runs), cells.experiment.val_fraction, config)
             known = cells.options_of(runs, method, case)
             given = dict(cells.settings_of(case))
             tuned = {}
@@ -227,11 +256,33 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
             for combination in setting_combinations(tuned):
                 candidate = as_settings(combination)
                 group = []
-                for seed in cells.seeds_of(runs):
+                for seed in cells.experiment.tune_seeds or cells.seeds_of(runs):
                     cell = cells.compose(runs, method, name=name, seed=seed, tuned=candidate, more=more)
                     group.append(cell)
                 tried.setdefault((runs.label or method, name), {})[candidate] = group
     return tried
+
+
+def held_out(metric: str, val_fraction: float, config: Mapping[str, Any]) -> SettingPairs:
+    """Return the settings by which a candidate is judged on held-out training samples.
+
+    Args:
+        metric: The log key by which it is judged.
+        val_fraction: Share of the training samples that is held out where the configuration holds out none.
+        config: The complete configuration of the candidate without them.
+
+    Raises:
+        ValueError: The runs have no value of the clients' models.
+    """
+    more: SettingPairs = ()
+    if not config["data"]["val_fraction"]:
+        more = (("data.val_fraction", str(val_fraction)),)
+    if not metric.startswith(OF_CLIENTS):
+        return more
+    for setting, beginning in (("evaluate_clients_every", OF_CLIENTS), ("fine_tuning", f"{TUNED}/")):
+        if metric.startswith(beginning) and not config["model"].get(setting):
+            raise ValueError(f"tune_metric {metric} needs model.{setting}, which is not set; set it for all runs")
+    return (*more, ("data.test_on_val", "true"))
 
 
 def runs_of(folder: Path, group: Sequence[Cell], failed: Mapping[str, str]) -> list[SavedRun]:

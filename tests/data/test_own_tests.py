@@ -639,3 +639,40 @@ def test_groups_that_cannot_be_held_back_are_refused():
         given(val_by="doctor", val_fraction=0.1).setup("fit")
     words = "partition --model.client FedAvg --data.source Digits --data.val_by patient"
     assert "data.val_by needs data.val_fraction" in refusal(words, 1)
+
+
+# --- validation samples in the place of test samples ------------------------------------------------
+
+
+def test_validation_samples_take_the_place_of_test_samples():
+    plain = FederatedDataModule(Skewed(), num_clients=10, partition=DirichletPartition(0.5), val_fraction=0.2)
+    ours = FederatedDataModule(
+        Skewed(), num_clients=10, partition=DirichletPartition(0.5), val_fraction=0.2, test_on_val=True
+    )
+    for data in (plain, ours):
+        data.setup("fit")
+    held = plain.split("val")
+    assert torch.equal(ours.split("test").x, held.x)
+    assert torch.equal(ours.split("test").labels, held.labels)
+    for client_id in range(10):
+        own = ours.client_indices("test", client_id)
+        assert bool((own < len(held)).all())
+        assert torch.equal(ours.client_indices("train", client_id), plain.client_indices("train", client_id))
+    sampled = torch.cat([ours.view(client_id, 0).source("test").x for client_id in range(10)])
+    training = ours.split("train").x[torch.cat([ours.client_indices("train", c) for c in range(10)])]
+    assert not (sampled[:, None] == training[None]).flatten(2).all(2).any()
+
+
+def test_owners_are_tested_on_their_own_validation_samples():
+    data = FederatedDataModule(Skewed(), num_clients=None, by="owner", val_fraction=0.3, test_on_val=True)
+    data.setup("fit")
+    owners = data.split("test").column("owner")
+    for client_id, name in enumerate(data.client_names):
+        tested = {str(owner) for owner in owners[data.client_indices("test", client_id).numpy()]}
+        assert tested <= {name}
+
+
+def test_there_must_be_validation_samples():
+    data = FederatedDataModule(Skewed(), num_clients=10, test_on_val=True)
+    with pytest.raises(ValueError, match=r"data.test_on_val needs validation samples, got none; set data.val_fraction"):
+        data.setup("fit")

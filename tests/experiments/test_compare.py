@@ -744,6 +744,15 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
         ("--methods FedAvg --tune model.client.mu=1", "no method of the experiment knows 'model.client.mu'"),
         ("--methods FedAvg --tune data.num_clients=2,4", "--tune takes settings of the training"),
         ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", "must begin with val/"),
+        (
+            "--methods FedNTD --tune model.client.beta=1 --tune_metric local/alma",
+            "tune_metric local/alma needs model.evaluate_clients_every",
+        ),
+        (
+            "--methods FedNTD --tune model.client.beta=1 --tune_metric local/tuned/alma "
+            "--model.evaluate_clients_every 1",
+            "tune_metric local/tuned/alma needs model.fine_tuning",
+        ),
         ("--methods FedAvg --processes -1", "processes must be at least 0, got -1; 0 makes the runs in"),
         ("--methods FedAvg own.yaml", "data.proxy_size is 0 for FedAvg and 0.1 for own; give all the same"),
     ],

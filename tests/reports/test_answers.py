@@ -9,6 +9,7 @@ import pytest
 
 from fl_lightning.callbacks.bar import percent_text
 from fl_lightning.experiments.cells import Cell
+from fl_lightning.experiments.experiment import Runs
 from fl_lightning.experiments.tuning import choose_candidates
 from fl_lightning.metrics.history import History
 from fl_lightning.metrics.keys import direction_of, scope_of
@@ -65,7 +66,8 @@ def answers(tmp_path, key, given) -> dict[str, object]:
     with refused_if_unknown(key, given):
         found["claims"] = None
         found["claims"] = "low" if "ours 1 of 1" in paper.of_cases([""]).draw(series).caption else "high"
-    cells = SimpleNamespace(experiment=SimpleNamespace(tune_metric=plain), chosen={})
+    tuned = Runs(["FedAvg"], tune={"name": list(runs)})
+    cells = SimpleNamespace(experiment=SimpleNamespace(tune_metric=plain, runs=[tuned]), chosen={})
     config = {"trainer": {"max_epochs": 2}, "direction": [f"{name}={word}" for name, word in given.items()]}
     choices = {}
     for name in runs:
