@@ -241,10 +241,11 @@ def direction_of_candidates(runs: Mapping[SettingPairs, Sequence[SavedRun]], met
 def choices_of(cells: Cells, runs: Runs) -> Tried:
     """Compose the cells of each candidate of a row by method and case, of methods that know one of the settings."""
     tried = Tried()
+    metric = metric_of(cells.experiment, runs)
     for method in runs.methods:
         for name, case in cells.experiment.cases_of(runs).items():
             config = cells.composer.compose(method, as_settings(runs.settings), cells.configs_of(case))
-            more = held_out(metric_of(cells.experiment, runs), cells.experiment.val_fraction, config)
+            more = held_out(metric, cells.experiment.val_fraction, config)
             known = cells.options_of(runs, method, case)
             given = dict(cells.settings_of(case))
             tuned = {}
@@ -258,6 +259,7 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
                 group = []
                 for seed in cells.experiment.tune_seeds or cells.seeds_of(runs):
                     cell = cells.compose(runs, method, name=name, seed=seed, tuned=candidate, more=more)
+                    check_logged(metric, cell.config)
                     group.append(cell)
                 tried.setdefault((runs.label or method, name), {})[candidate] = group
     return tried
@@ -269,20 +271,29 @@ def held_out(metric: str, val_fraction: float, config: Mapping[str, Any]) -> Set
     Args:
         metric: The log key by which it is judged.
         val_fraction: Share of the training samples that is held out where the configuration holds out none.
-        config: The complete configuration of the candidate without them.
-
-    Raises:
-        ValueError: The runs have no value of the clients' models.
+        config: The configuration of the candidate without them.
     """
     more: SettingPairs = ()
     if not config["data"]["val_fraction"]:
         more = (("data.val_fraction", str(val_fraction)),)
-    if not metric.startswith(OF_CLIENTS):
-        return more
+    if metric.startswith(OF_CLIENTS):
+        more = (*more, ("data.test_on_val", "true"))
+    return more
+
+
+def check_logged(metric: str, config: Mapping[str, Any]) -> None:
+    """Refuse a metric of the clients' models that a run does not log.
+
+    Args:
+        metric: The log key by which the run is judged.
+        config: The complete configuration of the run.
+
+    Raises:
+        ValueError: The run does not evaluate its clients, or does not fine-tune them.
+    """
     for setting, beginning in (("evaluate_clients_every", OF_CLIENTS), ("fine_tuning", f"{TUNED}/")):
         if metric.startswith(beginning) and not config["model"].get(setting):
             raise ValueError(f"tune_metric {metric} needs model.{setting}, which is not set; set it for all runs")
-    return (*more, ("data.test_on_val", "true"))
 
 
 def runs_of(folder: Path, group: Sequence[Cell], failed: Mapping[str, str]) -> list[SavedRun]:
