@@ -518,8 +518,8 @@ class ClientScore(NamedTuple):
         num_samples: The number of samples tested. A 0-d tensor if it is on the device, as `correct`.
         correct: The number of right answers of a net. None if they are not counted.
         metrics: The results of further metrics, by name, on the CPU.
-        is_finite: Whether all predictions of these are finite. NaN in a metric of finite predictions is a value that
-            is not defined.
+        is_finite: Whether all predictions of these are finite, except logits of −inf of some of the classes. NaN in a
+            metric of finite predictions is a value that is not defined.
         logged: What the module's own steps and hooks have logged, by key.
         directions: Whether such values are better when lower (`min`) or higher (`max`), as metric objects tell, by key.
         tuned: The score after fine-tuning. None if the client was not to be fine-tuned.

@@ -9,6 +9,7 @@ from fl_lightning.client.personal import PersonalHeadClient as PersonalHeadClien
 from fl_lightning.client.personal import check_features as check_features
 from fl_lightning.client.personal import check_head as check_head
 from fl_lightning.client.personal import check_part_of_net as check_part_of_net
+from fl_lightning.client.personal import heads_of as heads_of
 from fl_lightning.client.services import BatchTransfer as BatchTransfer
 from fl_lightning.client.services import ClientServices as ClientServices
 from fl_lightning.client.services import MetricAccumulator as MetricAccumulator

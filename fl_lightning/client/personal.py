@@ -163,29 +163,64 @@ def entries_of(client: nn.Module) -> State:
     return {name: value for name, value in client.state_dict().items() if is_entry(name, value)}
 
 
+def nets_of(client: Any) -> list[nn.Module]:
+    """Return the nets of the clients, one or several.
+
+    Args:
+        client: A ClientModule whose net is built.
+    """
+    if isinstance(client.net, HeterogeneousNets):
+        return list(client.net.nets)
+    return [client.net]
+
+
 def check_head(client: Any, needs_body: bool = True) -> None:
-    """Refuse a net that has no `head`, or nothing to train except the head.
+    """Refuse a net that has no `head`, or nothing to train except the head, and nets that differ.
+
+    The entries of the head must have the same names at all clients.
 
     Args:
         client: A ClientModule whose net is built.
         needs_body: Whether there must be something to train besides the head.
 
     Raises:
-        ValueError: The net has no head, or nothing else to train.
+        ValueError: The net has no head, or nothing else to train, or the clients have different nets.
     """
     name = type(client).__name__
     net = client.net
-    if not isinstance(getattr(net, "head", None), nn.Linear):
+    if isinstance(net, HeterogeneousNets):
         raise ValueError(
-            f"{name} needs a net whose last layer is a torch.nn.Linear called head, got {type(net).__name__}; derive "
-            f"it from fl_lightning.nets.Backbone"
+            f"{name} needs a net whose last layer is a torch.nn.Linear called head, got {type(net).__name__}, in which "
+            f"each net has a head of its own; give all clients one net"
         )
+    heads_of(client)
     trained = [name for name, parameter in client.named_parameters() if parameter.requires_grad]
     if needs_body and all(entry.startswith(HEAD) for entry in trained):
         raise ValueError(
             f"{name} shares all but the head, but {type(net).__name__} has nothing else to train; give it a hidden "
             f"layer, or take Local"
         )
+
+
+def heads_of(client: Any) -> list[nn.Linear]:
+    """Return the heads of the clients' nets, one or several.
+
+    Args:
+        client: A ClientModule whose net is built.
+
+    Raises:
+        ValueError: The net, or one of the clients' nets, has no head.
+    """
+    heads: list[nn.Linear] = []
+    for net in nets_of(client):
+        head = getattr(net, "head", None)
+        if not isinstance(head, nn.Linear):
+            raise ValueError(
+                f"{type(client).__name__} needs a net whose last layer is a torch.nn.Linear called head, got "
+                f"{type(net).__name__}; derive it from fl_lightning.nets.Backbone"
+            )
+        heads.append(head)
+    return heads
 
 
 def check_features(client: Any, who: str) -> None:
@@ -198,11 +233,7 @@ def check_features(client: Any, who: str) -> None:
     Raises:
         ValueError: The net, or one of the clients' nets, has no `features`.
     """
-    if isinstance(client.net, HeterogeneousNets):
-        nets = list(client.net.nets)
-    else:
-        nets = [client.net]
-    for net in nets:
+    for net in nets_of(client):
         check_part_of_net(who, net, method="features", what="the inputs of the head")
 
 

@@ -25,6 +25,7 @@ from fl_lightning.methods.fednova import FedNovaAggregator
 from fl_lightning.methods.fedntd import FedNTD
 from fl_lightning.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from fl_lightning.methods.fedpac import FedPAC
+from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fedrep import FedRep
 from fl_lightning.methods.fedrod import FedRoD
@@ -66,6 +67,7 @@ __all__ = [
     "FedNTD",
     "FedNovaAggregator",
     "FedPAC",
+    "FedProto",
     "FedProx",
     "FedRS",
     "FedRep",

@@ -45,6 +45,11 @@ class HeterogeneousNets(Backbone):
         """The net of the client that is trained or tested now."""
         return cast("Backbone", self.nets[self.client_id % len(self.nets)])
 
+    @property
+    def head(self) -> nn.Linear:  # type: ignore[override]
+        """The head of the net of the client that is trained or tested now."""
+        return self.chosen.head
+
     def choose(self, client_id: int) -> None:
         """Use the net of this client from now on."""
         self.client_id = client_id

@@ -55,7 +55,7 @@ CONTRACT = {  # down, up, client state, server state; a model is 1
     "Median": (1, 1, 0, 0),
     "SAM": (1, 1, 0, 0),
 }
-SHARE_NOTHING = {"FedMD", "KnFu", "Local", "SelectiveFD"}
+SHARE_NOTHING = {"FedMD", "FedProto", "KnFu", "Local", "SelectiveFD"}
 
 
 @pytest.fixture(scope="module")
