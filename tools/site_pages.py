@@ -45,6 +45,7 @@ ROOMS = {
     "fl_lightning.distributed": "Several processes",
     "fl_lightning.types": "Messages, jobs and protocols",
     "fl_lightning.functional.accuracy": "Accuracy",
+    "fl_lightning.functional.class_means": "Means and covariances of the classes",
     "fl_lightning.functional.classes": "Splits of the classes",
     "fl_lightning.functional.coding": "Coding of vectors",
     "fl_lightning.functional.density": "Densities",

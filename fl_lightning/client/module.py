@@ -543,6 +543,22 @@ class ClientModule(CheckedLoading):
         parts = self.over(local, fn, split=split, batch_size=batch_size)
         return joined_rows(parts, num_samples=local.size(split), split=split, reader=type(self).__name__)
 
+    @torch.no_grad()
+    def features_over(self, local: ClientData, add: Callable[[Tensor, Tensor], Any], split: str = "train") -> None:
+        """Give the net's features and the labels of every batch of a split to a function, as `over` does.
+
+        Args:
+            local: The client's data.
+            add: Takes the features (B, D), in float32 or better, and the labels (B,) of a batch.
+            split: The name of the split.
+        """
+
+        def add_batch(batch: Batch) -> None:
+            x, y = batch
+            add(to_float32(self.features(x)), y)
+
+        self.over(local, add_batch, split=split)
+
     def loss_at(self, params: State, batch: Batch) -> Tensor:
         """Return `local_loss` of a batch at other values of some parameters. It is differentiable in them.
 

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from fl_lightning.aggregation import ServerModule
+from fl_lightning.aggregation import PrototypeServer
 from fl_lightning.client import PersonalHeadClient
-from fl_lightning.functional.losses import cross_entropy, true_class
+from fl_lightning.functional.class_means import ClassMeans
+from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.functional.simplex import semidefinite, simplex_minimum
 from fl_lightning.functional.state import clone, to_float32, weighted_mean
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, Phase, State
@@ -29,17 +30,31 @@ class Statistics(NamedTuple):
     v: Tensor
 
 
-def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Statistics:
-    """Compute class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n: (n, d), (n,) -> float64.
+class FeatureSums(ClassMeans):
+    """Accumulates Σ ‖f‖² over all samples, (), besides the class means."""
 
-    An absent class has 0.
-    """
-    x = features.double()
-    members = true_class(labels, num_classes).T.double()
-    n = max(len(x), 1)
-    h = members @ x / n
-    v = (x.square().sum() / n - h.square().sum()) / n
-    return Statistics(members @ x / members.sum(1, keepdim=True).clamp(min=1), h, v)
+    def __init__(self, num_classes: int, width: int, device: torch.device | None = None) -> None:
+        super().__init__(num_classes, width, device)
+        self.squares = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        super().add(features, labels)
+        self.squares += features.double().square().sum()
+
+    @property
+    def statistics(self) -> Statistics:
+        """The class means, h and v = (mean ‖f‖² − Σ_c p_c² ‖μ_c‖²) / n so far, float64. An absent class has 0."""
+        n = self.counts.sum().clamp(min=1)
+        h = self.totals / n
+        v = (self.squares / n - h.square().sum()) / n
+        return Statistics(means=self.means, h=h, v=v)
+
+
+def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Statistics:
+    """Compute the statistics of features that are all there: (n, d), (n,) -> float64."""
+    sums = FeatureSums(num_classes, width=features.shape[1], device=features.device)
+    sums.add(features, labels)
+    return sums.statistics
 
 
 def discrepancies(h: Tensor, v: Tensor, i: int) -> Tensor:
@@ -66,26 +81,20 @@ def combinations(h: Tensor, v: Tensor) -> Tensor:
     return torch.stack([unit if row is None else row for row, unit in zip(rows, torch.eye(len(h)).to(h), strict=True)])
 
 
-class FedPACServer(ServerModule):
+class FedPACServer(PrototypeServer):
     """Averages prototypes by class counts, and combines a head for each participant.
 
     Attributes:
-        prototypes: of the classes, (C, d) float64.
-        seen: classes that have one, (C,) bool.
         combined: weights of the last round's heads by client, each (m,) float64 over the participants with data.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.prototypes = nn.Buffer(torch.empty(0, 0, dtype=torch.float64))
-        self.seen = nn.Buffer(torch.empty(0, dtype=torch.bool))
         self.combined: dict[int, Tensor] = {}
         self._heads: dict[int, State] = {}
 
     def setup(self) -> None:
-        weight = self.client_of(FedPAC).head.weight
-        self.prototypes = nn.Buffer(torch.zeros_like(weight, dtype=torch.float64))
-        self.seen = nn.Buffer(torch.zeros(len(weight), dtype=torch.bool, device=weight.device))
+        self.allocate_prototypes(self.client_of(FedPAC).head)
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         if exchange == "heads":
@@ -96,18 +105,16 @@ class FedPACServer(ServerModule):
 
     def add(self, update: ClientUpdate) -> None:
         if "h" in update.extras:
-            counts = update.extras["counts"].double()
-            means = update.extras["prototypes"].double()
-            self.sum("classes", {"total": counts[:, None] * means, "counts": counts}, 1.0 * update.included)
+            self.sum_prototypes(
+                means=update.extras["prototypes"],
+                weights=update.extras["counts"],
+                included=update.included,
+            )
             self.gather(update, weights=False)
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
         if exchange == "train":
-            classes = self.summed("classes")
-            counts = classes["counts"][:, None]
-            means = classes["total"] / counts.clamp(min=1)
-            self.prototypes.copy_(torch.where(counts > 0, means, self.prototypes))
-            self.seen.logical_or_(counts[:, 0] > 0)
+            self.renew_prototypes()
             self._combine()
         return aggregate
 
@@ -150,15 +157,12 @@ class FedPAC(PersonalHeadClient):
         self.head_epochs = head_epochs
         self.head_lr = head_lr
 
-    @torch.no_grad()
     def statistics(self, local: ClientData) -> Statistics:
         """Compute the statistics of the client's samples under the body as it is, in eval mode."""
-        d = self.head.in_features
-        device = self.head.weight.device
-        batches = self.over(local, lambda batch: (to_float32(self.features(batch[0])), batch[1]))
-        batches.append((torch.zeros(0, d, device=device), torch.zeros(0, dtype=torch.int64, device=device)))
-        features, labels = map(torch.cat, zip(*batches, strict=True))
-        return feature_statistics(features, labels, self.head.out_features)
+        head = self.head
+        sums = FeatureSums(head.out_features, head.in_features, device=head.weight.device)
+        self.features_over(local, sums.add)
+        return sums.statistics
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         if broadcast.exchange == "heads":

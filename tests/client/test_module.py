@@ -216,6 +216,30 @@ def test_own_passes_see_the_batches_of_training_in_eval_mode_and_log_nothing():
     assert "never" not in fit(Looks(net=BatchNormNet), 1, toy_data((7, 0))).round_metrics
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_pass_gives_features_in_eval_mode_without_gradients_and_the_labels(precision):
+    seen = []
+
+    class Looks(Shifts):
+        def receive(self, broadcast, local):
+            rows = []
+            self.features_over(local, lambda features, labels: rows.append((features, labels)))
+            assert len(rows) == -(-local.size() // 5)
+            for features, labels in rows:
+                assert features.dtype == torch.float32
+                assert not features.requires_grad
+                assert len(features) == len(labels)
+            if rows and precision == "32-true":
+                x, y = local.all()
+                with self.evaluation_mode():
+                    torch.testing.assert_close(torch.cat([f for f, _ in rows]), self.net.features(x + 1).detach())
+                assert torch.equal(torch.cat([labels for _, labels in rows]), y)
+            seen.append(len(rows))
+
+    fit(Looks(net=BatchNormNet), 1, toy_data((7, 0)), precision=precision)
+    assert seen == [2, 0]
+
+
 def test_a_loss_at_other_weights_is_differentiable_in_them():
     client = FedAvg(net=BatchNormNet, num_classes=3, input_shape=(4,))
     batch = samples(6)
