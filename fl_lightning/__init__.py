@@ -39,7 +39,7 @@ _NAMES = {
     "members.faults": "FaultPolicy NonFiniteUpdateError",
     "types": "FineTuning",
     "federation.loop": "FederatedLoop",
-    "methods": """DPFedAvg Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv
+    "methods": """CCVRServer DPFedAvg Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv
         FedDFServer FedDecorr FedDyn FedED FedEXPAggregator FedFOMO FedGKD FedKA FedLC FedLMD FedMD FedNTD
         FedNovaAggregator FedPAC FedProto FedProx FedRS FedRep FedRoD FedYogi KnFu Local MOON SAM SCAFFOLD SelectiveFD
         dp_sgd local_dp""",

@@ -15,6 +15,7 @@ from fl_lightning.aggregation.robust import KrumAggregator as KrumAggregator
 from fl_lightning.aggregation.robust import MedianAggregator as MedianAggregator
 from fl_lightning.aggregation.robust import TrimmedMeanAggregator as TrimmedMeanAggregator
 from fl_lightning.aggregation.server_parts import Aggregator as Aggregator
+from fl_lightning.aggregation.server_parts import Inquiry as Inquiry
 from fl_lightning.aggregation.server_parts import PartialAggregate as PartialAggregate
 from fl_lightning.aggregation.server_parts import ServerModule as ServerModule
 from fl_lightning.aggregation.server_parts import StateBuffers as StateBuffers

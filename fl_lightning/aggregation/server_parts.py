@@ -5,6 +5,7 @@ Source of the default rule: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algo
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.functional.state import StateSum, choose, clone, mean_of, to_host
-from fl_lightning.types import Broadcast, ClientUpdate, ServerView, State
+from fl_lightning.types import Broadcast, ClientData, ClientUpdate, Read, Sent, ServerView, State
 from fl_lightning.utils.settings import check_choice
 from fl_lightning.utils.signatures import check_overrides, checks_arguments
 
@@ -110,6 +111,17 @@ class ServerPart(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
+
+    @classmethod
+    def plans(cls, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG003 - parts that plan read the arguments
+        """Return True if a part of these arguments depends on the number of planned rounds, `server.planned_rounds`.
+
+        A run of such a part with more rounds is another run.
+
+        Args:
+            arguments: Arguments of the part by name, as a configuration has them.
+        """
+        return False
 
     def attach(self, server: ServerView) -> None:
         """Set `server`, before the loop calls `setup`."""
@@ -275,17 +287,6 @@ class Aggregator(ServerPart):
         check_choice(("samples", "uniform"), weighting=weighting)
         self.weighting = weighting
 
-    @classmethod
-    def plans(cls, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG003 - rules that plan read the arguments
-        """Return True if a rule of these arguments depends on the number of planned rounds, `server.planned_rounds`.
-
-        A run of such a rule with more rounds is another run.
-
-        Args:
-            arguments: Arguments of the rule by name, as a configuration has them.
-        """
-        return False
-
     def client_statistics(self, update: ClientUpdate) -> Mapping[str, Any]:
         """Return extras of a client for this rule, whatever its method (FedEXP's norm), which `add` reads.
 
@@ -336,6 +337,34 @@ class Aggregator(ServerPart):
         return int(num_samples > 0)
 
 
+class Inquiry(ABC):
+    """Answers at a client what a server module asks after the client's own exchanges, whatever the client's method is.
+
+    The inquiry is an exchange in which nothing is trained. The object serves all clients, also those on other machines.
+    It therefore keeps nothing of a client, and knows nothing of the server but the broadcast.
+
+    Attributes:
+        exchange: Name of the exchange. It is none of the client's own.
+        sends: Kinds of what goes up to the server.
+        reads: Kinds of what is read of the client's training data.
+    """
+
+    exchange: str
+    sends: frozenset[Sent]
+    reads: frozenset[Read] = frozenset()
+
+    @abstractmethod
+    def answer(self, client: Any, broadcast: Broadcast, local: ClientData) -> dict[str, Any]:
+        """Return the extras that go up.
+
+        Args:
+            client: The ClientModule, with the weights as they were sent and the client's own entries. It must stay as
+                it is.
+            broadcast: The message of the server.
+            local: The client's data.
+        """
+
+
 class ServerModule(ServerPart):
     """Sends, takes in and keeps what a method needs at the server, by default what FedAvg needs.
 
@@ -345,9 +374,31 @@ class ServerModule(ServerPart):
     Attributes:
         makes_weights: Whether `finish` makes the new weights without the aggregate, so that no rule has an effect. A
             rule besides the mean is then refused.
+        inquiry: What answers a further exchange at the clients, after their own exchanges. None asks them nothing. It
+            is set in `__init__`. The message of the exchange (`broadcast`) has `uploads=False`.
     """
 
     makes_weights: ClassVar[bool] = False
+    inquiry: Inquiry | None = None
+
+    def inquires(self, round_idx: int) -> bool:
+        """Return True if the exchange of `inquiry` is part of a round. In other rounds nothing is sent for it.
+
+        Args:
+            round_idx: Index of the round, from 0.
+        """
+        return self.inquiry is not None
+
+    def exchanges_of(self, round_idx: int, own: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the exchanges of a round, in order.
+
+        Args:
+            round_idx: Index of the round, from 0.
+            own: The names of the client's own exchanges.
+        """
+        if self.inquiry is None or not self.inquires(round_idx):
+            return own
+        return (*own, self.inquiry.exchange)
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         """Return the message to one client, by default the global weights."""

@@ -6,6 +6,7 @@ from typing import Any, cast
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
+from fl_lightning.aggregation import Inquiry
 from fl_lightning.attacks.attack import Attack, attacked
 from fl_lightning.client import ClientModule
 from fl_lightning.types import Batch, Broadcast, ClientData, TrainableModule
@@ -79,6 +80,9 @@ class LabelFlip(Attack):
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         return super().reply(exchange, self._seen(local))
+
+    def answer(self, inquiry: Inquiry, broadcast: Broadcast, local: ClientData) -> dict[str, Any]:
+        return super().answer(inquiry, broadcast, self._seen(local))
 
     def _seen(self, local: ClientData) -> ClientData:
         return cast(ClientData, FlippedData(local, self._known_classes)) if self.is_attacker else local

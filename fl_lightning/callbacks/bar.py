@@ -78,7 +78,8 @@ class RoundProgressBar(ProgressBar):
         """Begin a round. Lightning does not call `on_train_epoch_start` in a round that is continued."""
         if self.is_enabled and isinstance(pl_module, FederatedLoop):
             self.cohort_size = shown_cohort_size(pl_module, trainer.current_epoch)
-            self.num_exchanges = len(pl_module.client.exchanges)
+            own = pl_module.client.exchanges
+            self.num_exchanges = len(pl_module.server_module.exchanges_of(trainer.current_epoch, own))
             if self.progress is None:
                 self._open(trainer)
             self._enter("client", trainer.current_epoch, pl_module)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.aggregation import ServerModule
+from fl_lightning.aggregation import Inquiry, ServerModule
 from fl_lightning.client.checkpoint_io import CheckedLoading
 from fl_lightning.client.checks import (
     can_be_fedavg_equivalent,
@@ -297,6 +297,16 @@ class ClientModule(CheckedLoading):
             local: The client's data.
         """
         return {}
+
+    def answer(self, inquiry: Inquiry, broadcast: Broadcast, local: ClientData) -> dict[str, Any]:
+        """Return the extras that go up in the exchange of a server module's inquiry. An attack answers otherwise.
+
+        Args:
+            inquiry: What answers.
+            broadcast: The message of the server.
+            local: The client's data.
+        """
+        return inquiry.answer(self, broadcast, local)
 
     def transmitted(self, update: ClientUpdate, broadcast: Broadcast, local: ClientData) -> ClientUpdate:
         """Return the update that leaves the client. An attack returns another one.

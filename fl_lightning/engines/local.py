@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from pytorch_lightning.plugins.precision import Precision
 
+from fl_lightning.aggregation import Inquiry
 from fl_lightning.client.hooks import hooks
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, attach_services
@@ -34,6 +35,7 @@ def local_engine(
     chunk: Literal["auto"] | int = 1,
     members: Callable[[GlobalWeights], Iterable[Member]] | None = None,
     rounds: Callable[[], int | None] | None = None,
+    inquiry: Inquiry | None = None,
 ) -> SequentialEngine:
     """Return an engine that trains clients as a `FederatedLoop` with the same settings does, in every bit.
 
@@ -55,6 +57,7 @@ def local_engine(
             client. None takes the members of the entries and a check of the module's structure.
         rounds: Returns the number of rounds of the run when the client's module asks for it. None
             returns `max_epochs`.
+        inquiry: What answers the further exchange of a server module. None: there is no such exchange.
 
     Raises:
         ValueError: A setting does not fit the client or the data.
@@ -94,6 +97,7 @@ def local_engine(
             datamodule=getattr(data.source, "datamodule", None),
             members=None if members is None else Members(members(global_weights)),
             clock=clock,
+            inquiry=inquiry,
         )
         # The data move to the device first, unless a hook of the user sees batches before.
         data.to(device, early=not engine.local.transfer.moves)

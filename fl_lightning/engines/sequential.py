@@ -14,6 +14,7 @@ from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.plugins.precision import Precision
 from torchmetrics import Metric
 
+from fl_lightning.aggregation import Inquiry
 from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.metric_states import fresh_metrics, parts_that_count
@@ -73,6 +74,7 @@ class SequentialEngine:
             each failed client.
         clock: The clock that the client's modules see. None takes one of `settings`, of a run
             without a limit of rounds.
+        inquiry: What answers the further exchange of a server module. None: there is no such exchange.
 
     Attributes:
         own_steps: Evaluates the module that lies in the client by its own steps.
@@ -93,6 +95,7 @@ class SequentialEngine:
         members: Members | None = None,
         tolerant: bool = False,
         clock: ClientClock | None = None,
+        inquiry: Inquiry | None = None,
     ) -> None:
         device = device or torch.device("cpu")
         precision = precision or Precision()
@@ -125,6 +128,7 @@ class SequentialEngine:
             clock=clock,
         )
         self.own_steps = OwnSteps(client)
+        self.inquiry = inquiry
         self._receives = overridden(client, "receive", ClientModule)
         self._replies = overridden(client, "reply", ClientModule)
         self._counting_parts = parts_that_count(client)
@@ -152,7 +156,10 @@ class SequentialEngine:
             self.members.prepare()
         try:
             with attach_services(self.modules, self.services.methods), self._undo_exchange():
-                yield from self._results(exchange, jobs)
+                if self.inquiry is not None and exchange == self.inquiry.exchange:
+                    yield from self._answers(self.inquiry, jobs)
+                else:
+                    yield from self._results(exchange, jobs)
         except BaseException as error:
             self._abandon(error)
             raise
@@ -181,6 +188,29 @@ class SequentialEngine:
                         on_epoch_end=self._epoch_hooks(),
                     )
                     yield self._reply(exchange, job)
+            except SettingError:
+                raise
+            except Exception as error:
+                raise client_error(job.client_id, job.broadcast.round_idx, error) from error
+
+    def _answers(self, inquiry: Inquiry, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
+        """Yield what the client of every job answers to a server module. Nothing is trained.
+
+        Args:
+            inquiry: What answers.
+            jobs: The jobs, drawn one by one.
+        """
+        exchange = inquiry.exchange
+        for job in jobs:
+            try:
+                with self._undo_client(), self._fresh_metrics():
+                    # The method of the client takes no part, as if it had no effect.
+                    self._receive(exchange, job, fedavg_equivalent=True)
+                    self.local.restore_modes()
+                    self.local.seed(f"inquiry/{exchange}", job.data)
+                    extras = self.client.answer(inquiry, job.broadcast, job.data)
+                    check_extras(extras, f"{type(inquiry).__name__}.answer")
+                    yield self._reply(exchange, job, extras=extras)
             except SettingError:
                 raise
             except Exception as error:
@@ -244,7 +274,15 @@ class SequentialEngine:
         """Return the callables for the end of each epoch of a client."""
         return self.hooks.get("on_client_epoch_end", ())
 
-    def _reply(self, exchange: str, job: ClientJob, checks: bool = True, trained: State | None = None) -> ClientResult:
+    def _reply(
+        self,
+        exchange: str,
+        job: ClientJob,
+        checks: bool = True,
+        trained: State | None = None,
+        *,
+        extras: Mapping[str, Any] | None = None,
+    ) -> ClientResult:
         """Make the result of the client in the module, as it leaves the client.
 
         Args:
@@ -252,9 +290,11 @@ class SequentialEngine:
             job: The job of the client.
             checks: Whether the structure of the module may have changed.
             trained: The trained entries, if they are not in the module.
+            extras: What the client sends besides its weights. None asks its method.
         """
         progress = self.client.context.progress
-        extras = self._extras(exchange, job) if self._replies else {}
+        if extras is None:
+            extras = self._extras(exchange, job) if self._replies else {}
         if checks:
             for member in self.members.of("trained"):
                 member.trained(job)
@@ -283,17 +323,9 @@ class SequentialEngine:
         return result
 
     def _extras(self, exchange: str, job: ClientJob) -> Mapping[str, Any]:
-        """Return what the client sends besides its weights.
-
-        Raises:
-            TypeError: `reply` returned something other than a dict.
-        """
-        extras: object = self.client.reply(exchange, job.data)
-        if not isinstance(extras, Mapping):
-            raise TypeError(
-                f"{type(self.client).__name__}.reply must return a dict of what goes up, got {type(extras).__name__}; "
-                f"return {{}} for nothing"
-            )
+        """Return what the method of the client sends besides its weights."""
+        extras = self.client.reply(exchange, job.data)
+        check_extras(extras, f"{type(self.client).__name__}.reply")
         return extras
 
     def _abandon(self, error: BaseException) -> None:
@@ -471,6 +503,22 @@ class SequentialEngine:
         else:
             copied.context = ClientContext()
         return copied
+
+
+def check_extras(extras: object, hook: str) -> None:
+    """Refuse what a hook has returned in place of a dict of what goes up.
+
+    Args:
+        extras: What the hook has returned.
+        hook: Name of the hook with its class.
+
+    Raises:
+        TypeError: It is something other than a dict.
+    """
+    if not isinstance(extras, Mapping):
+        raise TypeError(
+            f"{hook} must return a dict of what goes up, got {type(extras).__name__}; return {{}} for nothing"
+        )
 
 
 def copy_of(module: LightningModule) -> LightningModule:

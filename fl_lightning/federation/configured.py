@@ -6,7 +6,7 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
-from fl_lightning.aggregation import Aggregator
+from fl_lightning.aggregation.server_parts import ServerPart
 from fl_lightning.engines.settings import cosine_of
 from fl_lightning.federation.horizon import PLANNED, round_limit
 from fl_lightning.federation.values import Settings, below_of, class_name, is_number, is_plain, resolved, shortened
@@ -15,6 +15,9 @@ from fl_lightning.utils.plain import plain_scalar
 
 SAME_SEEDS = {"data.sampling_seed": "data.seed", "model.seed": "seed_everything"}
 """Settings that without a value have the value of another setting."""
+
+SERVER_PARTS = ("model.aggregator", "model.server_module")
+"""Names of the settings of the parts of the server that may depend on the number of planned rounds."""
 
 COSINE_ROUNDS = "model.lr_decay.rounds"
 """Name of the rounds over which a cosine learning rate falls: those of `lr_decay`, else `trainer.max_epochs`."""
@@ -31,11 +34,21 @@ def flat(config: Mapping[str, Any]) -> Settings:
     """
     settings = cosine_rounds(config.get("model"), planned_rounds(config))
     settings |= flat_part(config, "")
-    rule = resolved(settings.get("model.aggregator"))
-    if inspect.isclass(rule) and issubclass(rule, Aggregator) and rule.plans(below_of(settings, "model.aggregator")):
+    if any(part_plans(settings, name) for name in SERVER_PARTS):
         settings[PLANNED] = planned_rounds(config)
         settings.pop(f"model.{PLANNED}", None)  # which the other one tells
     return in_one_form(settings)
+
+
+def part_plans(settings: Settings, name: str) -> bool:
+    """Return True if a part of the server depends on the number of planned rounds.
+
+    Args:
+        settings: The settings.
+        name: Name of the setting of the part.
+    """
+    part = resolved(settings.get(name))
+    return inspect.isclass(part) and issubclass(part, ServerPart) and part.plans(below_of(settings, name))
 
 
 def in_one_form(settings: Settings, names: Collection[str] = ()) -> Settings:

@@ -176,6 +176,7 @@ class FederationParts:
                 f"{type(self.client).__name__} needs a {server_class.__name__}, got {described(self.server_module)}; "
                 f"leave server_module unset to take the right one"
             )
+        check_inquiry(self.client, self.server_module)
 
     def _check_server_step(self) -> None:
         """Check the functions that make the server optimizer and its scheduler."""
@@ -225,6 +226,13 @@ class FederationParts:
         if not self.is_private:
             return dict(values)
         return {key if key in GUARANTEES else f"{UNPROTECTED}{key}": value for key, value in values.items()}
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """The names of all exchanges that a round may have, in order."""
+        inquiry = self.server_module.inquiry
+        own = self.client.exchanges
+        return own if inquiry is None else (*own, inquiry.exchange)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -356,6 +364,7 @@ class FederationParts:
             private.check_first_fit(self.recorder.history)
         if self.client.is_private:
             private.check_private_client(self.client, self.faults)
+            private.check_not_asked(self.client, self.server_module)
         if self.aggregator.is_private:
             private.check_private_rule(
                 client=self.client,
@@ -531,6 +540,24 @@ class FederationParts:
         )
         self.server_module.check_server_optimizer(step.optimizer)
         return step, scheduler
+
+
+def check_inquiry(client: ClientModule, server_module: ServerModule) -> None:
+    """Refuse an inquiry of a server module that has the name of one of the client's own exchanges.
+
+    Args:
+        client: The client module.
+        server_module: The server module.
+
+    Raises:
+        ValueError: Both have an exchange of one name.
+    """
+    inquiry = server_module.inquiry
+    if inquiry is not None and inquiry.exchange in client.exchanges:
+        raise ValueError(
+            f"{type(inquiry).__name__} needs an exchange of its own, got {inquiry.exchange!r}, which is one of "
+            f"{type(client).__name__}; give it another name"
+        )
 
 
 def as_client(module: LightningModule | TrainableModule) -> ClientModule:

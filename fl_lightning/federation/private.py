@@ -49,6 +49,7 @@ def check_private_rule(
             f"the guarantee of {name} needs clients that are drawn independently, and the cohorts here {how}; "
             f"set data.sampling to poisson, or data.participation to 1 for all clients in every round"
         )
+    check_not_asked(rule, server_module)
     others = sorted(client.sends - RELEASED)
     if others:
         kind = type(client).__name__
@@ -112,6 +113,27 @@ def check_private_client(client: ClientModule, faults: FaultPolicy) -> None:
             f"{type(client).__name__} counts what it has sent, and model.faults.{setting} drops messages that have "
             f"arrived, and their count with them; leave it unset (model.faults.on_error may be skip)"
         )
+
+
+def check_not_asked(private: Aggregator | ClientModule, server_module: ServerModule) -> None:
+    """Refuse a server module that asks clients for more than their weights, which no guarantee covers.
+
+    Args:
+        private: The private aggregator, or the private client.
+        server_module: The server module.
+
+    Raises:
+        ValueError: The server module has an inquiry.
+    """
+    if server_module.inquiry is None:
+        return
+    name = type(private).__name__
+    kind = type(server_module).__name__
+    asked = " and ".join(sorted(server_module.inquiry.sends))
+    raise ValueError(
+        f"the guarantee of {name} covers the weights that clients send, and {kind} also asks them for {asked}, which "
+        f"would reach the server as they are; leave model.server_module unset"
+    )
 
 
 def check_private_faults(faults: FaultPolicy, rule: str) -> None:

@@ -49,6 +49,8 @@ class Rounds:
         self.records = run.records
         self.engine = run.clients_engine
         self.under_way: Undo | None = None
+        self._exchanges: tuple[str, ...] = ()
+        """The names of the exchanges of the present round, in order."""
         self._run = run
         self._server_step = server_step
         run.begin_fit()
@@ -146,6 +148,8 @@ class Rounds:
         """
         clients = outcome.asked
         self.server.begin_round(outcome.round_idx)
+        own = self.parts.client.exchanges
+        self._exchanges = self.parts.server_module.exchanges_of(outcome.round_idx, own)
         if len(clients) < self.parts.min_clients:
             self._abort_if_small(outcome)
         else:
@@ -155,7 +159,7 @@ class Rounds:
                 clients, cost=self._run.client_cost, owners=self.server.store.owners
             )
             local_clients = [client_id for client_id in clients if ranks[client_id] == self.communicator.rank]
-            for exchange in self.parts.client.exchanges:
+            for exchange in self._exchanges:
                 if not outcome.is_over:
                     self._exchange(exchange, local_clients, outcome)
         if outcome.repeats:
@@ -170,7 +174,7 @@ class Rounds:
             clients: Ids of the clients of this process.
             outcome: The outcome of the round.
         """
-        is_last = exchange == self.parts.client.exchanges[-1]
+        is_last = exchange == self._exchanges[-1]
         error: Exception | None = None
         if self.parts.faults.on_error == "skip":
             self._train_tolerantly(exchange, clients, outcome)
@@ -229,7 +233,7 @@ class Rounds:
     def _leave_out(self, error: ClientError, exchange: str, outcome: RoundOutcome) -> None:
         """Leave out a client that has failed, and ask for a repetition if the client has left traces."""
         outcome.leave_out({error.client_id: error.reason})
-        is_first_exchange = exchange == self.parts.client.exchanges[0]
+        is_first_exchange = exchange == self._exchanges[0]
         keeps_cohort = any(member.keeps_cohort for member in self.members.all)
         # A metric object of a callback that counts all clients is reset with the round.
         has_metrics = self.parts.recorder.has_metrics
@@ -385,7 +389,7 @@ class Rounds:
         outcome.leave_out(broken)
         self._abort_if_small(outcome)
         # A client that was taken in may leave more than its part of the weighted mean.
-        has_several_exchanges = len(self.parts.client.exchanges) > 1
+        has_several_exchanges = len(self._exchanges) > 1
         leaves_traces = has_several_exchanges or any(member.keeps_clients for member in self.members.all)
         if broken and (counted or leaves_traces or outcome.problem):
             outcome.request_repeat()

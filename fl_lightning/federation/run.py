@@ -98,6 +98,7 @@ class FederatedRun:
             members=self.members,
             tolerant=parts.faults.on_error == "skip",
             clock=ClientClock(settings, rounds=parts.horizon.rounds),
+            inquiry=parts.server_module.inquiry,
         )
         engine.local.know_modes(self._modes)
         return engine
@@ -158,7 +159,7 @@ class FederatedRun:
         except Exception as problem:
             error = problem
         self.communicator.all_gather_or_raise(None, error)
-        exchanges = () if self.data.pooled else parts.client.exchanges
+        exchanges = () if self.data.pooled else parts.exchanges
         parts.recorder.traffic.begin_fit(exchanges)
 
 

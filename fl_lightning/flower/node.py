@@ -97,6 +97,7 @@ class Node:
             keep=parts.keep,
             members=self._members,
             rounds=parts.horizon.rounds,
+            inquiry=parts.server_module.inquiry,
         )
         server = Server(
             global_weights=engine.global_weights,

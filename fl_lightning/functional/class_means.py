@@ -58,13 +58,24 @@ class ClassCovariances(ClassMeans):
     >>> classes.covariances.tolist()
     [[[0.0]], [[2.0]]]
 
+    Args:
+        num_classes: Number of classes C.
+        width: Number of features d of a sample.
+        device: Device of the sums, which is that of the features. None is torch's default.
+        diagonal: Whether only the diagonals are accumulated, which are the variances.
+
     Attributes:
-        scatter: Sum of (f − μ_c)(f − μ_c)ᵀ over the samples of each class so far, (C, d, d) float64.
+        scatter: Sum of (f − μ_c)(f − μ_c)ᵀ over the samples of each class so far, (C, d, d) float64, or its diagonals
+            (C, d).
     """
 
-    def __init__(self, num_classes: int, width: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, num_classes: int, width: int, device: torch.device | None = None, *, diagonal: bool = False
+    ) -> None:
         super().__init__(num_classes, width, device)
-        self.scatter = torch.zeros(num_classes, width, width, dtype=torch.float64, device=device)
+        self.diagonal = diagonal
+        shape = (num_classes, width) if diagonal else (num_classes, width, width)
+        self.scatter = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def add(self, features: Tensor, labels: Tensor) -> None:
         for class_idx in sorted(set(labels.tolist())):
@@ -75,12 +86,20 @@ class ClassCovariances(ClassMeans):
         """Add the scatter of a batch's samples of one class, before they are added to the class's sum."""
         mean = rows.mean(0)
         away = rows - mean
-        self.scatter[class_idx] += away.T @ away
+        self.scatter[class_idx] += self._products(away)
         before = self.counts[class_idx]
         step = mean - self.totals[class_idx] / before.clamp(min=1)
-        self.scatter[class_idx] += torch.outer(step, step) * (before * len(rows) / (before + len(rows)))
+        self.scatter[class_idx] += self._products(step[None]) * (before * len(rows) / (before + len(rows)))
+
+    def _products(self, rows: Tensor) -> Tensor:
+        """Sum the products of the features of each row: (B, d) -> (d, d), or (d,) of a diagonal."""
+        return rows.square().sum(0) if self.diagonal else rows.T @ rows
 
     @property
     def covariances(self) -> Tensor:
-        """The unbiased covariance of each class so far, (C, d, d) float64. Classes of fewer than two samples have 0."""
-        return self.scatter / (self.counts - 1).clamp(min=1)[:, None, None]
+        """The unbiased covariance of each class so far, (C, d, d) float64, or its diagonals (C, d).
+
+        Classes of fewer than two samples have 0.
+        """
+        degrees = (self.counts - 1).clamp(min=1)
+        return (self.scatter.movedim(0, -1) / degrees).movedim(-1, 0)

@@ -1,5 +1,6 @@
 """Methods: one file for each paper."""
 
+from fl_lightning.methods.ccvr import CCVRServer
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.dpfedavg import DPFedAvg
 from fl_lightning.methods.dpsgd import dp_sgd as dp_sgd
@@ -42,6 +43,7 @@ __all__ = [
     "MOON",
     "SAM",
     "SCAFFOLD",
+    "CCVRServer",
     "DPFedAvg",
     "Ditto",
     "FedALA",

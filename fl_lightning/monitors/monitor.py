@@ -124,7 +124,9 @@ class Monitor(Callback):
     def on_client_end(self, trainer: Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         """Measure a client after an exchange, by `exchange_end`, and after its training, by `end`."""
         measured = self.under_way.get(update.client_id)
-        if measured is None:
+        # In an exchange of the server module nothing is trained.
+        is_asked = self.exchange >= len(loop.client.exchanges)
+        if measured is None or is_asked:
             return
         self.exchange_end(loop, update, measured)
         if self.exchange == len(loop.client.exchanges) - 1:
@@ -139,7 +141,7 @@ class Monitor(Callback):
             self._table.begin(trainer.current_epoch)
 
     def on_exchange_end(self, trainer: Trainer, loop: FederatedLoop, exchange: str) -> None:
-        """Gather what was measured of all clients once the round's last exchange is over, for `summarise`."""
+        """Gather what was measured of all clients once their own last exchange is over, for `summarise`."""
         self.exchange += 1
         if self.exchange == len(loop.client.exchanges) and self.measures(trainer):
             parts = current_communicator(loop.device).gather(self.ended)

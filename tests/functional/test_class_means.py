@@ -35,6 +35,14 @@ def test_batches_of_any_size_give_the_means_and_unbiased_covariances_of_all_samp
     assert not classes.covariances[3].any()
 
 
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_diagonals_are_those_of_the_covariances(size):
+    features, labels = drawn(offset=3.0)
+    full = in_batches(ClassCovariances(4, 5), features, labels, size).covariances
+    diagonals = in_batches(ClassCovariances(4, 5, diagonal=True), features, labels, size).covariances
+    torch.testing.assert_close(diagonals, full.diagonal(dim1=1, dim2=2), rtol=1e-12, atol=1e-14)
+
+
 def test_features_far_from_0_keep_their_covariance():
     near = in_batches(ClassCovariances(4, 5), *drawn(), 7).covariances
     far = in_batches(ClassCovariances(4, 5), *drawn(offset=1e6), 7).covariances

@@ -1,13 +1,16 @@
-"""Adapters of the methods against label skew: FedLMD, FedDecorr, FedGKD, FedProto."""
+"""Adapters of the methods against label skew: FedLMD, FedDecorr, FedGKD, FedProto, CCVR, FedGen."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fl_lightning import methods as M
-from fl_lightning.types import ClientUpdate
+from fl_lightning.methods.ccvr import ClassMoments
+from fl_lightning.types import ClientUpdate, State
 
-from .end_to_end import Adapter, Run, whole
+from .end_to_end import Adapter, Inputs, Recorder, Run, rounds, run, whole
 
 
 def lmd_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
@@ -40,8 +43,50 @@ def proto_side(loop: Any) -> dict[str, Any]:
     return {"prototypes": server.prototypes.clone(), "prototype_seen": server.seen.tolist()}
 
 
+class GivenNoise(M.CCVRServer):
+    """Takes the noise of each round from the case, and notes the moments of the classes by round."""
+
+    def __init__(self, noise: list[Any], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.given = [torch.from_numpy(of_round) for of_round in noise]
+        self.noted: dict[int, ClassMoments] = {}
+
+    def noise(self, width: int) -> Iterator[Tensor]:
+        return iter(self.given[self.server.round_idx])
+
+    def calibrate(self, moments: ClassMoments) -> State:
+        self.noted[self.server.round_idx] = moments
+        return super().calibrate(moments)
+
+
+def ccvr(inputs: Inputs) -> dict[str, Any]:
+    cfg = inputs["cfg"]
+    server = GivenNoise(
+        inputs["noise"],
+        every=cfg["every"],
+        samples_per_class=cfg["samples_per_class"],
+        covariance=cfg.get("covariance", "full"),
+        calibration_epochs=cfg["calibration_epochs"],
+        calibration_lr=cfg["calibration_lr"],
+        calibration_momentum=cfg["calibration_momentum"],
+        calibration_batch=cfg.get("calibration_batch", "full"),
+    )
+    recorder = Recorder()
+    finished = run(M.FedAvg, inputs, recorder=recorder, server_module=server)
+    found = rounds(finished)["rounds"]
+    for r, one in enumerate(found):
+        one["evaluated"] = finished.weights(recorder.evaluated[r])
+        if r in server.noted:
+            moments = server.noted[r]
+            one["class_counts"] = moments.counts
+            one["class_means"] = moments.means
+            one["class_covariances"] = moments.covariances
+    return {"rounds": found}
+
+
 METHOD: dict[str, Adapter] = {}
 E2E: dict[str, Adapter] = {
+    "ccvr": ccvr,
     "fedlmd": whole(M.FedLMD, "beta temperature=tau teacher", lmd_note),
     "fedgkd": whole(M.FedGKD, "gamma temperature=tau models", side=gkd_side, more=of_fedgkd),
     "fedproto": whole(M.FedProto, "lam weighting=prototype_weighting predicts", proto_note, proto_side),
