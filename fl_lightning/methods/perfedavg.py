@@ -66,13 +66,15 @@ def hessian_product(forward: S.StateLike, backward: S.StateLike, delta: float) -
 
 
 class PerFedAvg(ClientModule):
-    """Steps w with the gradient at w̃ = w − inner_lr · ∇f(w; D) on other samples D′ of the batch.
+    """Steps w with the gradient at w̃, one step of gradient descent away, on other samples of the batch.
+
+    The step to w̃ = w − α∇f(w) is on the first samples D of the batch.
 
     Args:
-        inner_lr: α, learning rate of the step to w̃, >= 0, the same in all rounds. The rate of the paper's β is the
-            optimizer's.
-        form: `fo`: the gradient G = ∇f(w̃; D′). `hf`: (I − α∇²f(w; D″)) G, with a finite difference of gradients in
-            the place of the product.
+        inner_lr: α, learning rate of the step to w̃, >= 0, the same in all rounds. The paper's β is the learning rate
+            of the optimizer.
+        form: `fo`: the gradient G = ∇f(w̃) on D′. `hf`: (I − α∇²f(w)) G, with a finite difference of gradients on D″
+            in the place of the product.
         delta: δ of the finite difference, > 0. Only for `hf`.
         base: Of `ClientModule`.
     """
