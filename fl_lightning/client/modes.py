@@ -4,7 +4,7 @@ BatchNorm, which mixes the samples of a batch, is here too.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
@@ -35,12 +35,20 @@ def evaluation_mode(client: Any) -> Iterator[None]:
     modes = [(module, module.training) for module in client.modules()]
     client.eval()
     try:
-        services = attach_services(client.lightning_modules(), {"log": _ignore, "log_dict": _ignore})
-        with services, fresh_metrics(parts_that_count(client)):
+        with silent(client), fresh_metrics(parts_that_count(client)):
             yield
     finally:
         for module, was_training in modes:
             module.training = was_training
+
+
+def silent(client: Any) -> AbstractContextManager[None]:
+    """Return a context in which the client logs nothing, whatever services are attached.
+
+    Args:
+        client: A ClientModule.
+    """
+    return attach_services(client.lightning_modules(), {"log": _ignore, "log_dict": _ignore})
 
 
 @contextmanager

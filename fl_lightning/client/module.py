@@ -79,6 +79,8 @@ class ClientModule(CheckedLoading):
             checked at the start.
         own_start: Whether training starts from the client's own model, not from the weights that it received.
         stackable: Whether an engine may train several clients at once. It counts only in the class that sets it.
+        own_gradients: Whether a training step takes gradients itself, or trains parameters that are none of the
+            module's. `dp_sgd` refuses such a method.
         sends: The kinds of what goes up to the server.
         changes: The names of extras that are changes of a state over the trained entries. A codec with feedback codes
             them.
@@ -101,6 +103,7 @@ class ClientModule(CheckedLoading):
     needs: ClassVar[frozenset[str]] = frozenset()
     own_start: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
+    own_gradients: ClassVar[bool] = False
     sends: frozenset[Sent] = frozenset({"weights"})
     changes: ClassVar[frozenset[str]] = frozenset()
     reads: frozenset[Read] = frozenset()

@@ -1,5 +1,6 @@
 """Methods: one file for each paper."""
 
+from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.ccvr import CCVRServer
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.dpfedavg import DPFedAvg
@@ -35,11 +36,13 @@ from fl_lightning.methods.knfu import KnFu
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.local_dp import local_dp as local_dp
 from fl_lightning.methods.moon import MOON
+from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.methods.sam import SAM
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.methods.selectivefd import SelectiveFD
 
 __all__ = [
+    "APFL",
     "MOON",
     "SAM",
     "SCAFFOLD",
@@ -77,5 +80,6 @@ __all__ = [
     "FedYogi",
     "KnFu",
     "Local",
+    "PerFedAvg",
     "SelectiveFD",
 ]

@@ -158,6 +158,11 @@ def dp_sgd(
             f"{' and '.join(reads)} of its data, which shows in what it sends; take another method, such as FedAvg, "
             f"FedProx or FedNTD"
         )
+    if getattr(client, "own_gradients", False):
+        raise ValueError(
+            f"dp_sgd takes the gradients of single samples in one model, and a step of {type(client).__name__} has "
+            f"gradients of its own; take another method, such as FedAvg, FedProx or Ditto"
+        )
     private.check_hooks_apart(client)
     settings = {"delta": delta, "noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
     whole = with_part(client, DPSGD, sample_rate=sample_rate, **settings)

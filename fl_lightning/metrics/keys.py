@@ -132,6 +132,7 @@ OTHERS = (
     OwnKey("global/hessian/*", "", None, writer="monitors"),
     OwnKey("train/drift_diversity", "", "min", writer="monitors"),
     OwnKey("train/gradient_diversity", "", "min", writer="monitors"),
+    OwnKey("train/alpha", "", None, writer="clients"),
     OwnKey("train/importance", "", None, writer="clients"),
     OwnKey("train/empty_classes", "", None, writer="clients"),
     OwnKey("train/skipped", "", "min"),
