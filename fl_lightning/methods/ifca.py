@@ -214,7 +214,7 @@ class IFCA(WholeModelClient):
             local: The client's data, with samples.
         """
         losses = self.losses(models, local)
-        cluster = int(losses.nan_to_num(nan=torch.inf, neginf=torch.inf).argmin())
+        cluster = int(losses.where(losses.isfinite(), torch.inf).argmin())
         self.load_model(models[cluster])
         return cluster
 
