@@ -364,7 +364,7 @@ def test_alone_under_a_plain_trainer_it_trains_or_says_why_not(name):
 
 LOGITS = {name for name in NAMES if "logits" in getattr(EXPORTED.get(name) or PARTS[name], "needs", ())}
 SHARE_NOTHING = {"FedMD", "FedProto", "KnFu", "Local", "SelectiveFD"}
-OWN_STEP = {"FedCurv", "FedDyn", "FedFOMO", "SCAFFOLD"}
+OWN_STEP = {"FedCurv", "FedDyn", "SCAFFOLD"} | {name for name, kind in CLIENTS.items() if kind.own_start}
 """Methods that a server optimizer with momentum would break."""
 FEW = {"FedDF": {"distill_steps": 5}, "DPFedAvg": {"noise_multiplier": 1.0, "delta": 0.01}}
 RULES = [

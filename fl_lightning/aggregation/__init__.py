@@ -7,6 +7,7 @@ from fl_lightning.aggregation.codecs import RandomK as RandomK
 from fl_lightning.aggregation.codecs import Sign as Sign
 from fl_lightning.aggregation.codecs import TopK as TopK
 from fl_lightning.aggregation.guard import NonFiniteGuard as NonFiniteGuard
+from fl_lightning.aggregation.latest_models import LatestModels as LatestModels
 from fl_lightning.aggregation.privacy import PrivateAggregator as PrivateAggregator
 from fl_lightning.aggregation.prototypes import PrototypeServer as PrototypeServer
 from fl_lightning.aggregation.robust import GatheringAggregator as GatheringAggregator

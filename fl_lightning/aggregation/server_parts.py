@@ -166,6 +166,10 @@ class ServerPart(nn.Module):
         """Whether `evaluation_weights` may return other weights than the global ones."""
         return type(self).evaluation_weights is not ServerPart.evaluation_weights
 
+    def row_values(self) -> Mapping[str, float]:
+        """Return values of the round's row, by log key, once the part has made its share of the new weights."""
+        return {}
+
     # --- helpers ---
 
     @property
@@ -311,10 +315,6 @@ class Aggregator(ServerPart):
         """
         return self.partial.mean("weights", lambda: self.server.weights)
 
-    def row_values(self) -> Mapping[str, float]:
-        """Return values of the round's row, by log key, once the rule has made the new weights."""
-        return {}
-
     @property
     def is_spent(self) -> bool:
         """Whether no further round may follow, so that the run ends."""
@@ -406,6 +406,18 @@ class ServerModule(ServerPart):
 
     def add(self, update: ClientUpdate) -> None:
         """Take in what the method itself needs of an update (`sum`, `gather`). The rule takes the weights."""
+
+    def deployment(self, client_id: int) -> Mapping[str, Any]:
+        """Return what the server gives a client for the model that it deploys, by default nothing.
+
+        The client has the evaluated weights besides. The hook is called wherever such a model is made: for evaluations,
+        predictions and copies, also of clients that never train (`data.unseen`). `ClientModule.receive_deployment` gets
+        what it returns, which is no traffic.
+
+        Args:
+            client_id: Id of the client, from 0.
+        """
+        return {}
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
         """Return the new shared weights, by default the rule's aggregate, or None if they stay as they are.

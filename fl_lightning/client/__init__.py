@@ -6,6 +6,7 @@ from fl_lightning.client.module import ClientModule as ClientModule
 from fl_lightning.client.personal import InitialModelClient as InitialModelClient
 from fl_lightning.client.personal import OwnModelClient as OwnModelClient
 from fl_lightning.client.personal import PersonalHeadClient as PersonalHeadClient
+from fl_lightning.client.personal import WholeModelClient as WholeModelClient
 from fl_lightning.client.personal import check_features as check_features
 from fl_lightning.client.personal import check_head as check_head
 from fl_lightning.client.personal import check_part_of_net as check_part_of_net

@@ -39,6 +39,11 @@ class ClientContext:
         """The shared trainable weights as the client received them."""
         return {name: self.start[name] for name in self.trainable if name in self.start}
 
+    def move_start(self, entries: State) -> None:
+        """Begin the exchange from other values of some shared entries than the received ones."""
+        self.start = {**self.start, **entries}
+        vars(self).pop("received", None)
+
     def keep_logits(self, cache: LogitCache | None) -> None:
         """Use this cache of teachers' logits from now on."""
         self.logit_cache = cache

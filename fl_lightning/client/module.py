@@ -77,7 +77,8 @@ class ClientModule(CheckedLoading):
         needs: The conditions of the method: names of splits, `logits` (a net, not a module), `accumulated_lr` (an
             optimizer for which E_i is defined: SGD) or `clients` (several clients, not one with all samples). They are
             checked at the start.
-        own_start: Whether training starts from the client's own model, not from the weights that it received.
+        own_start: Whether clients train from models of their own, which they keep or the server makes for each, and not
+            from the global model. What acts on one global model, or on what moved from it, is then refused.
         stackable: Whether an engine may train several clients at once. It counts only in the class that sets it.
         own_gradients: Whether a training step takes gradients itself, or trains parameters that are none of the
             module's. `dp_sgd` refuses such a method.
@@ -320,6 +321,16 @@ class ClientModule(CheckedLoading):
             local: The client's data.
         """
         return update
+
+    def receive_deployment(self, extras: Mapping[str, Any], local: ClientData) -> None:
+        """Prepare the model that the client deploys, if the server gives something for it (`ServerModule.deployment`).
+
+        It is called before `deployed`. The client's entries and memory are loaded, and may be edited.
+
+        Args:
+            extras: What the server gives, by the names that the method gives it.
+            local: The client's data.
+        """
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
         """Return the predictor `x -> logits` that this client would use after training.

@@ -22,7 +22,39 @@ HEAD = "net.head."
 """First part of the names of the head's entries."""
 
 
-class OwnModelClient(ClientModule):
+class WholeModelClient(ClientModule):
+    """Trains a client that loads whole models, and measures losses of models on its samples."""
+
+    def entries(self) -> State:
+        """Return all entries of the client as they are now. Training changes them, so clone what is kept."""
+        client_id = self.context.client_id
+        entries = entries_of(self)
+        return {name: value for name, value in entries.items() if self.has(client_id, name)}
+
+    @torch.no_grad()
+    def load_model(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a model, or some of its entries, into the module."""
+        entries = self.entries()
+        for name, value in state.items():
+            entries[name].copy_(value)
+
+    def mean_over(self, local: ClientData, loss: Callable[[Batch], Tensor]) -> Tensor:
+        """Return the mean of a loss over the client's samples in eval mode, () float64. Without a sample it is 0.
+
+        Args:
+            local: The client's data.
+            loss: Returns the mean loss of a batch, ().
+        """
+        losses: list[tuple[Tensor, int]] = self.over(
+            local, lambda batch: (loss(batch).detach().double(), batch_length(batch))
+        )
+        num_samples = sum(size for _, size in losses)
+        if not num_samples:
+            return torch.zeros((), dtype=torch.float64)
+        return torch.stack([value * (size / num_samples) for value, size in losses]).sum()
+
+
+class OwnModelClient(WholeModelClient):
     """Trains a client that keeps a model of its own in its memory, and deploys it.
 
     The client trains as FedAvg's does. After an exchange in which it took a step, it keeps the module as it is: all
@@ -33,12 +65,6 @@ class OwnModelClient(ClientModule):
     """
 
     models_kept: int = 1
-
-    def entries(self) -> State:
-        """Return all entries of the client as they are now. Training changes them, so clone what is kept."""
-        client_id = self.context.client_id
-        entries = entries_of(self)
-        return {name: value for name, value in entries.items() if self.has(client_id, name)}
 
     def own_models(self) -> list[State]:
         """Return the models that this client kept, the last one at the end."""
@@ -55,32 +81,10 @@ class OwnModelClient(ClientModule):
         models = [*self.own_models(), clone(self.entries())]
         self.memory[OWN] = models[-self.models_kept :]
 
-    @torch.no_grad()
-    def load_model(self, state: Mapping[str, Tensor]) -> None:
-        """Copy a model, or some of its entries, into the module."""
-        entries = self.entries()
-        for name, value in state.items():
-            entries[name].copy_(value)
-
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         if self.num_steps:
             self.keep_model()
         return {}
-
-    def mean_over(self, local: ClientData, loss: Callable[[Batch], Tensor]) -> Tensor:
-        """Return the mean of a loss over the client's samples in eval mode, () float64. Without a sample it is 0.
-
-        Args:
-            local: The client's data.
-            loss: Returns the mean loss of a batch, ().
-        """
-        losses: list[tuple[Tensor, int]] = self.over(
-            local, lambda batch: (loss(batch).detach().double(), batch_length(batch))
-        )
-        num_samples = sum(size for _, size in losses)
-        if not num_samples:
-            return torch.zeros((), dtype=torch.float64)
-        return torch.stack([value * (size / num_samples) for value, size in losses]).sum()
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
         """Return the module with the client's own model, or as it is if the client has none."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.utilities.seed import isolate_rng
 from torchmetrics import Metric
 
 from fl_lightning.aggregation import Inquiry
@@ -25,8 +26,8 @@ from fl_lightning.client.services import (
     MetricAccumulator,
     attach_services,
 )
-from fl_lightning.engines.clock import ClientClock
-from fl_lightning.engines.deployed import EVALUATION, OwnSteps, PassLoader, score
+from fl_lightning.engines.clock import ClientClock, without_logs
+from fl_lightning.engines.deployed import EVALUATION, OwnSteps, PassLoader, score, stage_of
 from fl_lightning.engines.fine_tuning import FineTuner
 from fl_lightning.engines.held_entries import HeldEntries
 from fl_lightning.engines.settings import LocalSettings
@@ -47,10 +48,15 @@ from fl_lightning.types import (
 )
 from fl_lightning.utils.keyed import keyed_seed
 from fl_lightning.utils.life import LIFE
+from fl_lightning.utils.own_generators import kept_states
 from fl_lightning.utils.settings import SettingError
 
 ClientHooks = Mapping[str, Sequence[Callable[..., None]]]
 """Callables by the name of their hook: `on_client_start(client_id)`, `on_client_epoch_end(client_id, epoch)`."""
+
+
+DEPLOYMENT = "deployment"
+"""Purpose of what a client draws to prepare the model that it deploys."""
 
 
 class SequentialEngine:
@@ -419,7 +425,25 @@ class SequentialEngine:
             self.members.prepare()
         self.load_client(job)
         self.global_weights.load(already_sent(job, self.global_weights.frozen.already_sent))
+        if job.broadcast.extras:
+            self._receive_deployment(job)
         return self.client.deployed()
+
+    def _receive_deployment(self, job: ClientJob) -> None:
+        """Let the client in the module prepare the model that it deploys by what the server gives it.
+
+        Its draws depend neither on the clients before nor on the round, and it leaves the generators as they were.
+        """
+        on_gpu = self.local.device.type == "cuda"
+        with (
+            isolate_rng(include_cuda=on_gpu),
+            kept_states(self.local.own_generators),
+            stage_of(self.client, "training"),
+            without_logs(self.client),
+        ):
+            self.local.restore_modes()
+            self.local.seed_by(keyed_seed(self.local.settings.seed, DEPLOYMENT, client_id=job.client_id))
+            self.client.receive_deployment(job.broadcast.extras, job.data)
 
     def _score(self, job: ClientJob, predict: Callable[[Any], Any], how: Scoring) -> ClientScore:
         """Return the score of the client in the module."""

@@ -201,7 +201,7 @@ def is_averaging(callback: Callback) -> bool:
 
 
 def check_averages(callbacks: Sequence[Callback], rule: Aggregator, server_module: ServerModule) -> None:
-    """Refuse several parts that each evaluate averages of their own.
+    """Refuse several parts that each evaluate averages of their own, and averages of what no client deploys.
 
     Args:
         callbacks: The callbacks that average weights.
@@ -209,11 +209,17 @@ def check_averages(callbacks: Sequence[Callback], rule: Aggregator, server_modul
         server_module: The server module.
 
     Raises:
-        ValueError: A callback averages weights, and another callback, the rule or the server module does too.
+        ValueError: A callback averages weights, and another callback, the rule or the server module does too, or the
+            server module gives clients what they deploy.
     """
     if not callbacks:
         return
     first, *others = callbacks
+    if overridden(server_module, "deployment", ServerModule):
+        raise ValueError(
+            f"{type(first).__name__} averages the global model, and clients deploy what {type(server_module).__name__} "
+            f"gives them besides, got both; remove {type(first).__name__} from trainer.callbacks"
+        )
     averaging: list[object] = list(others)
     averaging += [part for part in (rule, server_module) if part.averages]
     if averaging:

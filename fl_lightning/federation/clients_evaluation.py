@@ -4,12 +4,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from fl_lightning.aggregation import ServerModule
+from fl_lightning.client.hooks import overridden
 from fl_lightning.engines.deployed import Kind
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
@@ -30,6 +33,9 @@ UNSEEN = "unseen"
 
 Record = tuple[dict[str, Any], State | None]
 """A client's memory and its personal entries."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+"""What most servers give a client that deploys its model."""
 
 Values = dict[str, float | None]
 """A client's values by log key. None is a value that is not defined, such as the recall of a class that it lacks."""
@@ -94,6 +100,7 @@ class ClientsEvaluation:
         self._class_names = class_names
         self._classifies = classifies
         self._channels_last = channels_last
+        self._gives = overridden(run.parts.server_module, "deployment", ServerModule)
 
     @torch.no_grad()
     def evaluate(self, round_idx: int, kind: Kind) -> tuple[dict[str, float], dict[int, Values]]:
@@ -242,7 +249,8 @@ class ClientsEvaluation:
                 continue
             data = self._data.view(client_id, round_idx)
             if data.size("test"):
-                yield deployed_job(data, start, self._run.records.of(client_id))
+                record = self._run.records.of(client_id)
+                yield deployed_job(data, start, record=record, given=self._given(client_id))
 
     def job_of(self, client_id: int, round_idx: int) -> ClientJob:
         """Return the job that makes the module what a client would deploy. Every process must call it.
@@ -254,7 +262,12 @@ class ClientsEvaluation:
         global_weights = self._run.engine.global_weights
         with self._evaluated():
             start = global_weights.snapshot(global_weights.shared)
-        return deployed_job(self._data.view(client_id, round_idx), start, self._record_of(client_id))
+        data = self._data.view(client_id, round_idx)
+        return deployed_job(data, start, record=self._record_of(client_id), given=self._given(client_id))
+
+    def _given(self, client_id: int) -> Mapping[str, Any]:
+        """Return what the server gives a client for the model that it deploys, which few methods do."""
+        return self._parts.server_module.deployment(client_id) if self._gives else NOTHING
 
     def _record_of(self, client_id: int) -> Record:
         """Return a client's memory and personal entries, which another process may have. Every process must call it."""
@@ -277,18 +290,19 @@ def renamed(key: str, beginning: str) -> str:
     return beginning + key.removeprefix(AS_DEPLOYED)
 
 
-def deployed_job(data: ClientData, start: State, record: Record) -> ClientJob:
+def deployed_job(data: ClientData, start: State, *, record: Record, given: Mapping[str, Any]) -> ClientJob:
     """Return the job of a client that deploys its model.
 
     Args:
         data: The client's samples in a round.
         start: The shared entries that are evaluated.
         record: The client's memory and personal entries.
+        given: What the server gives the client besides these entries.
     """
     memory, personal = record
     return ClientJob(
         client_id=data.client_id,
-        broadcast=Broadcast(data.round_idx, "deployed", None),
+        broadcast=Broadcast(data.round_idx, "deployed", weights=None, extras=given),
         data=data,
         memory=memory,
         personal=personal,

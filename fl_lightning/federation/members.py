@@ -395,6 +395,9 @@ class ServerPartMember(Member):
     def end_exchange(self) -> None:
         self._part.end_exchange()
 
+    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
+        return {} if outcome.aborted else self._part.row_values()
+
     def mark(self) -> dict[str, Any]:
         return self._part.snapshot()
 
@@ -456,9 +459,6 @@ class AggregatorMember(ServerPartMember):
             new = self._aggregator.finish()
         self._total = self._total + self._aggregator.total_weight("weights")
         return new
-
-    def end(self, outcome: RoundOutcome, shared: Sequence[Any]) -> Mapping[str, float]:
-        return {} if outcome.aborted else self._aggregator.row_values()
 
     def undo(self, mark: Mapping[str, Any]) -> None:
         super().undo(mark)

@@ -190,7 +190,8 @@ class RemoteEngine:
         for job in jobs:
             known = self._scores.pop(job.client_id, None)
             wanted = (job.broadcast.round_idx, job.memory.get(FILE), scoring)
-            if known is None or (known.round_idx, known.file, known.scoring) != wanted:
+            # What came with the answer was tested without what the server gives for the test.
+            if known is None or job.broadcast.extras or (known.round_idx, known.file, known.scoring) != wanted:
                 others.append(job)
             else:
                 yield self._answer(job, {"head": known.score}, read)

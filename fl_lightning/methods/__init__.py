@@ -7,6 +7,7 @@ from fl_lightning.methods.dpfedavg import DPFedAvg
 from fl_lightning.methods.dpsgd import dp_sgd as dp_sgd
 from fl_lightning.methods.fedala import FedALA
 from fl_lightning.methods.fedalign import FedAlign
+from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedavgm import FedAvgM
 from fl_lightning.methods.fedbn import FedBN
@@ -32,6 +33,7 @@ from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fedrep import FedRep
 from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.fedrs import FedRS
+from fl_lightning.methods.ifca import IFCA
 from fl_lightning.methods.knfu import KnFu
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.local_dp import local_dp as local_dp
@@ -43,6 +45,7 @@ from fl_lightning.methods.selectivefd import SelectiveFD
 
 __all__ = [
     "APFL",
+    "IFCA",
     "MOON",
     "SAM",
     "SCAFFOLD",
@@ -50,6 +53,7 @@ __all__ = [
     "DPFedAvg",
     "Ditto",
     "FedALA",
+    "FedAMP",
     "FedAdagrad",
     "FedAdam",
     "FedAlign",

@@ -5,14 +5,14 @@ in the authors' code. Server: no model of its own but for evaluation, the mean o
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.aggregation import ServerModule, StateBuffers
+from fl_lightning.aggregation import LatestModels
 from fl_lightning.client import InitialModelClient, check_loss_returned
-from fl_lightning.functional.state import State, StateLike, clone, inner, sub, weighted_mean, zeros_like
+from fl_lightning.functional.state import State, StateLike, clone, inner, sub, weighted_mean
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate, Phase
 from fl_lightning.utils.settings import check_above, check_at_least, check_at_most, check_below
 
@@ -37,50 +37,33 @@ def moved_towards(model: StateLike, candidates: Sequence[StateLike], weights: Te
     return weighted_mean([model, *candidates], [own_weight.item(), *weights.tolist()])
 
 
-class FedFOMOServer(ServerModule):
+class FedFOMOServer(LatestModels):
     """Keeps every client's latest model and the affinity of each pair, and sends a client the most promising ones.
-
-    Its state grows with the number of clients, whatever the cohort: N models of the net's size on the Trainer's
-    device and in every checkpoint, since any of them may be sent next round (1,000 clients of a 10 MB net: 10 GB).
-    The client store, which has files, is no place for them: a client's record may lie with another process.
 
     Attributes:
         affinity: P, (N, N) float64: the unclipped helpfulness of all candidates so far, 1 on the diagonal. Rows and
             columns are the clients that train, in the order of their ids.
-        models: each client's latest model, in the same order.
-        trained: whether a client has a model, (N,) bool; until then it has the initial one.
     """
 
     affinity: Tensor
-    trained: Tensor
-    models: nn.ModuleList
-
-    def snapshot(self) -> dict[str, Any]:
-        return dict(self.state_dict())  # N models, which `finish` replaces: none need be copied
 
     def setup(self) -> None:
         self.client_of(FedFOMO)
         self.check_shares()
-        weights = self.server.weights
-        n = self.server.num_clients
-        self._place = {client_id: place for place, client_id in enumerate(self.server.clients)}
-        like = next(iter(weights.values()))
-        self.affinity = nn.Buffer(torch.eye(n, dtype=torch.float64, device=like.device))
-        self.trained = nn.Buffer(torch.zeros(n, dtype=torch.bool, device=like.device))
-        self.models = nn.ModuleList(StateBuffers(zeros_like(weights)) for _ in range(n))
+        super().setup()
+        self.affinity = nn.Buffer(torch.eye(self.server.num_clients, dtype=torch.float64, device=self.trained.device))
 
     def candidates(self, client_id: int) -> list[int]:
         """Choose the clients whose models a client is sent, ascending."""
         client = self.client_of(FedFOMO)
-        affinity = self.affinity[self._place[client_id]].tolist()
+        affinity = self.affinity[self.place_of(client_id)].tolist()
         has_data = self.server.size(client_id) > 0
-        trained = self.trained.tolist()
-        others = [n for n, place in self._place.items() if trained[place] and n != client_id and has_data]
+        others = [n for n in self.clients_with_model() if n != client_id and has_data]
         if client.num_candidates == "all":
             return others
         order = self.explored(client_id, others, client.epsilon - client.epsilon_decay * self.server.round_idx)
         # Of equal ones the lower id stands first.
-        best_first = sorted(others, key=lambda n: -affinity[self._place[n]])
+        best_first = sorted(others, key=lambda n: -affinity[self.place_of(n)])
         return sorted((best_first if order is None else order)[: client.num_candidates])
 
     def explored(self, client_id: int, others: list[int], epsilon: float) -> list[int] | None:
@@ -94,25 +77,19 @@ class FedFOMOServer(ServerModule):
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         models = {n: dict(self.latest(n)) for n in self.candidates(client_id)}
-        initial = None if bool(self.trained[self._place[client_id]]) else self.client_of(FedFOMO).initial
+        initial = None if self.has_model(client_id) else self.client_of(FedFOMO).initial
         weights = initial and {name: initial[name] for name in self.server.weights}
         return Broadcast(self.server.round_idx, exchange, weights, {"candidates": models})
-
-    def latest(self, client_id: int) -> StateBuffers:
-        """Get the latest model of a client that has trained."""
-        return cast(StateBuffers, self.models[self._place[client_id]])
 
     def add(self, update: ClientUpdate) -> None:
         self.gather(update)
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
-        self.affinity, self.trained = nn.Buffer(self.affinity.clone()), nn.Buffer(self.trained.clone())
-        for client_id, row in self.rows_with("included").items():
-            place = self._place[client_id]
-            self.affinity[place] += row.extras["helpfulness"].double()
-            if row.num_steps and row.weights is not None:
-                self.trained[place] = True
-                self.models[place] = StateBuffers(clone({**self.server.weights, **row.weights}))
+        self.affinity = nn.Buffer(self.affinity.clone())
+        rows = self.rows_with("included")
+        for client_id, row in rows.items():
+            self.affinity[self.place_of(client_id)] += row.extras["helpfulness"].double()
+        self.keep(row for row in rows.values() if row.num_steps)
         return aggregate
 
 

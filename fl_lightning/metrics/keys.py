@@ -133,6 +133,8 @@ OTHERS = (
     OwnKey("train/drift_diversity", "", "min", writer="monitors"),
     OwnKey("train/gradient_diversity", "", "min", writer="monitors"),
     OwnKey("train/alpha", "", None, writer="clients"),
+    OwnKey("train/cluster/*", "share", None),
+    OwnKey("train/cluster_changed", "share", None),
     OwnKey("train/importance", "", None, writer="clients"),
     OwnKey("train/empty_classes", "", None, writer="clients"),
     OwnKey("train/skipped", "", "min"),

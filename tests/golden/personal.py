@@ -1,10 +1,15 @@
 """Adapters of the personalised and clustered methods: APFL, Per-FedAvg, pFedMe, FedBABU, FedAMP, IFCA."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fl_lightning import methods as M
-from fl_lightning.types import ClientUpdate
+from fl_lightning.functional.state import State, StateLike, clone
+from fl_lightning.types import Broadcast, ClientData, ClientUpdate
 
 from .end_to_end import Adapter, Inputs, Run, rounds, run, whole
 from .tuned import tuned_rounds
@@ -35,8 +40,88 @@ def perfedavg(inputs: Inputs) -> dict[str, Any]:
     return tuned_rounds(kind, {**inputs, "cfg": {**cfg, "fine_tuning": asked}})
 
 
+class NotingAttention(M.fedamp.FedAMPServer):
+    """Notes how the models of others weigh for each client of a round, before the round changes these models."""
+
+    def begin_round(self, cohort: list[int]) -> None:
+        super().begin_round(cohort)
+        self.noted = {client_id: self.attention(client_id) for client_id in cohort}
+
+
+class Started(M.FedAMP):
+    """Notes the model from which each client trains."""
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        super().receive(broadcast, local)
+        self.round["start"] = clone(self.entries())
+
+
+def fedamp_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
+    return {"start": client.round["start"], "personal": next(reversed(client.own_models()), None)}
+
+
+def fedamp(inputs: Inputs) -> dict[str, Any]:
+    made = NotingAttention()
+    schedule = inputs["cfg"]["schedule"]
+
+    def side(loop: Any) -> dict[str, Any]:
+        noted = [list(made.noted[client_id].values()) for client_id in schedule[loop.current_epoch]]
+        return {"weights": [torch.tensor(weights, dtype=torch.float64) for weights in noted]}
+
+    names = "attention alpha sigma lam self_weight"
+    return whole(Started, names, fedamp_note, side=side, server_module=made)(inputs)
+
+
+class Given(M.ifca.IFCAServer):
+    """Begins with the models of the case."""
+
+    def drawn(self, cluster: int, names: Sequence[str]) -> State:
+        client: Any = self.server.module
+        start = dict(self.server.weights)
+        values = iter(torch.from_numpy(client.case["models"][cluster - 1]).split([*sizes_of(client)]))
+        for name, parameter in client.named_parameters():
+            start[name] = next(values).view(parameter.shape)
+        return {name: start[name].clone() for name in names}
+
+
+def sizes_of(client: Any) -> list[int]:
+    return [parameter.numel() for parameter in client.parameters()]
+
+
+class Chooses(M.IFCA):
+    """Notes the losses by which a client chooses; the body is shared where the case says so."""
+
+    def __init__(self, shared: str | None = None, **given: Any) -> None:
+        super().__init__(shared={"body": "net.body.*", None: None}[shared], **given)
+
+    def losses(self, models: Sequence[StateLike], local: ClientData) -> Tensor:
+        losses = super().losses(models, local)
+        self.round["losses"] = losses
+        return losses
+
+
+def ifca_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
+    cluster = update.extras["cluster"]
+    return {"choice": None if cluster < 0 else cluster, "losses": client.round.get("losses")}
+
+
+def ifca_side(loop: Any) -> dict[str, Any]:
+    shared = {name: value.clone() for name, value in loop.client.state_dict().items()}
+    return {"models_now": [{**shared, **clone(model)} for model in loop.server_module.models]}
+
+
+def of_ifca(finished: Run, r: int) -> dict[str, Any]:
+    models = finished.recorder.sides[r]["models_now"]
+    return {
+        "clusters": [finished.weights(model) for model in models],
+        "clusters_buffers": [finished.buffers(model) for model in models],
+    }
+
+
 METHOD: dict[str, Adapter] = {}
 E2E: dict[str, Adapter] = {
     "apfl": whole(M.APFL, "alpha adaptive alpha_lr", note=apfl_note, side=deployed_by_cohort, more=of_deployed),
     "perfedavg": perfedavg,
+    "fedamp": fedamp,
+    "ifca": whole(Chooses, "k shared", ifca_note, side=ifca_side, more=of_ifca, server_module=Given),
 }

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).with_name("client_models.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["FedAvg", "Local", "Ditto", "FedBN"])
+@pytest.mark.parametrize("method", ["FedAvg", "Local", "Ditto", "FedBN", "IFCA"])
 def test_two_processes_give_the_tables_and_models_of_one(tmp_path, method):
     for number in (1, 2):
         done = run_script(SCRIPT, method, str(number), str(tmp_path / str(number)), cwd=tmp_path, timeout=300)
