@@ -39,9 +39,9 @@ _NAMES = {
     "members.faults": "FaultPolicy NonFiniteUpdateError",
     "types": "FineTuning",
     "federation.loop": "FederatedLoop",
-    "methods": """DPFedAvg Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv
+    "methods": """DPFedAvg Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBABU FedBN FedCL FedCurv
         FedDFServer FedDecorr FedDyn FedED FedEXPAggregator FedFOMO FedGKD FedKA FedLC FedLMD FedMD FedNTD
-        FedNovaAggregator FedPAC FedProx FedRS FedRep FedRoD FedYogi KnFu Local MOON SAM SCAFFOLD SelectiveFD
+        FedNovaAggregator FedPAC FedProx FedRS FedRep FedRoD FedYogi KnFu Local MOON PFedMe SAM SCAFFOLD SelectiveFD
         dp_sgd local_dp""",
     "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
         NeuronActivations PredictedDistribution SampleReduction""",

@@ -42,6 +42,9 @@ CONFIGURED = {
 }
 """Methods that are a file in `configs/method` only: their source, and `model.personal`."""
 
+PRINTED = {"PFedMe": "pFedMe"}
+"""Names of papers that are no names of classes."""
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "DPFedAvg": {"noise_multiplier": 0.3, "delta": 0.01},
     "FedDFServer": {"distill_steps": 1},
@@ -125,10 +128,11 @@ def entry_of(name: str, kind: type) -> Entry:
 def name_of(class_name: str) -> str:
     """Name a method by its class.
 
-    >>> name_of("FedNovaAggregator"), name_of("FedProx")
-    ('FedNova', 'FedProx')
+    >>> name_of("FedNovaAggregator"), name_of("FedProx"), name_of("PFedMe")
+    ('FedNova', 'FedProx', 'pFedMe')
     """
-    return class_name.removesuffix("Aggregator").removesuffix("Server")
+    name = class_name.removesuffix("Aggregator").removesuffix("Server")
+    return PRINTED.get(name, name)
 
 
 def source_in(text: str | None) -> str:

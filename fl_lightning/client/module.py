@@ -78,6 +78,8 @@ class ClientModule(CheckedLoading):
             optimizer for which E_i is defined: SGD) or `clients` (several clients, not one with all samples). They are
             checked at the start.
         own_start: Whether training starts from the client's own model, not from the weights that it received.
+        needs_fine_tuning: Whether a client's model means nothing before it is fine-tuned, so that a fit without
+            `model.fine_tuning` says so.
         stackable: Whether an engine may train several clients at once. It counts only in the class that sets it.
         sends: The kinds of what goes up to the server.
         changes: The names of extras that are changes of a state over the trained entries. A codec with feedback codes
@@ -100,6 +102,7 @@ class ClientModule(CheckedLoading):
     exchanges: ClassVar[tuple[str, ...]] = ("train",)
     needs: ClassVar[frozenset[str]] = frozenset()
     own_start: ClassVar[bool] = False
+    needs_fine_tuning: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
     sends: frozenset[Sent] = frozenset({"weights"})
     changes: ClassVar[frozenset[str]] = frozenset()

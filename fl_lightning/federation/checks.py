@@ -575,6 +575,20 @@ def tell_epochs(local_epochs: int | list[int]) -> None:
         )
 
 
+def tell_fine_tuning(client: ClientModule, tuning: FineTuning | None) -> None:
+    """Report that the values of a method mean nothing, because nobody fine-tunes its clients.
+
+    Args:
+        client: The client.
+        tuning: How clients are fine-tuned before they are tested. None means that they are not.
+    """
+    if client.needs_fine_tuning and tuning is None:
+        rank_zero_info(
+            f"a model of {type(client).__name__} means nothing before a client has fine-tuned it, and so do global/KEY "
+            f"and local/KEY; set model.evaluate_clients_every and model.fine_tuning.epochs, and read local/tuned/KEY"
+        )
+
+
 # --- the client and the parts of the server ---
 
 

@@ -32,7 +32,7 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
 }
 
 AGAINST_SKEW = ("ccvr", "fedgen", "fedproto")
-PERSONALISED = ("apfl", "fedamp", "fedbabu", "ifca", "perfedavg", "pfedme")
+PERSONALISED = ("apfl", "fedamp", "ifca", "perfedavg")
 
 PENDING: dict[str, str] = {
     **{f"e2e:{name}": "the methods against label skew" for name in AGAINST_SKEW},
