@@ -53,6 +53,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """Arguments without a default, and those that keep a measurement run short."""
 
+MODULE_SETTINGS: dict[str, dict[str, Any]] = {"FedBABU": {"head": "module.net.head.*"}}
+"""Settings that a client needs around a module."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -104,7 +107,7 @@ def entry_of(name: str, kind: type) -> Entry:
     stackable: bool | None = None
     if issubclass(kind, ClientModule):
         part = "client"
-        federation = Federation(client=kind)
+        federation = Federation(client=kind, module_settings=MODULE_SETTINGS.get(name, {}))
         stackable = bool(vars(kind).get("stackable", False))
     elif issubclass(kind, Aggregator):
         part = "rule"

@@ -829,6 +829,12 @@ def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:
     owner: LightningModule = client if client.module is None else client.module
     optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
     if not AccumulatedLR(optimizers, None).defined:
+        given, _ = parse_optimizers(ClientModule.configure_optimizers(client), type(owner).__name__)
+        if AccumulatedLR(given, None).defined:
+            raise ValueError(
+                f"{names[0]} needs to know how far the local optimizer travels, which is not defined for the steps of "
+                f"{type(client).__name__}; take another rule, or leave model.aggregator unset"
+            )
         kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
         raise ValueError(
             f"{names[0]} needs to know how far the local optimizer travels, which is defined for one "
