@@ -311,10 +311,21 @@ def test_a_module_whose_weights_are_drawn_anew_continues_with_the_head_of_the_ch
     assert equal(weights_of(resumed), weights_of(whole))
 
 
-def test_a_client_that_diverges_is_named_or_left_out_without_a_trace():
-    diverging = {"optimizer": sgd(1e38, 0.0)}
-    with pytest.raises(NonFiniteUpdateError):
-        fit(fedbabu(net=Small, **diverging), 1, toy_data((9, 7)), local_epochs=9)
-    loop = fit(fedbabu(net=Small, **diverging), 1, toy_data((9, 7)), local_epochs=9, nonfinite="skip")
-    assert loop.round_metrics["train/skipped"] == 2
-    assert equal(loop.client.state_dict(), fit(fedbabu(net=Small), 0, toy_data((9, 7))).client.state_dict())
+class Broken(FedBABU):
+    """FedBABU whose client 0 ends with a body that is not finite."""
+
+    def reply(self, exchange, local):
+        if local.client_id == 0:
+            self.net.body[0].weight.data.fill_(torch.nan)
+        return super().reply(exchange, local)
+
+
+def test_a_client_that_is_not_finite_is_named_or_as_if_it_were_absent():
+    settings = {"net": Norm, "optimizer": sgd()}
+    with pytest.raises(NonFiniteUpdateError, match="client 0 returned NaN"):
+        fit(Broken(**settings), 1, toy_data((9, 7)))
+    skipped = fit(Broken(**settings), 2, toy_data((9, 7), schedule=[[0, 1], [0, 1]]), nonfinite="skip")
+    absent = fit(FedBABU(**settings), 2, toy_data((9, 7), schedule=[[1], [1]]))
+    assert skipped.round_metrics["train/skipped"] == 1
+    assert equal(weights_of(skipped), weights_of(absent))
+    assert skipped.store.personal(0) is None

@@ -335,6 +335,25 @@ def test_a_client_that_diverges_is_named_or_left_out_without_a_trace():
     assert equal(loop.client.state_dict(), fit(pfedme(), 0, toy_data(**data)).client.state_dict())
 
 
+class Broken(PFedMe):
+    """pFedMe whose client 0 ends with a w that is not finite."""
+
+    def follow(self):
+        super().follow()
+        if self.context.client_id == 0:
+            self.round["anchor"]["net.head.bias"].fill_(torch.nan)
+
+
+def test_a_client_that_is_left_out_is_as_if_it_were_absent():
+    settings = {"net": Norm, "optimizer": sgd()}
+    skipped = fit(Broken(**settings), 2, toy_data((9, 7), schedule=[[0, 1], [0, 1]]), nonfinite="skip")
+    absent = fit(PFedMe(**settings), 2, toy_data((9, 7), schedule=[[1], [1]]))
+    assert skipped.round_metrics["train/skipped"] == 1
+    assert equal(weights_of(skipped), weights_of(absent))
+    assert own_of(skipped, 0) is None
+    assert equal(own_of(skipped, 1), own_of(absent, 1))
+
+
 def test_clients_of_a_stack_are_trained_one_by_one_with_the_same_bits():
     alone, stacked = (fit(pfedme(), 2, chunk=chunk) for chunk in (1, 3))
     assert "PFedMe" in stacked.engine.why_not()
