@@ -78,8 +78,8 @@ class ClientModule(CheckedLoading):
             optimizer for which E_i is defined: SGD) or `clients` (several clients, not one with all samples). They are
             checked at the start.
         own_start: Whether training starts from the client's own model, not from the weights that it received.
-        needs_fine_tuning: Whether a client's model means nothing before it is fine-tuned, so that a fit without
-            `model.fine_tuning` says so.
+        needs_fine_tuning: Whether the global model means nothing before a client has fine-tuned it. A fit without
+            `model.fine_tuning` says so, and so do predictions and reports of the global model.
         stackable: Whether an engine may train several clients at once. It counts only in the class that sets it.
         sends: The kinds of what goes up to the server.
         changes: The names of extras that are changes of a state over the trained entries. A codec with feedback codes

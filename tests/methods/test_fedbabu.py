@@ -13,7 +13,7 @@ from fl_lightning import FineTuning, NonFiniteUpdateError
 from fl_lightning.functional.state import clone
 from fl_lightning.methods import FedAvg, FedBABU, FedRep
 from fl_lightning.nets import HeterogeneousNets, Perceptron
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 Norm = partial(BatchNormNet, dropout=0.0)
@@ -164,6 +164,18 @@ def test_a_pooled_run_cannot_fine_tune_and_is_not_told_to(caplog):
     with caplog.at_level("INFO"):
         fit(FedBABU(net=Small), 1, toy_data((7, 9), pooled=True))
     assert not [text for text in caplog.messages if "fine_tun" in text]
+
+
+def test_who_predicts_with_the_global_model_is_told_to_fine_tune_it(caplog):
+    loop = fit(FedBABU(net=Small), 1, evaluate_clients_every=1, fine_tuning=FineTuning())
+    sentence = "This is the global model, which means nothing before a client of FedBABU has fine-tuned it (--client 0"
+    for tuned in (False, True):
+        caplog.clear()
+        if tuned:
+            loop.deploy(0, tuned=True)
+        with caplog.at_level("INFO"):
+            trainer(1).predict(loop, datamodule=toy_data())
+        assert (sentence in caplog.text) is not tuned
 
 
 # --- around a module
