@@ -355,6 +355,7 @@ METHODS = {
     for name in dir(methods)
     if inspect.isclass(kind := getattr(methods, name)) and issubclass(kind, ClientModule) and not kind.needs
 }
+METHODS["FedBABU"] = partial(methods.FedBABU, head="module.net.bias")  # which must be told a part of the module
 WRAPPERS = {
     "dp_sgd": lambda module: methods.dp_sgd(module, noise_multiplier=0.1),
     "local_dp": lambda module: methods.local_dp(module, noise_multiplier=0.1),

@@ -42,6 +42,9 @@ CONFIGURED = {
 }
 """Methods that are a file in `configs/method` only: their source, and `model.personal`."""
 
+PRINTED = {"PFedMe": "pFedMe"}
+"""Names of papers that are no names of classes."""
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "DPFedAvg": {"noise_multiplier": 0.3, "delta": 0.01},
     "FedDFServer": {"distill_steps": 1},
@@ -49,6 +52,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "SAM": {"base": LOCAL_SGD},
 }
 """Arguments without a default, and those that keep a measurement run short."""
+
+MODULE_SETTINGS: dict[str, dict[str, Any]] = {"FedBABU": {"head": "module.net.head.*"}}
+"""Settings that a client needs around a module."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def entry_of(name: str, kind: type) -> Entry:
     stackable: bool | None = None
     if issubclass(kind, ClientModule):
         part = "client"
-        federation = Federation(client=kind)
+        federation = Federation(client=kind, module_settings=MODULE_SETTINGS.get(name, {}))
         stackable = bool(vars(kind).get("stackable", False))
     elif issubclass(kind, Aggregator):
         part = "rule"
@@ -125,10 +131,11 @@ def entry_of(name: str, kind: type) -> Entry:
 def name_of(class_name: str) -> str:
     """Name a method by its class.
 
-    >>> name_of("FedNovaAggregator"), name_of("FedProx")
-    ('FedNova', 'FedProx')
+    >>> name_of("FedNovaAggregator"), name_of("FedProx"), name_of("PFedMe")
+    ('FedNova', 'FedProx', 'pFedMe')
     """
-    return class_name.removesuffix("Aggregator").removesuffix("Server")
+    name = class_name.removesuffix("Aggregator").removesuffix("Server")
+    return PRINTED.get(name, name)
 
 
 def source_in(text: str | None) -> str:

@@ -2,9 +2,9 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import Any
@@ -159,6 +159,7 @@ class Federation:
         rule: factory of the aggregator.
         server_module: factory of the server module.
         server_optimizer: factory of the server optimizer.
+        module_settings: settings that the client needs around a module.
     """
 
     client: type[ClientModule] = FedAvg
@@ -168,6 +169,7 @@ class Federation:
     rule: Callable[[], Aggregator] | None = None
     server_module: Callable[[], ServerModule] | None = None
     server_optimizer: Callable[[Iterable[Any]], Optimizer] | None = None
+    module_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def around_net(self, net: Callable[[int, tuple[int, ...]], Backbone] = ToyNet, **settings: Any) -> FederatedLoop:
         """Build the loop around a classifier, with further settings of it."""
@@ -176,7 +178,8 @@ class Federation:
     def around_module(self, **settings: Any) -> FederatedLoop:
         """Build the loop around a regression, with further settings of it."""
         personal = [pattern.replace("net.", "module.net.") for pattern in self.personal]
-        return self._loop(self.client(module=ToyRegression(self.optimizer)), personal, settings)
+        client = self.client(module=ToyRegression(self.optimizer), **self.module_settings)
+        return self._loop(client, personal, settings)
 
     def _loop(self, client: ClientModule, personal: list[str], settings: dict[str, Any]) -> FederatedLoop:
         own = [self.transform()] if self.transform else []

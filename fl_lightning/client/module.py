@@ -79,6 +79,8 @@ class ClientModule(CheckedLoading):
             checked at the start.
         own_start: Whether clients train from models of their own, which they keep or the server makes for each, and not
             from the global model. What acts on one global model, or on what moved from it, is then refused.
+        needs_fine_tuning: Whether the global model means nothing before a client has fine-tuned it. A fit without
+            `model.fine_tuning` says so, and so do predictions and reports of the global model.
         stackable: Whether an engine may train several clients at once. It counts only in the class that sets it.
         own_gradients: Whether a training step takes gradients itself, or trains parameters that are none of the
             module's. `dp_sgd` refuses such a method.
@@ -103,6 +105,7 @@ class ClientModule(CheckedLoading):
     exchanges: ClassVar[tuple[str, ...]] = ("train",)
     needs: ClassVar[frozenset[str]] = frozenset()
     own_start: ClassVar[bool] = False
+    needs_fine_tuning: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
     own_gradients: ClassVar[bool] = False
     sends: frozenset[Sent] = frozenset({"weights"})

@@ -220,7 +220,7 @@ def write_tables(
     groups = list(chain.from_iterable(by_case.values()))
     logged = keys_in(chain.from_iterable(group.runs for group in groups))
     asked = [plain_key(key) for key in tables.metrics]
-    keys = [key for key in asked if key in logged] or known_metrics(groups)
+    keys = known_metrics(groups, asked)
     baseline = tables.baseline or series[0].method
     compared: list[Comparison] = []
     laid_out: list[Table] = []

@@ -581,6 +581,20 @@ def tell_epochs(local_epochs: int | list[int]) -> None:
         )
 
 
+def tell_fine_tuning(client: ClientModule, tuning: FineTuning | None) -> None:
+    """Report that the values of a method mean nothing, because nobody fine-tunes its clients.
+
+    Args:
+        client: The client.
+        tuning: How clients are fine-tuned before they are tested. None means that they are not.
+    """
+    if client.needs_fine_tuning and tuning is None:
+        rank_zero_info(
+            f"a model of {type(client).__name__} means nothing before a client has fine-tuned it, and so do global/KEY "
+            f"and local/KEY; set model.evaluate_clients_every and model.fine_tuning.epochs, and read local/tuned/KEY"
+        )
+
+
 # --- the client and the parts of the server ---
 
 
@@ -821,6 +835,12 @@ def check_accumulated_lr(client: ClientModule, needs_by_name: Needs) -> None:
     owner: LightningModule = client if client.module is None else client.module
     optimizers, _ = parse_optimizers(client.configure_optimizers(), type(owner).__name__)
     if not AccumulatedLR(optimizers, None).defined:
+        given, _ = parse_optimizers(ClientModule.configure_optimizers(client), type(owner).__name__)
+        if AccumulatedLR(given, None).defined:
+            raise ValueError(
+                f"{names[0]} needs to know how far the local optimizer travels, which is not defined for the steps of "
+                f"{type(client).__name__}; take another rule, or leave model.aggregator unset"
+            )
         kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
         raise ValueError(
             f"{names[0]} needs to know how far the local optimizer travels, which is defined for one "

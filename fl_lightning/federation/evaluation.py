@@ -132,12 +132,19 @@ class Evaluation:
 
     @property
     def note(self) -> str:
-        """A sentence for who evaluates the global model of clients that deploy other ones. Empty if they do not."""
-        has_others = self.client.deploys_own_model or bool(self.global_weights.personal)
-        if not has_others or not self.has_global or self._client_id is not None:
+        """A sentence for who evaluates the global model of clients that use other ones. Empty if they do not."""
+        if not self.has_global or self._client_id is not None:
+            return ""
+        name = type(self.client).__name__
+        if self.client.needs_fine_tuning:
+            return (
+                f"This is the global model, which means nothing before a client of {name} has fine-tuned it "
+                f"(--client 0 --tuned true, or loop.deploy(0, tuned=True))"
+            )
+        if not self.client.deploys_own_model and not self.global_weights.personal:
             return ""
         return (
-            f"This is the global model; each client of {type(self.client).__name__} deploys a model of its own "
+            f"This is the global model; each client of {name} deploys a model of its own "
             f"(--client 0, or loop.deploy(0))"
         )
 

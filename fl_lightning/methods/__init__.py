@@ -10,6 +10,7 @@ from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedavgm import FedAvgM
+from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcl import FedCL
 from fl_lightning.methods.fedcurv import FedCurv
@@ -39,6 +40,7 @@ from fl_lightning.methods.local import Local
 from fl_lightning.methods.local_dp import local_dp as local_dp
 from fl_lightning.methods.moon import MOON
 from fl_lightning.methods.perfedavg import PerFedAvg
+from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.methods.sam import SAM
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.methods.selectivefd import SelectiveFD
@@ -59,6 +61,7 @@ __all__ = [
     "FedAlign",
     "FedAvg",
     "FedAvgM",
+    "FedBABU",
     "FedBN",
     "FedCL",
     "FedCurv",
@@ -84,6 +87,7 @@ __all__ = [
     "FedYogi",
     "KnFu",
     "Local",
+    "PFedMe",
     "PerFedAvg",
     "SelectiveFD",
 ]

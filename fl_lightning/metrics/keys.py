@@ -149,6 +149,9 @@ OTHERS = (
     OwnKey("data/class_count", "", None, writer="monitors"),
 )
 
+TUNED = "tuned/"
+"""Mark of a client's value after fine-tuning, which stands behind the beginning of the key."""
+
 DEVIATION = "/std"
 """End of the key of a deviation, which has the unit of its value. Neither direction of it is better."""
 
@@ -287,6 +290,7 @@ SCOPES: Mapping[str, str] = {
     "test/acc": "accuracy of the last round's global model on the test split",
     "test/acc_best": "accuracy on the test split of the global model that is best on the validation split",
     "local/alma": "mean over the clients of the accuracy of their own models on their own test splits (ALMA)",
+    "local/tuned/alma": "mean over the clients of the accuracy of their models, fine-tuned, on their own test splits",
     "global/forgetting": "forgetting F of the global model on the test split, the mean over classes of best − last "
     "accuracy",
     "val/forgetting": "forgetting F of the global model in validation, the mean over classes of best − last accuracy",
@@ -304,7 +308,6 @@ FURTHER: Mapping[str, str] = {
     "comm/bytes_sets": "bytes of the sets that every client receives once",
     "global/train/acc": "accuracy of the global model on the training samples of all clients",
     "global/train/loss": "loss of the global model on the training samples of all clients",
-    "local/tuned/alma": "mean over the clients of the accuracy of their models, fine-tuned, on their own test splits",
     "unseen/alma": "mean over the clients that never train of the accuracy on their own test splits",
     "unseen/tuned/alma": "mean over the clients that never train of the accuracy, fine-tuned, on their own test splits",
 }
@@ -440,6 +443,18 @@ def describe(key: str, given: Directions | None = None) -> LogKey:
     )
 
 
+def tuned_key(key: str) -> str | None:
+    """Return the key of the same value after fine-tuning, or None for a key that has no such value.
+
+    >>> tuned_key("local/alma"), tuned_key("unseen/f1"), tuned_key("local/tuned/alma"), tuned_key("global/acc")
+    ('local/tuned/alma', 'unseen/tuned/f1', None, None)
+    """
+    beginning, _, rest = key.partition("/")
+    if SPLITS.get(beginning) != "clients" or not rest or rest.startswith(TUNED):
+        return None
+    return f"{beginning}/{TUNED}{rest}"
+
+
 def scope_text(name: str, split: Split) -> str:
     """Describe a key at the beginning of a sentence: by its scope, else by its name and whose it is.
 
@@ -459,8 +474,8 @@ def scope_text(name: str, split: Split) -> str:
     owner = LAST if beginning == "test" else OWNERS[split]
     if beginning == "unseen":
         owner = OWNERS_UNSEEN
-    if split == "clients" and rest.startswith("tuned/"):
-        rest = rest.removeprefix("tuned/")
+    if split == "clients" and rest.startswith(TUNED):
+        rest = rest.removeprefix(TUNED)
         owner = f"{owner}, after fine-tuning"
     return f"{rest.replace('_', ' ')} {owner}"
 
@@ -477,10 +492,20 @@ def scope_of(key: str) -> str:
 
 
 def given_direction(key: str, given: Directions) -> Direction | None:
-    """Look up the direction of a key, or of the value that it is a part of: `val/recall` for `val/recall/cat`."""
+    """Look up the direction of a key, or of the value that it is a part of: `val/recall` for `val/recall/cat`.
+
+    A value after fine-tuning has the direction of the value before it.
+
+    >>> given_direction("val/recall/cat", {"val/recall": "max"}), given_direction("local/tuned/f", {"local/f": "max"})
+    ('max', 'max')
+    """
     if not given:
         return None
     plain = {plain_name(name): direction for name, direction in given.items()}
+    for name, direction in [*plain.items()]:
+        tuned = tuned_key(name)
+        if tuned is not None:
+            plain.setdefault(tuned, direction)
     name = plain_name(key)
     if name in plain:
         return plain[name]

@@ -72,6 +72,7 @@ NAMES = {
     "global/forgetting": "forgetting F, test split (%)",
     EPSILON: "ε of all rounds so far",
     "local/alma": "ALMA, mean of the clients' own accuracies (%)",
+    "local/tuned/alma": "ALMA after fine-tuning (%)",
 }
 """Labels of axes by log key. Any other key is its own label."""
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from fl_lightning.functional.summary import Interval, mean_std, paired_difference, speed_up
-from fl_lightning.metrics.keys import SCOPES, Direction, Unit, best_of, describe, unit_of
+from fl_lightning.metrics.keys import SCOPES, Direction, Unit, best_of, describe, tuned_key, unit_of
 from fl_lightning.reports.saved import Group, SavedRun, Seeds
 
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
@@ -107,10 +107,25 @@ class Comparison:
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def known_metrics(groups: Sequence[Group]) -> list[str]:
-    """List the keys of `SCOPES` that some run has, under a private name too."""
-    known = set(keys_in(runs_of(groups)))
-    return [key for key in SCOPES if key in known]
+def known_metrics(groups: Sequence[Group], asked: Sequence[str] = ()) -> list[str]:
+    """List the keys of the metrics that are compared, in the order of their tables.
+
+    They are the keys that were asked for, else those of `SCOPES`, which some run has, under a private name too. Beside
+    what clients deploy stands the value after fine-tuning, if some run has it.
+
+    Args:
+        groups: Groups of runs.
+        asked: Log keys that were asked for. Empty, or keys that no run has, mean those of `SCOPES`.
+    """
+    logged = set(keys_in(runs_of(groups)))
+    keys = [key for key in asked if key in logged] or [key for key in SCOPES if key in logged]
+    compared: dict[str, None] = {}
+    for key in keys:
+        compared[key] = None
+        tuned = tuned_key(key)
+        if tuned in logged:
+            compared[tuned] = None
+    return list(compared)
 
 
 def runs_of(groups: Sequence[Group]) -> list[SavedRun]:

@@ -3,6 +3,7 @@
 import inspect
 from collections import UserDict
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -241,6 +242,7 @@ METHODS = {
     if inspect.isclass(kind := getattr(methods, name)) and issubclass(kind, ClientModule) and not kind.needs
 }
 """Methods around any module."""
+METHODS["FedBABU"] = partial(methods.FedBABU, head="module.net.bias")  # which must be told a part of the module
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -366,6 +366,16 @@ METHODS = {
     for name in dir(methods)
     if inspect.isclass(kind := getattr(methods, name)) and issubclass(kind, ClientModule) and not kind.needs
 }
+
+
+class OfBias(methods.FedBABU):
+    """FedBABU around a module, of which it must be told a part."""
+
+    def __init__(self, **base):
+        super().__init__(head="module.net.bias", **base)
+
+
+METHODS["FedBABU"] = OfBias
 MONITORS = [
     name
     for name in monitors.__all__

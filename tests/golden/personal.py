@@ -118,10 +118,26 @@ def of_ifca(finished: Run, r: int) -> dict[str, Any]:
     }
 
 
+from functools import partial
+from typing import Any
+
+from fl_lightning import methods as M
+from fl_lightning.types import ClientUpdate
+
+from .end_to_end import Adapter, whole
+from .tuned import tuned_rounds
+
+
+def own_model(client: Any, update: ClientUpdate) -> dict[str, Any]:
+    return {"personal": client.own_model()}
+
+
 METHOD: dict[str, Adapter] = {}
 E2E: dict[str, Adapter] = {
     "apfl": whole(M.APFL, "alpha adaptive alpha_lr", note=apfl_note, side=deployed_by_cohort, more=of_deployed),
     "perfedavg": perfedavg,
     "fedamp": fedamp,
     "ifca": whole(Chooses, "k shared", ifca_note, side=ifca_side, more=of_ifca, server_module=Given),
+    "fedbabu": partial(tuned_rounds, M.FedBABU),
+    "pfedme": whole(M.PFedMe, "lam eta inner_steps start", own_model),
 }

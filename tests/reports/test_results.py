@@ -142,6 +142,26 @@ def test_a_group_without_the_metric_is_a_row_of_dashes(groups, tmp_path):
     assert [cell.text for cell in row[1:]] == ["–"] * 6  # it is not one that never reaches the target
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ([], ["global/acc", "local/alma", "local/tuned/alma"]),
+        (["local/mse"], ["local/mse", "local/tuned/mse"]),
+        (["local/tuned/mse"], ["local/tuned/mse"]),
+        (["local/tuned/mse", "local/mse"], ["local/tuned/mse", "local/mse"]),
+        (["unseen/alma", "global/acc"], ["unseen/alma", "unseen/tuned/alma", "global/acc"]),
+        (["local/f1", "local/alma"], ["local/f1", "local/alma", "local/tuned/alma"]),
+        (["local/nothing"], ["global/acc", "local/alma", "local/tuned/alma"]),
+    ],
+)
+def test_values_after_fine_tuning_stand_beside_those_before_it(tmp_path, asked, shown):
+    keys = ["local/alma", "local/f1", "local/mse", "local/tuned/alma", "local/tuned/mse", "unseen/alma"]
+    keys += ["unseen/tuned/alma", "global/acc"]
+    run = write_run(tmp_path / "FedAvg/0", [0.1], settings("FedAvg", 0))
+    (run / "metrics.csv").write_text(f"round,{','.join(keys)}\n0{',0.5' * len(keys)}\n", encoding="utf-8")
+    assert known_metrics(grouped([read_run(run)]), asked) == shown
+
+
 def test_a_single_seed_has_no_deviation_and_no_interval(tmp_path):
     for method, curves in CURVES.items():
         write_run(tmp_path / method, curves[0], settings(method, 0))
