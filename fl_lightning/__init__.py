@@ -40,7 +40,7 @@ _NAMES = {
     "types": "FineTuning",
     "federation.loop": "FederatedLoop",
     "methods": """DPFedAvg Ditto FedALA FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBN FedCL FedCurv
-        FedDFServer FedDecorr FedDyn FedED FedEXPAggregator FedFOMO FedGKD FedKA FedLC FedLMD FedMD FedNTD
+        FedDFServer FedDecorr FedDyn FedED FedEXPAggregator FedFOMO FedGKD FedGen FedKA FedLC FedLMD FedMD FedNTD
         FedNovaAggregator FedPAC FedProx FedRS FedRep FedRoD FedYogi KnFu Local MOON SAM SCAFFOLD SelectiveFD
         dp_sgd local_dp""",
     "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor

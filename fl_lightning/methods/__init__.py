@@ -16,6 +16,7 @@ from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.feded import FedED
 from fl_lightning.methods.fedexp import FedEXPAggregator
 from fl_lightning.methods.fedfomo import FedFOMO
+from fl_lightning.methods.fedgen import FedGen
 from fl_lightning.methods.fedgkd import FedGKD
 from fl_lightning.methods.fedka import FedKA
 from fl_lightning.methods.fedlc import FedLC
@@ -59,6 +60,7 @@ __all__ = [
     "FedEXPAggregator",
     "FedFOMO",
     "FedGKD",
+    "FedGen",
     "FedKA",
     "FedLC",
     "FedLMD",

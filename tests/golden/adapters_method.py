@@ -31,7 +31,7 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     **{f"e2e:{name}": run for name, run in end_to_end.ADAPTERS.items()},
 }
 
-AGAINST_SKEW = ("ccvr", "fedgen", "fedproto")
+AGAINST_SKEW = ("ccvr", "fedproto")
 PERSONALISED = ("apfl", "fedamp", "fedbabu", "ifca", "perfedavg", "pfedme")
 
 PENDING: dict[str, str] = {
