@@ -242,19 +242,33 @@ def test_the_generator_learns_classes_that_the_cohort_has_and_clients_those_that
         of_clients.append(set().union(*(n.tolist() for n in notes[1:] if n.dtype == torch.int64)))
     assert of_clients == [set(), {1}, {1}, {1, 2}, {1, 2}]
     assert side.seen["classes"].tolist() == [False, True, True]
+    flags = [extras["seen"].nonzero().flatten().tolist() for round_idx, extras in side.sent if round_idx]
+    assert flags == [[1], [1], [1, 2], [1, 2]], "flags stay as they were sent"
 
 
-def test_what_is_sent_is_the_generator_of_the_rounds_before_and_no_more_than_that():
-    data = toy_data(SIZES, schedule=PARTIAL)
-    watch = Updates()
-    loop = fit(fedgen(Watched), 5, data, callbacks=[watch])
-    side = loop.server_module
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", torch.float32), ("64-true", torch.float64)])
+def test_the_generator_of_the_rounds_before_is_sent_in_the_type_of_the_weights(precision, dtype):
+    data = toy_data(SIZES, dtype=dtype, schedule=PARTIAL)
+    side = fit(fedgen(Watched), 5, data, precision=precision).server_module
     for round_idx, extras in side.sent:
         if not round_idx:
             assert not extras
             continue
-        expected = {name: value.float() for name, value in side.after[round_idx - 1].items()}
+        expected = {name: value.to(dtype) for name, value in side.after[round_idx - 1].items()}
         assert equal(extras["generator"], expected), "it stays as it was sent"
+
+
+def test_a_second_fit_begins_without_the_generator_as_the_first_did():
+    loop = FederatedLoop(fedgen(Watched), seed=3)
+    for _ in range(2):
+        fit(None, 2, loop=loop)
+    sent = [bool(extras) for _, extras in loop.server_module.sent]
+    assert sent == ([False] * 5 + [True] * 5) * 2
+
+
+def test_no_more_than_the_generator_flags_and_counts_travel():
+    watch = Updates()
+    loop = fit(fedgen(), 5, toy_data(SIZES, schedule=PARTIAL), callbacks=[watch])
     k, h, d, classes = 3, 4, 8, 3
     size = (k + classes + 1) * h + 4 * h + (h + 1) * d
     plain = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 5, toy_data(SIZES, schedule=PARTIAL))
