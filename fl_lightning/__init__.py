@@ -40,9 +40,9 @@ _NAMES = {
     "types": "FineTuning",
     "federation.loop": "FederatedLoop",
     "methods": """APFL CCVRServer DPFedAvg Ditto FedALA FedAMP FedAdagrad FedAdam FedAlign FedAvg FedAvgM
-        FedBABU FedBN FedCL FedCurv FedDFServer FedDecorr FedDyn FedED FedEXPAggregator FedFOMO FedGKD FedKA
-        FedLC FedLMD FedMD FedNTD FedNovaAggregator FedPAC FedProto FedProx FedRS FedRep FedRoD FedYogi IFCA
-        KnFu Local MOON PFedMe PerFedAvg SAM SCAFFOLD SelectiveFD dp_sgd local_dp""",
+        FedBABU FedBN FedCL FedCurv FedDFServer FedDecorr FedDyn FedED FedEXPAggregator FedFOMO FedGKD FedGen
+        FedKA FedLC FedLMD FedMD FedNTD FedNovaAggregator FedPAC FedProto FedProx FedRS FedRep FedRoD FedYogi
+        IFCA KnFu Local MOON PFedMe PerFedAvg SAM SCAFFOLD SelectiveFD dp_sgd local_dp""",
     "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
         NeuronActivations PredictedDistribution SampleReduction""",
     "nets": """Backbone CIFARMobileNetV2 CIFARResNet CharLSTM CharTransformer FedCLCIFARCNN FedCLMNISTCNN FedKATCNN

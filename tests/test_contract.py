@@ -78,6 +78,7 @@ NEEDS_LOGITS = {
     "FedDecorr",
     "FedED",
     "FedGKD",
+    "FedGen",
     "FedKA",
     "FedLC",
     "FedLMD",
@@ -371,6 +372,8 @@ LOGITS = {name for name in NAMES if "logits" in getattr(EXPORTED.get(name) or PA
 SHARE_NOTHING = {"FedMD", "FedProto", "KnFu", "Local", "SelectiveFD"}
 OWN_STEP = {"FedCurv", "FedDyn", "SCAFFOLD"} | {name for name, kind in CLIENTS.items() if kind.own_start}
 """Methods that a server optimizer with momentum would break."""
+NEED_SHARED_HEAD = {"FedDF": "distils into a whole net", "FedGen": "learns from the heads that the clients send"}
+"""Methods whose server reads the heads of the clients, and how they refuse a head that stays with each."""
 FEW = {"FedDF": {"distill_steps": 5}, "DPFedAvg": {"noise_multiplier": 1.0, "delta": 0.01}}
 RULES = [
     MedianAggregator,
@@ -521,8 +524,8 @@ def test_bf16_mixed_follows_float32(name):
 @pytest.mark.parametrize("name", some(NAMES))
 def test_with_a_personal_head(name):
     """It never travels: each client has its own, which resume and other clients leave alone."""
-    if name == "FedDF":
-        refused("distils into a whole net", data_of(), lambda: {**with_net(name), "personal": "net.head.*"})
+    if name in NEED_SHARED_HEAD:
+        refused(NEED_SHARED_HEAD[name], data_of(), lambda: {**with_net(name), "personal": "net.head.*"})
         return
     loop = trained(data_of(), personal="net.head.*", **with_net(name))
     heads = [loop.store.record(i)[1]["net.head.weight"] for i in (0, 2, 4)]

@@ -50,15 +50,17 @@ def check_private_rule(
             f"set data.sampling to poisson, or data.participation to 1 for all clients in every round"
         )
     check_not_asked(rule, server_module)
+    # Such a method sends weights only, and its server only averages.
+    is_fedavg = client.is_fedavg_equivalent and type(server_module) is client.server_class
     others = sorted(client.sends - RELEASED)
-    if others:
+    if others and not is_fedavg:
         kind = type(client).__name__
         raise ValueError(
             f"{name} adds noise to what the weights of a client moved, and {kind} also sends {' and '.join(others)}, "
             f"which would reach the server as they are; take another method, such as FedAvg, FedProx or FedNTD, or "
             f"leave model.aggregator unset"
         )
-    if overridden(server_module, "add", ServerModule):
+    if overridden(server_module, "add", ServerModule) and not is_fedavg:
         raise ValueError(
             f"{name} adds noise to the sum of all clients, and {type(server_module).__name__} takes in each client's "
             f"update before it; take a method whose server only averages, or leave model.aggregator unset"

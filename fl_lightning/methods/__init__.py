@@ -20,6 +20,7 @@ from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.feded import FedED
 from fl_lightning.methods.fedexp import FedEXPAggregator
 from fl_lightning.methods.fedfomo import FedFOMO
+from fl_lightning.methods.fedgen import FedGen
 from fl_lightning.methods.fedgkd import FedGKD
 from fl_lightning.methods.fedka import FedKA
 from fl_lightning.methods.fedlc import FedLC
@@ -72,6 +73,7 @@ __all__ = [
     "FedEXPAggregator",
     "FedFOMO",
     "FedGKD",
+    "FedGen",
     "FedKA",
     "FedLC",
     "FedLMD",

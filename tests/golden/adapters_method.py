@@ -31,13 +31,7 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     **{f"e2e:{name}": run for name, run in end_to_end.ADAPTERS.items()},
 }
 
-AGAINST_SKEW = ("fedgen",)
-PERSONALISED = ("apfl", "fedamp", "fedbabu", "ifca", "perfedavg", "pfedme")
-
-PENDING: dict[str, str] = {
-    **{f"e2e:{name}": "the methods against label skew" for name in AGAINST_SKEW},
-    **{f"e2e:{name}": "the personalised methods" for name in PERSONALISED},
-}
+PENDING: dict[str, str] = {}
 """Names whose issue has not come, with that issue; their cases are expected to fail.
 
 `NAME[setting=value]`: only the cases with that setting.

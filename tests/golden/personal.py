@@ -118,16 +118,6 @@ def of_ifca(finished: Run, r: int) -> dict[str, Any]:
     }
 
 
-from functools import partial
-from typing import Any
-
-from fl_lightning import methods as M
-from fl_lightning.types import ClientUpdate
-
-from .end_to_end import Adapter, whole
-from .tuned import tuned_rounds
-
-
 def own_model(client: Any, update: ClientUpdate) -> dict[str, Any]:
     return {"personal": client.own_model()}
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fl_lightning import FaultPolicy, FederatedLoop
-from fl_lightning.aggregation import NormClip, UpdateTransform
+from fl_lightning.aggregation import NormClip, ServerModule, UpdateTransform
 from fl_lightning.callbacks import RunPlots
 from fl_lightning.callbacks.bar import headline
 from fl_lightning.functional.privacy import epsilon, gaussian_noise
 from fl_lightning.functional.state import StateSum
-from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedBN, FedDyn, FedNTD, KnFu
+from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedBN, FedDyn, FedNTD, FedProx, KnFu
 from fl_lightning.methods.dpfedavg import clipped
 from fl_lightning.nets import Backbone
 from fl_lightning.reports.report import write_report
@@ -411,6 +411,16 @@ def test_settings_are_checked(settings, says):
         DPFedAvg(**settings)
 
 
+NoProximalTerm = partial(FedProx, mu=0.0)
+
+
+class TakesUpdates(ServerModule):
+    """Gathers updates whatever the coefficients of the client are."""
+
+    def add(self, update):
+        self.gather(update)
+
+
 class Keeps(UpdateTransform):
     """Keeps the last update."""
 
@@ -426,6 +436,7 @@ class Keeps(UpdateTransform):
         (SCAFFOLD, {}, {}, "SCAFFOLD also sends control"),
         (KnFu, {"transfer_size": 5, "partition": None}, {}, "KnFu also sends logits"),
         (FedDyn, {}, {}, "FedDynServer takes in each client's update before it"),
+        (NoProximalTerm, {}, {"server_module": TakesUpdates()}, "TakesUpdates takes in each client's update before it"),
         (FedAvg, {}, {"transforms": [Keeps()]}, "Keeps keeps something of each"),
         (FedAvg, {}, {"faults": {"min_clients": 2}}, "which model.faults.min_clients=2 would show"),
         (FedAvg, {}, {"faults": {"max_update_norm": 1.0}}, "model.faults.max_update_norm=1.0 would tell"),

@@ -8,7 +8,7 @@ import torch
 
 from fl_lightning import ClientModule, FederatedLoop, methods
 from fl_lightning.data import TensorSource
-from fl_lightning.methods import FedAvg, FedNTD
+from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD
 from tests.methods.test_fedavg import Regression
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
 
@@ -74,6 +74,19 @@ def test_around_a_module_too(kind):
         runs.append(fit(client(module=module), 2, data()))
     assert equal(*map(weights_of, runs))
     assert moved(runs[0].round_metrics) == moved(runs[1].round_metrics)
+
+
+def hidden(kind):
+    """Weights of a private run."""
+    rule = DPFedAvg(noise_multiplier=1.0, delta=0.01, clip=0.5)
+    client = kind(net=BatchNormNet, optimizer=sgd())
+    return weights_of(fit(client, 2, data(sampling="poisson", participation=0.6), aggregator=rule))
+
+
+@pytest.mark.parametrize("kind", EQUIVALENT, ids=name)
+def test_a_private_rule_goes_with_it(kind):
+    """It sends weights only, whatever else it sends at other coefficients."""
+    assert equal(hidden(kind), hidden(FedAvg))
 
 
 @pytest.mark.parametrize("kind", EQUIVALENT, ids=name)
