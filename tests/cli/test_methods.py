@@ -56,6 +56,8 @@ CONTRACT = {  # down, up, client state, server state; a model is 1
     "SAM": (1, 1, 0, 0),
 }
 SHARE_NOTHING = {"FedMD", "FedProto", "KnFu", "Local", "SelectiveFD"}
+OWN_START = {"FedAMP", "FedFOMO", "IFCA"}
+"""Methods whose clients train from models that the server makes or keeps for each."""
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +134,9 @@ def test_what_it_runs_with(by_name):
     optimizers = by_name["FedAvg"]["server_optimizers"]
     assert {"Median", "Krum", "FedNova", "FedEXP"} <= set(rules)
     assert {"SGD", "FedAvgM", "FedAdam"} <= set(optimizers)
-    assert {n for n, r in by_name.items() if r["rules"] == []} == SHARE_NOTHING | {"FedFOMO"}
-    assert {n for n, r in by_name.items() if r["server_optimizers"] == []} == SHARE_NOTHING | {"FedDyn", "FedFOMO"}
+    assert {n for n, r in by_name.items() if r["rules"] == []} == SHARE_NOTHING | OWN_START
+    without_optimizer = {n for n, r in by_name.items() if r["server_optimizers"] == []}
+    assert without_optimizer == SHARE_NOTHING | OWN_START | {"CCVR", "FedDyn"}
     for name in ("SCAFFOLD", "FedCurv"):
         assert by_name[name]["server_optimizers"] == ["SGD"]
     assert "FedNova" not in by_name["SAM"]["rules"]
