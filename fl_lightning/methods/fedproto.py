@@ -57,8 +57,10 @@ def prototype_logits(features: Tensor, prototypes: Tensor, seen: Tensor) -> Tens
     >>> prototype_logits(torch.tensor([[3.0, 0.0]]), prototypes, seen)
     tensor([[-2., -inf]])
     """
+    features = to_float32(features)
+    prototypes = prototypes.to(features.dtype)
     # Differences, because products of near vectors would lose digits.
-    distances = torch.cdist(to_float32(features), prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+    distances = torch.cdist(features, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
     logits = -distances.square() / prototypes.shape[1]
     return logits.masked_fill(~seen, -torch.inf)
 

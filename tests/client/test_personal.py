@@ -2,12 +2,13 @@
 
 from functools import partial
 
+import pytest
 import torch
 
 from fl_lightning.client import OwnModelClient, PersonalHeadClient
 from fl_lightning.functional.losses import cross_entropy
-from fl_lightning.methods import FedAvg
-from fl_lightning.nets import Perceptron
+from fl_lightning.methods import MOON, FedAvg, FedPAC, FedRep, FedRoD
+from fl_lightning.nets import HeterogeneousNets, Perceptron
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
@@ -55,3 +56,12 @@ def test_body_and_head_are_all_there_is():
     assert client.head_names() == ("net.head.weight", "net.head.bias")
     assert client.head is client.net.head
     torch.testing.assert_close(client.eval().head(client.features(torch.ones(2, 4))), client(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("kind", [FedPAC, FedRep, FedRoD, MOON, PersonalHeadClient])
+def test_a_method_that_asks_for_the_head_of_all_clients_refuses_nets_that_have_one_each(kind):
+    """The nets have a `head`, that of the client which is trained, but its entries have other names for each client."""
+    nets = partial(HeterogeneousNets, nets=[Small, Small])
+    sentence = rf"{kind.__name__} needs a net .* called head, got HeterogeneousNets, .*; give all clients one net"
+    with pytest.raises(ValueError, match=sentence):
+        kind(net=nets, num_classes=3, input_shape=(4,))
