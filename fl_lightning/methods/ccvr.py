@@ -223,7 +223,7 @@ class CCVRServer(ServerModule):
     def add(self, update: ClientUpdate) -> None:
         if "covariances" not in update.extras:
             return
-        counts = update.extras["counts"]
+        counts = update.extras["counts"].double()
         means = update.extras["means"].double()
         covariances = update.extras["covariances"].double()
         between = outer(means, diagonal=self.is_diagonal)

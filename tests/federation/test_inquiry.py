@@ -323,6 +323,14 @@ def test_no_guarantee_covers_what_is_asked(settings, sentence):
         ask(settings["client"](), 1, toy_data(sampling="poisson", participation=0.5), rule=rule)
 
 
+def test_an_answer_that_cannot_be_called_is_refused_where_it_is_defined():
+    with pytest.raises(TypeError, match=r"Wrong\.answer .*client, broadcast, local"):
+
+        class Wrong(Inquiry):
+            def answer(self, client):
+                return {}
+
+
 def test_an_exchange_has_a_name_of_its_own():
     class Heads(Asks):
         def __init__(self):
