@@ -237,6 +237,22 @@ def test_a_client_that_is_skipped_leaves_the_round_without_it(how):
     assert equal(skipped.server_module.made[1], expected.server_module.made[1])
 
 
+class Diverges(FedAvg):
+    """Client 2 ends its training of round 1 with weights that are not finite."""
+
+    def reply(self, exchange, local):
+        if (local.client_id, local.round_idx) == (2, 1):
+            with torch.no_grad():
+                self.net.head.weight.mul_(torch.nan)
+        return {}
+
+
+def test_clients_are_judged_before_the_others_are_asked():
+    side = ask(client(Diverges), 2, faults="skip").server_module
+    assert side.order == list(itertools.product(range(2), ("train", "ask")))
+    assert sorted(side.answers[1]) == [0, 1, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [

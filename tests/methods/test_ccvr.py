@@ -437,6 +437,8 @@ def test_what_is_evaluated_is_a_copy():
     for name in HEAD:
         assert evaluated[name].dtype == live[name].dtype
         evaluated[name].zero_()
+        in_double = side.evaluation_weights({n: value.double() for n, value in live.items()})
+        in_double[name].zero_()
     assert equal(dict(side.calibrated), kept)
     side.is_calibrated.fill_(False)
     assert side.evaluation_weights(live) is live
