@@ -27,7 +27,7 @@ from fl_lightning.methods import (
     dp_sgd,
     local_dp,
 )
-from fl_lightning.monitors import ClientTable, DriftMonitor
+from fl_lightning.monitors import ClientTable, DriftMonitor, Monitor
 from fl_lightning.nets import Perceptron
 from tests.toys import SIZES, BatchNormNet, equal, fit, folded, sgd, toy_data, trainer, weights_of
 
@@ -294,6 +294,41 @@ def test_monitors_measure_the_training_and_not_the_answers(tmp_path):
     assert len(paths) == 2
     for path in paths:
         assert without_bytes(path) == without_bytes(tmp_path / "asked" / path.name)
+
+
+def test_the_last_exchange_of_a_monitor_comes_before_its_end():
+    class Order(Monitor):
+        seen = ()
+
+        def exchange_end(self, loop, update, measured):
+            self.seen = (*self.seen, "exchange")
+
+        def end(self, loop, update, measured):
+            self.seen = (*self.seen, "end")
+
+    watch = Order()
+    ask(client(), 2, callbacks=[watch])
+    assert watch.seen == ("exchange", "end") * 2 * len(SIZES)
+
+
+def test_the_hooks_of_the_method_do_not_see_it():
+    class Hooks(FedAvg):
+        seen = frozenset()
+
+        def receive(self, broadcast, local):
+            self.seen |= {("receive", broadcast.exchange)}
+
+        def phases(self, exchange):
+            self.seen |= {("phases", exchange)}
+            return super().phases(exchange)
+
+        def reply(self, exchange, local):
+            self.seen |= {("reply", exchange)}
+            return {}
+
+    loop = ask(client(Hooks), 1)
+    assert loop.server_module.answers[0]
+    assert loop.client.seen == {("receive", "train"), ("phases", "train"), ("reply", "train")}
 
 
 def test_the_bar_counts_the_exchanges_of_the_round():
