@@ -3,7 +3,8 @@
 Source: Luo et al., NeurIPS 2021, arXiv:2106.05001, Algorithm 1 and Eqs. 2-4; the settings of SGD are ours.
 Clients and rule: any that share a head; set as `model.server_module`.
 Note: the calibrated model is evaluated and never fed back, so that training is that of the clients' own method. The
-cohort of the round is asked, not all clients. A class that none of these has is left out of the softmax.
+cohort of the round is asked, not all clients. A class that none of these has is left out of the softmax. A client with
+personal entries, such as FedBN's, takes its features under them.
 """
 
 from collections.abc import Iterator, Mapping
