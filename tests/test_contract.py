@@ -73,6 +73,7 @@ TRAITS = {
 }
 """A method of each trait: the others are tried by the slow tests, and by two rounds each by default."""
 NEEDS_LOGITS = {
+    "CCVR",
     "FedAlign",
     "FedDF",
     "FedDecorr",
@@ -92,6 +93,8 @@ NEEDS_LOGITS = {
 }
 NEEDS_LOGITS |= {"KnFu", "MOON", "SelectiveFD"}
 """Methods whose terms are of a classifier, so that they go around no other module."""
+PLANS = {"CCVR"}
+"""Methods that do something in the last planned round."""
 EDGES = {
     "seed_everything": 0,
     "trainer": {
@@ -224,9 +227,10 @@ def test_two_rounds_of_its_files_are_finite_and_count_their_bytes(two_rounds):
 @pytest.mark.slow  # the resume below, by the command line: tests/cli/test_main.py has one by default
 def test_a_run_that_is_continued_is_the_uninterrupted_one(name, two_rounds, tmp_path):
     """Determinism too: the first round is run twice."""
-    halves = Run(tmp_path, name).fit("--trainer.max_epochs", "1")
+    plan = ["--model.planned_rounds", "2"] if name in PLANS else []
+    halves = Run(tmp_path, name).fit("--trainer.max_epochs", "1", *plan)
     assert halves.rows == two_rounds.rows[:1]
-    halves.fit("--ckpt_path", "last")
+    halves.fit("--ckpt_path", "last", *plan)
     assert halves.rows == two_rounds.rows
     assert same(halves.state, two_rounds.state)
 
@@ -370,11 +374,19 @@ def test_alone_under_a_plain_trainer_it_trains_or_says_why_not(name):
 
 LOGITS = {name for name in NAMES if "logits" in getattr(EXPORTED.get(name) or PARTS[name], "needs", ())}
 SHARE_NOTHING = {"FedMD", "FedProto", "KnFu", "Local", "SelectiveFD"}
-OWN_STEP = {"FedCurv", "FedDyn", "SCAFFOLD"} | {name for name, kind in CLIENTS.items() if kind.own_start}
+OWN_STEP = {"CCVR", "FedCurv", "FedDyn", "SCAFFOLD"} | {name for name, kind in CLIENTS.items() if kind.own_start}
 """Methods that a server optimizer with momentum would break."""
-NEED_SHARED_HEAD = {"FedDF": "distils into a whole net", "FedGen": "learns from the heads that the clients send"}
+NEED_SHARED_HEAD = {
+    "CCVR": "a head that the clients share",
+    "FedDF": "distils into a whole net",
+    "FedGen": "learns from the heads that the clients send",
+}
 """Methods whose server reads the heads of the clients, and how they refuse a head that stays with each."""
-FEW = {"FedDF": {"distill_steps": 5}, "DPFedAvg": {"noise_multiplier": 1.0, "delta": 0.01}}
+FEW = {
+    "CCVR": {"samples_per_class": 20},
+    "FedDF": {"distill_steps": 5},
+    "DPFedAvg": {"noise_multiplier": 1.0, "delta": 0.01},
+}
 RULES = [
     MedianAggregator,
     pytest.param(partial(KrumAggregator, f=0), marks=pytest.mark.slow),  # all four are one class to a method,
@@ -535,7 +547,7 @@ def test_with_a_personal_head(name):
     ]
 
 
-@pytest.mark.parametrize("name", some(sorted({*CLIENTS, "FedDF", "FedEXP", "FedNova"})))
+@pytest.mark.parametrize("name", some(sorted({*CLIENTS, "CCVR", "FedDF", "FedEXP", "FedNova"})))
 def test_a_server_optimizer_is_stepped_or_refused(name):
     def made() -> dict[str, Any]:
         return {**with_net(name), "server_optimizer": partial(torch.optim.SGD, lr=0.5, momentum=0.9)}
@@ -548,7 +560,7 @@ def test_a_server_optimizer_is_stepped_or_refused(name):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", some(sorted({*CLIENTS, "FedDF", "FedAdam", "FedAvgM"})))
+@pytest.mark.parametrize("name", some(sorted({*CLIENTS, "CCVR", "FedDF", "FedAdam", "FedAvgM"})))
 def test_every_robust_rule_goes_with_it_where_weights_are_shared(name, rule):
     def made() -> dict[str, Any]:
         return {**with_net(name), "aggregator": rule()}

@@ -218,8 +218,15 @@ def measured(entry: Entry, size: float, rules: Mapping[str, Any], optimizers: Ma
 
 
 def declared(entry: Entry) -> Record:
-    """List what the clients of a method send and read of their training data, None where that is up to the client."""
+    """List what the clients of a method send and read of their training data, None where that is up to the client.
+
+    A server module that asks clients for more is shown around FedAvg.
+    """
     federation = entry.federation
+    inquiry = federation.server_module().inquiry if federation.server_module else None
+    if inquiry is not None:
+        client = federation.client
+        return {"sends": sorted(client.sends | inquiry.sends), "reads": sorted(client.reads | inquiry.reads)}
     if entry.kind not in ("client", "personal entries"):
         return {"sends": None, "reads": None}
     means = {"personal means"} if federation.personal else set()

@@ -353,6 +353,10 @@ class Inquiry(ABC):
     sends: frozenset[Sent]
     reads: frozenset[Read] = frozenset()
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_overrides(cls)
+
     @abstractmethod
     def answer(self, client: Any, broadcast: Broadcast, local: ClientData) -> dict[str, Any]:
         """Return the extras that go up.

@@ -1,9 +1,10 @@
 """CCVR: the server trains the head anew on features that it draws from Gaussians, one for each class.
 
-Source: Luo et al., NeurIPS 2021, arXiv:2106.05001, Algorithm 1 and Eqs. 2-4; the settings of SGD are ours.
-Clients and rule: any that share a head; set as `model.server_module`.
+Source: Luo et al., NeurIPS 2021, arXiv:2106.05001; the settings of SGD are those of fluke.
+Clients and rule: any that share a head and have no server side of their own; set as `model.server_module`.
 Note: the calibrated model is evaluated and never fed back, so that training is that of the clients' own method. The
-cohort of the round is asked, not all clients. A class that none of these has is left out of the softmax.
+cohort of the round is asked, not all clients. A class that none of these has is left out of the softmax. A client with
+personal entries, such as FedBN's, takes its features under them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -223,7 +224,7 @@ class CCVRServer(ServerModule):
     def add(self, update: ClientUpdate) -> None:
         if "covariances" not in update.extras:
             return
-        counts = update.extras["counts"]
+        counts = update.extras["counts"].double()
         means = update.extras["means"].double()
         covariances = update.extras["covariances"].double()
         between = outer(means, diagonal=self.is_diagonal)

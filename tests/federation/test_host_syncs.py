@@ -85,6 +85,7 @@ def reads(monkeypatch):
 
 WAYS = {"alone": {}, "stacked": {"chunk": 3}, "skip": {"nonfinite": "skip"}}
 READS_OF = {
+    "CCVR": {"cpu", "tolist"},  # samples are counted by class, and a head is trained on the host, once a calibration
     "FedALA": {"tolist"},  # the first mixing of a client lasts until its losses settle
     "FedFOMO": {"__bool__", "cpu", "tolist"},  # the server chooses the models that a client is sent
     "FedMD": {"tolist"},  # finite knowledge is fused

@@ -27,7 +27,7 @@ from fl_lightning.methods import (
     dp_sgd,
     local_dp,
 )
-from fl_lightning.monitors import ClientTable, DriftMonitor
+from fl_lightning.monitors import ClientTable, DriftMonitor, Monitor
 from fl_lightning.nets import Perceptron
 from tests.toys import SIZES, BatchNormNet, equal, fit, folded, sgd, toy_data, trainer, weights_of
 
@@ -237,6 +237,22 @@ def test_a_client_that_is_skipped_leaves_the_round_without_it(how):
     assert equal(skipped.server_module.made[1], expected.server_module.made[1])
 
 
+class Diverges(FedAvg):
+    """Client 2 ends its training of round 1 with weights that are not finite."""
+
+    def reply(self, exchange, local):
+        if (local.client_id, local.round_idx) == (2, 1):
+            with torch.no_grad():
+                self.net.head.weight.mul_(torch.nan)
+        return {}
+
+
+def test_clients_are_judged_before_the_others_are_asked():
+    side = ask(client(Diverges), 2, faults="skip").server_module
+    assert side.order == list(itertools.product(range(2), ("train", "ask")))
+    assert sorted(side.answers[1]) == [0, 1, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
@@ -280,6 +296,41 @@ def test_monitors_measure_the_training_and_not_the_answers(tmp_path):
         assert without_bytes(path) == without_bytes(tmp_path / "asked" / path.name)
 
 
+def test_the_last_exchange_of_a_monitor_comes_before_its_end():
+    class Order(Monitor):
+        seen = ()
+
+        def exchange_end(self, loop, update, measured):
+            self.seen = (*self.seen, "exchange")
+
+        def end(self, loop, update, measured):
+            self.seen = (*self.seen, "end")
+
+    watch = Order()
+    ask(client(), 2, callbacks=[watch])
+    assert watch.seen == ("exchange", "end") * 2 * len(SIZES)
+
+
+def test_the_hooks_of_the_method_do_not_see_it():
+    class Hooks(FedAvg):
+        seen = frozenset()
+
+        def receive(self, broadcast, local):
+            self.seen |= {("receive", broadcast.exchange)}
+
+        def phases(self, exchange):
+            self.seen |= {("phases", exchange)}
+            return super().phases(exchange)
+
+        def reply(self, exchange, local):
+            self.seen |= {("reply", exchange)}
+            return {}
+
+    loop = ask(client(Hooks), 1)
+    assert loop.server_module.answers[0]
+    assert loop.client.seen == {("receive", "train"), ("phases", "train"), ("reply", "train")}
+
+
 def test_the_bar_counts_the_exchanges_of_the_round():
     class Seen(RoundProgressBar):
         def on_train_batch_start(self, *args):
@@ -321,6 +372,14 @@ def test_no_guarantee_covers_what_is_asked(settings, sentence):
     rule = settings.get("rule", lambda: None)()
     with pytest.raises(ValueError, match=sentence):
         ask(settings["client"](), 1, toy_data(sampling="poisson", participation=0.5), rule=rule)
+
+
+def test_an_answer_that_cannot_be_called_is_refused_where_it_is_defined():
+    with pytest.raises(TypeError, match=r"Wrong\.answer .*client, broadcast, local"):
+
+        class Wrong(Inquiry):
+            def answer(self, client):
+                return {}
 
 
 def test_an_exchange_has_a_name_of_its_own():

@@ -9,8 +9,9 @@ from pytorch_lightning.callbacks.weight_averaging import EMAWeightAveraging
 from torch import nn
 from torch.nn import functional as F
 
-from fl_lightning import FederatedLoop, NonFiniteUpdateError
+from fl_lightning import FederatedDataModule, FederatedLoop, NonFiniteUpdateError
 from fl_lightning.aggregation import QSGD, KrumAggregator, MedianAggregator
+from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.methods import (
     MOON,
     CCVRServer,
@@ -176,6 +177,26 @@ def test_a_client_sends_its_counts_means_and_unbiased_covariances_and_zeros_with
     x, y = data.view(client_id, 0).all("train")
     first, second = features_under(side.under[0], x[y == c])
     torch.testing.assert_close(trace.double(), (first - second).square().sum() / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_one_sample_of_a_class_is_given_away_and_so_are_two():
+    """What docs/privacy.md says of the messages."""
+    x, y = samples(40)
+    one = (y == 0).nonzero().flatten()[:1]
+    two = (y == 1).nonzero().flatten()[:2]
+    source = TensorSource((x, y), samples(6, seed=1), num_classes=3)
+    parts_of_clients = [torch.cat([one, two]).tolist(), list(range(20, 40))]
+    data = FederatedDataModule(source, 2, FixedPartition(parts_of_clients), batch_size=5)
+    side = ccvr(rounds=1, data=data).server_module
+    answer = side.answers[0][0]
+    assert answer["counts"].tolist() == [1, 2, 0]
+    truth = features_under(side.under[0], x)
+    torch.testing.assert_close(answer["means"][0].double(), truth[one[0]], rtol=1e-5, atol=1e-6)
+    values, vectors = torch.linalg.eigh(answer["covariances"][1].double())
+    half = vectors[:, -1] * (values[-1] / 2).sqrt()
+    mean = answer["means"][1].double()
+    found = sorted([(mean + half).tolist(), (mean - half).tolist()])
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(sorted(truth[two].tolist())), rtol=1e-4, atol=1e-4)
 
 
 def test_sums_do_not_depend_on_the_order_of_clients():
@@ -416,6 +437,8 @@ def test_what_is_evaluated_is_a_copy():
     for name in HEAD:
         assert evaluated[name].dtype == live[name].dtype
         evaluated[name].zero_()
+        in_double = side.evaluation_weights({n: value.double() for n, value in live.items()})
+        in_double[name].zero_()
     assert equal(dict(side.calibrated), kept)
     side.is_calibrated.fill_(False)
     assert side.evaluation_weights(live) is live

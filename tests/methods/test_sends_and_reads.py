@@ -24,9 +24,11 @@ KINDS = {  # of what is sent, by its name in the messages
     "prototypes": "prototypes",
     "counts": "label counts",
     "knowledge": "logits",
+    "means": "statistics",
+    "covariances": "statistics",
 }
 FEDPAC = {"v": "statistics"}  # the variance of its features; FedCurv's is a sum of Fisher information
-ENTRIES = [entry for entry in entries() if entry.kind in ("client", "personal entries")]
+ENTRIES = [entry for entry in entries() if declared(entry)["sends"] is not None]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pytorch_lightning import LightningModule
 
 import fl_lightning
 from fl_lightning import Aggregator, ClientModule, FederatedLoop
-from fl_lightning.aggregation import GatheringAggregator, NormClip, ServerModule, UpdateTransform
+from fl_lightning.aggregation import GatheringAggregator, Inquiry, NormClip, ServerModule, UpdateTransform
 from fl_lightning.data import DirichletPartition, Partition, Source
 from fl_lightning.methods import FedAvg, FedNTD
 from fl_lightning.utils import signatures
@@ -144,7 +144,7 @@ def test_every_class_of_the_package_passes_as_if_it_were_a_users(monkeypatch):
             continue
         values = vars(import_module(module.name)).values()
         kinds.update(value for value in values if isinstance(value, type))
-    bases = (ClientModule, Aggregator, ServerModule, Partition, UpdateTransform, Source)
+    bases = (ClientModule, Aggregator, ServerModule, Inquiry, Partition, UpdateTransform, Source)
     checked = 0
     for base in bases:
         monkeypatch.setattr(signatures, "PACKAGE", base.__module__)
