@@ -288,6 +288,16 @@ def test_a_client_without_data_keeps_nothing():
     assert not loop.store.memory(3)
 
 
+def test_a_client_without_a_step_keeps_nothing():
+    class Idle(APFL):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if self.context.client_id == 1 else None
+
+    loop = fit(Idle(net=Small, optimizer=sgd()), 2, toy_data(**LATE))
+    assert own_of(loop, 0)
+    assert not loop.store.memory(1)
+
+
 def test_resume_is_exact_also_around_a_module(tmp_path):
     def client(seed):
         torch.manual_seed(seed)
