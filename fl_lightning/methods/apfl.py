@@ -129,7 +129,7 @@ class APFL(InitialModelClient):
 
     @property
     def own_side(self) -> OwnSide | None:
-        """What the client trains besides w in this round. None without samples, and outside of a round."""
+        """The parts that the client trains besides w in this round. None without samples, and outside of a round."""
         side: OwnSide | None = self.round.get("own")
         return side
 

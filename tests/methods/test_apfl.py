@@ -312,20 +312,36 @@ def test_resume_is_exact_also_around_a_module(tmp_path):
         assert alpha_of(resumed, client_id) == alpha_of(whole, client_id)
 
 
-def test_an_own_model_that_is_not_finite_is_its_client_s():
-    class Breaks(APFL):
-        def receive(self, broadcast, local):
-            super().receive(broadcast, local)
-            if local.client_id == 1:
-                with torch.no_grad():
-                    self.own_side.twins["net.head.bias"].fill_(torch.inf)
+class Breaks(APFL):
+    """Client 1 comes to an infinite v, or an alpha that is NaN."""
+
+    broken = "v"
+
+    def receive(self, broadcast, local):
+        super().receive(broadcast, local)
+        if local.client_id == 1 and self.broken == "v":
+            with torch.no_grad():
+                self.own_side.twins["net.head.bias"].fill_(torch.inf)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        if self.context.client_id == 1 and self.broken == "alpha":
+            self.own_side.alpha = torch.tensor(torch.nan, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("broken", ["v", "alpha"])
+def test_what_stays_with_a_client_makes_its_update_not_finite_if_it_is_not(broken):
+    def run(rounds=1, kind=Breaks, **settings):
+        client = kind(net=Small, optimizer=sgd(), adaptive=False)
+        client.broken = broken
+        return fit(client, rounds, **settings)
 
     with pytest.raises(NonFiniteUpdateError, match="client 1 returned NaN or infinite values in round 0"):
-        fit(Breaks(net=Small, optimizer=sgd()), 1, toy_data((9, 7)))
-    loop = fit(Breaks(net=Small, optimizer=sgd()), 1, toy_data((9, 7)), nonfinite="skip")
+        run(data=toy_data((9, 7)))
+    loop = run(data=toy_data((9, 7)), nonfinite="skip")
     assert loop.round_metrics["train/skipped"] == 1
     assert own_of(loop, 1) is None
-    alone = fit(apfl(), 1, toy_data((9, 7), schedule=[[0]]))
+    alone = run(kind=APFL, data=toy_data((9, 7), schedule=[[0]]))
     assert equal(weights_of(loop), weights_of(alone))
 
 
