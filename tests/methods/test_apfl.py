@@ -391,7 +391,26 @@ class TwoGroups(Regression):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-KINDS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop]
+class Begun(torch.optim.SGD):
+    """Has a state of each parameter from the start, as Adagrad has in some versions of torch."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **settings)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["factor"] = torch.full_like(parameter, 0.5)
+
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(self.state[parameter]["factor"])
+        super().step()
+        return loss
+
+
+KINDS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop, Begun]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -410,26 +429,31 @@ def test_a_user_s_names_of_parameters_go_on_with_the_own_ones():
     assert names == [["weight", "own.module.line.weight"], ["bias", "own.module.line.bias"]]
 
 
-class GivesOneAgain(Regression):
-    """Makes its optimizer once."""
+class GivesOut(Regression):
+    """Makes its optimizer once, or anew each time."""
 
-    optimizer = None
+    def __init__(self, anew):
+        super().__init__()
+        self.anew = anew
+        self.made = None
 
     def configure_optimizers(self):
-        self.optimizer = self.optimizer or torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
-        return self.optimizer
+        if self.made is None or self.anew:
+            self.made = Begun(self.parameters(), lr=0.01, momentum=0.9)
+        return self.made
 
 
 def test_an_optimizer_that_a_module_gives_out_again_keeps_no_earlier_model():
-    module = GivesOneAgain()
-    fresh = Regression()
-    fresh.load_state_dict(module.state_dict())
-    fresh.configure_optimizers = lambda: torch.optim.SGD(fresh.parameters(), lr=0.01, momentum=0.9)
-    again, anew = (fit(APFL(module=each), 3, toy_data(**LATE)) for each in (module, fresh))
+    loops = []
+    for anew in (False, True):
+        torch.manual_seed(1)
+        loops.append(fit(APFL(alpha_lr=0.1, module=GivesOut(anew)), 3, toy_data(**LATE)))
+    again, anew = loops
     assert equal(weights_of(again), weights_of(anew))
     assert equal(own_of(again, 0), own_of(anew, 0))
-    (group,) = module.optimizer.param_groups
-    assert len(group["params"]) == 4
+    optimizer = again.client.module.made
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4]
+    assert len(optimizer.state) == 4
 
 
 def test_sam_steps_both():
