@@ -325,7 +325,8 @@ class Breaks(APFL):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self.context.client_id == 1 and self.broken == "alpha":
+        is_last = batch_idx == 1  # a later batch would spoil v
+        if self.context.client_id == 1 and self.broken == "alpha" and is_last:
             self.own_side.alpha = torch.tensor(torch.nan, dtype=torch.float64)
 
 
