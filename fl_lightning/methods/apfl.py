@@ -129,7 +129,7 @@ class APFL(InitialModelClient):
 
     @property
     def own_side(self) -> OwnSide | None:
-        """What the client trains besides w in this round. None without samples, and outside of a round."""
+        """The parts that the client trains besides w in this round. None without samples, and outside of a round."""
         side: OwnSide | None = self.round.get("own")
         return side
 
@@ -140,11 +140,11 @@ class APFL(InitialModelClient):
         if self.adaptive and self.alpha_lr is None and common_group(optimizers) is None:
             kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "no optimizer"
             raise ValueError(
-                f"APFL steps alpha with the learning rate of torch.optim.SGD if it has one for all parameters, got "
-                f"{kinds}; set alpha_lr to a number such as 0.01, or adaptive to false"
+                f"{type(self).__name__} steps alpha with the learning rate of torch.optim.SGD if it has one for all "
+                f"parameters, got {kinds}; set alpha_lr to a number such as 0.01, or adaptive to false"
             )
         side = self.own_side
-        join(optimizers, self.trained(), {} if side is None else side.twins)
+        join(optimizers, params=self.trained(), twins={} if side is None else side.twins)
         return configured
 
     def phases(self, exchange: str) -> Iterator[Phase]:

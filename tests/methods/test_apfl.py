@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fl_lightning import FineTuning, NonFiniteUpdateError
 from fl_lightning.methods import APFL, SAM, Ditto, FedAvg, dp_sgd
 from fl_lightning.methods import apfl as file
-from fl_lightning.nets import Perceptron
+from fl_lightning.nets import HeterogeneousNets, Perceptron
 from tests.methods.test_fedavg import Regression
 from tests.test_precision import federate
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, trainer, weights_of
@@ -165,27 +165,31 @@ def test_alpha_takes_one_step_a_round_by_the_true_derivative_of_the_first_batch(
     settings = {"precision": "64-true", "lr_decay": 0.5, "accumulate_grad_batches": accumulated, "local_epochs": 2}
 
     def run(rounds):
-        return fit(apfl(alpha_lr=alpha_lr), rounds, toy_data((17,), dtype=torch.float64), **settings)
+        data = toy_data((17,), dtype=torch.float64)
+        return fit(apfl(alpha_lr=alpha_lr), rounds=rounds, data=data, **settings)
 
-    before, after = run(1), run(2)
+    before = run(1)
+    after = run(2)
     assert before.client.num_steps > 1
     assert alpha_of(before, 0) == 0.5  # v and w began as one
     own, shared = nets_of(before, 0)
     first = next(iter(after.data.view(0, 1).batches("train", 0)))
     h = 1e-5
-    slope = (mixed_loss(own, shared, 0.5 + h, first) - mixed_loss(own, shared, 0.5 - h, first)).item() / (2 * h)
+    ahead = mixed_loss(own, shared, alpha=0.5 + h, batch=first)
+    behind = mixed_loss(own, shared, alpha=0.5 - h, batch=first)
+    slope = (ahead - behind).item() / (2 * h)
     assert abs(slope) > 1e-4
     assert alpha_of(after, 0) == pytest.approx(0.5 - rate * slope, abs=1e-9)
 
 
-def test_the_new_alpha_is_used_from_the_next_batch_on(monkeypatch):
+def test_a_new_alpha_is_used_from_the_next_batch_on_and_in_the_next_rounds(monkeypatch):
+    alphas = [alpha_of(fit(apfl(), rounds, toy_data((17,)), local_epochs=2), 0) for rounds in (1, 2, 3)]
     seen = []
     mixture = file.mixture
     monkeypatch.setattr(file, "mixture", lambda v, w, alpha: seen.append(float(alpha)) or mixture(v, w, alpha))
-    loop = fit(apfl(), 2, toy_data((17,)), local_epochs=2)
-    old, new = 0.5, alpha_of(loop, 0)
-    assert old != new
-    assert seen == [old] * 8 + [old] + [new] * 7
+    fit(apfl(), 3, toy_data((17,)), local_epochs=2)
+    assert len(set(alphas)) == 3
+    assert seen == [0.5] * 8 + [alphas[0]] + [alphas[1]] * 7 + [alphas[1]] + [alphas[2]] * 7
 
 
 def test_alpha_stays_in_its_interval():
@@ -218,9 +222,11 @@ class Gentle(Regression):
 def test_alpha_s_derivative_is_unscaled_and_of_the_first_step_that_a_scaler_takes(skipped):
     def run(rounds):
         torch.manual_seed(1)
-        return federate(APFL(module=Gentle(range(skipped))), "16-mixed", rounds, toy_data((17,)))
+        client = APFL(module=Gentle(range(skipped)))
+        return federate(client, precision="16-mixed", rounds=rounds, data=toy_data((17,)))
 
-    before, after = run(1), run(2)
+    before = run(1)
+    after = run(2)
     assert before.client.num_steps == after.client.num_steps == 4 - skipped
     assert alpha_of(before, 0) == 0.5
     x, y = list(after.data.view(0, 1).batches("train", 0))[skipped]
@@ -247,7 +253,8 @@ def test_the_norm_of_clipping_is_of_both():
 
 def test_statistics_of_the_mixture_are_its_own():
     loop = fit(apfl(net=BatchNormNet), 2, toy_data((10,)), local_epochs=3)
-    own, shared = own_of(loop, 0), loop.client.state_dict()
+    own = own_of(loop, 0)
+    shared = loop.client.state_dict()
     name = "net.body.1.running_mean"
     assert own["net.body.1.num_batches_tracked"] == shared["net.body.1.num_batches_tracked"] == 12
     assert not torch.equal(own[name], shared[name])
@@ -259,7 +266,8 @@ def test_the_mixture_with_the_present_global_model_is_deployed_and_without_an_ow
     loop = fit(apfl(net=BatchNormNet), 4, toy_data(**LATE), evaluate_clients_every=1)
     shared = loop.client.state_dict()
     for client_id in (0, 1, 4):  # client 4 was absent in the last round
-        own, alpha = own_of(loop, client_id), loop.store.memory(client_id)["alpha"]
+        own = own_of(loop, client_id)
+        alpha = loop.store.memory(client_id)["alpha"]
         deployed = loop.client_model(client_id).state_dict()
         for name, value in deployed.items():
             is_buffer = "running" in name or "num_batches" in name
@@ -280,6 +288,16 @@ def test_a_client_without_data_keeps_nothing():
     assert not loop.store.memory(3)
 
 
+def test_a_client_without_a_step_keeps_nothing():
+    class Idle(APFL):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if self.context.client_id == 1 else None
+
+    loop = fit(Idle(net=Small, optimizer=sgd()), 2, toy_data(**LATE))
+    assert own_of(loop, 0)
+    assert not loop.store.memory(1)
+
+
 def test_resume_is_exact_also_around_a_module(tmp_path):
     def client(seed):
         torch.manual_seed(seed)
@@ -294,20 +312,37 @@ def test_resume_is_exact_also_around_a_module(tmp_path):
         assert alpha_of(resumed, client_id) == alpha_of(whole, client_id)
 
 
-def test_an_own_model_that_is_not_finite_is_its_client_s():
-    class Breaks(APFL):
-        def receive(self, broadcast, local):
-            super().receive(broadcast, local)
-            if local.client_id == 1:
-                with torch.no_grad():
-                    self.own_side.twins["net.head.bias"].fill_(torch.inf)
+class Breaks(APFL):
+    """Client 1 comes to an infinite v, or an alpha that is NaN."""
+
+    broken = "v"
+
+    def receive(self, broadcast, local):
+        super().receive(broadcast, local)
+        if local.client_id == 1 and self.broken == "v":
+            with torch.no_grad():
+                self.own_side.twins["net.head.bias"].fill_(torch.inf)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        is_last = batch_idx == 1  # a later batch would spoil v
+        if self.context.client_id == 1 and self.broken == "alpha" and is_last:
+            self.own_side.alpha = torch.tensor(torch.nan, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("broken", ["v", "alpha"])
+def test_what_stays_with_a_client_makes_its_update_not_finite_if_it_is_not(broken):
+    def run(rounds=1, kind=Breaks, **settings):
+        client = kind(net=Small, optimizer=sgd(), adaptive=False)
+        client.broken = broken
+        return fit(client, rounds, **settings)
 
     with pytest.raises(NonFiniteUpdateError, match="client 1 returned NaN or infinite values in round 0"):
-        fit(Breaks(net=Small, optimizer=sgd()), 1, toy_data((9, 7)))
-    loop = fit(Breaks(net=Small, optimizer=sgd()), 1, toy_data((9, 7)), nonfinite="skip")
+        run(data=toy_data((9, 7)))
+    loop = run(data=toy_data((9, 7)), nonfinite="skip")
     assert loop.round_metrics["train/skipped"] == 1
     assert own_of(loop, 1) is None
-    alone = fit(apfl(), 1, toy_data((9, 7), schedule=[[0]]))
+    alone = run(kind=APFL, data=toy_data((9, 7), schedule=[[0]]))
     assert equal(weights_of(loop), weights_of(alone))
 
 
@@ -318,6 +353,13 @@ def test_fine_tuning_trains_the_mixture_and_leaves_the_rounds_alone():
     assert equal(weights_of(tuned), weights_of(plain))
     assert all(equal(own_of(tuned, client_id), own_of(plain, client_id)) for client_id in (0, 1, 2, 4))
     assert not equal(tuned.client_model(0, tuned=True).state_dict(), tuned.client_model(0).state_dict())
+
+
+def test_clients_with_different_nets_keep_their_own_entries():
+    net = partial(HeterogeneousNets, nets=[partial(BatchNormNet, dropout=0.0), Small])
+    loop = fit(apfl(net=net), 2, toy_data((9, 7)), personal="*", evaluate_clients_every=1)
+    for client_id in (0, 1):
+        assert own_of(loop, client_id).keys() == set(loop.global_weights.personal_of(client_id))
 
 
 def test_stacks_are_trained_one_by_one():
@@ -350,7 +392,26 @@ class TwoGroups(Regression):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-KINDS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop]
+class Begun(torch.optim.SGD):
+    """Has a state of each parameter from the start, as Adagrad has in some versions of torch."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **settings)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["factor"] = torch.full_like(parameter, 0.5)
+
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(self.state[parameter]["factor"])
+        super().step()
+        return loss
+
+
+KINDS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop, Begun]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -369,26 +430,31 @@ def test_a_user_s_names_of_parameters_go_on_with_the_own_ones():
     assert names == [["weight", "own.module.line.weight"], ["bias", "own.module.line.bias"]]
 
 
-class GivesOneAgain(Regression):
-    """Makes its optimizer once."""
+class GivesOut(Regression):
+    """Makes its optimizer once, or anew each time."""
 
-    optimizer = None
+    def __init__(self, anew):
+        super().__init__()
+        self.anew = anew
+        self.made = None
 
     def configure_optimizers(self):
-        self.optimizer = self.optimizer or torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
-        return self.optimizer
+        if self.made is None or self.anew:
+            self.made = Begun(self.parameters(), lr=0.01, momentum=0.9)
+        return self.made
 
 
 def test_an_optimizer_that_a_module_gives_out_again_keeps_no_earlier_model():
-    module = GivesOneAgain()
-    fresh = Regression()
-    fresh.load_state_dict(module.state_dict())
-    fresh.configure_optimizers = lambda: torch.optim.SGD(fresh.parameters(), lr=0.01, momentum=0.9)
-    again, anew = (fit(APFL(module=each), 3, toy_data(**LATE)) for each in (module, fresh))
+    loops = []
+    for anew in (False, True):
+        torch.manual_seed(1)
+        loops.append(fit(APFL(alpha_lr=0.1, module=GivesOut(anew)), 3, toy_data(**LATE)))
+    again, anew = loops
     assert equal(weights_of(again), weights_of(anew))
     assert equal(own_of(again, 0), own_of(anew, 0))
-    (group,) = module.optimizer.param_groups
-    assert len(group["params"]) == 4
+    optimizer = again.client.module.made
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4]
+    assert len(optimizer.state) == 4
 
 
 def test_sam_steps_both():
