@@ -6,7 +6,7 @@ Note: the accuracy of the model means nothing before fine-tuning, because its he
 `local/tuned/KEY`. The authors weigh clients alike: `aggregator.weighting: uniform`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -39,7 +39,7 @@ class FedBABU(ClientModule):
     stackable = True
     sends = frozenset({"weights", "personal means"})
 
-    def __init__(self, head: str | Sequence[str] = "net.head.*", **base: Any) -> None:
+    def __init__(self, head: str | list[str] = "net.head.*", **base: Any) -> None:
         super().__init__(**base)
         self.head = tuple(as_list(head))
 

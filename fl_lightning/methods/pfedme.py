@@ -39,7 +39,8 @@ class PersonalSteps(Optimizer):
         self.base = base
         self.client = client
         super().__init__(base.param_groups, {})
-        # They are the same objects, so that schedulers of `base` and resets reach its steps.
+        # They are the same objects, so that schedulers, resets and added groups reach the steps of `base`.
+        self.defaults = base.defaults
         self.param_groups = base.param_groups
         self.state = base.state
 

@@ -269,6 +269,33 @@ def test_schedules_of_a_module_count_batches_and_set_the_rates_of_its_steps(opti
     torch.testing.assert_close(weights_of(ours), weights_of(fedavg), rtol=1e-5, atol=1e-6)
 
 
+class SameOptimizer(Classifier):
+    """Gives out the same optimizer again and again, whose momentum must not pass from client to client."""
+
+    def configure_optimizers(self):
+        self.given = getattr(self, "given", None) or super().configure_optimizers()
+        return self.given
+
+
+class AddsGroup(Classifier):
+    """Makes an optimizer of the body, and adds the head when a client begins."""
+
+    def configure_optimizers(self):
+        return self.optimizer(self.net.body.parameters())
+
+    def on_train_epoch_start(self):
+        optimizer = self.optimizers()
+        if len(optimizer.param_groups) == 1:
+            optimizer.add_param_group({"params": list(self.net.head.parameters())})
+
+
+@pytest.mark.parametrize("kind", [SameOptimizer, AddsGroup])
+def test_what_a_module_does_with_its_optimizer_reaches_the_steps(kind):
+    settings = {"lam": LAM, "eta": ETA, "inner_steps": INNER}
+    plain, ours = (fit(PFedMe(module=made(), **settings), 2, toy_data((7, 12))) for made in (Classifier, kind))
+    assert equal(weights_of(ours), weights_of(plain))
+
+
 def test_any_local_optimizer_takes_the_steps():
     """One that asks for the gradient itself, too: SAM of radius 0 is its base."""
 
