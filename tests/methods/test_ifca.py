@@ -15,6 +15,7 @@ from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import IFCA, DPFedAvg, FedAvg
 from fl_lightning.methods.ifca import IFCAServer
 from fl_lightning.nets import Backbone, Perceptron
+from tests.federation.test_kept_bits import KEPT, OneType, bits
 from tests.methods.test_fedala import Manual
 from tests.methods.test_local import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
@@ -346,6 +347,15 @@ def test_equal_models_are_refused():
 
     with pytest.raises(ValueError, match=r"got equal ones \(1 and 2\)"):
         fit(ifca(), 1, server_module=Same())
+
+
+def test_what_nobody_has_changed_keeps_its_bits_in_every_model():
+    loop = fit(ifca(net=OneType), 2, toy_data(SIZES, **SCHEDULE))
+    fresh = OneType(3, (4,))
+    assert max(loop.server_module.choices.tolist()) > -1
+    for model in models_of(loop):
+        for name in KEPT:
+            assert name == "untouched" or bits(model[f"net.{name}"]) == bits(getattr(fresh, name)), name
 
 
 # --- a round as a whole, stacks, modules (two processes: tests/test_contract.py) ---
