@@ -85,6 +85,8 @@ def reads(monkeypatch):
 
 WAYS = {"alone": {}, "stacked": {"chunk": 3}, "skip": {"nonfinite": "skip"}}
 READS_OF = {
+    "FedAMP": {"__bool__", "nonzero", "tolist"},  # the server weighs the models that it mixes for a client
+    "IFCA": {"cpu", "tolist"},  # a client chooses a model by its losses
     "FedALA": {"tolist"},  # the first mixing of a client lasts until its losses settle
     "FedFOMO": {"__bool__", "cpu", "tolist"},  # the server chooses the models that a client is sent
     "FedMD": {"tolist"},  # finite knowledge is fused
