@@ -256,10 +256,11 @@ def test_a_round_copies_no_model_and_a_failed_one_restores_them():
                 raise ZeroDivisionError
             return found
 
+    data = {"sizes": (7, 9, 5), "schedule": [[0, 1], [0, 2]]}
     loop = FederatedLoop(fedamp(), server_module=Fails(), seed=3)
     with pytest.raises(ZeroDivisionError):
-        fit(None, 2, toy_data((7, 9, 5)), loop=loop)
-    after = fit(fedamp(), 1, toy_data((7, 9, 5)))
+        fit(None, 2, toy_data(**data), loop=loop)
+    after = fit(fedamp(), 1, toy_data(**data))
     assert equal(dict(loop.server_module.state_dict()), dict(after.server_module.state_dict()))
 
 
