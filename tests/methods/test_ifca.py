@@ -281,6 +281,12 @@ def test_the_first_model_is_the_initial_one_and_others_are_drawn_by_seed_and_num
     assert not torch.equal(models[1]["net.head.weight"], models[2]["net.head.weight"])
 
 
+def test_layers_of_one_shape_begin_differently():
+    model = models_of(fit(ifca(net=partial(Perceptron, hidden=(4, 4))), 0))[1]
+    first, second = (value for name, value in model.items() if value.shape == (4, 4))
+    assert not torch.equal(first, second)
+
+
 def test_the_draws_of_starts_move_no_generator():
     class Drawn(pl.Callback):
         def on_fit_start(self, trainer, loop):
