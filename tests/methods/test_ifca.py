@@ -473,6 +473,19 @@ def test_around_a_module_an_evaluation_leaves_no_trace_and_a_test_has_the_fit_s_
     assert {name: values[name] for name in in_fit} == pytest.approx(in_fit, rel=1e-6)  # logged as float32
 
 
+@pytest.mark.parametrize("step", ["validate", "test"])
+def test_a_pass_over_a_client_s_samples_is_in_eval_mode_and_has_the_fit_s_values(step):
+    net = partial(BatchNormNet, dropout=0.5)
+    loop = fit(ifca(net=net), 2, toy_data((9, 8, 7)), evaluate_clients_every=1)
+    before = weights_of(loop)
+    for client_id in range(3):
+        loop.deploy(client_id)
+        (values,) = getattr(trainer(1), step)(loop, toy_data((9, 8, 7)), verbose=False)
+        key = "test/acc" if step == "test" else "global/acc"
+        assert values[key] == pytest.approx(loop.recorder.client_values[client_id]["local/alma"])
+    assert equal(weights_of(loop), before)
+
+
 def test_resume_around_a_module(tmp_path):
     def client():
         torch.manual_seed(1)
