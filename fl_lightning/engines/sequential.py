@@ -441,7 +441,7 @@ class SequentialEngine:
             stage_of(self.client, "training"),
             without_logs(self.client),
         ):
-            self.local.restore_modes()
+            # The modes stay as they are: a pass of the Trainer has put the module in eval mode.
             self.local.seed_by(keyed_seed(self.local.settings.seed, DEPLOYMENT, client_id=job.client_id))
             self.client.receive_deployment(job.broadcast.extras, job.data)
 

@@ -86,6 +86,8 @@ def reads(monkeypatch):
 WAYS = {"alone": {}, "stacked": {"chunk": 3}, "skip": {"nonfinite": "skip"}}
 READS_OF = {
     "CCVR": {"cpu", "tolist"},  # samples are counted by class, and a head is trained on the host, once a calibration
+    "FedAMP": {"__bool__", "nonzero", "tolist"},  # the server weighs the models that it mixes for a client
+    "IFCA": {"cpu", "tolist"},  # a client chooses a model by its losses
     "FedALA": {"tolist"},  # the first mixing of a client lasts until its losses settle
     "FedFOMO": {"__bool__", "cpu", "tolist"},  # the server chooses the models that a client is sent
     "FedMD": {"tolist"},  # finite knowledge is fused

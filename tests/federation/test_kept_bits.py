@@ -65,6 +65,9 @@ class OneType(Constant):
         super().__init__(num_classes, input_shape)
         self.untouched = nn.Parameter(self.untouched.detach().float())
 
+    def reset_parameters(self):
+        """Draw nothing, for methods with several models."""
+
 
 KEPT = ("untouched", "large", "narrow", "wide", "single", "short", "flags", *map(name_of, INTEGERS[2:]))
 

@@ -1,6 +1,7 @@
 """Fine-tuning before a test at the nodes, and clients that never train, over a grid."""
 
 import pytest
+import torch
 import yaml
 from pytorch_lightning import Callback
 
@@ -8,9 +9,10 @@ pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
 import fl_lightning.cli.main
 from fl_lightning import FederatedLoop, FineTuning
+from fl_lightning.aggregation import ServerModule
 from fl_lightning.cli import split
 from fl_lightning.flower.wire import WireError, plain_scoring, read_score, read_scoring
-from fl_lightning.methods import SCAFFOLD, Ditto, FedAvg, FedBN, FedFOMO
+from fl_lightning.methods import IFCA, SCAFFOLD, Ditto, FedAMP, FedAvg, FedBN, FedFOMO, Local
 from fl_lightning.types import Scoring
 from tests.commands import CONFIGS, say
 from tests.federation.test_clients_by_own_steps import LogsMetrics, regression_data
@@ -24,7 +26,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 TUNED = FineTuning(epochs=2, trains=["*"], lr=0.2, batch_size="full")
 
 
-@pytest.mark.parametrize("kind", [FedAvg, FedBN, Ditto, SCAFFOLD, FedFOMO], ids=lambda kind: kind.__name__)
+KINDS = [FedAvg, FedBN, Ditto, SCAFFOLD, FedFOMO, FedAMP, IFCA]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_simulations_values(tmp_path, kind):
     def make_loop():
         return FederatedLoop(kind(optimizer=sgd()), seed=3, evaluate_clients_every=1, fine_tuning=TUNED)
@@ -37,6 +42,52 @@ def test_the_simulations_values(tmp_path, kind):
     assert server.recorder.client_values == here.recorder.client_values
     assert {"local/tuned/alma", "unseen/alma", "unseen/tuned/alma"} <= server.round_metrics.keys()
     assert not [message for message in grid.log if message.metadata.message_type == "train" and is_for(message, 101)]
+
+
+class Shifts(ServerModule):
+    """Gives every client a shift of its head, though the clients share nothing."""
+
+    def deployment(self, client_id):
+        return {"shift": torch.tensor([5.0, 0.0, 0.0])}
+
+
+class Shifted(Local):
+    server_class = Shifts
+
+    def receive_deployment(self, extras, local):
+        with torch.no_grad():
+            self.net.head.bias.add_(extras["shift"])
+
+
+def test_clients_that_share_nothing_are_tested_with_what_the_server_gives(tmp_path):
+    """Without it nodes test their clients when they have trained them."""
+
+    def make_loop(kind=Shifted):
+        return FederatedLoop(kind(optimizer=sgd()), seed=3)
+
+    server, _ = assert_carried(make_loop, toy_data, tmp_path)
+    here = fit(None, 3, loop=make_loop())
+    assert server.recorder.client_values == here.recorder.client_values
+    plain = fit(None, 3, loop=make_loop(Local))
+    assert plain.recorder.client_values != here.recorder.client_values
+
+
+@pytest.mark.parametrize("kind", [FedAMP, IFCA], ids=lambda kind: kind.__name__)
+def test_the_server_gives_a_node_what_its_client_deploys(tmp_path, kind):
+    """The nodes do not know the models at the server, nor the initial one of a file."""
+    first = fit(FedAvg(optimizer=sgd()), 1, toy_data())
+    file = tmp_path / "first.ckpt"
+    first.trainer.save_checkpoint(file)
+
+    def make_loop():
+        return FederatedLoop(kind(optimizer=sgd()), seed=3, evaluate_clients_every=1, initial_weights=file)
+
+    def make_data():
+        return toy_data((7, 12, 5, 9), schedule=[[0, 1], [0, 2], [0, 1]])
+
+    server, _ = assert_carried(make_loop, make_data, tmp_path)
+    here = fit(None, 3, make_data(), loop=make_loop())
+    assert server.recorder.client_values == here.recorder.client_values
 
 
 def test_owners_that_have_a_folder_each(tmp_path, monkeypatch):

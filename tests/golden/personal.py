@@ -89,10 +89,10 @@ def sizes_of(client: Any) -> list[int]:
 
 
 class Chooses(M.IFCA):
-    """Notes the losses by which a client chooses; the body is shared where the case says so."""
+    """Notes the losses by which a client chooses; a part of the net is shared where the case says so."""
 
     def __init__(self, shared: str | None = None, **given: Any) -> None:
-        super().__init__(shared={"body": "net.body.*", None: None}[shared], **given)
+        super().__init__(shared=shared and f"net.{shared}.*", **given)
 
     def losses(self, models: Sequence[StateLike], local: ClientData) -> Tensor:
         losses = super().losses(models, local)

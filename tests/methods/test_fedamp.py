@@ -12,6 +12,7 @@ from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import DPFedAvg, FedAMP, FedAvg, Local, local_dp
 from fl_lightning.methods.fedamp import FedAMPServer, cosine_attention, exp_attention, mixed
 from fl_lightning.nets import Perceptron
+from tests.federation.test_local_checks import dropped
 from tests.methods.test_local import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -93,6 +94,10 @@ def test_integers_half_to_even_and_equal_entries_in_their_bits():
     assert new["n"].item() == 4  # 3.5
     assert new["w"].view(torch.int32).tolist() == own["w"].view(torch.int32).tolist()
     assert equal(mixed(own, [], torch.tensor([])), own)
+    alike = {"w": torch.rand(999, dtype=torch.float64, generator=torch.Generator().manual_seed(0))}
+    assert equal(mixed(alike, [alike, alike], torch.tensor([0.1, 0.3], dtype=torch.float64)), alike)
+    moved = {"w": alike["w"] + 1}
+    assert not equal(mixed(alike, [moved], torch.tensor([0.1])), alike)
     assert cosine_attention(torch.tensor([]), 5.0, 0.4).tolist() == []
     assert exp_attention(torch.tensor([0.0, math.inf]), 1.0, 4.0).tolist() == [0.25, 0.0]
 
@@ -180,6 +185,15 @@ def test_frozen_parameters_stay_as_they_are():
         assert torch.equal(own_of(loop, client_id)["net.head.weight"], initial)
 
 
+def test_a_client_whose_samples_fill_no_batch_has_no_model():
+    """It sends the mean that it was sent, which is nobody's model."""
+    loop = fit(fedamp(), 2, dropped(8, num_clients=4))
+    sizes = [loop.data.size(client_id) for client_id in range(4)]
+    assert sorted(sizes) == [7, 7, 8, 8]
+    assert loop.server_module.trained.tolist() == [size == 8 for size in sizes]
+    assert [own_of(loop, client_id) is not None for client_id in range(4)] == [size == 8 for size in sizes]
+
+
 def test_under_local_noise_whoever_has_samples_has_trained():
     """Such a client does not tell its number of steps."""
     client = local_dp(fedamp(), noise_multiplier=0.1, max_norm=1.0)
@@ -242,10 +256,11 @@ def test_a_round_copies_no_model_and_a_failed_one_restores_them():
                 raise ZeroDivisionError
             return found
 
+    data = {"sizes": (7, 9, 5), "schedule": [[0, 1], [0, 2]]}
     loop = FederatedLoop(fedamp(), server_module=Fails(), seed=3)
     with pytest.raises(ZeroDivisionError):
-        fit(None, 2, toy_data((7, 9, 5)), loop=loop)
-    after = fit(fedamp(), 1, toy_data((7, 9, 5)))
+        fit(None, 2, toy_data(**data), loop=loop)
+    after = fit(fedamp(), 1, toy_data(**data))
     assert equal(dict(loop.server_module.state_dict()), dict(after.server_module.state_dict()))
 
 

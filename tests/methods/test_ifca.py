@@ -15,6 +15,7 @@ from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import IFCA, DPFedAvg, FedAvg
 from fl_lightning.methods.ifca import IFCAServer
 from fl_lightning.nets import Backbone, Perceptron
+from tests.federation.test_kept_bits import KEPT, OneType, bits
 from tests.methods.test_fedala import Manual
 from tests.methods.test_local import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
@@ -280,6 +281,12 @@ def test_the_first_model_is_the_initial_one_and_others_are_drawn_by_seed_and_num
     assert not torch.equal(models[1]["net.head.weight"], models[2]["net.head.weight"])
 
 
+def test_layers_of_one_shape_begin_differently():
+    model = models_of(fit(ifca(net=partial(Perceptron, hidden=(4, 4))), 0))[1]
+    first, second = (value for name, value in model.items() if value.shape == (4, 4))
+    assert not torch.equal(first, second)
+
+
 def test_the_draws_of_starts_move_no_generator():
     class Drawn(pl.Callback):
         def on_fit_start(self, trainer, loop):
@@ -348,6 +355,15 @@ def test_equal_models_are_refused():
         fit(ifca(), 1, server_module=Same())
 
 
+def test_what_nobody_has_changed_keeps_its_bits_in_every_model():
+    loop = fit(ifca(net=OneType), 2, toy_data(SIZES, **SCHEDULE))
+    fresh = OneType(3, (4,))
+    assert max(loop.server_module.choices.tolist()) > -1
+    for model in models_of(loop):
+        for name in KEPT:
+            assert name == "untouched" or bits(model[f"net.{name}"]) == bits(getattr(fresh, name)), name
+
+
 # --- a round as a whole, stacks, modules (two processes: tests/test_contract.py) ---
 
 
@@ -371,10 +387,11 @@ def test_a_round_copies_no_model_and_a_failed_one_restores_them():
                 raise ZeroDivisionError
             return found
 
+    data = {"sizes": (7, 9, 5), "schedule": [[0, 1], [0, 2]]}
     loop = FederatedLoop(ifca(), server_module=Fails(), seed=3)
     with pytest.raises(ZeroDivisionError):
-        fit(None, 2, toy_data((7, 9, 5)), loop=loop)
-    after = fit(ifca(), 1, toy_data((7, 9, 5)))
+        fit(None, 2, toy_data(**data), loop=loop)
+    after = fit(ifca(), 1, toy_data(**data))
     assert equal(dict(loop.server_module.state_dict()), dict(after.server_module.state_dict()))
 
 
@@ -454,6 +471,19 @@ def test_around_a_module_an_evaluation_leaves_no_trace_and_a_test_has_the_fit_s_
     loop.deploy("all")
     (values,) = trainer(1).test(loop, toy_data((7, 12, 5)), verbose=False)
     assert {name: values[name] for name in in_fit} == pytest.approx(in_fit, rel=1e-6)  # logged as float32
+
+
+@pytest.mark.parametrize("step", ["validate", "test"])
+def test_a_pass_over_a_client_s_samples_is_in_eval_mode_and_has_the_fit_s_values(step):
+    net = partial(BatchNormNet, dropout=0.5)
+    loop = fit(ifca(net=net), 2, toy_data((9, 8, 7)), evaluate_clients_every=1)
+    before = weights_of(loop)
+    for client_id in range(3):
+        loop.deploy(client_id)
+        (values,) = getattr(trainer(1), step)(loop, toy_data((9, 8, 7)), verbose=False)
+        key = "test/acc" if step == "test" else "global/acc"
+        assert values[key] == pytest.approx(loop.recorder.client_values[client_id]["local/alma"])
+    assert equal(weights_of(loop), before)
 
 
 def test_resume_around_a_module(tmp_path):

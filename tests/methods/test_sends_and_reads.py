@@ -20,6 +20,7 @@ KINDS = {  # of what is sent, by its name in the messages
     "v": "importance",
     "h": "statistics",
     "helpfulness": "statistics",
+    "cluster": "statistics",
     "rows": "statistics",
     "prototypes": "prototypes",
     "counts": "label counts",
