@@ -7,6 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from fl_lightning.client.teacher import Teacher
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import DPFedAvg, FedAvg, FedGKD, FedNTD
 from fl_lightning.nets import Perceptron
@@ -142,6 +143,19 @@ def test_a_stack_of_clients_has_one_teacher():
     assert stacked.engine.why_not() is None
     for name, value in weights_of(alone).items():
         torch.testing.assert_close(weights_of(stacked)[name], value)
+
+
+def test_one_copy_of_the_teacher_serves_all_clients_of_a_round(monkeypatch):
+    copies = []
+    load = Teacher.load
+
+    def counted(teacher, *args, **settings):
+        copies.append(teacher)
+        load(teacher, *args, **settings)
+
+    monkeypatch.setattr(Teacher, "load", counted)
+    fit(FedGKD(models=2, net=Small, optimizer=sgd()), 4)
+    assert len(copies) == 3
 
 
 def test_a_resumed_run_has_the_same_models(tmp_path):
