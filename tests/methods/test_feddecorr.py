@@ -4,13 +4,14 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fl_lightning.methods import FedAvg, FedDecorr
 from fl_lightning.methods.feddecorr import decorrelation
 from fl_lightning.nets import Perceptron
 from tests.methods.stacked import stacked_and_alone
 from tests.methods.test_fedavg import Regression
-from tests.toys import BatchNormNet, equal, fit, sgd, weights_of
+from tests.toys import BatchNormNet, equal, fit, samples, sgd, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 
@@ -67,6 +68,26 @@ def test_beta_0_is_fedavg():
     plain = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2)
     ours = fit(FedDecorr(beta=0.0, net=BatchNormNet, optimizer=sgd()), 2)
     assert equal(weights_of(ours), weights_of(plain))
+
+
+def test_the_published_coefficient_is_the_released_code_s():
+    assert FedDecorr().form == "code"
+    assert FedDecorr().beta == 0.1
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.7])
+def test_the_loss_adds_the_penalty_of_what_the_head_reads_with_the_statistics_of_the_batch(beta):
+    client = FedDecorr(beta=beta, net=partial(BatchNormNet, dropout=0.0), num_classes=3, input_shape=(4,)).double()
+    logged = {}
+    client.log_dict = logged.update
+    x, y = samples(6, dtype=torch.float64)
+    loss = client.train().training_step((x, y), 0)
+    body, head = client.net.body, client.net.head
+    hidden = body[0](x)
+    normal = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
+    expected = decorrelation(normal.relu())
+    torch.testing.assert_close(logged["train/decorr"], expected)
+    torch.testing.assert_close(loss, F.cross_entropy(head(normal.relu()), y) + beta * expected)
 
 
 @pytest.mark.parametrize("form", ["code", "paper"])

@@ -4,13 +4,15 @@ import copy
 from functools import partial
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
+from fl_lightning.client.teacher import Teacher
 from fl_lightning.functional.state import weighted_mean
-from fl_lightning.methods import FedAvg, FedGKD, FedNTD
+from fl_lightning.methods import DPFedAvg, FedAvg, FedGKD, FedNTD
 from fl_lightning.nets import Perceptron
 from tests.methods.test_fedavg import Regression
-from tests.toys import BatchNormNet, equal, fit, sgd, weights_of
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 
@@ -72,11 +74,67 @@ def test_one_model_is_plain_distillation_from_round_1_on():
     assert not ours.server_module.state_dict()
 
 
-def test_personal_entries_teach_their_own_client():
-    loop = fit(FedGKD(net=Small, optimizer=sgd()), 3, personal="net.head.*")
-    kept = {name for name in loop.server_module.state_dict() if "head" in name}
-    assert not kept
-    assert all(value.isfinite().all() for value in weights_of(loop).values())
+class OwnHeads(FedGKD):
+    """Notes in each round the client's own head when it receives, and the head of its teacher."""
+
+    def receive(self, broadcast, local):
+        super().receive(broadcast, local)
+        if self.distils:
+            own = self.net.head.weight.detach().clone()
+            teacher = self.teacher("global").net.head.weight.detach().clone()
+            self.noted = [*getattr(self, "noted", []), (own, teacher)]
+
+
+@pytest.mark.parametrize("models", [1, 5])
+def test_personal_entries_teach_their_own_client(models):
+    loop = fit(OwnHeads(models=models, net=Small, optimizer=sgd()), 4, personal="net.head.*")
+    assert not {name for name in loop.server_module.state_dict() if "head" in name}
+    owns = [own for own, _ in loop.client.noted]
+    assert len(owns) == 3 * 5
+    assert not torch.equal(owns[0], owns[1])
+    assert all(torch.equal(own, teacher) for own, teacher in loop.client.noted)
+
+
+def test_the_history_is_of_the_models_after_the_server_optimizer():
+    """A step of half the way: the teacher is the mean of what clients receive, not of the aggregates."""
+    half = partial(torch.optim.SGD, lr=0.5)
+    rounds = of_rounds(fit(Watched(models=2, net=Small, optimizer=sgd()), 4, server_optimizer=half))
+    expected = weighted_mean([rounds[2][0], rounds[3][0]], [1, 1])
+    assert equal({f"net.{name}": value for name, value in rounds[3][2].items()}, expected)
+
+
+class FailsFromRound2(FedGKD):
+    def receive(self, broadcast, local):
+        super().receive(broadcast, local)
+        if broadcast.round_idx >= 2:
+            raise RuntimeError("no memory")
+
+
+class Histories(pl.Callback):
+    def __init__(self):
+        self.states = []
+
+    def on_train_epoch_end(self, trainer, loop):
+        self.states.append(copy.deepcopy(dict(loop.server_module.state_dict())))
+
+
+def test_a_round_that_is_given_up_leaves_the_history_as_it_was():
+    watch = Histories()
+    client = FailsFromRound2(models=2, net=Small, optimizer=sgd())
+    fit(client, 4, on_error="skip", patience=5, callbacks=[watch])
+    assert not equal(watch.states[0], watch.states[1])
+    assert equal(watch.states[1], watch.states[2])
+    assert equal(watch.states[1], watch.states[3])
+
+
+def test_a_private_rule_goes_with_it():
+    loop = fit(
+        FedGKD(net=Small, optimizer=sgd()),
+        3,
+        toy_data(sampling="poisson", participation=0.6),
+        aggregator=DPFedAvg(noise_multiplier=1.0, delta=0.01, clip=0.5),
+    )
+    assert loop.round_metrics["privacy/epsilon"] > 0
 
 
 def test_a_stack_of_clients_has_one_teacher():
@@ -85,6 +143,19 @@ def test_a_stack_of_clients_has_one_teacher():
     assert stacked.engine.why_not() is None
     for name, value in weights_of(alone).items():
         torch.testing.assert_close(weights_of(stacked)[name], value)
+
+
+def test_one_copy_of_the_teacher_serves_all_clients_of_a_round(monkeypatch):
+    copies = []
+    load = Teacher.load
+
+    def counted(teacher, *args, **settings):
+        copies.append(teacher)
+        load(teacher, *args, **settings)
+
+    monkeypatch.setattr(Teacher, "load", counted)
+    fit(FedGKD(models=2, net=Small, optimizer=sgd()), 4)
+    assert len(copies) == 3
 
 
 def test_a_resumed_run_has_the_same_models(tmp_path):

@@ -10,9 +10,10 @@ from fl_lightning.methods import FedAvg, FedLMD, FedNTD
 from fl_lightning.methods.fedlmd import label_masking_distillation, majority
 from fl_lightning.methods.fedntd import not_true_distillation
 from fl_lightning.nets import Perceptron
+from tests.hooks.toy import Updates
 from tests.methods.stacked import stacked_and_alone
 from tests.methods.test_fedavg import Regression
-from tests.toys import BatchNormNet, equal, fit, sgd, weights_of
+from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 TARGET = torch.tensor([0, 3, 3, 1, 2])
@@ -86,6 +87,38 @@ def test_a_balanced_client_distils_as_fedntd():
     torch.testing.assert_close(
         label_masking_distillation(local, teacher, TARGET, none, 2.0), expected, rtol=1e-12, atol=0
     )
+
+
+def test_clients_of_equally_many_samples_a_class_train_as_fedntd_s():
+    """Whole runs, with the received model in eval mode as the teacher of both."""
+    x, y = samples(60)
+    by_class = [x[y == c][:10] for c in range(3)]
+    runs = []
+    for client in (FedLMD(beta=0.7, temperature=2.0), FedNTD(beta=0.7, temperature=2.0)):
+        client.net_factory = BatchNormNet
+        client.optimizer_factory = sgd()
+        data = toy_data((15, 15), dtype=torch.float64)
+        # Samples of the classes take turns, so that each client has five of each.
+        data.source.train = (torch.stack(by_class, dim=1).flatten(0, 1).double(), torch.arange(3).repeat(10))
+        runs.append(weights_of(fit(client, 3, data, precision="64-true")))
+    for name, value in runs[0].items():
+        torch.testing.assert_close(value, runs[1][name], rtol=1e-9, atol=1e-12)
+
+
+def test_with_two_classes_a_client_of_one_is_taught_the_other_and_an_even_one_too():
+    local = torch.tensor([[2.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    one = torch.tensor([0])
+    for counts, value in (([5, 0], 0.0), ([3, 3], 0.0), ([2, 4], 0.0)):
+        found = label_masking_distillation(local, logits(1, rows=1, classes=2), one, majority(torch.tensor(counts)))
+        assert found.item() == value
+        (gradient,) = torch.autograd.grad(found, local)
+        assert not gradient.any(), "q over the single not-true class is 1"
+
+
+def test_the_counts_stay_with_the_client():
+    watch = Updates()
+    fit(FedLMD(net=Small, optimizer=sgd()), 1, callbacks=[watch])
+    assert not any(update.extras for update in watch.rounds[0].values())
 
 
 def test_two_rounds_differ_from_fedntd_and_depend_on_the_teacher():
