@@ -118,6 +118,14 @@ def test_it_reaches_copies_of_clients_models(tuned, tmp_path):
     assert WANTED[4] in found
 
 
+def test_a_copy_moves_no_generator():
+    loop = fit(biased(), 1, toy_data(**DATA))
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    loop.client_model(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_method_without_it_enters_none_of_its_code(monkeypatch):
     def fails(*args):
         raise AssertionError("a method without deployment was asked")
