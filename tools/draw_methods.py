@@ -39,7 +39,11 @@ COLUMNS = ("method", "beside", "steps")
 PARTS = ("aggregator", "server_module", "server_optimizer", "transforms", "personal")
 """Arguments of the loop that are a method, or its other side."""
 
-KEYS = {"global/acc": "global model", "local/alma": "clients' own models (ALMA)"}
+KEYS = {
+    "global/acc": "global model",
+    "local/alma": "clients' own models (ALMA)",
+    "local/tuned/alma": "clients' models after fine-tuning",
+}
 """Accuracies that are drawn, and what has them."""
 
 STEPS_KEY = "cost/steps"
