@@ -18,6 +18,7 @@ FILES = sorted(CONFIGS.rglob("*.yaml"))
 FOLDERS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir())
 WHOLE = {
     "experiment": "Each of its files is a whole run, over which others are given.",
+    "comparison": "Its files are of `reproduce`, and the federation that they share.",
     "papers": "Its files are of `reproduce`, and no configurations of a fit.",
 }
 """Folders whose files are no parts that are put together, and why."""
