@@ -390,6 +390,9 @@ class FederatedDataModule(Participation):
             # Owners are counted after the holdout, because an owner may have no samples left.
             self._hold_out()
             self.set_clients(self._division.count_owners())
+        if self.test_on_val:
+            # Nobody may see the test split before, and nobody divides streams.
+            self._hold_out()
         if self._unseen.waits_for_owners:
             # Their names are known once the samples are dealt.
             self.client_samples()
@@ -400,8 +403,8 @@ class FederatedDataModule(Participation):
         A validation or test split without samples is none.
 
         Raises:
-            ValueError: The source has validation samples of its own, and `val_fraction` is above 0, or there are no
-                validation samples, and `test_on_val` is set.
+            ValueError: The source has validation samples of its own, and `val_fraction` is above 0, or `test_on_val` is
+                set, and there are no validation samples, or the clients' samples are with their owners.
         """
         source = self.source
         train, test = source.read()
@@ -412,6 +415,11 @@ class FederatedDataModule(Participation):
                 f"{self.holdout_sizes['val']}; leave it at 0, in compare with --tune by --val_fraction 0"
             )
         evaluates_test = not validation and not self.holdout_sizes["val"]
+        if self.test_on_val and isinstance(train, SplitElsewhere):
+            raise ValueError(
+                "data.test_on_val gives clients validation samples to be tested on, and these clients are tested on "
+                "samples that their owners keep; leave data.test_on_val unset"
+            )
         if self.test_on_val and evaluates_test:
             raise ValueError(
                 "data.test_on_val needs validation samples, got none; set data.val_fraction (0.1: a tenth of the "

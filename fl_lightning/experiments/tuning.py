@@ -108,13 +108,15 @@ def metric_of(experiment: Experiment, runs: Runs) -> str:
     return runs.tune_metric or experiment.tune_metric
 
 
-def metrics_by_method(experiment: Experiment) -> dict[str, str]:
-    """Return the log key by which each method that is tuned is tuned, by the method's name in the tables."""
-    metrics: dict[str, str] = {}
+def metrics_by_place(experiment: Experiment) -> dict[tuple[str, str], str]:
+    """Return the log keys by which rows are tuned, by the method's name in the tables and the case."""
+    metrics: dict[tuple[str, str], str] = {}
     for runs in experiment.runs:
-        if runs.tune:
-            names = [runs.label] if runs.label else runs.methods
-            metrics |= dict.fromkeys(names, metric_of(experiment, runs))
+        if not runs.tune:
+            continue
+        for method in runs.methods:
+            for case in experiment.cases_of(runs):
+                metrics[runs.label or method, case] = metric_of(experiment, runs)
     return metrics
 
 
@@ -156,12 +158,12 @@ def choose_candidates(
     Raises:
         ValueError: A method has no complete candidate.
     """
-    metrics = metrics_by_method(cells.experiment)
-    used = list(dict.fromkeys(metrics[method] for method, _ in tried))
+    metrics = metrics_by_place(cells.experiment)
+    used = list(dict.fromkeys(metrics[place] for place in tried))
     sentences: list[str] = []
     table: list[list[Any]] = [["method", "case", "settings", *used, "chosen"]]
     for (method, case), choices in tried.items():
-        metric = metrics[method]
+        metric = metrics[method, case]
         runs = {candidate: runs_of(folder, group, failed) for candidate, group in choices.items()}
         scores = {candidate: mean_score(of_candidate, metric) for candidate, of_candidate in runs.items()}
         known = {candidate: score for candidate, score in scores.items() if score is not None}

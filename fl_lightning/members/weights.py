@@ -83,7 +83,7 @@ class GlobalWeights(Member):
         if self.shared and isinstance(client.net, HeterogeneousNets):
             raise ValueError(
                 f"clients with different nets can share no entry, but {type(client).__name__} shares "
-                f"{len(self.shared)}; give it one net, or take KnFu, FedMD, Local or model.personal=['*']"
+                f"{len(self.shared)}; give it one net, or take KnFu, FedMD, FedProto, Local or model.personal=['*']"
             )
 
     def _find_entries(self, personal: tuple[str, ...]) -> None:

@@ -158,7 +158,7 @@ class FedGenServer(ServerModule):
 
     def setup(self) -> None:
         client = self.client
-        if client.is_fedavg_equivalent:
+        if not client.generates:
             return
         check_head(client, needs_body=False)
         head = client.built_net.head
@@ -337,6 +337,11 @@ class FedGen(ClientModule):
         self.gen_wd = gen_wd
         self.diversity = diversity
 
+    @property
+    def generates(self) -> bool:
+        """Whether a term of the loss needs G. None does where FedGen is FedAvg, also under an attack."""
+        return bool(self.alpha or self.beta)
+
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         if "generator" not in broadcast.extras:
             return
@@ -386,7 +391,7 @@ class FedGen(ClientModule):
         return copy_to_device(drawn, entry.device)
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
-        if self.is_fedavg_equivalent:
+        if not self.generates:
             return {}
         return {"counts": local.label_counts.to(self.built_net.head.weight.device)}
 

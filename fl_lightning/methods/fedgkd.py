@@ -1,9 +1,9 @@
 """FedGKD: distil the mean of the last global models, beside the cross-entropy.
 
 Source: Yao et al. 2021, arXiv:2107.00051. Server: FedAvg, which keeps the last M global models.
-Note: the last models are the ones with which rounds end, after a server optimizer. The initial model never teaches, so
-that round 0 is FedAvg's. The teacher is in eval mode, with the mean of the running statistics. A client with personal
-entries has its own in the teacher.
+Note: the last models are the ones with which rounds end, after a server optimizer. A round that is given up ends with
+no model. The initial model never teaches, so that round 0 is FedAvg's. The teacher is in eval mode, with the mean of
+the running statistics. A client with personal entries has its own in the teacher.
 """
 
 from typing import Any
@@ -24,13 +24,15 @@ class FedGKDServer(ServerModule):
     """Keeps the last global models, and sends their mean where it is not the model that is sent anyway.
 
     Attributes:
-        models: The last M global models, each in the place of a round: that of round r's end in place r mod M. None for
-            M = 1 or without distillation.
+        models: The last M global models, one after the other, the (M + 1)-th in the place of the first. Empty for M = 1
+            and without distillation.
+        number: How many global models have been kept so far in this fit, () int64. Empty as `models`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.models = nn.ModuleList()
+        self.number = StateBuffers({})
         self._teacher: State | None = None
 
     def snapshot(self) -> dict[str, Any]:
@@ -39,20 +41,29 @@ class FedGKDServer(ServerModule):
 
     def setup(self) -> None:
         client = self.client_of(FedGKD)
-        if client.is_fedavg_equivalent or client.models == 1:
+        if not client.gamma or client.models == 1:
             return
         weights = self.server.weights
         zeros = {name: torch.zeros_like(value) for name, value in weights.items()}
         self.models = nn.ModuleList(StateBuffers(clone(zeros)) for _ in range(client.models))
+        self._count(0)
+
+    def _count(self, number: int) -> None:
+        """Keep the number of kept models, in a new tensor, because `snapshot` holds the old one."""
+        self.number = StateBuffers({"models": torch.tensor(number)})
 
     def begin_round(self, cohort: list[int]) -> None:
         self._teacher = None
-        num_ended = self.server.round_idx
-        if not self.models or not num_ended:
+        if not self.models:
             return
-        place = (num_ended - 1) % len(self.models)
-        self.models[place] = StateBuffers(clone(self.server.weights))
-        kept = [model for model in self.models[:num_ended] if isinstance(model, StateBuffers)]
+        if not self.server.round_idx:
+            self._count(0)
+            return
+        # A round that is given up takes its model back, so that the index of a round tells no place.
+        number = int(self.number["models"])
+        self.models[number % len(self.models)] = StateBuffers(clone(self.server.weights))
+        self._count(number + 1)
+        kept = [model for model in self.models[: number + 1] if isinstance(model, StateBuffers)]
         if len(kept) > 1:
             self._teacher = weighted_mean(kept, [1] * len(kept))
 
@@ -88,7 +99,7 @@ class FedGKD(ClientModule):
         self.models = models
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        if broadcast.round_idx == 0:
+        if not self.gamma or broadcast.round_idx == 0:
             return
         self.round["taught"] = True
         self.load_teacher("global", broadcast.extras.get("teacher"), common=True)

@@ -18,6 +18,7 @@ from fl_lightning.data import (
     ColumnPartition,
     DatasetSource,
     DirichletPartition,
+    Elsewhere,
     Partition,
     PartitionInput,
     Source,
@@ -27,6 +28,7 @@ from fl_lightning.data import (
 from fl_lightning.data.partitions import Dealt
 from fl_lightning.functional.classes import distance_from_uniform
 from tests.commands import refusal
+from tests.user_data import Sensors
 
 SIZE = 240
 CLASSES = 5
@@ -675,4 +677,34 @@ def test_owners_are_tested_on_their_own_validation_samples():
 def test_there_must_be_validation_samples():
     data = FederatedDataModule(Skewed(), num_clients=10, test_on_val=True)
     with pytest.raises(ValueError, match=r"data.test_on_val needs validation samples, got none; set data.val_fraction"):
+        data.setup("fit")
+
+
+def test_an_evaluation_sees_no_test_samples_either():
+    data = FederatedDataModule(Skewed(), num_clients=10, val_fraction=0.2, test_on_val=True)
+    data.setup("test")
+    loader = data.test_dataloader()
+    assert sum(len(y) for _, y in loader) == len(data.split("val"))
+
+
+class StreamsWithTests(Sensors):
+    """Streams beside 7 validation samples and 9 test samples."""
+
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64)), batch_size=4)
+
+    def test_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(9, 4), torch.ones(9, dtype=torch.int64)), batch_size=4)
+
+
+def test_validation_samples_take_the_place_of_test_samples_beside_streams():
+    data = FederatedDataModule.from_datamodule(StreamsWithTests(), num_clients=4, test_on_val=True)
+    data.setup("fit")
+    assert data.split("test") is data.split("val")
+    assert all(bool((data.client_indices("test", client_id) < 7).all()) for client_id in range(4))
+
+
+def test_clients_whose_samples_are_elsewhere_have_test_samples_of_their_own():
+    data = FederatedDataModule(Elsewhere(), num_clients=2, num_classes=3, input_shape=(4,), test_on_val=True)
+    with pytest.raises(ValueError, match=r"samples that their owners keep; leave data.test_on_val unset"):
         data.setup("fit")

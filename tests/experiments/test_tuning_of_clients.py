@@ -62,6 +62,29 @@ def test_each_row_is_tuned_by_its_own_metric(here):
         assert f"Tuned in validation: {chosen} for {method} ({key} " in said.out
 
 
+def test_a_method_may_be_tuned_by_another_metric_in_another_case(here):
+    """What the global model decides, no client's test samples decide, and the other way round."""
+    tune = {"model.client.mu": [0.1, 1.0]}
+    by_place = {
+        "base": ["base.yaml"],
+        "tables": {"baseline": "FedProx"},
+        "cases": {"few": {}, "many": {"data.participation": 1.0}},
+        "runs": [
+            {"methods": ["FedProx"], "tune": tune, "cases": ["few"]},
+            {"methods": ["FedProx"], "tune": tune, "cases": ["many"], "tune_metric": "local/alma"},
+        ],
+    }
+    Path("places.yaml").write_text(yaml.safe_dump(by_place), encoding="utf-8")
+    said = say("reproduce places.yaml --output out --processes 0")
+    assert said.code == 0, said
+    (table,) = Path("out").rglob("*tuning.csv")
+    keys = {"few": "val/acc", "many": "local/alma"}
+    rows = scores(table)
+    assert len(rows) == 4
+    for row in rows:
+        assert [key for key in keys.values() if row[key]] == [keys[row["case"]]]
+
+
 def test_clients_that_decide_are_tested_on_held_out_training_samples(here):
     said = say(
         "compare -c base.yaml --methods FedAvg Ditto --seeds 0 --output out --processes 0 "

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fl_lightning import FederatedLoop
 from fl_lightning.aggregation import MedianAggregator
+from fl_lightning.attacks import sign_flip
 from fl_lightning.functional.state import clone
 from fl_lightning.methods import DPFedAvg, FedAvg, FedGen
 from fl_lightning.methods.fedgen import FedGenServer, decayed, ensemble_loss, generated, likeness, new_generator
@@ -387,6 +388,14 @@ def test_with_both_coefficients_0_it_is_fedavg_and_allocates_sends_and_refuses_n
     assert equal(weights_of(ours), weights_of(plain))
     assert not ours.server_module.state_dict()
     assert {**ours.round_metrics} == {**plain.round_metrics}
+
+
+def test_with_both_coefficients_0_it_sends_nothing_under_an_attack_either():
+    plain = fit(sign_flip(FedAvg(net=BatchNormNet, optimizer=sgd()), attackers=[1]), 3)
+    ours = fit(sign_flip(fedgen(alpha=0.0), attackers=[1]), 3)
+    assert equal(weights_of(ours), weights_of(plain))
+    for way in ("comm/bytes_down", "comm/bytes_up"):
+        assert ours.round_metrics[way] == plain.round_metrics[way]
 
 
 class Headless(Backbone):

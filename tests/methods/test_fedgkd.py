@@ -7,12 +7,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from fl_lightning import FederatedLoop
+from fl_lightning.attacks import sign_flip
 from fl_lightning.client.teacher import Teacher
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import DPFedAvg, FedAvg, FedGKD, FedNTD
 from fl_lightning.nets import Perceptron
 from tests.methods.test_fedavg import Regression
-from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
+from tests.toys import SIZES, BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
 
@@ -52,11 +54,80 @@ def test_the_mean_of_the_last_models_after_the_initial_one_teaches(models):
         assert rounds[r][1] == ({"teacher"} if len(last) > 1 else set())
 
 
+def teaches_the_mean_of(loop, rounds):
+    """Whether the models with which rounds ended teach, by the round that they teach in."""
+    found = of_rounds(loop)
+    for round_idx, ended in rounds.items():
+        models = [found[r][0] for r in ended]
+        expected = weighted_mean(models, [1] * len(models))
+        if not equal({f"net.{name}": value for name, value in found[round_idx][2].items()}, expected):
+            return False
+    return True
+
+
+class BreaksInRound2(Watched):
+    def receive(self, broadcast, local):
+        super().receive(broadcast, local)
+        self.breaks = broadcast.round_idx == 2
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if self.breaks else loss
+
+
+@pytest.mark.parametrize("faults", [{"nonfinite": "skip"}, {"nonfinite": "skip", "max_update_norm": 1e6}], ids=str)
+def test_a_round_that_is_given_up_ends_with_no_model(faults):
+    """The model that round 1 ended with is received in rounds 2 and 3, and teaches once."""
+    client = BreaksInRound2(models=3, net=BatchNormNet, optimizer=sgd())
+    loop = fit(client, 6, patience=3, **faults)
+    assert teaches_the_mean_of(loop, {1: [1], 2: [1, 2], 3: [1, 3], 4: [1, 3, 4], 5: [3, 4, 5]})
+
+
+def test_a_run_that_is_continued_after_a_round_that_was_given_up_has_the_same_models(tmp_path):
+    made = partial(BreaksInRound2, models=3, net=BatchNormNet, optimizer=sgd())
+    faults = {"nonfinite": "skip", "patience": 3}
+    whole = fit(made(), 6, **faults)
+    half = fit(made(), 3, **faults)
+    half.trainer.save_checkpoint(tmp_path / "half.ckpt")
+    continued = fit(made(), 6, ckpt_path=tmp_path / "half.ckpt", **faults)
+    assert equal(weights_of(continued), weights_of(whole))
+
+
+def test_a_round_whose_cohort_is_too_small_ends_with_no_model():
+    data = toy_data(SIZES, schedule=[[0, 1], [2, 3], [4], [0, 4], [1, 3]])
+    loop = fit(Watched(models=3, net=BatchNormNet, optimizer=sgd()), 5, data, min_clients=2)
+    assert teaches_the_mean_of(loop, {1: [1], 3: [1, 3], 4: [1, 3, 4]})
+
+
+def test_a_round_without_samples_ends_with_the_model_that_it_began_with():
+    data = toy_data((7, 12, 0, 9), schedule=[[0, 1], [0, 3], [2], [0, 1, 3], [1, 3]])
+    loop = fit(Watched(models=3, net=BatchNormNet, optimizer=sgd()), 5, data)
+    assert teaches_the_mean_of(loop, {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [2, 3, 4]})
+
+
+def test_a_second_fit_begins_without_models_as_the_first_did():
+    loop = FederatedLoop(Watched(models=3, net=BatchNormNet, optimizer=sgd()), seed=3)
+    fit(None, 4, loop=loop)
+    loop.client.noted = []
+    fit(None, 4, loop=loop)
+    assert teaches_the_mean_of(loop, {1: [1], 2: [1, 2], 3: [1, 2, 3]})
+
+
 def test_gamma_0_is_fedavg_and_keeps_and_sends_nothing():
     plain = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 3)
     ours = fit(FedGKD(gamma=0.0, net=BatchNormNet, optimizer=sgd()), 3)
     assert equal(weights_of(ours), weights_of(plain))
     assert not ours.server_module.state_dict()
+    assert ours.round_metrics["comm/bytes_down"] == plain.round_metrics["comm/bytes_down"]
+
+
+def test_gamma_0_keeps_and_sends_nothing_under_an_attack_either():
+    runs = []
+    for made in (FedGKD(gamma=0.0, net=BatchNormNet, optimizer=sgd()), FedAvg(net=BatchNormNet, optimizer=sgd())):
+        runs.append(fit(sign_flip(made, attackers=[1]), 3))
+    ours, plain = runs
+    assert equal(weights_of(ours), weights_of(plain))
+    assert not ours.client.distils
     assert ours.round_metrics["comm/bytes_down"] == plain.round_metrics["comm/bytes_down"]
 
 

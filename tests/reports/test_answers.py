@@ -9,7 +9,7 @@ import pytest
 
 from fl_lightning.callbacks.bar import percent_text
 from fl_lightning.experiments.cells import Cell
-from fl_lightning.experiments.experiment import Runs
+from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.tuning import choose_candidates
 from fl_lightning.metrics.history import History
 from fl_lightning.metrics.keys import direction_of, scope_of
@@ -67,7 +67,7 @@ def answers(tmp_path, key, given) -> dict[str, object]:
         found["claims"] = None
         found["claims"] = "low" if "ours 1 of 1" in paper.of_cases([""]).draw(series).caption else "high"
     tuned = Runs(["FedAvg"], tune={"name": list(runs)})
-    cells = SimpleNamespace(experiment=SimpleNamespace(tune_metric=plain, runs=[tuned]), chosen={})
+    cells = SimpleNamespace(experiment=Experiment(base=[], seeds=[0], runs=[tuned], tune_metric=plain), chosen={})
     config = {"trainer": {"max_epochs": 2}, "direction": [f"{name}={word}" for name, word in given.items()]}
     choices = {}
     for name in runs:
