@@ -172,7 +172,7 @@ class FedGenServer(ServerModule):
         drawn = new_generator(
             noise_dim=client.noise_dim,
             num_classes=head.out_features,
-            hidden=client.hidden,
+            hidden=client.gen_hidden,
             width=head.in_features,
             draws=self.server.generator("generator"),
         )
@@ -284,7 +284,7 @@ class FedGen(ClientModule):
         ensemble: Loss of G. `losses`: the clients' losses, weighted by their shares of the class (released code).
             `logits`: the loss of their mean logits (paper).
         noise_dim: k, number of noise values that G reads, >= 1.
-        hidden: h, number of G's hidden units, >= 1.
+        gen_hidden: h, number of G's hidden units, >= 1.
         gen_steps: Adam's steps on G in a round, >= 1.
         gen_batch: B_g, number of generated features in a step of G, and in one of a client, >= 2. B is the data
             module's batch size.
@@ -309,7 +309,7 @@ class FedGen(ClientModule):
         decay: float = 0.98,
         ensemble: Ensemble = "losses",
         noise_dim: int = 32,
-        hidden: int = 256,
+        gen_hidden: int = 256,
         gen_steps: int = 50,
         gen_batch: int = 32,
         gen_lr: float = 3e-4,
@@ -323,14 +323,14 @@ class FedGen(ClientModule):
         if decay > 1:
             raise ValueError(f"decay must be at most 1, got {decay}; 1 keeps alpha, beta and gen_lr as they are")
         check_choice(("losses", "logits"), ensemble=ensemble)
-        check_at_least(1, noise_dim=noise_dim, hidden=hidden, gen_steps=gen_steps)
+        check_at_least(1, noise_dim=noise_dim, gen_hidden=gen_hidden, gen_steps=gen_steps)
         check_at_least(2, "the generator's BatchNorm needs two", gen_batch=gen_batch)
         self.alpha = alpha
         self.beta = beta
         self.decay = decay
         self.ensemble: Ensemble = ensemble
         self.noise_dim = noise_dim
-        self.hidden = hidden
+        self.gen_hidden = gen_hidden
         self.gen_steps = gen_steps
         self.gen_batch = gen_batch
         self.gen_lr = gen_lr

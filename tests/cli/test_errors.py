@@ -109,7 +109,7 @@ OPTIONS = [
     ),
     (
         "--model.client torch.nn.Linear",
-        "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes Ditto, ",
+        "must be a subclass of LightningModule, and torch.nn.Linear is none; it takes APFL, ",
     ),
     ("--model.client nosuch.Net", "there is no class 'nosuch.Net': no module 'nosuch' can be imported from "),
     ("--model.client torch.nosuch.Net", "no module 'torch.nosuch' can be imported from "),

@@ -62,7 +62,7 @@ MISTAKES = [
     ("methods --output xml", "output must be md or csv or json, got xml"),
     (f"{RUN} --model.client FedProx --model.client.mu", "error: --model.client.mu needs a value, got none; write"),
     (f"{RUN} --model.client.optimizer.lr --trainer.devices 1", "error: --model.client.optimizer.lr needs a value, got"),
-    (f"{RUN} --model.client=", "model.client must be the name of a class, got nothing; it takes Ditto, .* the import"),
+    (f"{RUN} --model.client=", "model.client must be the name of a class, got nothing; it takes APFL, .* the import"),
     (f"{RUN} --data.num_clients=", "data.num_clients must be int, got nothing; write a whole number, such as 3"),
     (
         f"{RUN} --data.feature_shift 0.1",

@@ -35,6 +35,8 @@ from tests.toys import BatchNormNet, equal, sgd, toy_data, trainer, weights_of
 pytestmark = pytest.mark.filterwarnings("ignore")
 GROUPS = {"first": [0], "others": [1, 2, 3], "all": [0, 1, 2, 3]}
 ROUNDS = 3
+EVERY_ROUND = {"CCVRServer": {"every": 1}}
+"""Settings with which a server module evaluates other weights in every round."""
 
 
 def all_classes(base: type) -> list[type]:
@@ -92,7 +94,18 @@ def averaging_loops() -> dict[str, object]:
                 break
         else:
             raise AssertionError(f"no setting of {client.__name__} evaluates other weights")
+    for part in parts_around_any_client():
+        made[part.__name__] = lambda part=part, **more: FederatedLoop(
+            client_of(), server_module=part(**EVERY_ROUND[part.__name__]), seed=3, **more
+        )
     return made
+
+
+def parts_around_any_client() -> list[type]:
+    """Return the server modules that may evaluate other weights, and are no side of a method's clients."""
+    own_sides = {client.server_class for client in all_classes(ClientModule)}
+    parts = all_classes(ServerModule)
+    return [part for part in parts if part not in own_sides and overridden(part, "evaluation_weights", ServerPart)]
 
 
 def without_pictures(monkeypatch) -> None:
@@ -159,9 +172,9 @@ CASES["EMA, personal"] = (
 
 
 def test_the_parts_that_average_are_found():
-    assert {"FedEXPAggregator", "FedDyn"} <= LOOPS.keys()
+    assert {"FedEXPAggregator", "FedDyn", "CCVRServer"} <= LOOPS.keys()
     for part in all_classes(ServerModule):
-        if overridden(part, "evaluation_weights", ServerPart):
+        if overridden(part, "evaluation_weights", ServerPart) and part not in parts_around_any_client():
             assert any(client.server_class is part for client in all_classes(ClientModule)), part
 
 

@@ -140,7 +140,7 @@ def gen_side(loop: Any) -> dict[str, Any]:
     }
 
 
-GEN_SETTINGS = "alpha beta decay ensemble noise_dim hidden gen_batch gen_lr gen_wd diversity"
+GEN_SETTINGS = "alpha beta decay ensemble noise_dim gen_hidden=hidden gen_batch gen_lr gen_wd diversity"
 
 METHOD: dict[str, Adapter] = {}
 E2E: dict[str, Adapter] = {

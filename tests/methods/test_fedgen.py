@@ -23,7 +23,7 @@ from tests.methods.test_fedavg import Regression
 from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
 
 Small = partial(Perceptron, hidden=(6,))
-LITTLE = {"noise_dim": 3, "hidden": 4, "gen_steps": 3, "gen_batch": 5, "gen_lr": 0.05}
+LITTLE = {"noise_dim": 3, "gen_hidden": 4, "gen_steps": 3, "gen_batch": 5, "gen_lr": 0.05}
 """Settings of a small generator that is trained for a short time."""
 
 SIZES = (7, 0, 9, 1, 6)
@@ -582,7 +582,7 @@ def test_what_it_cannot_do_is_refused_at_start(client, settings, sentence):
         ({"gen_batch": 1}, "gen_batch must be at least 2, got 1; the generator's BatchNorm needs two"),
         ({"gen_steps": 0}, "gen_steps must be at least 1"),
         ({"noise_dim": 0}, "noise_dim must be at least 1"),
-        ({"hidden": 0}, "hidden must be at least 1"),
+        ({"gen_hidden": 0}, "gen_hidden must be at least 1"),
         ({"gen_lr": 0.0}, "gen_lr must be above 0"),
         ({"gen_wd": -0.1}, "gen_wd must be at least 0"),
         ({"diversity": -1.0}, "diversity must be at least 0"),
