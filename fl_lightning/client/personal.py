@@ -38,20 +38,28 @@ class WholeModelClient(ClientModule):
         for name, value in state.items():
             entries[name].copy_(value)
 
-    def mean_over(self, local: ClientData, loss: Callable[[Batch], Tensor]) -> Tensor:
+    def mean_over(self, local: ClientData, loss: Callable[[Batch], Tensor | None]) -> Tensor:
         """Return the mean of a loss over the client's samples in eval mode, () float64. Without a sample it is 0.
 
         Args:
             local: The client's data.
-            loss: Returns the mean loss of a batch, ().
+            loss: Returns the mean loss of a batch, (). As in training, None leaves the batch out.
         """
-        losses: list[tuple[Tensor, int]] = self.over(
-            local, lambda batch: (loss(batch).detach().double(), batch_length(batch))
-        )
-        num_samples = sum(size for _, size in losses)
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+
+        def add_batch(batch: Batch) -> None:
+            value = loss(batch)
+            if value is not None:
+                losses.append(value.detach().double())
+                sizes.append(batch_length(batch))
+
+        self.over(local, add_batch)
+        num_samples = sum(sizes)
         if not num_samples:
             return torch.zeros((), dtype=torch.float64)
-        return torch.stack([value * (size / num_samples) for value, size in losses]).sum()
+        shares = [value * (size / num_samples) for value, size in zip(losses, sizes, strict=True)]
+        return torch.stack(shares).sum()
 
 
 class OwnModelClient(WholeModelClient):

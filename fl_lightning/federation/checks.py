@@ -702,8 +702,8 @@ def check_needs(client: ClientModule, needs_by_name: Needs, data: FederatedDataM
             )
         if "start" in needs and client.own_start:
             raise ValueError(
-                f"{name} stretches the way from the weights that the server sent to those that a client sends, but a "
-                f"{type(client).__name__} starts from a model of its own; leave model.aggregator unset"
+                f"{name} stretches the way from the weights that the server sent to those that a client sends, but "
+                f"clients of {type(client).__name__} start from models of their own; leave model.aggregator unset"
             )
         if "accumulated_lr" in needs and getattr(trainer.precision_plugin, "scaler", None) is not None:
             raise ValueError(

@@ -85,14 +85,22 @@ class FedAMPServer(LatestModels):
         if not others:
             return {}
         own = self._trained_entries(self.present(client_id))
-        models = [self._trained_entries(self.latest(n)) for n in others]
+        # One model after the other is laid end to end, since all of them would be N copies in float64.
         if client.attention == "exp":
-            squares = torch.stack([(model - own).square().sum() for model in models])
+            squares = torch.stack([self._square(own, client_id=n) for n in others])
             weights = exp_attention(squares, client.alpha, client.sigma)
         else:
-            cosines = torch.stack([F.cosine_similarity(model, own, dim=0) for model in models])
+            cosines = torch.stack([self._cosine(own, client_id=n) for n in others])
             weights = cosine_attention(cosines, client.sigma, client.self_weight)
         return dict(zip(others, weights.tolist(), strict=True))
+
+    def _square(self, own: Tensor, *, client_id: int) -> Tensor:
+        """Return the squared distance of a model, (n,), from the latest one of a client, () float64."""
+        return (self._trained_entries(self.latest(client_id)) - own).square().sum()
+
+    def _cosine(self, own: Tensor, *, client_id: int) -> Tensor:
+        """Return the cosine of a model, (n,), and the latest one of a client, () float64."""
+        return F.cosine_similarity(self._trained_entries(self.latest(client_id)), own, dim=0)
 
     def _trained_entries(self, model: StateLike) -> Tensor:
         """Return the trained entries of a model end to end, (n,) float64."""

@@ -59,7 +59,7 @@ class FedBABU(ClientModule):
         trained = {name: parameter for name, parameter in named if parameter.requires_grad}
         unknown = [pattern for pattern in self.head if not any_matches(pattern, trained)]
         if unknown or not self.head:
-            example = "net.head.*" if self.module is None else "module.classifier.*"
+            example = entries_of_last_layer(trained) if trained else "net.head.*"
             raise ValueError(
                 f"{kind}.head must match parameters that are trained, got {unknown[0] if unknown else []!r}, which "
                 f"matches none of {list(trained)[:8]}; name those of the last layers, such as head={example!r}"
@@ -87,6 +87,17 @@ class FedBABU(ClientModule):
 
     def phases(self, exchange: str) -> Iterable[Phase]:
         return (Phase(trains=self.body_names()),)
+
+
+def entries_of_last_layer(names: Iterable[str]) -> str:
+    """Return a pattern of the entries of the layer that has the last one of some entries.
+
+    >>> entries_of_last_layer(["net.body.0.weight", "net.fc.weight", "net.fc.bias"])
+    'net.fc.*'
+    """
+    *_, last = names
+    layer, _, _ = last.rpartition(".")
+    return f"{layer}.*"
 
 
 def any_matches(pattern: str, names: Iterable[str]) -> bool:

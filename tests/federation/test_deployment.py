@@ -1,5 +1,7 @@
 """What a server gives a client that deploys its model reaches it wherever such a model is made, and nowhere else."""
 
+import random
+
 import pytest
 import torch
 from pytorch_lightning.callbacks.weight_averaging import EMAWeightAveraging
@@ -75,6 +77,28 @@ def test_its_draws_depend_on_the_client_alone():
     loop = fit(biased(), 2, toy_data(**DATA))
     loop.client_model(3)
     assert loop.client.given[-1][-1] == draws[3]
+
+
+class BiasedByGenerator(Biased):
+    """Draws from a generator of its own, too."""
+
+    def receive_deployment(self, extras, local):
+        super().receive_deployment(extras, local)
+        self.rng.random()
+
+
+def test_a_copy_of_a_client_s_model_moves_no_generator():
+    client = BiasedByGenerator(optimizer=sgd())
+    client.given = []
+    client.rng = random.Random(0)
+    loop = fit(client, 2, toy_data(**DATA))
+    state = client.rng.getstate()
+    torch.manual_seed(5)
+    wanted = torch.rand(1)
+    torch.manual_seed(5)
+    loop.client_model(3)
+    assert torch.equal(torch.rand(1), wanted)
+    assert client.rng.getstate() == state
 
 
 @pytest.mark.parametrize("step", ["validate", "test", "predict"])

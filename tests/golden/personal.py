@@ -11,7 +11,7 @@ from fl_lightning import methods as M
 from fl_lightning.functional.state import State, StateLike, clone
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate
 
-from .end_to_end import Adapter, Inputs, Run, rounds, run, whole
+from .end_to_end import Adapter, Inputs, Run, whole
 from .tuned import tuned_rounds
 
 
@@ -33,10 +33,10 @@ def of_deployed(finished: Run, r: int) -> dict[str, Any]:
 def perfedavg(inputs: Inputs) -> dict[str, Any]:
     cfg = inputs["cfg"]
     kind = partial(M.PerFedAvg, **{name: cfg[name] for name in ("inner_lr", "form", "delta") if name in cfg})
-    if "fine_tuning" not in cfg:
-        return rounds(run(kind, inputs))
-    # The method sets the learning rate, which the case names.
-    asked = {name: value for name, value in cfg["fine_tuning"].items() if name != "lr"}
+    asked = dict(cfg.get("fine_tuning") or {})
+    if asked.get("lr") == cfg.get("inner_lr"):
+        # The method sets this learning rate, which the case names.
+        asked.pop("lr", None)
     return tuned_rounds(kind, {**inputs, "cfg": {**cfg, "fine_tuning": asked}})
 
 

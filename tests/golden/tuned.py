@@ -25,6 +25,8 @@ def models_and_mean(loop: FederatedLoop) -> dict[str, Any]:
 
 
 def tuned_rounds(kind: Any, inputs: Inputs) -> dict[str, Any]:
+    if not inputs["cfg"].get("fine_tuning"):
+        return rounds(run(kind, inputs))
     cfg = {**inputs["cfg"], "tested_on_own": True}
     recorder = Recorder(side=models_and_mean)
     finished = run(

@@ -222,6 +222,18 @@ class Tied(nn.Module):
         return self.head(self.first(x).relu())
 
 
+class Ends(nn.Module):
+    """A net whose last layer has another name."""
+
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.fc = nn.Linear(6, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.first(x).relu())
+
+
 class Frozen(Perceptron):
     def __init__(self, num_classes, input_shape):
         super().__init__(num_classes, input_shape, hidden=(6,))
@@ -231,12 +243,13 @@ class Frozen(Perceptron):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: FedBABU(module=Classifier()), r"got 'net.head.\*', which matches none .* head='module.classifier.\*'"),
+        (lambda: FedBABU(module=Classifier()), r"got 'net.head.\*', which matches none .* head='module.net.head.\*'"),
         (
             lambda: FedBABU(module=Classifier(), head="module.net.neck.*"),
             r"got 'module.net.neck.\*', which matches none",
         ),
         (lambda: fedbabu(head=["net.head.*", "net.neck.*"]), r"got 'net.neck.\*', which matches none .*'net.head.\*'"),
+        (lambda: fedbabu(net=Ends), r"got 'net.head.\*', which matches none .*such as head='net.fc.\*'"),
         (lambda: fedbabu(head=[]), r"must match parameters that are trained, got \[\]"),
         (lambda: fedbabu(head="net.*"), r"must leave parameters to the body, got \['net.\*'\], which match all of"),
         (lambda: fedbabu(net=partial(Perceptron, hidden=())), r"must leave parameters to the body"),

@@ -186,7 +186,7 @@ def test_any_unit_of_the_weights_gives_the_same_step():
 def test_a_client_that_starts_from_its_own_model_is_refused_by_both_names(rule):
     loop = FederatedLoop(FedFOMO(net=Small, optimizer=sgd()), rule())
     with pytest.raises(
-        ValueError, match=f"{rule.__name__} stretches the way .* FedFOMO starts from a model of its own"
+        ValueError, match=f"{rule.__name__} stretches the way .* FedFOMO start from models of their own"
     ):
         fit(None, 1, loop=loop)
 

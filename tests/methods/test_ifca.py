@@ -456,6 +456,27 @@ class Draws(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+class Skips(Draws):
+    """Skips batches of one sample, such as the last one of a client."""
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) == 1:
+            return None
+        return F.mse_loss(self.layer(batch[0])[:, 0], batch[1].float())
+
+
+def test_batches_that_a_module_skips_do_not_count_in_the_choice():
+    def losses(*sizes):
+        torch.manual_seed(0)
+        client = Seen(module=Skips(), k=3)
+        client.seen = {}
+        fit(client, 1, toy_data(sizes))
+        return client.seen[0, 0][0]
+
+    assert torch.equal(losses(6, 4), losses(5, 5))
+    assert losses(1, 9).tolist() == [0.0, 0.0, 0.0]
+
+
 def test_around_a_module_an_evaluation_leaves_no_trace_and_a_test_has_the_fit_s_values():
     def client():
         torch.manual_seed(1)
