@@ -179,7 +179,7 @@ class FedGenServer(ServerModule):
         entries = {name: value.to(device) for name, value in drawn.items()}
         trained = {name: value for name, value in entries.items() if name not in STATISTICS}
         self.generator = StateBuffers(entries)
-        # Adam counts in float32, and looks at the number on the host.
+        # Adam counts in float32.
         self.steps = StateBuffers({name: torch.zeros((), dtype=torch.float32) for name in trained})
         self.first_moments = StateBuffers(zeros_like(trained))
         self.second_moments = StateBuffers(zeros_like(trained))
@@ -239,6 +239,8 @@ class FedGenServer(ServerModule):
             for entry, gradient in zip(trained.values(), gradients, strict=True):
                 entry.grad = gradient
             optimizer.step()
+        for name, entry in trained.items():
+            self.steps[name].copy_(optimizer.state[entry]["step"])
 
     def _optimizer(self, trained: State) -> Adam:
         """Make the Adam of a round, which edits G and the moments of the rounds before in their buffers.
@@ -251,7 +253,8 @@ class FedGenServer(ServerModule):
         optimizer = Adam(trained.values(), lr=lr, weight_decay=client.gen_wd)
         for name, entry in trained.items():
             optimizer.state[entry] = {
-                "step": self.steps[name],
+                # Adam reads the number in each step. On the host it need not wait for the device.
+                "step": self.steps[name].cpu(),
                 "exp_avg": self.first_moments[name],
                 "exp_avg_sq": self.second_moments[name],
             }

@@ -90,13 +90,14 @@ READS_OF = {
     "IFCA": {"cpu", "tolist"},  # a client chooses a model by its losses
     "FedALA": {"tolist"},  # the first mixing of a client lasts until its losses settle
     "FedFOMO": {"__bool__", "cpu", "tolist"},  # the server chooses the models that a client is sent
+    "FedGen": {"cpu"},  # the number of Adam's steps is read once a round
     "FedMD": {"tolist"},  # finite knowledge is fused
     "FedPAC": {"cpu"},  # heads are combined by programs of a few numbers, solved on the host
     "KnFu": {"tolist"},  # as FedMD
     "SelectiveFD": {"cpu", "nonzero"},  # samples are chosen by what the models say of them
 }
 """Methods of which numbers on the device decide what is done, and how these are read."""
-COMPARES = {"FedDF", "FedNova", "FedPAC", "SelectiveFD"}
+COMPARES = {"FedDF", "FedGen", "FedNova", "FedPAC", "SelectiveFD"}
 """Their servers ask, once an exchange, which clients are left, or clients are judged before their second exchange."""
 
 
