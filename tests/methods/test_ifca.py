@@ -477,6 +477,24 @@ def test_batches_that_a_module_skips_do_not_count_in_the_choice():
     assert losses(1, 9).tolist() == [0.0, 0.0, 0.0]
 
 
+class Stages(Draws):
+    """Notes whether a step is one of training for who asks the Trainer."""
+
+    def training_step(self, batch, batch_idx):
+        self.stages.append(self.trainer.training)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_step_that_chooses_for_a_test_is_one_of_training():
+    module = Stages()
+    module.stages = []
+    loop = fit(IFCA(module=module, k=2), 1, toy_data((6, 5)), evaluate_clients_every=1)
+    module.stages.clear()
+    trainer(1).test(loop, datamodule=toy_data((6, 5)), verbose=False)
+    assert len(module.stages) == 2 * (2 + 1)
+    assert all(module.stages)
+
+
 def test_around_a_module_an_evaluation_leaves_no_trace_and_a_test_has_the_fit_s_values():
     def client():
         torch.manual_seed(1)
