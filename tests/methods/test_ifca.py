@@ -490,6 +490,7 @@ def test_a_step_that_chooses_for_a_test_is_one_of_training():
     module.stages = []
     loop = fit(IFCA(module=module, k=2), 1, toy_data((6, 5)), evaluate_clients_every=1)
     module.stages.clear()
+    loop.deploy("all")
     trainer(1).test(loop, datamodule=toy_data((6, 5)), verbose=False)
     assert len(module.stages) == 2 * (2 + 1)
     assert all(module.stages)
