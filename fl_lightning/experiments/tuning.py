@@ -275,12 +275,12 @@ def held_out(metric: str, val_fraction: float, config: Mapping[str, Any]) -> Set
         val_fraction: Share of the training samples that is held out where the configuration holds out none.
         config: The configuration of the candidate without them.
     """
-    more: SettingPairs = ()
+    more: list[tuple[str, str]] = []
     if not config["data"]["val_fraction"]:
-        more = (("data.val_fraction", str(val_fraction)),)
+        more.append(("data.val_fraction", str(val_fraction)))
     if metric.startswith(OF_CLIENTS):
-        more = (*more, ("data.test_on_val", "true"))
-    return more
+        more.append(("data.test_on_val", "true"))
+    return tuple(more)
 
 
 def check_logged(metric: str, config: Mapping[str, Any]) -> None:

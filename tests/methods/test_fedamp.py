@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning import FederatedLoop
 from fl_lightning.functional.state import weighted_mean
 from fl_lightning.methods import DPFedAvg, FedAMP, FedAvg, Local, local_dp
 from fl_lightning.methods.fedamp import FedAMPServer, cosine_attention, exp_attention, mixed
 from fl_lightning.nets import Perceptron
 from tests.federation.test_local_checks import dropped
+from tests.methods.snapshots import check_failed_round
 from tests.methods.test_local import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -247,21 +247,7 @@ def test_a_skipped_client_is_as_an_absent_one():
 
 
 def test_a_round_copies_no_model_and_a_failed_one_restores_them():
-    class Fails(FedAMPServer):
-        def finish(self, exchange, aggregate):
-            taken = self.snapshot()
-            assert all(taken[n].data_ptr() == v.data_ptr() for n, v in self.state_dict().items() if v.numel())
-            found = super().finish(exchange, aggregate)
-            if self.server.round_idx == 1:
-                raise ZeroDivisionError
-            return found
-
-    data = {"sizes": (7, 9, 5), "schedule": [[0, 1], [0, 2]]}
-    loop = FederatedLoop(fedamp(), server_module=Fails(), seed=3)
-    with pytest.raises(ZeroDivisionError):
-        fit(None, 2, toy_data(**data), loop=loop)
-    after = fit(fedamp(), 1, toy_data(**data))
-    assert equal(dict(loop.server_module.state_dict()), dict(after.server_module.state_dict()))
+    check_failed_round(fedamp, FedAMPServer, sizes=(7, 9, 5), schedule=[[0, 1], [0, 2]])
 
 
 def test_bf16_mixed():

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg, FedFOMO
 from fl_lightning.methods.fedfomo import FedFOMOServer, candidate_weights, helpfulness, moved_towards
 from fl_lightning.nets import Perceptron
+from tests.methods.snapshots import check_failed_round
 from tests.methods.test_fedala import Manual
 from tests.methods.test_local import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
@@ -239,22 +239,7 @@ def test_a_client_that_never_trained_deploys_the_initial_model():
 
 
 def test_a_round_copies_no_model_and_a_failed_one_restores_them():
-    """What a snapshot holds are the tensors themselves, which the round replaces."""
-
-    class Fails(FedFOMOServer):
-        def finish(self, exchange, aggregate):
-            taken = self.snapshot()
-            assert all(taken[n].data_ptr() == v.data_ptr() for n, v in self.state_dict().items() if v.numel())
-            found = super().finish(exchange, aggregate)
-            if self.server.round_idx == 1:
-                raise ZeroDivisionError
-            return found
-
-    loop = FederatedLoop(fedfomo(), server_module=Fails(), seed=3)
-    with pytest.raises(ZeroDivisionError):
-        fit(None, 2, toy_data((7, 9, 5)), loop=loop)
-    after = fit(fedfomo(), 1, toy_data((7, 9, 5)))
-    assert equal(dict(loop.server_module.state_dict()), dict(after.server_module.state_dict()))
+    check_failed_round(fedfomo, FedFOMOServer, sizes=(7, 9, 5))
 
 
 def test_a_server_optimizer_is_refused():

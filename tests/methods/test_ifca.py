@@ -16,6 +16,7 @@ from fl_lightning.methods import IFCA, DPFedAvg, FedAvg
 from fl_lightning.methods.ifca import IFCAServer
 from fl_lightning.nets import Backbone, Perceptron
 from tests.federation.test_kept_bits import KEPT, OneType, bits
+from tests.methods.snapshots import check_failed_round
 from tests.methods.test_fedala import Manual
 from tests.methods.test_local import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
@@ -378,21 +379,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, shared):
 
 
 def test_a_round_copies_no_model_and_a_failed_one_restores_them():
-    class Fails(IFCAServer):
-        def finish(self, exchange, aggregate):
-            taken = self.snapshot()
-            assert all(taken[n].data_ptr() == v.data_ptr() for n, v in self.state_dict().items() if v.numel())
-            found = super().finish(exchange, aggregate)
-            if self.server.round_idx == 1:
-                raise ZeroDivisionError
-            return found
-
-    data = {"sizes": (7, 9, 5), "schedule": [[0, 1], [0, 2]]}
-    loop = FederatedLoop(ifca(), server_module=Fails(), seed=3)
-    with pytest.raises(ZeroDivisionError):
-        fit(None, 2, toy_data(**data), loop=loop)
-    after = fit(ifca(), 1, toy_data(**data))
-    assert equal(dict(loop.server_module.state_dict()), dict(after.server_module.state_dict()))
+    check_failed_round(ifca, IFCAServer, sizes=(7, 9, 5), schedule=[[0, 1], [0, 2]])
 
 
 class Breaks(IFCA):
