@@ -15,6 +15,7 @@ from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
+from fl_lightning.reports.overview import overview_table
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import Table, TableCell, as_latex, as_markdown, latex
@@ -230,6 +231,8 @@ def write_tables(
         if of_case:
             comparisons = compare_keys(of_case, keys, tables, baseline=baseline, case=case)
         compared += comparisons
+        if len(comparisons) > 1 and len(of_case) > 1:
+            laid_out.append(with_failed(overview_table(comparisons), failed))
         laid_out += [with_failed(comparison_table(each), failed) for each in comparisons]
         if failed and not of_case:
             empty = Table(title=case, header=["method", "final"], rows=[])

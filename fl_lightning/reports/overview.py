@@ -1,0 +1,64 @@
+"""One table of all metrics of a comparison: a row for each method, the final value of each metric, and costs."""
+
+from collections.abc import Sequence
+
+from fl_lightning.metrics.keys import is_in_percent
+from fl_lightning.reports.comparison_tables import cell_text, column_names, heading, marks_of, seeds_text
+from fl_lightning.reports.result_tables import Table, TableCell
+from fl_lightning.reports.results import COSTS, Comparison
+
+FINAL = "final"
+
+
+def overview_table(comparisons: Sequence[Comparison]) -> Table:
+    """Lay the final values of all metrics of one case out beside each other, the best mean of each marked.
+
+    Args:
+        comparisons: The comparisons of the case, one for each metric, at least one.
+    """
+    first = comparisons[0]
+    header = ["method"]
+    header += [metric_heading(comparison) for comparison in comparisons]
+    costs = [name for name in column_names(first) if name in COSTS]
+    header += [heading(first, name) for name in costs]
+    rows: list[list[TableCell]] = []
+    for label in first.results:
+        row = [TableCell(label)]
+        row += [final_cell(comparison, label) for comparison in comparisons]
+        row += [TableCell(cell_text(first, label, name)) for name in costs]
+        rows.append(row)
+    return Table(title_of(first), header=header, rows=rows, note=note_of_overview(first, costs))
+
+
+def metric_heading(comparison: Comparison) -> str:
+    """Name a metric by its log key, with its unit where values are shown in percent."""
+    if is_in_percent(comparison.unit):
+        return f"{comparison.key}, %"
+    return comparison.key
+
+
+def final_cell(comparison: Comparison, label: str) -> TableCell:
+    """Write the final value of a metric of a group, mean ± deviation, a dash if the group has no such metric."""
+    marks = marks_of(comparison, FINAL)
+    text = cell_text(comparison, label, FINAL)
+    return TableCell(text, marks.get(label, ""))
+
+
+def title_of(comparison: Comparison) -> str:
+    """Name the overview and its case."""
+    title = "Final values of all metrics"
+    if comparison.case:
+        title += f"; {comparison.case}"
+    return title
+
+
+def note_of_overview(comparison: Comparison, costs: Sequence[str]) -> str:
+    """Describe the columns in sentences."""
+    note = seeds_text(comparison)
+    if costs:
+        note += f" What a round costs is that of its whole cohort, and × that of {comparison.baseline}."
+    if len(comparison.results) > 1:
+        note += (
+            " The best mean is bold if the interval of its difference to the next best leaves out 0, else underlined."
+        )
+    return note
