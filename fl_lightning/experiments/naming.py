@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.federation.configured import flat
-from fl_lightning.federation.differences import differences, is_place, places_that_differ
+from fl_lightning.federation.differences import are_one_run, is_place, places_that_differ
 from fl_lightning.federation.effects import below, distinguishes
 from fl_lightning.federation.files import INITIAL_WEIGHTS, fingerprint_in
 from fl_lightning.federation.values import Settings
@@ -146,7 +146,7 @@ class StoredCells:
     def _is_same(self, name: str, settings: Settings) -> bool:
         """Return True if a stored cell is a run of these settings."""
         was = self._settings(name)
-        if not was or any(distinguishes(difference.name) for difference in differences(was, settings)):
+        if not was or not are_one_run(was, settings):
             return False
         for place in places_that_differ(was, settings):
             now = fingerprint_of(place, settings)

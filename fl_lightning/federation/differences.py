@@ -13,7 +13,7 @@ from fl_lightning.client.store import ClientStore
 from fl_lightning.data import IIDPartition
 from fl_lightning.federation.configured import COSINE_ROUNDS, flat_value, in_one_form
 from fl_lightning.federation.described import described_value, places_of
-from fl_lightning.federation.effects import INPUTS, belongs_to_any, below, counts_or_shares, is_data
+from fl_lightning.federation.effects import INPUTS, belongs_to_any, below, counts_or_shares, distinguishes, is_data
 from fl_lightning.federation.horizon import PLANNED
 from fl_lightning.federation.values import Settings, class_name, resolved
 
@@ -121,6 +121,26 @@ def differences(was: Settings, now: Settings, *, only_shared: bool = False) -> l
         if difference is not None and not belongs_to_any(name, [other.name for other in changed]):
             changed.append(difference)
     return changed
+
+
+def are_one_run(was: Settings, now: Settings) -> bool:
+    """Return True if no setting differs that makes two runs.
+
+    Two runs nearly always differ in a setting that both have. It is looked for first, because a setting that one side
+    lacks is compared with its default, which takes many times as long.
+
+    Args:
+        was: The settings of the first run.
+        now: The settings of the second run.
+    """
+    known = was.keys() | now.keys()
+    first = in_lists(in_one_form(was, known))
+    second = in_lists(in_one_form(now, known))
+    for name in first.keys() & second.keys():
+        is_listed = all(distinguishes(part) for part in (*names_above(name), name))
+        if is_listed and difference_in(name, first, second) is not None:
+            return False
+    return not any(distinguishes(difference.name) for difference in differences(was, now))
 
 
 def difference_in(name: str, was: Settings, now: Settings) -> Difference | None:
