@@ -84,6 +84,16 @@ class Timeline(ABC):
     def leaving(self, round_idx: int) -> list[Job]:
         """Return the jobs that start from the version of a round and arrive in a later one, by number."""
 
+    def arrived_before(self, client_id: int, version: int, round_idx: int) -> bool:
+        """Return True if the job of a client that started from a version has arrived before a round.
+
+        Args:
+            client_id: Id of the client.
+            version: The version.
+            round_idx: Index of a round that was asked for.
+        """
+        return version < round_idx
+
 
 class SynchronousTimeline(Timeline):
     """Makes rounds that begin when the round before has ended.
@@ -226,18 +236,21 @@ class BufferedTimeline(Timeline):
         self._number = 0
         self._at_work: list[tuple[float, int, Job]] = []
         """The jobs at work, a heap by end and number."""
-        self._arrived_in: dict[int, int] = {}
-        """The round in which a job arrives that counts, by its number."""
+        self._arrived_in: dict[tuple[int, int], int] = {}
+        """The round in which a job arrives that counts, by client id and version."""
         self._fill(version=0)
 
     def leaving(self, round_idx: int) -> list[Job]:
         timed = self.round(round_idx)
-        at_work = [job for job in timed.started if not job.is_lost and self._arrived_in.get(job.number) != round_idx]
+        at_work = [job for job in timed.started if not job.is_lost and job not in timed.arrivals]
         if self._max_staleness is None:
             return at_work
         # A job that comes too late is never needed. Whether it does is known once it could not count any more.
         self.round(round_idx + self._max_staleness)
-        return [job for job in at_work if job.number in self._arrived_in]
+        return [job for job in at_work if (job.client_id, job.version) in self._arrived_in]
+
+    def arrived_before(self, client_id: int, version: int, round_idx: int) -> bool:
+        return self._arrived_in.get((client_id, version), round_idx) < round_idx
 
     def _next(self, round_idx: int) -> TimedRound:
         start = self._seconds
@@ -249,7 +262,7 @@ class BufferedTimeline(Timeline):
             self._free += 1
             if self._counts(job, round_idx):
                 arrivals.append(job)
-                self._arrived_in[job.number] = round_idx
+                self._arrived_in[job.client_id, job.version] = round_idx
                 lost_in_a_row = 0
             else:
                 lost.append(job)

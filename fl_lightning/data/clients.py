@@ -357,6 +357,9 @@ class ClientView:
     ended = False
     """Whether the last batch that was given is the last batch of its stream. Without a stream it is not."""
 
+    share = 1.0
+    """The share of its batches that the client has time for, in (0, 1]."""
+
     given: Tensor | None = None
     """The training samples that the client was dealt, some of which may be held back. None: it has all of them."""
 
@@ -387,8 +390,8 @@ class ClientView:
     @property
     def local_work(self) -> float:
         if not self._data.works_partly:
-            return 1.0
-        return self._data.work_of(self.client_id, self.round_idx)
+            return self.share
+        return self.share * self._data.work_of(self.client_id, self.round_idx)
 
     @property
     def label_counts(self) -> Tensor:
@@ -520,6 +523,7 @@ class ClientView:
             round_idx=self.round_idx,
         )
         view.given = self._indices["train"] if self.given is None else self.given
+        view.share = self.share
         return view
 
     def by_loader(self, split: str) -> list["ClientView"]:

@@ -100,6 +100,11 @@ class Devices:
                 f"data.devices.step_seconds, such as to 0.1"
             )
 
+    def __repr__(self) -> str:
+        given = {name: getattr(self, name) for name in (*NAMES, "file")}
+        texts = [f"{name}={value}" for name, value in given.items() if value not in (0, None)]
+        return f"Devices({', '.join(texts)})"
+
     @property
     def loses_clients(self) -> bool:
         """Whether jobs may be lost."""
