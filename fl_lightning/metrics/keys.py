@@ -98,8 +98,8 @@ SECONDS = "time/seconds"
 LOST = "time/lost"
 STALENESS = "time/staleness"
 STALENESS_MAX = "time/staleness_max"
-"""Log keys of simulated time: the end of a round since the start of the run, the clients that were lost in the round,
-and the mean and the largest staleness of the clients that came back in the round."""
+"""Log keys of simulated time: the end of a round since the start of the run, the clients of the round that came to
+nothing, and the mean and the largest number of server steps that passed by an update of the round."""
 
 LOSS_TERMS = (
     "aligned",
@@ -156,7 +156,7 @@ OTHERS = (
     OwnKey("cost/seconds", "seconds", "min", writer="monitors"),
     OwnKey("cost/memory", "bytes", "min", writer="monitors"),
     OwnKey("comm/*", "bytes", "min"),
-    OwnKey(SECONDS, "seconds", None),
+    OwnKey(SECONDS, "seconds", "min"),
     OwnKey(LOST, "", "min"),
     OwnKey(STALENESS, "", "min"),
     OwnKey(STALENESS_MAX, "", "min"),
@@ -324,10 +324,10 @@ FURTHER: Mapping[str, str] = {
     "comm/bytes_down": "bytes of a round to the clients",
     "comm/bytes_up": "bytes of a round to the server",
     "comm/bytes_sets": "bytes of the sets that every client receives once",
-    SECONDS: "simulated seconds from the start of the run to the end of a round",
-    LOST: "clients that were lost in a round",
-    STALENESS: "staleness of the clients that came back in a round, the mean over them",
-    STALENESS_MAX: "largest staleness of a client that came back in a round",
+    SECONDS: "simulated seconds since the start of the run",
+    LOST: "clients of a round that came to nothing",
+    STALENESS: "server steps that passed by an update, the mean of a round",
+    STALENESS_MAX: "server steps that passed by an update, at most in a round",
     "global/train/acc": "accuracy of the global model on the training samples of all clients",
     "global/train/loss": "loss of the global model on the training samples of all clients",
     "unseen/alma": "mean over the clients that never train of the accuracy on their own test splits",

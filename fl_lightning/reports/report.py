@@ -339,7 +339,10 @@ def clocks_of(groups: Sequence[Group]) -> list[Table]:
     rows = []
     for label, values in by_label.items():
         rows.append(cells([label, *(values.get(name, "–") for name in names)]))
-    note = "Mean over the seeds. Staleness is the number of server steps since a client was sent its model."
+    note = (
+        "Mean over the seeds. Lost or late: clients that were sent a model and came to nothing. Staleness: server steps "
+        "that passed by an update."
+    )
     return [Table("Simulated time", header=["method", *names], rows=rows, note=note)]
 
 
@@ -354,7 +357,7 @@ def clock_values(runs: Sequence[SavedRun]) -> dict[str, str]:
     }
     lost = [sum(run.history.curve(LOST).values()) for run in runs if run.history.curve(LOST)]
     if lost:
-        texts["clients lost, a round"] = f"{mean_of(lost) / rounds:.4g}"
+        texts["lost or late, a round"] = f"{mean_of(lost) / rounds:.4g}"
     staleness = [mean_of(list(run.history.curve(STALENESS).values())) for run in runs if run.history.curve(STALENESS)]
     if staleness:
         texts["mean staleness"] = f"{mean_of(staleness):.4g}"
