@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.aggregation import Aggregator, Codec, Pacing, ServerModule, UpdateTransform
+from fl_lightning.aggregation.timeline import Timeline
 from fl_lightning.client.checks import check_evaluation_step, check_outputs
 from fl_lightning.client.forwarding import Forwarding, logging_as
 from fl_lightning.client.hooks import overridden
@@ -642,6 +643,11 @@ class FederatedLoop(Forwarding):
     def _pace(self) -> Pace | None:
         """The pace of the fit. None without devices of the clients."""
         return None if self._rounds is None else self._rounds.pace
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Who starts and comes back when in the fit. None without devices of the clients."""
+        return None if self._pace is None else self._pace.timeline
 
     def _is_last(self, round_idx: int) -> bool:
         """Return True if the round after a round would end after `max_seconds`."""

@@ -49,6 +49,8 @@ from fl_lightning.reports.saved import (
     read_columns,
 )
 from fl_lightning.reports.terminal import AVERAGES
+from fl_lightning.reports.time_figures import plot_timeline
+from fl_lightning.runs.timeline import TIMELINE, read_timeline
 from fl_lightning.utils.files import write_file
 
 MOST_CURVES = 24
@@ -121,7 +123,7 @@ def write_report(
         Section("Results", results_of(groups, tables, notes, at_seconds=at_seconds)),
         Section("Privacy", privacy_of(groups)),
         Section("Over the rounds", over_rounds),
-        Section("Over simulated time", [*clocks_of(groups), *timed_curves_of(shown)]),
+        Section("Over simulated time", [*clocks_of(groups), *timed_curves_of(shown), *timelines_of(shown)]),
         Section("Classes", [*scores_of(groups), *classes_of(shown), *confusions_of(shown)]),
         Section("Matrices and curves", metric_pictures_of(shown)),
         Section("Before and after local training", before_after_of(shown)),
@@ -340,8 +342,8 @@ def clocks_of(groups: Sequence[Group]) -> list[Table]:
     for label, values in by_label.items():
         rows.append(cells([label, *(values.get(name, "–") for name in names)]))
     note = (
-        "Mean over the seeds. Lost or late: clients that were sent a model and came to nothing. Staleness: server steps "
-        "that passed by an update."
+        "Mean over the seeds. Lost or late: clients that were sent a model and came to nothing. Staleness: server "
+        "steps that passed by an update."
     )
     return [Table("Simulated time", header=["method", *names], rows=rows, note=note)]
 
@@ -389,6 +391,23 @@ def timed_curves_of(groups: Sequence[Group]) -> list[Picture]:
             )
             figure = plot_bands(bands, axis_label(key, unit), "simulated seconds", in_steps=True)
             pictures.append(Picture("time-" + file_stem(key), figure, caption))
+    return pictures
+
+
+def timelines_of(groups: Sequence[Group]) -> list[Picture]:
+    """Draw the clients of each group over simulated time, for the first run that has the table of its jobs."""
+    pictures = []
+    for number, group in enumerate(groups):
+        run = next((run for run in group.runs if (run.folder / TIMELINE).is_file()), None)
+        jobs = [] if run is None else read_timeline(run.folder / TIMELINE)
+        if run is None or not jobs:
+            continue
+        which = f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label
+        caption = (
+            f"Each client's work in simulated time: {which}. Above: the number of clients at work. The color of a bar "
+            f"is the number of server steps that passed by the update."
+        )
+        pictures.append(Picture(f"timeline-{number}", plot_timeline(jobs), caption, wide=True))
     return pictures
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from fl_lightning.aggregation.timeline import Timeline
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.round_table import read_cells, reading
 
@@ -35,6 +36,34 @@ class TimedJob(NamedTuple):
     outcome: Outcome
     staleness: int = 0
     round_idx: int = -1
+
+
+def jobs_of(timeline: Timeline, num_rounds: int, client_names: Sequence[str]) -> list[TimedJob]:
+    """Return the jobs that start in the first rounds of a run, in the order of their starts.
+
+    A job that the server no longer waits for ends with the round.
+
+    Args:
+        timeline: The timeline of the run.
+        num_rounds: The number of rounds.
+        client_names: Names of the N clients.
+    """
+    rounds = [timeline.round(round_idx) for round_idx in range(num_rounds)]
+    ended: dict[int, TimedJob] = {}
+    for round_idx, timed in enumerate(rounds):
+        for job in timed.arrivals:
+            staleness = round_idx - job.version
+            ended[job.number] = TimedJob("", job.start, job.end, "arrived", staleness, round_idx)
+        for job in timed.lost:
+            is_late = not job.is_lost or job.end > timed.end
+            outcome: Outcome = "late" if is_late else "lost"
+            ended[job.number] = TimedJob("", job.start, min(job.end, timed.end), outcome, 0, round_idx)
+    jobs = []
+    for timed in rounds:
+        for job in timed.started:
+            at_work = TimedJob("", job.start, job.end, "at work")
+            jobs.append(ended.get(job.number, at_work)._replace(client=client_names[job.client_id]))
+    return jobs
 
 
 def write_timeline(path: Path, jobs: Sequence[TimedJob]) -> None:
