@@ -15,8 +15,8 @@ from torch import Tensor
 from fl_lightning.callbacks.report import split_text
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.metric_files import FOLDER, stem_of
-from fl_lightning.metrics.history import BY_CLASS, History
-from fl_lightning.metrics.keys import is_accuracy, is_loss, is_value, unit_of
+from fl_lightning.metrics.history import BY_CLASS, History, plain_key
+from fl_lightning.metrics.keys import TIME, is_accuracy, is_loss, is_value, unit_of
 from fl_lightning.reports.figures import (
     plot_accuracy,
     plot_classwise,
@@ -214,7 +214,8 @@ class RunPlots(Callback):
         if accuracies or losses:
             self._keep(plot_accuracy(rounds, accuracies, losses), name="accuracy")
         drawn = accuracies.keys() | losses.keys()
-        others = {name: values for name, values in curves.items() if name not in drawn and is_value(name)}
+        untimed = [name for name in curves if not plain_key(name).startswith(TIME)]
+        others = {name: curves[name] for name in untimed if name not in drawn and is_value(name)}
         if self._any_module and others:
             self._keep(plot_values(rounds, others), name="values")
         evaluated, class_names, table = history.columns(BY_CLASS)

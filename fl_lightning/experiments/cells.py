@@ -41,9 +41,9 @@ from fl_lightning.federation.effects import SEEDS
 from fl_lightning.federation.files import INITIAL_WEIGHTS, changed_files
 from fl_lightning.federation.horizon import PLANNED, round_limit
 from fl_lightning.federation.values import Settings
-from fl_lightning.metrics.keys import SECONDS, Direction, Directions, parse_directions
+from fl_lightning.metrics.keys import Direction, Directions, parse_directions
 from fl_lightning.reports.results import MEASURED
-from fl_lightning.reports.saved import DONE, MAX_SECONDS, SavedRun, read_run
+from fl_lightning.reports.saved import DONE, MAX_SECONDS, SavedRun, ends_by, read_run
 from fl_lightning.runs.checkpoints import CHECKPOINTS
 from fl_lightning.runs.folder import LAST, checkpoint_of, identity_in, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
@@ -503,9 +503,14 @@ class CellFiles:
         limits = dict(self.limits)
         if MAX_SECONDS not in limits:
             return False
-        if any(row.get(SECONDS, 0.0) > limits[MAX_SECONDS] for row in self.rows.values()):
+        if not all(ends_by(row, limits[MAX_SECONDS]) for row in self.rows.values()):
             return True
         return self.done is not None and are_within(limits, limits_of(self.done))
+
+    def has_rounds(self) -> bool:
+        """Return False where no round ends within the simulated seconds that its limits ask for."""
+        seconds = dict(self.limits).get(MAX_SECONDS)
+        return seconds is None or any(ends_by(row, seconds) for row in self.rows.values())
 
     @contextmanager
     def claimed(self) -> Iterator[bool]:

@@ -48,6 +48,8 @@ def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) ->
             files = CellFiles.of(cell, folder)
             if cell.name in failed:
                 errors[str(cell.seed)] = failed[cell.name]
+            elif files.is_complete() and not files.has_rounds():
+                errors[str(cell.seed)] = f"no round ends within {cell.max_seconds:.12g} simulated seconds"
             elif files.is_complete():
                 runs.append(files.read(cell.max_rounds, cell.directions))
         all_rounds = seeds[0].all_rounds

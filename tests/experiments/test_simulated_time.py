@@ -90,6 +90,19 @@ def test_more_seconds_continue_a_run_and_fewer_are_read_of_it(here):
     assert here == ["FedAvg-seed0", "buffer-seed0"]  # of the folder `whole` only
 
 
+def test_a_method_whose_first_round_is_late_is_named_in_the_table(here):
+    assert say(f"{GRID} --seeds 0 --model.max_seconds 3 --output out").code == 0
+    first = {name.partition("-")[0]: read_run(cell_files("out", name).run).clock[0] for name in here}
+    assert first["buffer"] < first["FedAvg"]
+    between = (first["buffer"] + first["FedAvg"]) / 2
+    said = say(f"{GRID} --seeds 0 --model.max_seconds {between} --output out")
+    assert said.code == 0, said
+    text = Path("out/results.md").read_text(encoding="utf-8")
+    row = next(line for line in text.splitlines() if line.startswith("| FedAvg"))
+    assert f"no round ends within {between:.12g} simulated seconds" in row
+    assert "| buffer |" in text
+
+
 def test_a_run_that_may_have_rounds_left_in_its_budget_is_not_done(here):
     command = f"{GRID} --seeds 0 --model.max_seconds 3 --output out"
     assert say(command).code == 0

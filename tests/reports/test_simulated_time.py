@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fl_lightning.papers import Series
+from fl_lightning.papers import Curves, Series
 from fl_lightning.papers.drawing import beginning, counted
 from fl_lightning.papers.stored import read_stored, write_stored
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
@@ -251,3 +251,18 @@ def test_runs_without_simulated_devices_have_no_section_of_time(tmp_path):
     (folder / "metrics.csv").write_text("round,global/acc\n0,0.5\n1,0.7\n", encoding="utf-8")
     page = write_report([Group("FedAvg", [read_run(folder)])], tmp_path / "out").read_text(encoding="utf-8")
     assert "simulated time" not in page.lower()
+
+
+def test_a_figure_of_an_experiment_may_have_curves_over_seconds(groups):
+    series = [Series(group.label, "", group, {}, None) for group in groups]
+    figure, caption = Curves({"": "global/acc"}, over_seconds=True).draw(series)
+    (panel,) = figure.axes
+    assert panel.get_xlabel() == "simulated seconds"
+    for line, group in zip(panel.lines, groups, strict=True):
+        moments, table = group.timed_curves("global/acc")
+        assert line.get_xdata().tolist() == moments
+        assert line.get_ydata().tolist() == pytest.approx((100 * table).mean(0).tolist())
+        assert line.get_drawstyle() == "steps-post"
+    assert "FedNTD" in caption
+    with pytest.raises(ValueError, match="leave out one of them"):
+        Curves({"": "global/acc"}, over_seconds=True, clients=True)
