@@ -3,6 +3,7 @@
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ NAMES = (*TIMES, *SPEEDS, *CHANCES)
 """All settings that a client has a value of."""
 
 
+@dataclass(frozen=True, repr=False)
 class Devices:
     """Describes how fast the clients' devices are. The clock of a run is simulated, and no client waits for it.
 
@@ -51,53 +53,40 @@ class Devices:
         file: CSV file with a line for each client in the order of the ids, and a first line that names the columns.
             A column has the name of a setting, whose value it replaces. None means no file.
 
+    Attributes:
+        from_file: Names of the settings that the file replaces.
+
     Raises:
         TypeError: A setting is of another kind.
         ValueError: A setting is out of its range, nothing takes any time, or the file has other columns.
         FileNotFoundError: There is no such file.
     """
 
-    def __init__(
-        self,
-        step_seconds: float | list[float] = 0.0,
-        sample_seconds: float | list[float] = 0.0,
-        *,
-        down_mbps: float | list[float] | None = None,
-        up_mbps: float | list[float] | None = None,
-        latency: float | list[float] = 0.0,
-        jitter: float | list[float] = 0.0,
-        dropout: float | list[float] = 0.0,
-        file: str | Path | None = None,
-    ) -> None:
-        given: dict[str, Given | None] = {
-            "step_seconds": step_seconds,
-            "sample_seconds": sample_seconds,
-            "down_mbps": down_mbps,
-            "up_mbps": up_mbps,
-            "latency": latency,
-            "jitter": jitter,
-            "dropout": dropout,
-        }
-        columns: Mapping[str, list[float]] = {} if file is None else read_columns(Path(file))
-        for name, value in given.items():
-            if name not in columns:
-                check_given(name, value)
-        values: dict[str, Given | None] = {**given, **columns}
-        self.step_seconds = values["step_seconds"]
-        self.sample_seconds = values["sample_seconds"]
-        self.down_mbps = values["down_mbps"]
-        self.up_mbps = values["up_mbps"]
-        self.latency = values["latency"]
-        self.jitter = values["jitter"]
-        self.dropout = values["dropout"]
-        self.file = None if file is None else str(file)
-        self._columns = frozenset(columns)
+    step_seconds: float | list[float] = 0.0
+    sample_seconds: float | list[float] = 0.0
+    down_mbps: float | list[float] | None = None
+    up_mbps: float | list[float] | None = None
+    latency: float | list[float] = 0.0
+    jitter: float | list[float] = 0.0
+    dropout: float | list[float] = 0.0
+    file: str | None = None
+    from_file: frozenset[str] = field(default=frozenset(), init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        columns: Mapping[str, list[float]] = {} if self.file is None else read_columns(Path(self.file))
+        for name in NAMES:
+            if name in columns:
+                # A frozen dataclass has no other way to set an attribute.
+                object.__setattr__(self, name, columns[name])
+            else:
+                check_given(name, getattr(self, name))
+        object.__setattr__(self, "from_file", frozenset(columns))
         times = (self.step_seconds, self.sample_seconds, self.latency)
-        takes_time = any(value not in (0, None) for value in times)
+        takes_time = any(value != 0 for value in times)
         if not takes_time and self.down_mbps is None and self.up_mbps is None:
             raise ValueError(
-                f"data.devices must say what takes time, got step_seconds={self.step_seconds} and nothing else; set "
-                f"data.devices.step_seconds, such as to 0.1"
+                "data.devices must say what takes time, got neither seconds nor bandwidths; set "
+                "data.devices.step_seconds, such as to 0.1"
             )
 
     def __repr__(self) -> str:
@@ -146,13 +135,13 @@ class Devices:
         """
         if isinstance(value, int | float):
             return np.full(num_clients, float(value))
-        if name not in self._columns and name not in CHANCES and len(value) == 2:
+        if name not in self.from_file and name not in CHANCES and len(value) == 2:
             median, sigma = value
             deviates = keyed_numpy(seed, f"clock/{name}").standard_normal(num_clients)
             drawn: np.ndarray = median * np.exp(sigma * deviates)
             return drawn
         if len(value) != num_clients:
-            place = f"the column {name} of {self.file}" if name in self._columns else f"data.devices.{name}"
+            place = f"the column {name} of {self.file}" if name in self.from_file else f"data.devices.{name}"
             form = "a number, or a list" if name in CHANCES else "a number, [median, σ], or a list"
             raise ValueError(
                 f"{place} must have a number for each of the {num_clients} clients, got {len(value)}; give {form} of "

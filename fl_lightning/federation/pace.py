@@ -287,16 +287,15 @@ def check_pace(
             f"{len(exchanges)} ({', '.join(exchanges)}); leave model.pacing unset, or take another method"
         )
     if pacing.is_asynchronous:
-        check_asynchronous(pacing, client, server_module, codec)
+        check_asynchronous(pacing, client, codec)
 
 
-def check_asynchronous(pacing: Pacing, client: ClientModule, server_module: ServerModule, codec: Codec | None) -> None:
-    """Refuse parts that cannot take updates of clients that started from earlier weights.
+def check_asynchronous(pacing: Pacing, client: ClientModule, codec: Codec | None) -> None:
+    """Refuse parts that exclude clients that started from earlier weights.
 
     Args:
         pacing: The pacing.
         client: The client module.
-        server_module: The server module.
         codec: The codec, or None.
 
     Raises:
@@ -308,21 +307,37 @@ def check_asynchronous(pacing: Pacing, client: ClientModule, server_module: Serv
             f"{setting} measures how far clients moved from the weights that they were sent, and those of "
             f"{type(client).__name__} start from models of their own; leave model.pacing unset, or take another method"
         )
-    takes = True if type(server_module) is ServerModule else server_module.takes_stale
-    if not takes or (takes == "unscaled" and pacing.is_scaled):
-        reason = server_module.stale_reason or "does not say that it may (takes_stale)"
-        remedy = "take another method, or leave model.pacing unset"
-        if takes == "unscaled":
-            remedy = "set model.pacing.form to constant (and alpha to 1), or leave model.pacing unset"
-        raise ValueError(
-            f"{setting} gives the server updates of clients that started earlier, and {type(server_module).__name__} "
-            f"{reason}; {remedy}"
-        )
     if codec is not None and codec.down:
         raise ValueError(
             f"{setting} keeps the weights that each client was sent, which {type(codec).__name__}(down=True) codes "
             f"anew in every round; leave out model.codec.down"
         )
+
+
+def check_takes_stale(pacing: Pacing, server_module: ServerModule) -> None:
+    """Refuse a server module that may not be given updates of clients that started from earlier weights.
+
+    Args:
+        pacing: The pacing.
+        server_module: The server module, which is set up.
+
+    Raises:
+        ValueError: It is such a module.
+    """
+    if not pacing.is_asynchronous:
+        return
+    takes = True if type(server_module) is ServerModule else server_module.takes_stale
+    is_taken = takes == "unscaled" and not pacing.is_scaled
+    if takes is True or is_taken:
+        return
+    reason = server_module.stale_reason or "does not say that it may have them (takes_stale)"
+    remedy = "take another method, or leave model.pacing unset"
+    if takes == "unscaled":
+        remedy = "set model.pacing.form to constant (and alpha to 1), or leave model.pacing unset"
+    raise ValueError(
+        f"model.pacing={type(pacing).__name__} gives the server updates of clients that started earlier, and "
+        f"{type(server_module).__name__} {reason}; {remedy}"
+    )
 
 
 def check_seconds(devices: Devices | None, **settings: Any) -> None:

@@ -34,7 +34,7 @@ from fl_lightning.federation.described import described_federation
 from fl_lightning.federation.effects import is_digest
 from fl_lightning.federation.horizon import Horizon, round_limit
 from fl_lightning.federation.identity import RunIdentity
-from fl_lightning.federation.pace import check_pace
+from fl_lightning.federation.pace import check_pace, check_takes_stale
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.codec import check_codec
@@ -558,8 +558,11 @@ class FederationParts:
         """Make the server's step and the scheduler of its learning rate, None without one.
 
         Raises:
-            ValueError: The optimizer or the scheduler does not work with rounds, or with the server module.
+            ValueError: The optimizer or the scheduler does not work with rounds, or with the server module, or the
+                server module not with the pacing.
         """
+        if self.pacing is not None:
+            check_takes_stale(self.pacing, self.server_module)
         trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
         step = ServerOptimizer(self.server_optimizer, trainable, undoes=self.guard.skips)
         if self.server_optimizer is None:
