@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fl_lightning.aggregation import Rounds
 from fl_lightning.callbacks.report import split_text
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.metric_files import FOLDER, stem_of
@@ -149,7 +150,9 @@ class RunPlots(Callback):
         """Write what each client did in simulated time as csv and as a picture, if the clients have devices."""
         if loop.timeline is None or loop.parts.is_private or not loop.recorder.trained_rounds:
             return
-        jobs = jobs_of(loop.timeline, loop.recorder.trained_rounds, loop.data.client_names)
+        pacing = loop.parts.pacing
+        deadline = pacing.deadline if isinstance(pacing, Rounds) else None
+        jobs = jobs_of(loop.timeline, loop.recorder.trained_rounds, loop.data.client_names, deadline=deadline)
         if self._folder is not None:
             write_timeline(self._folder / TIMELINE, jobs)
         if self._active:

@@ -150,7 +150,8 @@ def words_of(files: CellFiles) -> list[str]:
 def limits_asked(files: CellFiles) -> list[str]:
     """Write the options that end a cell's fit, which its file, that others write as well, may not have."""
     limits = dict(files.limits)
-    words = [word for name in LIMITS for word in (f"--trainer.{name}", str(limits.get(name, NONE[name])))]
+    none = {**NONE, "max_epochs": "-1"} if MAX_SECONDS in limits else NONE  # without a limit fit asks for one
+    words = [word for name in LIMITS for word in (f"--trainer.{name}", str(limits.get(name, none[name])))]
     config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
     if MAX_SECONDS in limits or MAX_SECONDS in limits_in(config):
         words += [f"--model.{MAX_SECONDS}", str(limits.get(MAX_SECONDS, "null"))]

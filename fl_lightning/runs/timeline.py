@@ -38,7 +38,9 @@ class TimedJob(NamedTuple):
     round_idx: int = -1
 
 
-def jobs_of(timeline: Timeline, num_rounds: int, client_names: Sequence[str]) -> list[TimedJob]:
+def jobs_of(
+    timeline: Timeline, num_rounds: int, client_names: Sequence[str], *, deadline: float | None = None
+) -> list[TimedJob]:
     """Return the jobs that start in the first rounds of a run, in the order of their starts.
 
     A job that the server no longer waits for ends with the round.
@@ -47,6 +49,7 @@ def jobs_of(timeline: Timeline, num_rounds: int, client_names: Sequence[str]) ->
         timeline: The timeline of the run.
         num_rounds: The number of rounds.
         client_names: Names of the N clients.
+        deadline: Seconds after which a round leaves out the clients that are not back. None means no deadline.
     """
     rounds = [timeline.round(round_idx) for round_idx in range(num_rounds)]
     ended: dict[int, TimedJob] = {}
@@ -55,7 +58,8 @@ def jobs_of(timeline: Timeline, num_rounds: int, client_names: Sequence[str]) ->
             staleness = round_idx - job.version
             ended[job.number] = TimedJob("", job.start, job.end, "arrived", staleness, round_idx)
         for job in timed.lost:
-            is_late = not job.is_lost or job.end > timed.end
+            is_over = deadline is not None and job.end >= job.start + deadline
+            is_late = not job.is_lost or is_over or job.end > timed.end
             outcome: Outcome = "late" if is_late else "lost"
             ended[job.number] = TimedJob("", job.start, min(job.end, timed.end), outcome, 0, round_idx)
     jobs = []

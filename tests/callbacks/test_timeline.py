@@ -6,11 +6,12 @@ from itertools import pairwise
 import pytest
 
 from fl_lightning.aggregation import FedBuff, Rounds
+from fl_lightning.aggregation.timeline import Job, TimedRound, Timeline
 from fl_lightning.callbacks import RunPlots
 from fl_lightning.data import Devices
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.saved import Group, read_run
-from fl_lightning.runs.timeline import read_timeline
+from fl_lightning.runs.timeline import jobs_of, read_timeline
 from tests.callbacks.toy import data, loop, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -49,6 +50,24 @@ def test_the_jobs_of_the_table_are_those_of_the_rounds(tmp_path, pacing):
         for first, second in pairwise(own):
             assert first.end <= second.start  # a client has one job at a time
     assert all(job.round_idx == -1 for job in jobs if job.outcome == "at work")
+
+
+def test_jobs_that_the_deadline_leaves_out_are_late_and_others_are_lost():
+    fates = {0: (1.0, False), 1: (2.0, True), 2: (3.0, True), 3: (3.5, False)}
+    jobs = [Job(i, i, 0, 0.0, end, is_lost) for i, (end, is_lost) in fates.items()]
+
+    class OneRound(Timeline):
+        def _next(self, round_idx):
+            return TimedRound(0.0, 3.0, started=tuple(jobs), arrivals=(jobs[0],), lost=tuple(jobs[1:]))
+
+        def leaving(self, round_idx):
+            return []
+
+    names = ["ann", "bob", "eve", "dan"]
+    found = {job.client: (job.outcome, job.end) for job in jobs_of(OneRound(), 1, names, deadline=3.0)}
+    assert found == {"ann": ("arrived", 1.0), "bob": ("lost", 2.0), "eve": ("late", 3.0), "dan": ("late", 3.0)}
+    waited = {job.client: job.outcome for job in jobs_of(OneRound(), 1, names)}
+    assert waited == {"ann": "arrived", "bob": "lost", "eve": "lost", "dan": "late"}
 
 
 def test_a_run_has_the_picture_of_its_clients_over_time(tmp_path):
