@@ -25,14 +25,14 @@ __all__ = [
 ]
 
 _NAMES = {
-    "aggregation": """Aggregator Codec FP16 GatheringAggregator GeometricMedianAggregator KrumAggregator
-        MedianAggregator NormClip PrivateAggregator QSGD RandomK ServerModule Sign TopK TrimmedMeanAggregator
-        UpdateTransform""",
+    "aggregation": """Aggregator Codec FP16 FedAsync FedBuff GatheringAggregator GeometricMedianAggregator
+        KrumAggregator MedianAggregator NormClip Pacing PrivateAggregator QSGD RandomK Rounds ServerModule Sign TopK
+        TrimmedMeanAggregator UpdateTransform""",
     "attacks": "Attack label_flip noise sign_flip",
     "callbacks": "ClasswiseReport ClientCheckpoint RoundProgressBar RunPlots SavePredictions SkippedClients",
     "client": "ClientModule",
     "data": """CIFAR10 CIFAR100 CelebA ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource
-        Digits DirichletPartition EMNIST FEMNIST FashionMNIST FeatureShift FederatedDataModule
+        Devices Digits DirichletPartition EMNIST FEMNIST FashionMNIST FeatureShift FederatedDataModule
         FixedPartition HuggingFace IIDPartition KMNIST MNIST MedMNIST Partition QuantityDirichletPartition
         QuantityPartition SVHN Shakespeare ShardPartition Source TableSource TensorSource""",
     "distributed": "ClientParallelStrategy",

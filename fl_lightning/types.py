@@ -128,6 +128,18 @@ class Broadcast:
     uploads: bool = True
 
 
+class Message(NamedTuple):
+    """Holds what a client was sent at the start of an exchange.
+
+    Args:
+        broadcast: The message, as all members of the round have changed it.
+        start: The shared entries that the client starts from. None means those of the message.
+    """
+
+    broadcast: Broadcast
+    start: State | None
+
+
 @dataclass(frozen=True)
 class ClientUpdate:
     """Holds the message from one client to the server, at the end of an exchange.
@@ -454,6 +466,7 @@ class ClientJob(NamedTuple):
         personal: The personal entries of the client, or None.
         start: The shared entries that training starts from. None means those of the broadcast. It is set if the
             broadcast holds no entries or only some.
+        arrives: Index of the round that takes the result. None means the round of the broadcast.
     """
 
     client_id: int
@@ -462,6 +475,15 @@ class ClientJob(NamedTuple):
     memory: dict[str, Any]
     personal: State | None = None
     start: State | None = None
+    arrives: int | None = None
+
+    @property
+    def named_round(self) -> str:
+        """The round that takes the result, for errors, and the round in which the client started if it is another."""
+        started = self.broadcast.round_idx
+        if self.arrives in (None, started):
+            return f"{started}"
+        return f"{self.arrives} (started in round {started})"
 
 
 class ClientResult(NamedTuple):

@@ -8,6 +8,10 @@ from fl_lightning.aggregation.codecs import Sign as Sign
 from fl_lightning.aggregation.codecs import TopK as TopK
 from fl_lightning.aggregation.guard import NonFiniteGuard as NonFiniteGuard
 from fl_lightning.aggregation.latest_models import LatestModels as LatestModels
+from fl_lightning.aggregation.pacing import FedAsync as FedAsync
+from fl_lightning.aggregation.pacing import FedBuff as FedBuff
+from fl_lightning.aggregation.pacing import Pacing as Pacing
+from fl_lightning.aggregation.pacing import Rounds as Rounds
 from fl_lightning.aggregation.privacy import PrivateAggregator as PrivateAggregator
 from fl_lightning.aggregation.prototypes import PrototypeServer as PrototypeServer
 from fl_lightning.aggregation.robust import GatheringAggregator as GatheringAggregator

@@ -25,6 +25,7 @@ class LatestModels(ServerModule):
 
     trained: Tensor
     models: nn.ModuleList
+    stale_reason = "keeps the clients' models, which would be no longer theirs"
 
     def snapshot(self) -> dict[str, Any]:
         # The models are replaced and never edited, so that none of the N need be copied.

@@ -17,6 +17,8 @@ class PrototypeServer(ServerModule):
         seen: Whether a class has a prototype, (C,) bool.
     """
 
+    stale_reason = "keeps prototypes of the features of the present model, which a client that is late has not"
+
     def __init__(self) -> None:
         super().__init__()
         self.prototypes = nn.Buffer(torch.empty(0, 0, dtype=torch.float64))

@@ -380,9 +380,14 @@ class ServerModule(ServerPart):
             rule besides the mean is then refused.
         inquiry: What answers a further exchange at the clients, after their own exchanges. None asks them nothing. It
             is set in `__init__`. The message of the exchange (`broadcast`) has `uploads=False`.
+        takes_stale: Whether the module may be given updates of clients that started from earlier weights and an earlier
+            message (`model.pacing`). `unscaled` means only if the server takes their whole moves.
+        stale_reason: Why it may not, as the end of a sentence that begins with the name of the module.
     """
 
     makes_weights: ClassVar[bool] = False
+    takes_stale: bool | Literal["unscaled"] = False
+    stale_reason: str = ""
     inquiry: Inquiry | None = None
 
     def inquires(self, round_idx: int) -> bool:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fl_lightning.aggregation import Rounds
 from fl_lightning.callbacks.report import split_text
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.metric_files import FOLDER, stem_of
-from fl_lightning.metrics.history import BY_CLASS, History
-from fl_lightning.metrics.keys import is_accuracy, is_loss, is_value, unit_of
+from fl_lightning.metrics.history import BY_CLASS, History, plain_key
+from fl_lightning.metrics.keys import TIME, is_accuracy, is_loss, is_value, unit_of
 from fl_lightning.reports.figures import (
     plot_accuracy,
     plot_classwise,
@@ -27,9 +28,11 @@ from fl_lightning.reports.figures import (
     plot_values,
     save,
 )
+from fl_lightning.reports.time_figures import plot_timeline
 from fl_lightning.runs.logged_figures import figure_writer, log_figures
 from fl_lightning.runs.partition import PARTITION, write_partition
 from fl_lightning.runs.plain_fit import epoch_values
+from fl_lightning.runs.timeline import TIMELINE, jobs_of, write_timeline
 from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least, check_choice
 
@@ -54,11 +57,13 @@ class RunPlots(Callback):
 
     At the end of fit `confusion` shows as which class the samples of each class are taken, for up to 50 classes.
 
+    At the end of fit `timeline`, also as csv, shows which client works when in simulated time, comes back, is lost or
+    is stale, if the clients have `data.devices`.
+
     A metric of `model.metrics` whose value is a matrix or a curve draws its last value itself, as `metrics/NAME-ROUND`.
 
-    At the end of fit every logger that takes pictures gets the class-wise pictures, as `local/partition`,
-    `global/classwise` and `global/confusion` (`val/…`, if the accuracies of the classes are those of the validation
-    split).
+    At the end of fit every logger that takes pictures gets `local/partition`, `local/timeline`, `global/classwise` and
+    `global/confusion` (`val/…`, if the accuracies of the classes are those of the validation split).
 
     Args:
         dirpath: Folder of the pictures. None is the folder of the Trainer's first logger, and no folder without a
@@ -66,7 +71,8 @@ class RunPlots(Callback):
         every: Least number of seconds between two drawings during fit, ≥ 0. It is more if drawing would take over 2 %
             of the time.
         format: Format of the files: png, pdf or svg. `metrics` writes only the pictures of `model.metrics`, as png,
-            which a report cannot draw itself. `none` writes no pictures. The last two write `partition.csv`, too.
+            which a report cannot draw itself. `none` writes no pictures. The last two write `partition.csv`
+            and `timeline.csv`, too.
     """
 
     def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format = "png") -> None:
@@ -135,9 +141,22 @@ class RunPlots(Callback):
                 self._draw_confusion(pl_module)
             if self._active or self.format == "metrics":
                 self._draw_metrics(pl_module)
+            self._keep_timeline(pl_module)
         if self._active and self._history.rounds:
             log_figures(trainer.loggers, self._logged, self._history.rounds[-1])
         self._logged.clear()
+
+    def _keep_timeline(self, loop: FederatedLoop) -> None:
+        """Write what each client did in simulated time as csv and as a picture, if the clients have devices."""
+        if loop.timeline is None or loop.parts.is_private or not loop.recorder.trained_rounds:
+            return
+        pacing = loop.parts.pacing
+        deadline = pacing.deadline if isinstance(pacing, Rounds) else None
+        jobs = jobs_of(loop.timeline, loop.recorder.trained_rounds, loop.data.client_names, deadline=deadline)
+        if self._folder is not None:
+            write_timeline(self._folder / TIMELINE, jobs)
+        if self._active:
+            self._keep(plot_timeline(jobs), name="timeline", logged="local/timeline")
 
     def _draw_metrics(self, loop: FederatedLoop) -> None:
         """Draw the last values of the metrics that are matrices or curves, each by the metric object itself."""
@@ -198,7 +217,8 @@ class RunPlots(Callback):
         if accuracies or losses:
             self._keep(plot_accuracy(rounds, accuracies, losses), name="accuracy")
         drawn = accuracies.keys() | losses.keys()
-        others = {name: values for name, values in curves.items() if name not in drawn and is_value(name)}
+        untimed = [name for name in curves if not plain_key(name).startswith(TIME)]
+        others = {name: curves[name] for name in untimed if name not in drawn and is_value(name)}
         if self._any_module and others:
             self._keep(plot_values(rounds, others), name="values")
         evaluated, class_names, table = history.columns(BY_CLASS)

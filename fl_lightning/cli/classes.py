@@ -30,12 +30,16 @@ OPTIONS: dict[str, type] = {
     "model.server_optimizer": optim.Optimizer,
     "model.transforms": aggregation.UpdateTransform,
     "model.codec": aggregation.Codec,
+    "model.pacing": aggregation.Pacing,
     "trainer.callbacks": pl.Callback,
     "trainer.logger": pl.loggers.Logger,
 }
 """Options whose values are classes, with the base class of these."""
 
-SETTINGS = {"data.feature_shift": tuple(inspect.signature(data.FeatureShift).parameters)}
+SETTINGS = {
+    "data.devices": tuple(inspect.signature(data.Devices).parameters),
+    "data.feature_shift": tuple(inspect.signature(data.FeatureShift).parameters),
+}
 """Options whose values are settings by name, which are no classes to choose from."""
 
 BASES = {option.rpartition(".")[2]: base for option, base in OPTIONS.items()}

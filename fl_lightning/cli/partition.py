@@ -1,6 +1,6 @@
-"""`fl-lightning partition`: draw and describe how a run would divide its samples, without training."""
+"""`fl-lightning partition`: draw and describe the clients of a run, their samples and devices, without training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,8 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.engines.inspection import class_names
 from fl_lightning.functional.classes import distance_from_uniform, effective_classes
 from fl_lightning.reports.figures import plot_bubbles, plot_sizes, save
+from fl_lightning.reports.time_figures import plot_devices
+from fl_lightning.runs.devices import DEVICES, columns_of, differing_columns, write_devices
 from fl_lightning.runs.partition import PARTITION, write_partition
 from fl_lightning.utils.files import check_output
 from fl_lightning.utils.text import printable
@@ -26,10 +28,11 @@ WIDEST = 30
 
 
 def run(argv: list[str]) -> None:
-    """Print a description of the split, and draw it where a folder is given.
+    """Print a description of the split and of the clients' devices, and draw both where a folder is given.
 
     Args:
-        argv: the command line of a fit, and `--output DIR` for `partition.png` and `partition.csv`.
+        argv: the command line of a fit, and `--output DIR` for `partition.png`, `partition.csv`, `devices.png` and
+            `devices.csv`.
 
     Raises:
         ValueError: there is something else in the folder's place, or it may not be written.
@@ -43,7 +46,10 @@ def run(argv: list[str]) -> None:
         data.setup("fit")
         sizes = torch.tensor([data.size(client_id) for client_id in range(data.num_clients)])
         counts = None if data.split("train").labels is None or data.num_classes is None else data.label_counts
-    print(printable("\n".join(describe(sizes, counts, data)), keep="\n"))
+        devices = None
+        if data.devices is not None:
+            devices = columns_of(data.devices.draw(data.num_clients, seed=data.cohort.seed))
+    print(printable("\n".join(describe(sizes, counts, data, devices or {})), keep="\n"))
     if folder is None:
         print("--output DIR draws it")
         return
@@ -58,16 +64,43 @@ def run(argv: list[str]) -> None:
         path = folder / PARTITION
         clients = data.client_names
         write_partition(path, counts.tolist(), names=names, clients=clients, unseen=data.unseen_clients)
-    print(f"{folder}: {', '.join(path.name for path in sorted(Path(folder).glob('partition.*')))}")
+    written = sorted(Path(folder).glob("partition.*"))
+    if devices is not None:
+        written += draw_devices(folder, devices, data)
+    print(f"{folder}: {', '.join(path.name for path in written)}")
 
 
-def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) -> list[str]:
+def draw_devices(folder: Path, columns: Mapping[str, Sequence[float]], data: FederatedDataModule) -> list[Path]:
+    """Write the devices of the clients as a table, and draw the settings that differ from client to client.
+
+    Args:
+        folder: of the files.
+        columns: values of the N clients by setting.
+        data: that has the clients.
+
+    Returns:
+        The files. There is no picture if all devices are alike.
+    """
+    table = folder / DEVICES
+    write_devices(table, columns)
+    differing = differing_columns(columns)
+    if not differing:
+        return [table]
+    picture = folder / "devices.png"
+    save(plot_devices(differing, client_names=data.client_names, unseen=data.unseen_clients), picture)
+    return [table, picture]
+
+
+def describe(
+    sizes: Tensor, counts: Tensor | None, data: FederatedDataModule, devices: Mapping[str, Sequence[float]]
+) -> list[str]:
     """Describe a split in lines.
 
     Args:
         sizes: training samples of each client, (N,).
         counts: of each client and class, (N, C); None: the samples have no classes.
         data: that divided them.
+        devices: values of the N clients by setting; empty: time is not simulated.
     """
     kind = type(data.partition).__name__ + (f" by {data.by}" if data.by else "")
     unseen = data.unseen_clients
@@ -89,6 +122,12 @@ def describe(sizes: Tensor, counts: Tensor | None, data: FederatedDataModule) ->
             f"distance from uniform: {range_text(distance, 2)} (total variation, at most {most:.2f})",
         ]
         columns += [("classes", "", classes), ("effective", ".1f", effective), ("distance", ".2f", distance)]
+    for name, values in devices.items():
+        if name in differing_columns(devices):
+            lines.append(f"{name} of a client: {range_text(torch.tensor(values), digits_of(values))}")
+            columns.append((name, f".{digits_of(values)}f", torch.tensor(values)))
+        elif values[0]:
+            lines.append(f"{name} of all clients: {values[0]:.4g}")
     if unseen:
         columns.append(("unseen", "", torch.tensor([int(client_id in unseen) for client_id in range(len(sizes))])))
     return [*lines, "", *by_client(data.client_names, columns)] if len(sizes) <= MOST else lines
@@ -108,6 +147,18 @@ def by_client(names: Sequence[str], columns: Sequence[tuple[str, str, Tensor]]) 
     width = max(map(len, shown))
     cells = [[heading, *map(f"{{:>{len(heading)}{form}}}".format, x.tolist())] for heading, form, x in columns]
     return ["  ".join([f"{name:>{width}}", *row]) for name, row in zip(shown, zip(*cells, strict=True), strict=True)]
+
+
+def digits_of(values: Sequence[float]) -> int:
+    """Return how many decimals tell values apart: three digits of the median.
+
+    >>> digits_of([0.01, 0.02, 0.5]), digits_of([12.0, 20.0]), digits_of([0.0, 500.0, 900.0])
+    (4, 1, 0)
+    """
+    median = float(np.median(values))
+    if median <= 0:
+        return 2
+    return int(np.clip(2 - np.floor(np.log10(median)), 0, 6))
 
 
 def range_text(values: Tensor, digits: int) -> str:

@@ -11,6 +11,7 @@ from fl_lightning.reports.page import WARNING
 from fl_lightning.reports.report import left_out_of, write_report
 from fl_lightning.reports.saved import SavedRun, find_runs, grouped, read_run
 from fl_lightning.utils.files import check_output
+from fl_lightning.utils.settings import check_above
 from fl_lightning.utils.text import printable
 
 DESCRIPTION = (
@@ -33,6 +34,8 @@ def run(argv: list[str]) -> None:
     given = command_parser().parse_args(argv)
     if given.output:
         check_output(given.output)
+    for seconds in given.at_seconds:
+        check_above(0, "it is a number of simulated seconds", at_seconds=seconds)
     directions = parse_directions(given.direction)
     read = dict[Path, SavedRun]()
     left_out = dict[str, str]()
@@ -53,7 +56,8 @@ def run(argv: list[str]) -> None:
     output = given.output or (next(iter(read)) if len(read) == 1 else Path("reports"))
     forms = [form for form in given.format if form != "html"]
     groups = grouped(read.values())
-    page = write_report(groups, output, forms, notes=[WARNING + sentence for sentence in refusals])
+    warnings = [WARNING + sentence for sentence in refusals]
+    page = write_report(groups, output, forms, notes=warnings, at_seconds=given.at_seconds)
     for sentence in left_out_of(groups):
         print(printable(sentence))
     print(printable(page))
@@ -74,4 +78,6 @@ def command_parser() -> CommandParser:
     parser.add_argument("--format", nargs="+", type=kinds, default=["html"], help=forms)
     better = "KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell"
     parser.add_argument("--direction", nargs="+", type=str, default=[], help=better)
+    moments = "simulated seconds after which the values have a column, too, of runs with data.devices"
+    parser.add_argument("--at_seconds", "--at-seconds", nargs="+", type=float, default=[], help=moments)
     return parser

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fl_lightning.data.column_partition import ColumnPartition as ColumnPartition
     from fl_lightning.data.datamodules import DataModuleSource as DataModuleSource
     from fl_lightning.data.datasets import DatasetSource as DatasetSource
+    from fl_lightning.data.devices import Devices as Devices
     from fl_lightning.data.feature_shift import FeatureShift as FeatureShift
     from fl_lightning.data.folders import ImageFolder as ImageFolder
     from fl_lightning.data.folders import TinyImageNet as TinyImageNet

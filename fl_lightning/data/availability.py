@@ -100,6 +100,10 @@ class AvailableCohorts(Cohorts):
         self._available = Availability(availability, self.num_clients, self.seed)
         self._num_asked = min(len(self.clients), math.ceil((1 + over_selection) * self.size - 1e-9))
 
+    @property
+    def not_of_one_size(self) -> str:
+        return "data.availability"
+
     @cached_property
     def bounds(self) -> CohortBounds:
         rounds = self._available.period if self.schedule is None else len(self.schedule)

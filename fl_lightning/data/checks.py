@@ -139,7 +139,7 @@ def check_simulated(data: Any) -> None:
     Raises:
         ValueError: naming the setting.
     """
-    for name, plain in {"feature_shift": None, "local_work": 1.0, "pooled": False}.items():
+    for name, plain in {"feature_shift": None, "local_work": 1.0, "pooled": False, "devices": None}.items():
         if getattr(data, name) != plain:
             raise ValueError(
                 f"data.{name} belongs to simulations, and this federation's clients have data and time of their own, "

@@ -1,5 +1,6 @@
 """The clients' side of the data: cohorts, the samples of each client, and a client's view of its own."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
@@ -138,6 +139,25 @@ class Cohorts:
             return [self.clients[place] for place in np.flatnonzero(chances < self.share).tolist()]
         generator = keyed_numpy(self.seed, "cohort", round_idx)
         return sorted(self.drawn(generator, self.size))
+
+    @property
+    def not_of_one_size(self) -> str:
+        """The setting because of which cohorts are not drawn with one size, or an empty text."""
+        if self.schedule is not None:
+            return "data.schedule"
+        return "data.sampling=poisson" if self.draws_each else ""
+
+    def asked(self, round_idx: int, over_selection: float) -> list[int]:
+        """List the clients of a round that are asked if some more are asked than may count, ascending.
+
+        Args:
+            round_idx: Communication round, from 0.
+            over_selection: Share of further clients, ≥ 0.
+        """
+        count = min(len(self.clients), math.ceil((1 + over_selection) * self.size - 1e-9))
+        if count == len(self.clients):
+            return list(self.clients)
+        return sorted(self.drawn(keyed_numpy(self.seed, "cohort", round_idx), count))
 
     def drawn(self, generator: np.random.Generator, count: int) -> list[int]:
         """Draw different clients that train, in drawn order.
@@ -337,6 +357,9 @@ class ClientView:
     ended = False
     """Whether the last batch that was given is the last batch of its stream. Without a stream it is not."""
 
+    share = 1.0
+    """The share of its batches that the client has time for, in (0, 1]."""
+
     given: Tensor | None = None
     """The training samples that the client was dealt, some of which may be held back. None: it has all of them."""
 
@@ -367,8 +390,8 @@ class ClientView:
     @property
     def local_work(self) -> float:
         if not self._data.works_partly:
-            return 1.0
-        return self._data.work_of(self.client_id, self.round_idx)
+            return self.share
+        return self.share * self._data.work_of(self.client_id, self.round_idx)
 
     @property
     def label_counts(self) -> Tensor:
@@ -500,6 +523,7 @@ class ClientView:
             round_idx=self.round_idx,
         )
         view.given = self._indices["train"] if self.given is None else self.given
+        view.share = self.share
         return view
 
     def by_loader(self, split: str) -> list["ClientView"]:

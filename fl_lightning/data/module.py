@@ -25,6 +25,7 @@ from fl_lightning.data.checks import (
 from fl_lightning.data.clients import ClientIndices, ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
+from fl_lightning.data.devices import Devices
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_shift import FeatureShift
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
@@ -113,6 +114,8 @@ class FederatedDataModule(Participation):
             compared. The client makes as many steps as the share of the samples has that the round's cohort would have
             had.
         feature_shift: Noise, rotation or color by which the clients' samples differ. None: they do not differ.
+        devices: Devices of the clients, which say how long a client takes in simulated time, the same for all methods
+            of a comparison. None: time is not simulated.
         unseen: Clients that never train and are only tested, as clients are that come after the training: their share
             in (0, 1), their number, or a list of their ids and, with `by`, of names of owners. They are in no cohort,
             no number N of a method and no set of the server. None: all clients train.
@@ -160,6 +163,7 @@ class FederatedDataModule(Participation):
         cohort_size: int | None = None,
         unseen: int | float | list[int | str] | None = None,
         test_on_val: bool = False,
+        devices: Devices | None = None,
     ) -> None:
         # Datasets in place of a source are the commonest mistake, so the source is checked first.
         read = as_source(source)
@@ -214,6 +218,8 @@ class FederatedDataModule(Participation):
         self.client_test_size = client_test_size
         self._eval_batch_size = eval_batch_size
         self.feature_shift = feature_shift
+        check_kind(Devices, "a Devices", "give Devices(step_seconds=0.1)", devices=devices)
+        self.devices = devices
         self.num_classes = num_classes
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.batch_size: int | Literal["full"] = batch_size or 32
@@ -774,8 +780,14 @@ class FederatedDataModule(Participation):
             count: Number of samples. None: all.
 
         Raises:
-            ValueError: There is no such client or class, or `count` is not in [0, the number of samples dealt].
+            ValueError: There is no such client or class, `count` is not in [0, the number of samples dealt], or there
+                are devices.
         """
+        if self.devices is not None:
+            raise ValueError(
+                "set_class_count changes how long clients train, also in the rounds before, which data.devices do not "
+                "allow; leave out data.devices"
+            )
         self.client_samples().set_count(client_id, class_idx=class_idx, count=count)
         self._forget_counts()
 

@@ -164,6 +164,10 @@ class CohortEngine(SequentialEngine):
                 waiting = []
                 yield from super()._results(exchange, [job])
                 continue
+            if waiting and waiting[0].broadcast.round_idx != job.broadcast.round_idx:
+                # Clients of one stack start from the same version: their learning rates may differ from round to round.
+                yield from self._train_at_once(exchange, waiting)
+                waiting = []
             waiting.append(job)
             if len(waiting) == stack_size:
                 yield from self._train_at_once(exchange, waiting)
@@ -205,7 +209,7 @@ class CohortEngine(SequentialEngine):
             try:
                 result = self._finish(exchange, stacked, state=state, checks=checks)
             except Exception as error:
-                raise client_error(stacked.job.client_id, stacked.job.broadcast.round_idx, error) from error
+                raise client_error(stacked.job.client_id, stacked.job.named_round, error) from error
             # Between two results of a stack only `reply` can change the module.
             checks = self._replies
             yield result
@@ -395,7 +399,7 @@ class CohortEngine(SequentialEngine):
         elif not is_refused:
             ids = ", ".join(str(job.client_id) for job in jobs)
             raise RuntimeError(
-                f"clients {ids}, trained at once in round {jobs[0].broadcast.round_idx}, raised {kind}: {error}; set "
+                f"clients {ids}, trained at once in round {jobs[0].named_round}, raised {kind}: {error}; set "
                 f"model.chunk=1 to see which of them it is"
             ) from error
         self._log_once(self._refused or reason)

@@ -197,7 +197,7 @@ class SequentialEngine:
             except SettingError:
                 raise
             except Exception as error:
-                raise client_error(job.client_id, job.broadcast.round_idx, error) from error
+                raise client_error(job.client_id, job.named_round, error) from error
 
     def _answers(self, inquiry: Inquiry, jobs: Iterable[ClientJob]) -> Generator[ClientResult, None, None]:
         """Yield what the client of every job answers to a server module. Nothing is trained.
@@ -220,7 +220,7 @@ class SequentialEngine:
             except SettingError:
                 raise
             except Exception as error:
-                raise client_error(job.client_id, job.broadcast.round_idx, error) from error
+                raise client_error(job.client_id, job.named_round, error) from error
 
     def _fresh_metrics(self) -> AbstractContextManager[None]:
         """Return a context in which the metric objects of the client begin anew."""

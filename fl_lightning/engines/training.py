@@ -27,6 +27,7 @@ from fl_lightning.client.optimizers import LocalOptimizers, frozen
 from fl_lightning.client.progress import ClientProgress
 from fl_lightning.client.services import BatchTransfer, ClientServices
 from fl_lightning.client.teacher import LogitCache
+from fl_lightning.data.devices import PlannedWork
 from fl_lightning.engines.building import OptimizerBuilder
 from fl_lightning.engines.clock import ClientClock, Work
 from fl_lightning.engines.lockstep import Passes
@@ -404,6 +405,43 @@ class LocalTrainer:
             batch_limit=batch_limit,
             step_limit=None if step_limit is None else step_limit - num_steps,
         )
+
+    def planned(self, data: ClientData, exchange: str) -> PlannedWork:
+        """Return how much a client trains in an exchange, without training it.
+
+        What a method does besides its first phases is not counted if it depends on what the client has become.
+
+        Args:
+            data: The client's data.
+            exchange: Name of the exchange.
+        """
+        num_steps = 0
+        batches = 0
+        samples = 0
+        for phase in self._phases_ahead(exchange):
+            restricted = data if phase.indices is None else data.restricted(phase.split, phase.indices)
+            if restricted.size(phase.split) == 0:
+                continue
+            passes = self.passes(restricted, phase)
+            steps_before = num_steps if phase.counts else 0
+            work = self.work(phase, restricted, passes=passes, num_steps=steps_before)
+            for number in work.batches:
+                batches += number
+                samples += passes.of_epoch(0, number).num_samples
+            if phase.counts:
+                num_steps += work.num_steps
+        return PlannedWork(batches=batches, samples=samples)
+
+    def _phases_ahead(self, exchange: str) -> list[Phase]:
+        """Return the phases of an exchange that are known before any client is loaded."""
+        phases: list[Phase] = []
+        try:
+            for phase in self.client.phases(exchange):
+                phases.append(phase)
+        except (KeyError, AttributeError, IndexError):
+            # A method may ask the client that is trained for its later phases.
+            return phases
+        return phases
 
     def _begin_clock(self, phase: Phase, data: ClientData, *, passes: Passes, progress: ClientProgress) -> None:
         """Let the clock begin a phase.

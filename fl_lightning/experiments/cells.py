@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from fl_lightning.experiments.naming import (
     LIMITS,
     StoredCells,
     cell_name,
+    limits_in,
     limits_of,
     settings_of,
     start_identity,
@@ -42,7 +43,7 @@ from fl_lightning.federation.horizon import PLANNED, round_limit
 from fl_lightning.federation.values import Settings
 from fl_lightning.metrics.keys import Direction, Directions, parse_directions
 from fl_lightning.reports.results import MEASURED
-from fl_lightning.reports.saved import DONE, SavedRun, read_run
+from fl_lightning.reports.saved import DONE, MAX_SECONDS, SavedRun, ends_by, read_run
 from fl_lightning.runs.checkpoints import CHECKPOINTS
 from fl_lightning.runs.folder import LAST, checkpoint_of, identity_in, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
@@ -51,6 +52,12 @@ from fl_lightning.utils.settings import as_list
 from fl_lightning.utils.suggestions import suggestion
 
 ROUNDS = "trainer.max_epochs"
+
+ROUND_LIMITS = ("max_epochs", "max_steps")
+"""Limits that count rounds."""
+
+MAX_TIME = "max_time"
+"""Limit that counts the time of the machine, so that no two runs have the same rounds."""
 
 COST_MONITOR = "fl_lightning.monitors.CostMonitor"
 
@@ -93,8 +100,8 @@ class Cell:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The settings that end it, by the names in `LIMITS`."""
-        return limits_of(self.config["trainer"])
+        """The settings that end it, by the names in `ALL_LIMITS`."""
+        return limits_in(self.config)
 
     @property
     def directions(self) -> dict[str, Direction]:
@@ -106,6 +113,18 @@ class Cell:
         """Rounds that it has at most, -1 without a limit."""
         return most_rounds(self.limits)
 
+    @property
+    def max_seconds(self) -> float | None:
+        """Simulated seconds that it has at most, None without a limit."""
+        return self.limits.get(MAX_SECONDS)
+
+    @property
+    def length(self) -> tuple[float, float]:
+        """Rounds and simulated seconds that it has at most, infinite without a limit. The longer of two is greater."""
+        rounds = self.max_rounds if self.max_rounds >= 0 else inf
+        seconds = inf if self.max_seconds is None else self.max_seconds
+        return rounds, seconds
+
 
 def most_rounds(limits: Mapping[str, Any]) -> int:
     """Compute the rounds that limits allow at most, -1 without one.
@@ -113,7 +132,7 @@ def most_rounds(limits: Mapping[str, Any]) -> int:
     >>> most_rounds({"max_epochs": 9, "max_steps": 5}), most_rounds({"max_time": "00:00:10:00"})
     (5, -1)
     """
-    return min((int(value) for name, value in limits.items() if name != "max_time"), default=-1)
+    return min((int(value) for name, value in limits.items() if name in ROUND_LIMITS), default=-1)
 
 
 def located(cells: Iterable[Cell], folder: Path) -> list[Cell]:
@@ -376,7 +395,7 @@ class CellFiles:
         folder: of the experiment's runs.
         name: of the cell.
         test: whether its model may be evaluated on the test split.
-        limits: that end its run, by the names in `LIMITS`; others may ask for the same run with other ones.
+        limits: that end its run, by the names in `ALL_LIMITS`; others may ask for the same run with other ones.
         starts: whether its run ends where its first round would begin.
     """
 
@@ -422,7 +441,7 @@ class CellFiles:
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """Limits of a complete run, by the names in `LIMITS`, its `rounds` and `name`, or None."""
+        """Limits of a complete run, by the names in `ALL_LIMITS`, its `rounds` and `name`, or None."""
         marker = self.run and self.run / DONE
         if marker is None or not marker.is_file():
             return None
@@ -455,8 +474,13 @@ class CellFiles:
     @property
     def rounds(self) -> int:
         """Complete rounds of its run, which may have been continued since it was done and stopped."""
-        on_disk = max(RoundCSVLogger(self.run).rows_on_disk(), default=-1) + 1 if self.run else 0
+        on_disk = max(self.rows, default=-1) + 1
         return max(on_disk, int((self.done or {"rounds": 0})["rounds"]))
+
+    @property
+    def rows(self) -> dict[int, dict[str, float]]:
+        """The values on disk by round, each by log key. Empty where it has not begun."""
+        return {} if self.run is None else RoundCSVLogger(self.run).rows_on_disk()
 
     def is_complete(self) -> bool:
         """Return True where its run has what its limits ask for, or more rounds."""
@@ -464,9 +488,29 @@ class CellFiles:
         done = self.done
         if done is not None and limits_of(done) == limits:
             return True
+        if self.has_used_budget():
+            return True
         most = most_rounds(limits)
         # a run that was stopped right there may lack its test
         return most > 0 and ((done is not None and most <= int(done["rounds"])) or most < self.rounds)
+
+    def has_used_budget(self) -> bool:
+        """Return True where its run has all rounds that end within the simulated seconds that its limits ask for.
+
+        Then a later round ends after them, or the run was done with limits that are nowhere tighter: its next round
+        would have ended later, or it ended by itself.
+        """
+        limits = dict(self.limits)
+        if MAX_SECONDS not in limits:
+            return False
+        if not all(ends_by(row, limits[MAX_SECONDS]) for row in self.rows.values()):
+            return True
+        return self.done is not None and are_within(limits, limits_of(self.done))
+
+    def has_rounds(self) -> bool:
+        """Return False where no round ends within the simulated seconds that its limits ask for."""
+        seconds = dict(self.limits).get(MAX_SECONDS)
+        return seconds is None or any(ends_by(row, seconds) for row in self.rows.values())
 
     @contextmanager
     def claimed(self) -> Iterator[bool]:
@@ -492,13 +536,30 @@ class CellFiles:
                 os.close(descriptor)
 
     def read(self, max_rounds: int = -1, directions: Directions | None = None) -> SavedRun:
-        """Read its run up to a number of rounds, or with -1 all of it.
+        """Read its run up to a number of rounds, or with -1 all of it, and up to the simulated seconds of its limits.
 
         Args:
             max_rounds: Number of rounds.
             directions: Directions of keys that win over those in its folder. None means none.
         """
-        return read_run(self.begun_run, None if max_rounds < 0 else max_rounds, directions)
+        rounds = None if max_rounds < 0 else max_rounds
+        return read_run(self.begun_run, rounds, directions, seconds=dict(self.limits).get(MAX_SECONDS))
+
+
+def are_within(limits: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Return True if a run that ended with other limits is the whole run with these limits, or longer.
+
+    >>> are_within({"max_seconds": 300}, {"max_seconds": 600}), are_within({"max_seconds": 300}, {"max_epochs": 50})
+    (True, False)
+    """
+    for name, other in others.items():
+        if name not in limits:
+            return False
+        if name == MAX_TIME and limits[name] != other:
+            return False
+        if name != MAX_TIME and limits[name] > other:
+            return False
+    return MAX_TIME in others or MAX_TIME not in limits
 
 
 def files_in(cell: Cell, folders: Iterable[Path]) -> list[CellFiles]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,9 +27,9 @@ from fl_lightning.experiments.tuning import check_directions
 from fl_lightning.federation.configured import flat
 from fl_lightning.federation.differences import differences
 from fl_lightning.federation.effects import is_data
-from fl_lightning.reports.results import Column
+from fl_lightning.reports.results import COUNTS, TIMED, Column
 from fl_lightning.utils.files import check_output, write_file
-from fl_lightning.utils.settings import check_at_least
+from fl_lightning.utils.settings import check_above, check_at_least
 
 DESCRIPTION = (
     "Run every method with every seed and setting, and write results.csv, results.md, results.tex and report.html. "
@@ -68,9 +69,10 @@ def run(argv: list[str]) -> None:
     cells = Cells(experiment, Request())
     every = cells.all()
     check_rounds(given.at, every)
+    check_clocks(experiment.tables or Tables(), every)
     if not given.allow_different_data:
         check_same_data(every)
-    if {"rounds", "speed_up"}.intersection(given.columns):
+    if {*COUNTS}.intersection(given.columns):
         for metric in given.metrics:
             check_directions(every, metric)
     check_starts([cells], given.processes, [folder])
@@ -119,15 +121,24 @@ def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
     cases = {settings_text(case.items()): {**case, **shared} for case in setting_combinations(settings)}
     for rounds in given.at:
         check_at_least(1, "it is a number of rounds", at=rounds)
-    if given.target is not None and not {"rounds", "speed_up"}.intersection(given.columns):
-        raise ValueError(f"--target belongs to --columns rounds speed_up, got {given.target} without them; add them")
+    for seconds in given.at_seconds:
+        check_above(0, "it is a number of simulated seconds", at_seconds=seconds)
+    if given.target is not None and not {*COUNTS}.intersection(given.columns):
+        raise ValueError(f"--target belongs to --columns {' '.join(COUNTS)}, got {given.target} without them; add one")
     return Experiment(
         base=given.config,
         cases=cases,
         runs=[Runs([method], tune=tuned, label=None if name == method else name) for name, method in methods.items()],
         seeds=given.seeds,
         hold=given.hold,
-        tables=Tables(baseline, given.metrics, given.target, given.at, given.columns),
+        tables=Tables(
+            baseline=baseline,
+            metrics=given.metrics,
+            target=given.target,
+            at=given.at,
+            columns=given.columns,
+            at_seconds=given.at_seconds,
+        ),
         val_fraction=given.val_fraction,
         tune_metric=given.tune_metric,
     )
@@ -179,9 +190,11 @@ def command_parser() -> CommandParser:
     add("--processes", type=int, default=1, help=at_once)
     add("--baseline", type=str | None, default=None, help="method that the others are compared with; None: the first")
     add_more("--metrics", help="log keys; the known ones where none is given")
-    target = "of the columns rounds and speed_up; None: the baseline's mean of the last five"
+    target = f"of the columns {', '.join(COUNTS)}; None: the baseline's mean of the last five"
     add("--target", type=float | None, default=None, help=target)
     add_list("--at", type=int, default=[], help="rounds after which the value has a column, too")
+    at_seconds = "simulated seconds after which the value has a column, too, of runs with data.devices"
+    add_list("--at_seconds", "--at-seconds", type=float, default=[], help=at_seconds)
     columns = f"further columns: {', '.join(get_args(Column))}; what a round costs is measured"
     add_list("--columns", type=Column, default=[], help=columns)
     add("--val_fraction", type=float, default=0.1, help="of tuning, where the base has no validation split")
@@ -204,6 +217,30 @@ def check_rounds(at: Sequence[int], cells: Sequence[Cell]) -> None:
     most = max(cell.max_rounds for cell in cells)
     if late := [rounds for rounds in at if rounds > most > 0 and all(cell.max_rounds > 0 for cell in cells)]:
         raise ValueError(f"--at must name rounds that the runs have, at most {most}, got {late[0]}")
+
+
+def check_clocks(tables: Tables, cells: Sequence[Cell]) -> None:
+    """Refuse columns of simulated seconds of runs without them, and seconds that no run has.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    asked = [f"--at_seconds {seconds:.12g}" for seconds in tables.at_seconds]
+    asked += [f"--columns {name}" for name in TIMED if name in tables.columns]
+    if not asked:
+        return
+    for cell in cells:
+        if cell.config["data"].get("devices") is None:
+            raise ValueError(
+                f"{asked[0]} needs simulated seconds in all runs, and {cell.method} has no data.devices; set it for all"
+            )
+    longest = max(inf if cell.max_seconds is None else cell.max_seconds for cell in cells)
+    for seconds in tables.at_seconds:
+        if seconds > longest:
+            raise ValueError(
+                f"--at_seconds must be within model.max_seconds, at most {longest:.12g}, got {seconds:.12g}; give "
+                f"{longest:.12g}"
+            )
 
 
 def check_same_data(cells: Sequence[Cell]) -> None:

@@ -62,6 +62,7 @@ class Tables:
         target: of the rounds to it; None: the baseline's mean of the last five.
         at: rounds after which a value has a column, too.
         columns: further ones.
+        at_seconds: simulated seconds after which a value has a column, too.
     """
 
     baseline: str | None = None
@@ -69,6 +70,7 @@ class Tables:
     target: float | None = None
     at: list[int] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
+    at_seconds: list[float] = field(default_factory=list)
 
 
 @dataclass

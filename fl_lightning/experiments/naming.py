@@ -12,7 +12,7 @@ from fl_lightning.federation.differences import are_one_run, is_place, places_th
 from fl_lightning.federation.effects import below, distinguishes
 from fl_lightning.federation.files import INITIAL_WEIGHTS, fingerprint_in
 from fl_lightning.federation.values import Settings
-from fl_lightning.reports.saved import load_config
+from fl_lightning.reports.saved import MAX_SECONDS, load_config
 from fl_lightning.runs.checkpoints import CHECKPOINTS
 from fl_lightning.runs.folder import LAST, identity_in, newest_first, runs
 from fl_lightning.utils.text import slug
@@ -22,6 +22,9 @@ LONGEST_STEM = 80
 
 LIMITS = ("max_epochs", "max_steps", "max_time")
 """Settings of the Trainer that end a run; a step is a round."""
+
+ALL_LIMITS = (*LIMITS, MAX_SECONDS)
+"""Likewise, and the setting of the model that ends a run by its simulated seconds."""
 
 
 def settings_of(config: Mapping[str, Any], start: str = "") -> Settings:
@@ -93,7 +96,18 @@ def limits_of(given: Mapping[str, Any]) -> dict[str, Any]:
     >>> limits_of({"max_epochs": None, "max_steps": -1, "max_time": "00:00:10:00", "devices": 1})
     {'max_time': '00:00:10:00'}
     """
-    return {name: given[name] for name in LIMITS if given.get(name) not in (None, -1)}
+    return {name: given[name] for name in ALL_LIMITS if given.get(name) not in (None, -1)}
+
+
+def limits_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits in a whole configuration, by the names in `ALL_LIMITS`.
+
+    >>> limits_in({"trainer": {"max_epochs": -1, "devices": 1}, "model": {"max_seconds": 600}})
+    {'max_seconds': 600}
+    """
+    model = config.get("model") or {}
+    trainer = config.get("trainer") or {}
+    return limits_of({**trainer, MAX_SECONDS: model.get(MAX_SECONDS)})
 
 
 def start_identity(name: str, limits: Mapping[str, Any]) -> str:
@@ -177,7 +191,7 @@ class StoredCells:
         if not is_of_experiment or weights.parts[-5] != "runs":
             return ""
         name = weights.parts[-4]
-        limits = limits_of(load_config(self.folder / "cells" / f"{name}.yaml").get("trainer", {}))
+        limits = limits_in(load_config(self.folder / "cells" / f"{name}.yaml"))
         return start_identity(name, limits)
 
     def _stored_fingerprint(self, name: str, place: str) -> str | None:

@@ -28,6 +28,8 @@ def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
         done = max(each.rounds for each in files)
         method = ", ".join(filter(None, (cell.method, part and settings_text(cell.tuned), part)))
         rounds = f"{done} of {cell.max_rounds}" if cell.max_rounds > 0 else f"{done}, no limit"
+        if cell.max_seconds is not None:
+            rounds = f"{rounds.removesuffix(', no limit')}, at most {cell.max_seconds:.12g} simulated seconds"
         lines.append((str(cell.seed), cell.case, method, rounds, cell.name))
         run = f"{part}/{cell.name}"  # of several cells it is as long as the longest
         left[run] = max(left.get(run, (0, 0.0)), left_of(cell, files, done))

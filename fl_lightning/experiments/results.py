@@ -19,7 +19,7 @@ from fl_lightning.reports.overview import overview_table
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import Table, TableCell, as_latex, as_markdown, latex
-from fl_lightning.reports.results import Comparison, compare, keys_in, known_metrics
+from fl_lightning.reports.results import COUNTS, Comparison, compare, keys_in, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.suggestions import suggestion
@@ -49,6 +49,8 @@ def series_of(cells: Sequence[Cell], folder: Path, failed: Mapping[str, str]) ->
             files = CellFiles.of(cell, folder)
             if cell.name in failed:
                 errors[str(cell.seed)] = failed[cell.name]
+            elif files.is_complete() and not files.has_rounds():
+                errors[str(cell.seed)] = f"no round ends within {cell.max_seconds:.12g} simulated seconds"
             elif files.is_complete():
                 runs.append(files.read(cell.max_rounds, cell.directions))
         all_rounds = seeds[0].all_rounds
@@ -247,7 +249,7 @@ def write_tables(
     page = write_report(report_groups(series), folder, tables=laid_out, notes=notes)
     print(printable("\n".join(markdown), keep="\n"))
     print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
-    if "rounds" in tables.columns or "speed_up" in tables.columns:
+    if {*COUNTS} & {*tables.columns}:
         for comparison in compared:
             if comparison.direction is None:
                 raise ValueError(unknown_direction(comparison.key))
@@ -282,6 +284,7 @@ def compare_keys(
             target=tables.target,
             case=case,
             at=tables.at,
+            at_seconds=tables.at_seconds,
             columns=tables.columns,
         )
         comparisons.append(comparison)

@@ -19,9 +19,9 @@ from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.errors import one_line
 from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.experiments.cells import CellFiles
-from fl_lightning.experiments.naming import LIMITS
+from fl_lightning.experiments.naming import LIMITS, limits_in
 from fl_lightning.experiments.times import Times
-from fl_lightning.reports.saved import DONE, TEST
+from fl_lightning.reports.saved import DONE, MAX_SECONDS, TEST
 from fl_lightning.runs.folder import checkpoint_of, discard, find_checkpoint
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.tracebacks import place_of, raised_by_check
@@ -150,7 +150,12 @@ def words_of(files: CellFiles) -> list[str]:
 def limits_asked(files: CellFiles) -> list[str]:
     """Write the options that end a cell's fit, which its file, that others write as well, may not have."""
     limits = dict(files.limits)
-    return [word for name in LIMITS for word in (f"--trainer.{name}", str(limits.get(name, NONE[name])))]
+    none = {**NONE, "max_epochs": "-1"} if MAX_SECONDS in limits else NONE  # without a limit fit asks for one
+    words = [word for name in LIMITS for word in (f"--trainer.{name}", str(limits.get(name, none[name])))]
+    config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
+    if MAX_SECONDS in limits or MAX_SECONDS in limits_in(config):
+        words += [f"--model.{MAX_SECONDS}", str(limits.get(MAX_SECONDS, "null"))]
+    return words
 
 
 def start(files: CellFiles) -> None:

@@ -124,7 +124,7 @@ def run_cells(
     by_name = dict[str, Cell]()
     for cell in cells:
         other = by_name.setdefault(cell.name, cell)
-        if other.max_rounds >= 0 and not 0 <= cell.max_rounds <= other.max_rounds:
+        if cell.length > other.length:
             by_name[cell.name] = cell  # the longer one has the rounds of both
     waiting = [cell for cell in by_name.values() if prepare(cell, folder)]
     cell_progress = CellProgress(waiting, len(by_name), folder)

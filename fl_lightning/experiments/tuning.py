@@ -215,6 +215,9 @@ def after_text(cells: Sequence[Cell], runs: Mapping[SettingPairs, Sequence[Saved
     rounds = max(cell.max_rounds for cell in cells)
     if rounds > 0:
         text = f", after {rounds} round{'' if rounds == 1 else 's'}"
+    budgets = {cell.max_seconds for cell in cells} - {None}
+    if budgets:
+        text += f", within {max(filter(None, budgets)):.12g} simulated seconds"
     if any(cell.max_rounds < cell.all_rounds for cell in cells):
         text += "; with all of them another may be chosen"
     lengths: set[int] = set()
@@ -299,10 +302,11 @@ def check_logged(metric: str, config: Mapping[str, Any]) -> None:
 
 
 def runs_of(folder: Path, group: Sequence[Cell], failed: Mapping[str, str]) -> list[SavedRun]:
-    """Read the runs of a candidate, none if one has failed."""
-    if any(cell.name in failed for cell in group):
+    """Read the runs of a candidate, none if one has failed or has no round within its simulated seconds."""
+    files_of = {cell.name: CellFiles.of(cell, folder) for cell in group}
+    if any(cell.name in failed or not files_of[cell.name].has_rounds() for cell in group):
         return []
-    return [CellFiles(folder, cell.name).read(cell.max_rounds, cell.directions) for cell in group]
+    return [files_of[cell.name].read(cell.max_rounds, cell.directions) for cell in group]
 
 
 def mean_score(runs: Sequence[SavedRun], metric: str) -> float | None:

@@ -396,12 +396,13 @@ def check_attackers(client: ClientModule, data: FederatedDataModule) -> None:
         )
 
 
-def check_cohorts(data: FederatedDataModule, min_clients: int) -> None:
+def check_cohorts(data: FederatedDataModule, min_clients: int, *, most: int) -> None:
     """Refuse cohorts that have too few clients in every round.
 
     Args:
         data: The data module.
         min_clients: The number of clients that a round needs.
+        most: The largest number of clients of a server step.
 
     Raises:
         ValueError: No client can take part, fewer than a round needs, or none has samples.
@@ -412,7 +413,6 @@ def check_cohorts(data: FederatedDataModule, min_clients: int) -> None:
             "data.partition must give training samples to at least one client, got none for all of them; give samples, "
             "or another data.partition"
         )
-    most = data.cohort.bounds.most
     if most == 0:
         raise ValueError(
             f"data.availability must let a client take part, got {data.availability}, with which no round has clients; "

@@ -32,6 +32,7 @@ class KnowledgeServer(ServerModule):
     """
 
     needs = frozenset({"logits", "transfer", "clients"})
+    stale_reason = "fuses what the clients of one round know, in several exchanges"
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,6 +52,8 @@ RECORDS: Mapping[str, SettingRecord] = MappingProxyType(
         "model.evaluate_clients_every": COSTS,
         "model.evaluate_training_every": COSTS,
         "model.fine_tuning": COSTS,
+        "model.evaluate_every_seconds": COSTS,
+        "model.max_seconds": NOTHING,
         "model.metrics": COSTS,
         "model.planned_rounds": COSTS,
         "model.seed": SettingRecord("values", is_seed=True),

@@ -13,7 +13,8 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, Codec, Pacing, ServerModule, UpdateTransform
+from fl_lightning.aggregation.timeline import Timeline
 from fl_lightning.client.checks import check_evaluation_step, check_outputs
 from fl_lightning.client.forwarding import Forwarding, logging_as
 from fl_lightning.client.hooks import overridden
@@ -44,6 +45,7 @@ from fl_lightning.federation.fresh_values import FreshValues
 from fl_lightning.federation.horizon import Horizon
 from fl_lightning.federation.local_checks import check_local_training
 from fl_lightning.federation.metric_files import MetricFiles
+from fl_lightning.federation.pace import Pace, check_seconds, is_evaluated
 from fl_lightning.federation.parts import FederationParts, as_client
 from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.resume import catch_up
@@ -56,7 +58,7 @@ from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
 from fl_lightning.metrics.user_metrics import Metrics, as_collection
 from fl_lightning.types import ClientJob, ClockKind, Engine, FineTuning, Scoring, TrainableModule, Undo
-from fl_lightning.utils.settings import as_list, check_count
+from fl_lightning.utils.settings import as_list, check_above, check_count
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of, whole_world
 
@@ -72,6 +74,9 @@ HOOKS_OF_ALL_PROCESSES = (
     "teardown",
 )
 """How the hooks begin in which the processes of a run act together, and no client is trained."""
+
+MOST_ROUNDS = 10**9
+"""More rounds than any run has."""
 
 HOOKS_OF_MODEL = ("on_validation", "on_test")
 """How the hooks of an evaluation of the global model begin."""
@@ -117,6 +122,13 @@ class FederatedLoop(Forwarding):
             is no global model.
         fine_tuning: How what a client would deploy is trained on the client's own training samples before a second test
             (`local/tuned/KEY`). Nothing of it is kept. None means that there is no second test.
+        pacing: When the server steps: Rounds with a deadline or over-selection, FedBuff or FedAsync. It needs
+            `data.devices`. None means after all clients of a round.
+        max_seconds: Simulated seconds of the run: no round begins that would end later. The Trainer's `max_epochs` may
+            then be -1, and a continued run may have more. None means no limit.
+        evaluate_every_seconds: Simulated seconds after which the global model is evaluated, at the end of the first
+            round after each multiple and at the end of the run, in place of the Trainer's `check_val_every_n_epoch`.
+            None means that this one counts.
         evaluate_training_every: Number of rounds after which the global model is evaluated on the training samples of
             all clients (`global/train/KEY`), as on other samples and without augmentation. None means never.
         initial_weights: A checkpoint or state-dict file to start from.
@@ -174,6 +186,9 @@ class FederatedLoop(Forwarding):
         metrics: Metrics | None = None,
         evaluate_clients_every: int | None = None,
         fine_tuning: FineTuning | None = None,
+        pacing: Pacing | None = None,
+        max_seconds: float | None = None,
+        evaluate_every_seconds: float | None = None,
         evaluate_training_every: int | None = None,
         initial_weights: str | Path | None = None,
         seed: int | None = None,
@@ -184,6 +199,7 @@ class FederatedLoop(Forwarding):
     ) -> None:
         super().__init__()
         check_count(1, evaluate_clients_every=evaluate_clients_every, evaluate_training_every=evaluate_training_every)
+        check_above(0, "in simulated seconds", max_seconds=max_seconds, evaluate_every_seconds=evaluate_every_seconds)
         self.automatic_optimization = False
         self.client = as_client(client)
         self.aggregator = Aggregator() if aggregator is None else aggregator
@@ -191,6 +207,8 @@ class FederatedLoop(Forwarding):
         self.metrics = as_collection(metrics)
         self.evaluate_clients_every = evaluate_clients_every
         self.evaluate_training_every = evaluate_training_every
+        self.max_seconds = max_seconds
+        self.evaluate_every_seconds = evaluate_every_seconds
         self.parts = FederationParts(
             client=self.client,
             aggregator=self.aggregator,
@@ -213,6 +231,7 @@ class FederatedLoop(Forwarding):
             personal=tuple(as_list(personal)),
             keep=tuple(as_list(keep)),
             metrics=self.metrics,
+            pacing=pacing,
             fine_tuning=fine_tuning,
             given_seed=seed,
             horizon=Horizon(planned_rounds),
@@ -553,6 +572,9 @@ class FederatedLoop(Forwarding):
             )
         if self.evaluate_training_every is not None:
             check_training_samples(self.evaluation.has_global, self.data)
+        check_seconds(
+            self.data.devices, max_seconds=self.max_seconds, evaluate_every_seconds=self.evaluate_every_seconds
+        )
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
@@ -569,8 +591,10 @@ class FederatedLoop(Forwarding):
     def on_train_start(self) -> None:
         self.data.to(self.device, early=not self.engine.local.transfer.moves)
         self.engine.local.scale_lr(self.parts.plateau.factors)
-        periods = (self.evaluate_clients_every, self.evaluate_training_every)
+        periods = (self.evaluate_clients_every, self.evaluate_training_every, self._longest_period())
         self.fresh_values.begin_fit(self.trainer, periods)
+        if self.recorder.pending_round is not None:
+            self._plan_evaluation(self.recorder.pending_round)
         evaluates = self._rounds_between_clients() is not None
         self._clients_table.begin_fit(self.trainer, self.recorder.pending_round, evaluates=evaluates)
         if self.metrics is not None:
@@ -611,9 +635,35 @@ class FederatedLoop(Forwarding):
         return "privacy: " + ", ".join(spent)
 
     def _stop_if_spent(self) -> None:
-        """End the run if the rule allows no further round."""
-        if self.aggregator.is_spent:
+        """End the run if the rule allows no further round, or if the next round would end too late."""
+        if self.aggregator.is_spent or self._is_last(self.recorder.trained_rounds - 1):
             self.trainer.should_stop = True
+
+    @property
+    def _pace(self) -> Pace | None:
+        """The pace of the fit. None without devices of the clients."""
+        return None if self._rounds is None else self._rounds.pace
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Who starts and comes back when in the fit. None without devices of the clients."""
+        return None if self._pace is None else self._pace.timeline
+
+    def _is_last(self, round_idx: int) -> bool:
+        """Return True if the round after a round would end after `max_seconds`."""
+        if self.max_seconds is None or self._pace is None:
+            return False
+        return self._pace.ends(round_idx + 1) > self.max_seconds
+
+    def _plan_evaluation(self, round_idx: int) -> None:
+        """Let the Trainer evaluate the global model after a round if `evaluate_every_seconds` says so, else not."""
+        if self.evaluate_every_seconds is None or self._pace is None:
+            return
+        timed = self._pace.timeline.round(round_idx)
+        is_due = is_evaluated(timed, self.evaluate_every_seconds) or self._is_last(round_idx)
+        is_due = is_due or round_idx + 1 == self.trainer.max_epochs
+        # The Trainer evaluates after each round whose number is a multiple.
+        self.trainer.check_val_every_n_epoch = 1 if is_due else round_idx + 2
 
     # --- the round ---
 
@@ -625,6 +675,10 @@ class FederatedLoop(Forwarding):
             values = self.parts.marked(values)
         if self.parts.server_lr_scheduler is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
+        if self._pace is not None:
+            values |= self._pace.row(round_idx)
+            self._pace.tell_bytes(round_idx, values)
+            self._plan_evaluation(round_idx)
         if round_idx == 0:
             values |= bytes_of_sets(self.data, self.parts.needs)
         self.recorder.end_training(round_idx, values)
@@ -639,7 +693,7 @@ class FederatedLoop(Forwarding):
         with self._without_autocast(), torch.enable_grad():
             return rounds.run(
                 round_idx=round_idx,
-                cohort=self.data.cohort(round_idx),
+                cohort=self.data.cohort(round_idx) if rounds.pace is None else rounds.pace.cohort(round_idx),
                 step=optimizer.step,
                 scaler=scaler,
             )
@@ -697,6 +751,10 @@ class FederatedLoop(Forwarding):
         if self.evaluate_clients_every is None and self.global_weights.own_models:
             return 1
         return self.evaluate_clients_every
+
+    def _longest_period(self) -> int | None:
+        """Return a number of rounds that no evaluation by seconds is apart from the next, or None without such ones."""
+        return None if self.evaluate_every_seconds is None else MOST_ROUNDS
 
     def _evaluate_clients(self, round_idx: int) -> None:
         """Add the means over the clients to the row of a round."""

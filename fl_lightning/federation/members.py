@@ -37,6 +37,7 @@ from fl_lightning.members.faults import (
     encodes,
     has_layout,
 )
+from fl_lightning.members.messages import Messages
 from fl_lightning.members.structure import Structure
 from fl_lightning.members.traces import Traces
 from fl_lightning.members.user_entries import UserEntries
@@ -576,6 +577,8 @@ def members_of(
     if type(parts.server_module) is not ServerModule:
         members.append(ServerModuleMember(parts.server_module))
     members.append(global_weights)
+    if parts.pacing is not None and parts.pacing.is_asynchronous:
+        members.append(Messages(global_weights))
     members.append(records)
     members.append(ClientEnds(parts.hooks))
     members.append(parts.recorder)

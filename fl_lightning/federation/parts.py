@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MetricCollection
 
-from fl_lightning.aggregation import Aggregator, Codec, NonFiniteGuard, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, Codec, NonFiniteGuard, Pacing, ServerModule, UpdateTransform
+from fl_lightning.aggregation.pacing import Stale
 from fl_lightning.client.checkpoint_io import check_files_of
 from fl_lightning.client.checks import check_evaluation_step, check_module, uncompiled
 from fl_lightning.client.deriving import check_parts
@@ -21,6 +22,7 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientServices, EvaluationServices, MetricAccumulator
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.clients import CohortBounds
 from fl_lightning.distributed import current_communicator
 from fl_lightning.engines.execution import Execution
 from fl_lightning.engines.settings import LocalSettings
@@ -32,6 +34,7 @@ from fl_lightning.federation.described import described_federation
 from fl_lightning.federation.effects import is_digest
 from fl_lightning.federation.horizon import Horizon, round_limit
 from fl_lightning.federation.identity import RunIdentity
+from fl_lightning.federation.pace import check_pace, check_takes_stale
 from fl_lightning.federation.recorder import Recorder
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.codec import check_codec
@@ -80,6 +83,7 @@ class FederationParts:
         keep: Patterns of buffers with `persistent=False` that a client keeps.
         metrics: The user's own metrics, or None.
         given_seed: Key of every draw. None means the seed of `seed_everything`, or 0 without it.
+        pacing: When the server steps. None means after all clients of a round.
         fine_tuning: How clients are fine-tuned before they are tested. None means that they are not.
         deployed_client: Id or name of the client whose model and test samples an evaluation takes. None is the global
             model.
@@ -122,6 +126,7 @@ class FederationParts:
     keep: tuple[str, ...]
     metrics: MetricCollection | None
     given_seed: int | None
+    pacing: Pacing | None = None
     fine_tuning: FineTuning | None = None
     deployed_client: int | str | None = None
     deploys_tuned: bool = False
@@ -188,7 +193,8 @@ class FederationParts:
             raise ValueError("server_lr_scheduler needs a server_optimizer, got none; set model.server_optimizer")
 
     def _check_transforms(self) -> None:
-        """Check the transforms and the codec of updates."""
+        """Check the transforms, the codec of updates and the pacing, whose transform is the last one."""
+        check_kind(Pacing, "a Rounds, FedBuff or FedAsync", "give such as FedBuff(buffer=3)", pacing=self.pacing)
         for transform in self.transforms:
             remedy = "give [NormClip(max_norm=10)]"
             check_kind(UpdateTransform, "instances of UpdateTransform", remedy, transforms=transform)
@@ -197,6 +203,9 @@ class FederationParts:
             check_codec(self.codec, self.aggregator, self.transforms)
         if any(encodes(transform) for transform in self.transforms):
             check_measured(self.transforms, self.guard.max_norm)
+        stale = None if self.pacing is None else self.pacing.stale()
+        if stale is not None:
+            self.transforms = [*self.transforms, stale]
 
     def _check_entries(self) -> None:
         """Check the store, and the patterns of entries that stay with a client."""
@@ -360,7 +369,17 @@ class FederationParts:
         checks.tell_epochs(self.settings.local_epochs)
         if not data.pooled:
             checks.tell_fine_tuning(self.client, self.fine_tuning)
-        checks.check_cohorts(data, self.min_clients)
+        if data.devices is not None or self.pacing is not None:
+            check_pace(
+                pacing=self.pacing,
+                data=data,
+                client=self.client,
+                server_module=self.server_module,
+                exchanges=self.exchanges,
+                codec=self.codec,
+                is_private=self.is_private,
+            )
+        checks.check_cohorts(data, self.min_clients, most=self.cohort_bounds(data).most)
         checks.check_attackers(self.client, data)
         if self.is_private and trainer.ckpt_path is None:
             private.check_first_fit(self.recorder.history)
@@ -376,6 +395,15 @@ class FederationParts:
                 data=data,
             )
             private.check_private_faults(self.faults, type(self.aggregator).__name__)
+
+    def cohort_bounds(self, data: FederatedDataModule) -> CohortBounds:
+        """Return the least and the largest number of clients of a server step."""
+        bounds = data.cohort.bounds
+        if self.pacing is not None:
+            bounds = self.pacing.bounds(bounds)
+        loses = data.devices is not None and data.devices.loses_clients
+        is_asynchronous = self.pacing is not None and self.pacing.is_asynchronous
+        return bounds._replace(least=0) if loses and not is_asynchronous else bounds
 
     def end_run(self) -> None:
         """Drop the references to the Trainer."""
@@ -415,7 +443,8 @@ class FederationParts:
             "server_module": self.server_module,
             "server_optimizer": self.server_optimizer,
             "server_lr_scheduler": self.server_lr_scheduler,
-            "transforms": self.transforms,
+            "transforms": [transform for transform in self.transforms if not isinstance(transform, Stale)],
+            "pacing": self.pacing,
             "codec": self.codec,
             "personal": self.personal,
             "keep": self.keep,
@@ -494,7 +523,13 @@ class FederationParts:
         global_weights.non_persistent.set_back({})
         if not self.initial_personal:
             self.initial_personal.update(global_weights.snapshot(global_weights.personal))
-        server = Server(global_weights=global_weights, data=data, store=self.store, horizon=self.horizon)
+        server = Server(
+            global_weights=global_weights,
+            data=data,
+            store=self.store,
+            horizon=self.horizon,
+            bounds=self.cohort_bounds,
+        )
         self._set_up(server)
         return server
 
@@ -523,8 +558,11 @@ class FederationParts:
         """Make the server's step and the scheduler of its learning rate, None without one.
 
         Raises:
-            ValueError: The optimizer or the scheduler does not work with rounds, or with the server module.
+            ValueError: The optimizer or the scheduler does not work with rounds, or with the server module, or the
+                server module not with the pacing.
         """
+        if self.pacing is not None:
+            check_takes_stale(self.pacing, self.server_module)
         trainable = {name: value for name, value in server.weights.items() if name in server.trainable}
         step = ServerOptimizer(self.server_optimizer, trainable, undoes=self.guard.skips)
         if self.server_optimizer is None:

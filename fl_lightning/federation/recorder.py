@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -413,6 +414,10 @@ class Traffic(Member):
         self.by_client = Counter[tuple[str, int]]()
         self._sent = set[tuple[str, int]]()
         """Exchanges and clients whose message is counted. An engine may ask for a job again."""
+        self._counts_ahead: bool | None = None
+        """Whether messages are counted to clients that do not come back in the round. None: others are sent."""
+        self._ahead_round = -1
+        """The round of the last of them."""
 
     def begin_fit(self, exchanges: Sequence[str]) -> None:
         """Forget the bytes of an earlier fit.
@@ -422,7 +427,23 @@ class Traffic(Member):
         """
         self._exchanges = exchanges
         self._round_idx = -1
+        self._ahead_round = -1
         self._bytes = Bytes()
+
+    @contextmanager
+    def ahead(self, round_idx: int, *, is_root: bool) -> Iterator[None]:
+        """Context in which clients are sent messages that do not come back in the round. They are counted once.
+
+        Args:
+            round_idx: Index of the round.
+            is_root: Whether this process counts them.
+        """
+        self._counts_ahead = is_root and round_idx != self._ahead_round
+        self._ahead_round = round_idx
+        try:
+            yield
+        finally:
+            self._counts_ahead = None
 
     def begin(self, round_idx: int, cohort: list[int]) -> None:
         self._sent.clear()
@@ -433,8 +454,10 @@ class Traffic(Member):
 
     def outgoing(self, broadcast: Broadcast, client_id: int) -> Broadcast:
         message = (broadcast.exchange, client_id)
-        if message not in self._sent:
-            self._sent.add(message)
+        is_counted = message not in self._sent if self._counts_ahead is None else self._counts_ahead
+        if is_counted:
+            if self._counts_ahead is None:
+                self._sent.add(message)
             num_bytes = traffic(broadcast.weights, broadcast.extras)
             self._count("comm/bytes_down", exchange=broadcast.exchange, client_id=client_id, num_bytes=num_bytes)
         return broadcast

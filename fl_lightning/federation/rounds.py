@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.aggregation.timeline import Job
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.federation.server import ServerOptimizer
 from fl_lightning.functional.state import to_host
@@ -17,7 +18,7 @@ from fl_lightning.members.faults import (
     client_error,
     judge,
 )
-from fl_lightning.types import Check, ClientJob, ClientResult, Member, RoundOutcome, State, Undo, does
+from fl_lightning.types import Check, ClientJob, ClientResult, Member, Message, RoundOutcome, State, Undo, does
 from fl_lightning.utils.settings import SettingError
 
 Shares = list[dict[str, Any]]
@@ -55,6 +56,8 @@ class Rounds:
         self._server_step = server_step
         run.begin_fit()
         self._view = run.data.views()
+        self.pace = run.pace
+        self._messages = run.messages
 
     def run(self, round_idx: int, cohort: list[int], step: Callable[[], Any], scaler: Any | None) -> dict[str, float]:
         """Run one round, with one step of the server optimizer.
@@ -152,9 +155,11 @@ class Rounds:
         self._exchanges = self.parts.server_module.exchanges_of(outcome.round_idx, own)
         if len(clients) < self.parts.min_clients:
             self._abort_if_small(outcome)
+            self._send_ahead(outcome.round_idx)
         else:
             for member in self.members.of("begin"):
                 member.begin(outcome.round_idx, clients)
+            self._send_ahead(outcome.round_idx)
             ranks = self.communicator.assign_clients(
                 clients, cost=self._run.client_cost, owners=self.server.store.owners
             )
@@ -281,20 +286,64 @@ class Rounds:
     def _jobs(self, exchange: str, clients: Sequence[int]) -> Iterator[ClientJob]:
         """Yield the job of each client, made when the engine draws it."""
         for client_id in clients:
-            broadcast = self.parts.server_module.broadcast(exchange, client_id)
-            for member in self.members.of("outgoing"):
-                broadcast = member.outgoing(broadcast, client_id)
-            shared = self.server.weights
-            start = None if broadcast.weights is shared else start_from(broadcast.weights, shared)
-            memory, personal = self.records.of(client_id)
-            yield ClientJob(
-                client_id=client_id,
-                broadcast=broadcast,
-                data=self._view(client_id, self.server.round_idx),
-                memory=memory,
-                personal=personal,
-                start=start,
-            )
+            if self.pace is None:
+                yield self._job(client_id, self._message(exchange, client_id))
+            else:
+                yield self._timed_job(exchange, client_id, self.pace.job(client_id, self.server.round_idx))
+
+    def _timed_job(self, exchange: str, client_id: int, timed: Job) -> ClientJob:
+        """Return the job of a client that may have started in an earlier round, or have time for some batches only."""
+        round_idx = self.server.round_idx
+        if self._messages is None or timed.version == round_idx:
+            job = self._job(client_id, self._message(exchange, client_id), timed.share)
+        else:
+            job = self._job(client_id, self._messages.of(client_id, timed.version))
+        return job._replace(arrives=round_idx)
+
+    def _job(self, client_id: int, message: Message, share: float = 1.0) -> ClientJob:
+        """Return the job of a client.
+
+        Args:
+            client_id: Id of the client.
+            message: What the client was sent.
+            share: The share of its batches that the client has time for, in (0, 1].
+        """
+        memory, personal = self.records.of(client_id)
+        data = self._view(client_id, message.broadcast.round_idx)
+        if share != 1:
+            data.share = share
+        return ClientJob(
+            client_id=client_id,
+            broadcast=message.broadcast,
+            data=data,
+            memory=memory,
+            personal=personal,
+            start=message.start,
+        )
+
+    def _message(self, exchange: str, client_id: int) -> Message:
+        """Make the message to a client from the present weights and the present state of the server."""
+        broadcast = self.parts.server_module.broadcast(exchange, client_id)
+        for member in self.members.of("outgoing"):
+            broadcast = member.outgoing(broadcast, client_id)
+        shared = self.server.weights
+        start = None if broadcast.weights is shared else start_from(broadcast.weights, shared)
+        return Message(broadcast, start)
+
+    def _send_ahead(self, round_idx: int) -> None:
+        """Make the messages to clients that start in a round and do not come back in it, and keep those that will do.
+
+        Args:
+            round_idx: Index of the round.
+        """
+        if self.pace is None:
+            return
+        traffic = self.parts.recorder.traffic
+        with traffic.ahead(round_idx, is_root=self.communicator.rank == 0):
+            for job, comes_back in self.pace.sent_ahead(round_idx):
+                message = self._message(self._exchanges[0], job.client_id)
+                if comes_back and self._messages is not None:
+                    self._messages.keep(job.client_id, message.broadcast, message.start)
 
     def _take(self, result: ClientResult) -> None:
         """Pass the result of one client through all members."""
@@ -305,7 +354,7 @@ class Rounds:
         except SettingError:
             raise
         except Exception as problem:
-            raise client_error(client_id, self.server.round_idx, problem, taken_in=True) from problem
+            raise client_error(client_id, result.job.named_round, problem, taken_in=True) from problem
 
     # --- judging ---
 

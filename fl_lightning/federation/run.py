@@ -16,8 +16,10 @@ from fl_lightning.federation import checks
 from fl_lightning.federation.checkpoint import modules_by_prefix
 from fl_lightning.federation.costs import sample_costs
 from fl_lightning.federation.members import ClientRecords, members_of
+from fl_lightning.federation.pace import Pace, pace_of
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.server import Server
+from fl_lightning.members.messages import Messages
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Engine
@@ -109,6 +111,37 @@ class FederatedRun:
         if self._engine_factory is None:
             return self.engine
         return self._engine_factory(self.engine)
+
+    @cached_property
+    def pace(self) -> Pace | None:
+        """The pace of the fit. None: the data have no devices, so that all clients of a round come back in it.
+
+        Raises:
+            ValueError: The clients are at nodes of their own, or the devices do not fit.
+        """
+        if self.data.devices is None:
+            return None
+        if getattr(self.clients_engine, "is_remote", False):
+            raise ValueError(
+                "data.devices belong to simulations, and this federation's clients are at nodes, which take their own "
+                "time; leave them out"
+            )
+        pace = pace_of(
+            pacing=self.parts.pacing,
+            data=self.data,
+            local=self.engine.local,
+            global_weights=self.server.global_weights,
+            codec=self.parts.codec,
+        )
+        if pace is not None and self.messages is not None:
+            self.messages.has_arrived = pace.timeline.arrived_before
+        return pace
+
+    @cached_property
+    def messages(self) -> Messages | None:
+        """The member that keeps messages to clients at work. None: every client comes back in its round."""
+        kept = [member for member in self.members.all if isinstance(member, Messages)]
+        return kept[0] if kept else None
 
     @cached_property
     def client_cost(self) -> Callable[[int], int]:

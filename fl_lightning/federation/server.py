@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.clients import CohortBounds
 from fl_lightning.federation.horizon import Horizon
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import State
@@ -24,15 +25,25 @@ class Server:
         data: The data module. Its `batch_seed`, the seed of the run, keys every draw.
         store: Where clients keep their memory between rounds.
         horizon: The planned rounds.
+        bounds: Returns the least and the largest number of clients of a server step. None takes those of the cohorts.
     """
 
-    def __init__(self, global_weights: GlobalWeights, data: FederatedDataModule, store: Any, horizon: Horizon) -> None:
+    def __init__(
+        self,
+        global_weights: GlobalWeights,
+        data: FederatedDataModule,
+        store: Any,
+        horizon: Horizon,
+        *,
+        bounds: Callable[[FederatedDataModule], CohortBounds] | None = None,
+    ) -> None:
         self.module: nn.Module = global_weights.client
         self.round_idx = 0
         self.global_weights = global_weights
         self.store = store
         self._data = data
         self._horizon = horizon
+        self._bounds = bounds or bounds_of_cohorts
         self._snapshot: State | None = None
         """The shared entries as the current exchange sends them. None between rounds."""
         self._coarser: State | None = None
@@ -108,11 +119,11 @@ class Server:
 
     @property
     def cohort_size(self) -> int:
-        return self._data.cohort.bounds.least
+        return self._bounds(self._data).least
 
     @property
     def largest_cohort(self) -> int:
-        return self._data.cohort.bounds.most
+        return self._bounds(self._data).most
 
     @property
     def sampling_rate(self) -> float | None:
@@ -145,6 +156,11 @@ class Server:
 
     def noise_generator(self, purpose: str) -> np.random.Generator:
         return keyed_noise(self._data.noise_seed, purpose, self.round_idx)
+
+
+def bounds_of_cohorts(data: FederatedDataModule) -> CohortBounds:
+    """Return the least and the largest number of clients in a cohort."""
+    return data.cohort.bounds
 
 
 class ServerOptimizer:

@@ -161,12 +161,12 @@ def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
     return next((round_nr for round_nr, value in enumerate(curve, start=1) if value >= target), None)
 
 
-def speed_up(rounds: int | None, baseline_rounds: int) -> float | None:
+def speed_up(rounds: float | None, baseline_rounds: float) -> float | None:
     """Divide the baseline's rounds by a method's, baseline_rounds / rounds, None if the target is never reached.
 
     Args:
-        rounds: as `rounds_to_target` gives it.
-        baseline_rounds: rounds after which the baseline has the target value, ≥ 1.
+        rounds: as `rounds_to_target` gives it, or seconds, > 0.
+        baseline_rounds: rounds, or seconds, after which the baseline has the target value, > 0.
 
     Source:
         FedKA, Table 2.

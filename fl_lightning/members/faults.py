@@ -169,12 +169,12 @@ HINTS = {
 """Remedies by words of torch's own errors, for errors without a line of the user's code."""
 
 
-def client_error(client_id: int, round_idx: int, error: Exception, taken_in: bool = False) -> ClientError:
+def client_error(client_id: int, round_idx: int | str, error: Exception, taken_in: bool = False) -> ClientError:
     """Return the error of a client that failed, with client, round and the user's line in one sentence.
 
     Args:
         client_id: The id of the client.
-        round_idx: The index of the round.
+        round_idx: The index of the round, or words for it.
         error: What the client raised. An error of the package's own checks keeps its words.
         taken_in: Whether the client failed while the server took in its result.
     """

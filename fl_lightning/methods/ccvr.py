@@ -117,6 +117,7 @@ class CCVRServer(ServerModule):
     """
 
     needs = frozenset({"logits"})
+    stale_reason = "asks the clients of a round for statistics of the new model, in a further exchange"
 
     def __init__(
         self,

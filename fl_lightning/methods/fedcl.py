@@ -40,6 +40,7 @@ class FedCLServer(ServerModule):
     """FedCL's server, which sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
 
     needs = frozenset({"proxy", "labels"})
+    takes_stale = True
 
     def __init__(self) -> None:
         super().__init__()

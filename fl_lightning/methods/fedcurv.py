@@ -68,6 +68,12 @@ class FedCurvServer(ServerModule):
     u: StateBuffers
     v: StateBuffers
     made: Tensor | None
+    stale_reason = "with scope=last_round compares the rounds of client and server"
+
+    @property
+    def takes_stale(self) -> bool:  # type: ignore[override]
+        """Whether updates may be of earlier rounds: what a client was sent, it subtracts itself."""
+        return self.client_of(FedCurv).scope == "seen"
 
     def setup(self) -> None:
         client = self.client_of(FedCurv)

@@ -46,6 +46,7 @@ class FedDFServer(ServerModule):
     """
 
     needs = frozenset({"logits", "proxy"})
+    stale_reason = "takes the clients' models as teachers, which would be no longer theirs"
 
     def __init__(
         self,

@@ -28,6 +28,8 @@ class FedDynServer(ServerModule):
     """FedDyn's server: h ← h − (α/N) Σ (y_i − x) over the cohort, then x ← mean − h/α, with the mean's buffers."""
 
     correction: StateBuffers
+    takes_stale = "unscaled"
+    stale_reason = "keeps h, the mean of the clients' gradients, for which it would take less than their whole moves"
 
     def setup(self) -> None:
         self.client_of(FedDyn)

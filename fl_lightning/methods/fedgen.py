@@ -142,6 +142,8 @@ class FedGenServer(ServerModule):
         seen: Which classes a participant has had, `classes` (C,) bool.
     """
 
+    stale_reason = "trains its generator on the clients' heads, which would be no longer theirs"
+
     def __init__(self) -> None:
         super().__init__()
         self.generator = StateBuffers({})

@@ -29,6 +29,8 @@ class FedGKDServer(ServerModule):
         number: How many global models have been kept so far in this fit, () int64. Empty as `models`.
     """
 
+    stale_reason = "sends the mean of the last global models, which a client that is late has of another round"
+
     def __init__(self) -> None:
         super().__init__()
         self.models = nn.ModuleList()

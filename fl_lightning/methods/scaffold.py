@@ -51,6 +51,7 @@ class SCAFFOLDServer(ServerModule):
     """SCAFFOLD's server: c ← c + (1/N) Σ (c_i⁺ − c_i) over the cohort (line 17), N counting all clients."""
 
     control: StateBuffers
+    takes_stale = True
 
     def setup(self) -> None:
         self.client_of(SCAFFOLD)

@@ -91,6 +91,16 @@ BEGINNINGS = (*WRITTEN_BY_METRICS, "train", "unseen")
 WRITTEN_BY_MODULES = ("val", "test")
 """Beginnings of the keys that a module with evaluation steps of its own writes in place of the loop."""
 
+TIME = "time/"
+"""Beginning of the log keys of simulated time."""
+
+SECONDS = "time/seconds"
+LOST = "time/lost"
+STALENESS = "time/staleness"
+STALENESS_MAX = "time/staleness_max"
+"""Log keys of simulated time: the end of a round since the start of the run, the clients of the round that came to
+nothing, and the mean and the largest number of server steps that passed by an update of the round."""
+
 LOSS_TERMS = (
     "aligned",
     "alignment",
@@ -146,6 +156,10 @@ OTHERS = (
     OwnKey("cost/seconds", "seconds", "min", writer="monitors"),
     OwnKey("cost/memory", "bytes", "min", writer="monitors"),
     OwnKey("comm/*", "bytes", "min"),
+    OwnKey(SECONDS, "seconds", "min"),
+    OwnKey(LOST, "", "min"),
+    OwnKey(STALENESS, "", "min"),
+    OwnKey(STALENESS_MAX, "", "min"),
     OwnKey(EPSILON_SAMPLES, "", "min", writer="clients"),
     OwnKey(EPSILON_LOCAL, "", "min", writer="clients"),
     OwnKey(f"{EPSILON}*", "", "min"),
@@ -310,6 +324,10 @@ FURTHER: Mapping[str, str] = {
     "comm/bytes_down": "bytes of a round to the clients",
     "comm/bytes_up": "bytes of a round to the server",
     "comm/bytes_sets": "bytes of the sets that every client receives once",
+    SECONDS: "simulated seconds since the start of the run",
+    LOST: "clients of a round that came to nothing",
+    STALENESS: "server steps that passed by an update, the mean of a round",
+    STALENESS_MAX: "server steps that passed by an update, at most in a round",
     "global/train/acc": "accuracy of the global model on the training samples of all clients",
     "global/train/loss": "loss of the global model on the training samples of all clients",
     "unseen/alma": "mean over the clients that never train of the accuracy on their own test splits",

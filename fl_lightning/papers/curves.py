@@ -1,4 +1,4 @@
-"""Logged values, and the accuracy of each class, over the rounds."""
+"""Logged values over the rounds or over simulated seconds, and the accuracy of each class over the rounds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.results import LAST_ROUNDS
 
-Line = tuple[list[int], Numbers, Numbers | None]
-"""Rounds, (T,), mean and deviation, (T,)."""
+Line = tuple[Sequence[float], Numbers, Numbers | None]
+"""Rounds or seconds, (T,), mean and deviation, (T,)."""
 
 
 @dataclass
 class Curves(Drawing):
-    """Values over the rounds: the mean over the seeds, with a band of one standard deviation.
+    """Values over rounds or simulated seconds: the mean over the seeds, with a band of one standard deviation.
 
     Three things vary: the method, the case, the value (key). One is the line's, one the column's, one the row's.
 
@@ -47,6 +47,7 @@ class Curves(Drawing):
         cases: likewise.
         width: inches of a panel.
         height: likewise.
+        over_seconds: whether the values are drawn over the simulated seconds of runs with `data.devices`.
     """
 
     keys: Mapping[str, str]
@@ -60,8 +61,13 @@ class Curves(Drawing):
     cases: Sequence[str] = ()
     width: float = 2.6
     height: float = 2.3
+    over_seconds: bool = False
 
     def __post_init__(self) -> None:
+        if self.over_seconds and self.clients:
+            raise ValueError(
+                "clients is a band over the rounds, and over_seconds draws no rounds; leave out one of them"
+            )
         given = self.line, self.column, self.row
         if set(given) != {"method", "case", "key"}:
             raise ValueError(f"line, column, row must be method, case and key in some order, got {given}")
@@ -81,15 +87,20 @@ class Curves(Drawing):
                     lines[named] = line
                     last[named] = self.end_of(runs, key, line)
         if not lines:
-            raise ValueError(f"curves need values by round, and no run has {', '.join(self.log_keys()) or 'enough'}")
+            by = "by simulated second (data.devices)" if self.over_seconds else "by round"
+            raise ValueError(f"curves need values {by}, and no run has {', '.join(self.log_keys()) or 'enough'}")
         rows, columns, names = (unique(key[i] for key in lines) for i in range(3))
         left = ["\n".join(filter(None, (name, self.value))) if len(rows) > 1 else self.value for name in rows]
         figure, axes = panels(left, columns, self.width, self.height)
-        for (row, column, name), (rounds, mean, std) in lines.items():
-            place = axes[rows.index(row), columns.index(column)]
-            draw_line(place, names.index(name), rounds, mean, std=std, label=name)
-        name_rounds(axes, max((rounds for rounds, _, _ in lines.values()), key=len))
-        finish(figure, axes)
+        for (row, column, name), (places, mean, std) in lines.items():
+            panel = axes[rows.index(row), columns.index(column)]
+            draw_line(panel, names.index(name), places, mean, std=std, label=name, in_steps=self.over_seconds)
+        if self.over_seconds:
+            finish(figure, axes, "simulated seconds")
+        else:
+            longest = max((places for places, _, _ in lines.values()), key=len)
+            name_rounds(axes, [int(place) for place in longest])
+            finish(figure, axes)
         caption = self.caption(lines, last)
         return Drawn(figure, " ".join(filter(None, (caption, unequal_text(shown)))))
 
@@ -108,7 +119,11 @@ class Curves(Drawing):
 
     def line_of(self, runs: Series, key: str) -> Line | None:
         """Compute the line of a value, None where it is not known."""
-        rounds, values = runs.group.carried_curves(key)
+        rounds: Sequence[float]
+        if self.over_seconds:
+            rounds, values = runs.group.timed_curves(key)
+        else:
+            rounds, values = runs.group.carried_curves(key)
         if not rounds:
             return None
         std = values.std(0, ddof=1) if len(values) > 1 else None

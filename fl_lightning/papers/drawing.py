@@ -97,7 +97,8 @@ def counted(runs: Series) -> Series:
 
 def unequal_text(series: Sequence[Series]) -> str:
     """Tell which runs count at the end if the runs of some series have different numbers of rounds, else nothing."""
-    if all(len(set(map(rounds_of, runs.group.runs))) < 2 for runs in series):
+    by_rounds = [[run for run in runs.group.runs if run.budget is None] for runs in series]
+    if all(len(set(map(rounds_of, runs))) < 2 for runs in by_rounds):
         return ""
     return "Seeds have unequal rounds: a final value is of the runs that have most of them or stopped early."
 
@@ -109,7 +110,8 @@ def beginning(run: SavedRun, rounds: int) -> SavedRun:
     for t in run.history.rounds[:rounds]:
         history.record(t, {name: curve[t] for name, curve in curves.items() if t in curve})
     is_whole = run.is_whole and len(history) == len(run.history)
-    return replace(run, history=history, rounds=rounds, is_whole=is_whole)
+    budget = run.budget if len(history) == len(run.history) else None
+    return replace(run, history=history, rounds=rounds, is_whole=is_whole, budget=budget)
 
 
 def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:

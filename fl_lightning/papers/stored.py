@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.metrics.history import History
+from fl_lightning.metrics.keys import SECONDS
 from fl_lightning.papers.drawing import Series, unique
 from fl_lightning.reports.results import STATISTICS, known_metrics, statistics_of
 from fl_lightning.reports.saved import TIMES, Group, SavedRun
@@ -19,6 +20,9 @@ COLUMNS = ("case", "method", "seed", "metric", *STATISTICS, *RUN, "error", "curv
 STOPPED = "stopped_early"
 """Further column, which files of 0.2.0 lack: yes for a run that ended by itself before all rounds."""
 
+SPENT = "max_seconds"
+"""Further column, which files of earlier versions lack: simulated seconds that the run was given and has used up."""
+
 UNKNOWN = "nan"
 NOT_A_NUMBER = "NaN"
 """Words of a curve for a round without a value, and for a value that is no number."""
@@ -28,7 +32,7 @@ DIGITS = 8
 
 
 def write_stored(path: Path, series: Sequence[Series], keys: Sequence[str] = ()) -> None:
-    """Write a line for each run and metric, and one for each run that failed.
+    """Write a line for each run and metric, one for its simulated seconds if it has any, and one for each failed run.
 
     Args:
         path: of the file.
@@ -39,16 +43,18 @@ def write_stored(path: Path, series: Sequence[Series], keys: Sequence[str] = ())
     for each in series:
         for run in each.group.runs:
             info = list(made(run, each.all_rounds).values())
-            for key in keys or known_metrics([each.group]):
+            clock = [SECONDS] if run.clock else []
+            for key in unique([*(keys or known_metrics([each.group])), *clock]):
                 statistics = statistics_of(run, key)
                 if statistics:
                     values = [statistics.get(name, "") for name in STATISTICS]
                     start = [each.case, each.method, run.seed, key]
                     stopped = "yes" if run.stopped_early else ""
-                    lines.append([*start, *values, *info, "", curve_text(run.history.curve(key)), stopped])
+                    spent = "" if run.budget is None else run.budget
+                    lines.append([*start, *values, *info, "", curve_text(run.history.curve(key)), stopped, spent])
         empty = [""] * (1 + len(STATISTICS) + len(RUN))
-        lines += [[each.case, each.method, seed, *empty, error, "", ""] for seed, error in each.failed.items()]
-    write_table(path, [[*COLUMNS, STOPPED], *lines])
+        lines += [[each.case, each.method, seed, *empty, error, "", "", ""] for seed, error in each.failed.items()]
+    write_table(path, [[*COLUMNS, STOPPED, SPENT], *lines])
 
 
 def made(run: SavedRun, all_rounds: int | None) -> dict[str, str]:
@@ -129,7 +135,10 @@ def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
     test = dict[str, float]()
     seed = rounds = ""
     planned: int | None = None
+    budget: float | None = None
     for line in lines:
+        if line.get(SPENT):
+            budget = float(line[SPENT])
         if line.get(STOPPED) and line["all_rounds"]:
             planned = int(line["all_rounds"])
         seed = line["seed"]
@@ -150,4 +159,5 @@ def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
         test=test,
         rounds=int(rounds),
         planned=planned,
+        budget=budget,
     )

@@ -13,6 +13,7 @@ from fl_lightning.reports.results import (
     COSTS,
     COUNTS,
     HEADINGS,
+    SIMULATED,
     STATISTICS,
     Comparison,
     Result,
@@ -67,25 +68,41 @@ def is_statistic(name: str) -> bool:
     return name in STATISTICS or name.startswith(AFTER)
 
 
-def column_order(name: str) -> tuple[int, int]:
-    """Return a key that sorts columns: statistics, values after some rounds, further columns."""
+def is_after_seconds(name: str) -> bool:
+    """Return True for the column of values after some simulated seconds."""
+    return name.startswith(AFTER) and name.endswith(SIMULATED)
+
+
+def column_order(name: str) -> tuple[int, float]:
+    """Return a key that sorts columns: statistics, values after some rounds and some seconds, further columns."""
     if name in STATISTICS:
         return 0, STATISTICS.index(name)
+    if is_after_seconds(name):
+        return 2, float(name.removeprefix(AFTER).removesuffix(SIMULATED))
     if name.startswith(AFTER):
         return 1, int(name.removeprefix(AFTER))
-    return 2, [*COUNTS, *COSTS].index(name)
+    return 3, [*COUNTS, *COSTS].index(name)
+
+
+TO_TARGET = {"rounds": "rounds to", "time": "seconds to"}
+"""Beginnings of the headings of what a run takes to reach the target, by column."""
+
+SPEED_UPS = {"speed_up": "speed-up", "time_speed_up": "speed-up in time"}
+"""Headings of the speed-ups, by column."""
 
 
 def heading(comparison: Comparison, name: str) -> str:
     """Name a column for a reader."""
-    if name == "rounds":
-        return f"rounds to {number(comparison.unit, comparison.target or 0.0)}"
-    if name == "speed_up":
-        return "speed-up"
+    if name in TO_TARGET:
+        return f"{TO_TARGET[name]} {number(comparison.unit, comparison.target or 0.0)}"
+    if name in SPEED_UPS:
+        return SPEED_UPS[name]
     if name in COSTS:
         return COSTS[name].heading
     if name in HEADINGS:
         return HEADINGS[name]
+    if is_after_seconds(name):
+        return name
     return f"{name} round" if name == f"{AFTER}1" else f"{name} rounds"
 
 
@@ -95,7 +112,9 @@ def cell_text(comparison: Comparison, label: str, name: str) -> str:
     if result is None:
         return "–"
     if name not in COSTS:
-        write = writer(comparison.unit) if is_statistic(name) else decimal
+        write: Writer = digits if name == "time" else decimal
+        if is_statistic(name):
+            write = writer(comparison.unit)
         return spread(list(result.values.values()), write, counts=result.counts)
     base = comparison.results.get(comparison.baseline, {}).get(name)
     if base is None or not base.mean or label == comparison.baseline:
@@ -142,10 +161,23 @@ def note_of(comparison: Comparison) -> str:
     if "best" in columns:
         chosen = "lowest" if comparison.direction == "min" else "highest"
         note += f" The best over rounds is the {chosen} value of each run, which no one knows before its end."
-    if comparison.target is not None:
+    moments = [name.removeprefix(AFTER) for name in columns if is_after_seconds(name)]
+    if moments:
+        note += (
+            f" After {', '.join(moments)}: the last value that a run had when so many simulated seconds had passed. A "
+            f"dash stands for a run that had no value yet, or ended before."
+        )
+    if "rounds" in columns:
         note += " Rounds to the target: the mean over the seeds that reach it, and how many do."
+    if "time" in columns:
+        note += " Seconds to the target: simulated ones, the mean over the seeds that reach it, and how many do."
     if "speed_up" in columns:
         note += f" Speed-up: {comparison.baseline}'s rounds to the target with the same seed, divided by the method's."
+    if "time_speed_up" in columns:
+        note += (
+            f" Speed-up in time: {comparison.baseline}'s simulated seconds to the target with the same seed, divided "
+            f"by the method's."
+        )
     if any(name in COSTS for name in columns):
         note += f" What a round costs is that of its whole cohort, and × that of {comparison.baseline}."
     if "memory" in columns:
@@ -264,7 +296,7 @@ def as_csv(comparisons: Sequence[Comparison]) -> str:
     names = ("case", "metric", "scope", "method", "statistic", "seeds", "mean", "std", "baseline")
     rows: list[Sequence[Any]] = [(*names, "difference", "difference_low", "difference_high")]
     for comparison in comparisons:
-        named = {"rounds": f"rounds to {comparison.target!r}"}
+        named = {name: f"{beginning} {comparison.target!r}" for name, beginning in TO_TARGET.items()}
         for label, by_name in comparison.results.items():
             for name, result in by_name.items():
                 seeds = len(result.known) if result.counts else len(result.values)

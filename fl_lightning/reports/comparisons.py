@@ -26,13 +26,14 @@ class Band(NamedTuple):
     values: Numbers
 
 
-def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round") -> Figure:
+def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round", *, in_steps: bool = False) -> Figure:
     """Draw the mean over the runs of each group, with a band of one sample standard deviation.
 
     Args:
         bands: curves of each group by its label, empty where it has none: a group has the same look in all figures.
         ylabel: name and unit of the values.
         xlabel: name and unit of x; `round` has whole numbers.
+        in_steps: whether a value holds until the next one.
     """
     figure = figures.new_figure(WIDTH, 3.2 + 0.17 * len(bands))
     axes = figure.subplots()
@@ -42,7 +43,9 @@ def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round") ->
             values = figures.finite(band.values)
             std = values.std(0, ddof=1) if len(values) > 1 else None
             every = max(1, len(x) // 8)
-            figures.draw_line(axes, i, x, values.mean(0), std=std, label=label, every=every, width=1.5)
+            figures.draw_line(
+                axes, i, x, values.mean(0), std=std, label=label, every=every, width=1.5, in_steps=in_steps
+            )
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if xlabel == "round":
         figures.label_rounds(axes, [int(r) for r in next(band.x for band in bands.values() if band.x)])

@@ -567,6 +567,7 @@ def draw_line(
     label: str | None = None,
     every: int | None = None,
     width: float = 1.4,
+    in_steps: bool = False,
 ) -> None:
     """Draw the i-th line of a figure with its color, style and marker, and a band of one standard deviation.
 
@@ -579,6 +580,7 @@ def draw_line(
         label: Name in the legend. None has no place there.
         every: Number of places from one marker to the next. None draws at most 8 markers.
         width: Width of the line in points.
+        in_steps: Whether a value holds until the next one.
     """
     places = np.asarray(x, dtype=np.float64)
     colour = COLOURS[i % len(COLOURS)]
@@ -594,6 +596,8 @@ def draw_line(
         linewidth=width,
         marker=MARKERS[i % len(MARKERS)],
         markersize=4,
+        drawstyle="steps-post" if in_steps else "default",
     )
     if std is not None:
-        axes.fill_between(places, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+        step: Literal["post"] | None = "post" if in_steps else None
+        axes.fill_between(places, mean - std, mean + std, step=step, color=colour, alpha=0.18, linewidth=0)

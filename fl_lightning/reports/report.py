@@ -11,7 +11,16 @@ import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
-from fl_lightning.metrics.keys import Unit, is_in_percent, percent_factor, scope_of
+from fl_lightning.metrics.keys import (
+    LOST,
+    STALENESS,
+    STALENESS_MAX,
+    TIME,
+    Unit,
+    is_in_percent,
+    percent_factor,
+    scope_of,
+)
 from fl_lightning.reports.comparison_tables import comparison_table, spread, writer
 from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
@@ -33,12 +42,15 @@ from fl_lightning.reports.saved import (
     ROUND,
     Counts,
     Group,
+    SavedRun,
     classification_round,
     data_differences,
     differing,
     read_columns,
 )
 from fl_lightning.reports.terminal import AVERAGES
+from fl_lightning.reports.time_figures import plot_timeline
+from fl_lightning.runs.timeline import TIMELINE, read_timeline
 from fl_lightning.utils.files import write_file
 
 MOST_CURVES = 24
@@ -73,6 +85,7 @@ NAMES = {
     EPSILON: "ε of all rounds so far",
     "local/alma": "ALMA, mean of the clients' own accuracies (%)",
     "local/tuned/alma": "ALMA after fine-tuning (%)",
+    STALENESS: "mean staleness (server steps)",
 }
 """Labels of axes by log key. Any other key is its own label."""
 
@@ -84,6 +97,7 @@ def write_report(
     *,
     tables: Sequence[Table] | None = None,
     notes: Sequence[str] = (),
+    at_seconds: Sequence[float] = (),
 ) -> Path:
     """Write `report.html` and, on request, each figure as a file.
 
@@ -93,6 +107,7 @@ def write_report(
         forms: Formats of the files in `figures`: `svg`, `png` or `pdf`. Empty writes no files.
         tables: Tables of results. None makes one for every known metric.
         notes: Sentences above the tables.
+        at_seconds: Simulated seconds after which the values have a column in the tables that are made.
 
     Returns:
         The path of the page.
@@ -105,9 +120,10 @@ def write_report(
         )
     over_rounds.extend(curves_of(shown))
     sections = [
-        Section("Results", results_of(groups, tables, notes)),
+        Section("Results", results_of(groups, tables, notes, at_seconds=at_seconds)),
         Section("Privacy", privacy_of(groups)),
         Section("Over the rounds", over_rounds),
+        Section("Over simulated time", [*clocks_of(groups), *timed_curves_of(shown), *timelines_of(shown)]),
         Section("Classes", [*scores_of(groups), *classes_of(shown), *confusions_of(shown)]),
         Section("Matrices and curves", metric_pictures_of(shown)),
         Section("Before and after local training", before_after_of(shown)),
@@ -171,7 +187,13 @@ def left_out_of(groups: Sequence[Group]) -> list[str]:
 # --- tables ---
 
 
-def results_of(groups: Sequence[Group], tables: Sequence[Table] | None, notes: Sequence[str]) -> list[Table | str]:
+def results_of(
+    groups: Sequence[Group],
+    tables: Sequence[Table] | None,
+    notes: Sequence[str],
+    *,
+    at_seconds: Sequence[float] = (),
+) -> list[Table | str]:
     """Return the tables of results, or a warning if the groups have different data."""
     notes = [*notes, *(f"{WARNING}{sentence}." for sentence in left_out_of(groups))]
     differences = data_differences(groups)
@@ -180,7 +202,10 @@ def results_of(groups: Sequence[Group], tables: Sequence[Table] | None, notes: S
         warning = f"these runs differ in their data or cohorts, so their values do not make one table: {names}."
         return [WARNING + warning, *notes, *(tables or [])]
     if tables is None:
-        tables = [comparison_table(compare(groups, key, groups[0].label)) for key in known_metrics(groups)]
+        tables = []
+        for key in known_metrics(groups):
+            comparison = compare(groups, key, groups[0].label, at_seconds=at_seconds)
+            tables.append(comparison_table(comparison))
     return [*notes, *tables]
 
 
@@ -261,7 +286,7 @@ def axis_label(key: str, unit: Unit) -> str:
 
 
 def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
-    """Draw each value over the rounds, except values of single classes and bytes."""
+    """Draw each value over the rounds, except values of single classes, bytes and simulated time."""
     shown = drawn_keys(groups)
     parts: list[Picture | str] = []
     for key in shown[:MOST_CURVES]:
@@ -288,18 +313,107 @@ def drawn_keys(groups: Sequence[Group]) -> list[str]:
     keys: dict[str, None] = {}
     for run in runs_of(groups):
         keys |= dict.fromkeys(run.history.keys)
-    shown = [key for key in keys if BY_CLASS not in key and not key.startswith("comm/")]
+    shown = [key for key in keys if BY_CLASS not in key and not key.startswith(("comm/", TIME))]
     return sorted(shown, key=lambda key: ([*NAMES, key].index(key), key))
 
 
 def bands_text(groups: Sequence[Group]) -> str:
     """Describe the line and the band of a figure, if a group has several runs."""
     text = ""
-    if max(len(group.runs) for group in groups) > 1:
+    if has_seeds(groups):
         text = ", mean and one standard deviation over the seeds"
     if not all(group.has_equal_rounds for group in groups):
         text += "; a run that ended earlier stands at its last value"
     return text
+
+
+def clocks_of(groups: Sequence[Group]) -> list[Table]:
+    """Return the table of the simulated time of the runs: rounds, seconds, lost clients and staleness."""
+    by_label: dict[str, dict[str, str]] = {}
+    names: dict[str, None] = {}
+    for group in groups:
+        runs = [run for run in group.runs if run.clock]
+        if runs:
+            by_label[group.label] = clock_values(runs)
+            names |= dict.fromkeys(by_label[group.label])
+    if not by_label:
+        return []
+    rows = []
+    for label, values in by_label.items():
+        rows.append(cells([label, *(values.get(name, "–") for name in names)]))
+    note = (
+        "Mean over the seeds. Lost or late: clients that were sent a model and came to nothing. Staleness: server "
+        "steps that passed by an update."
+    )
+    return [Table("Simulated time", header=["method", *names], rows=rows, note=note)]
+
+
+def clock_values(runs: Sequence[SavedRun]) -> dict[str, str]:
+    """Write the row of some runs in the table of simulated time, by the heading of the column."""
+    rounds = mean_of([float(len(run.clock)) for run in runs])
+    seconds = mean_of([list(run.clock.values())[-1] for run in runs])
+    texts = {
+        "rounds": f"{rounds:.6g}",
+        "seconds in all": f"{seconds:.4g}",
+        "seconds a round": f"{seconds / rounds:.4g}",
+    }
+    lost = [sum(run.history.curve(LOST).values()) for run in runs if run.history.curve(LOST)]
+    if lost:
+        texts["lost or late, a round"] = f"{mean_of(lost) / rounds:.4g}"
+    staleness = [mean_of(list(run.history.curve(STALENESS).values())) for run in runs if run.history.curve(STALENESS)]
+    if staleness:
+        texts["mean staleness"] = f"{mean_of(staleness):.4g}"
+    largest = [max(run.history.curve(STALENESS_MAX).values()) for run in runs if run.history.curve(STALENESS_MAX)]
+    if largest:
+        texts["largest staleness"] = f"{max(largest):.4g}"
+    return texts
+
+
+def timed_curves_of(groups: Sequence[Group]) -> list[Picture]:
+    """Draw each metric that is compared, and the staleness, over simulated seconds."""
+    pictures = []
+    keys = known_metrics(groups)
+    if any(any(run.history.curve(STALENESS).values()) for run in runs_of(groups)):
+        keys.append(STALENESS)
+    for key in keys:
+        unit = unit_in(runs_of(groups), key)
+        bands: dict[str, Band] = {}
+        for group in groups:
+            seconds, values = group.timed_curves(key)
+            bands[group.label] = Band(seconds, percent_factor(unit) * values)
+        last = [f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band.x]
+        if last:
+            percent = " (%)" if is_in_percent(unit) else ""
+            over = ", mean and one standard deviation over the seeds" if has_seeds(groups) else ""
+            caption = (
+                f"{scope_of(key)} over simulated seconds{over}. A value holds until the next one. "
+                f"Last: {'; '.join(last)}{percent}."
+            )
+            figure = plot_bands(bands, axis_label(key, unit), "simulated seconds", in_steps=True)
+            pictures.append(Picture("time-" + file_stem(key), figure, caption))
+    return pictures
+
+
+def timelines_of(groups: Sequence[Group]) -> list[Picture]:
+    """Draw the clients of each group over simulated time, for the first run that has the table of its jobs."""
+    pictures = []
+    for number, group in enumerate(groups):
+        run = next((run for run in group.runs if (run.folder / TIMELINE).is_file()), None)
+        jobs = [] if run is None else read_timeline(run.folder / TIMELINE)
+        if run is None or not jobs:
+            continue
+        which = f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label
+        caption = (
+            f"Each client's work in simulated time: {which}. Above: the number of clients at work. The color of a bar "
+            f"is the number of server steps that passed by the update."
+        )
+        pictures.append(Picture(f"timeline-{number}", plot_timeline(jobs), caption, wide=True))
+    return pictures
+
+
+def has_seeds(groups: Sequence[Group]) -> bool:
+    """Return True if a group has several runs."""
+    return any(len(group.runs) > 1 for group in groups)
 
 
 def scores_of(groups: Sequence[Group]) -> list[Table]:

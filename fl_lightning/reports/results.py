@@ -1,7 +1,7 @@
 """Results of groups of runs: final, mean of the last five and best values, rounds to a target, paired differences."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,10 +15,13 @@ HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best ov
 STATISTICS = tuple(HEADINGS)
 LAST_ROUNDS = 5
 AFTER = "after "
-"""Beginning of the name of a statistic: the value after some rounds."""
+"""Beginning of the name of a statistic: the value after some rounds, or after some simulated seconds."""
 
-Column = Literal["rounds", "speed_up", "bytes", "steps", "seconds", "memory"]
-"""Further columns: rounds to a target and the speed-up that they are, and what a round costs."""
+SIMULATED = " s"
+"""End of the name of a statistic: the value after some simulated seconds."""
+
+Column = Literal["rounds", "speed_up", "time", "time_speed_up", "bytes", "steps", "seconds", "memory"]
+"""Further columns: rounds and simulated seconds to a target, the speed-ups that they are, and what a round costs."""
 
 
 class Cost(NamedTuple):
@@ -186,6 +189,36 @@ def statistics_of(run: SavedRun, key: str, direction: Direction | None = None) -
     return statistics | {"best": best_of(values, direction)}
 
 
+def after_seconds(seconds: float) -> str:
+    """Return the name of a statistic: the value after some simulated seconds.
+
+    >>> after_seconds(600.0), after_seconds(0.25)
+    ('after 600 s', 'after 0.25 s')
+    """
+    return f"{AFTER}{seconds:.12g}{SIMULATED}"
+
+
+def value_after_seconds(run: SavedRun, key: str, seconds: float) -> float | None:
+    """Return the last value that a run had when some simulated seconds had passed.
+
+    Args:
+        run: The run.
+        key: Log key of the metric.
+        seconds: Simulated seconds since the start of the run, ≥ 0.
+
+    Returns:
+        The value of the last evaluated round that had ended by then. None without such a round, and for a run that
+        ended before and whose next round might have ended in time.
+    """
+    if run.seconds is None or seconds > run.seconds:
+        return None
+    found: float | None = None
+    for end, value in run.timed_curve(key).items():
+        if end <= seconds:
+            found = value
+    return found
+
+
 def mean_of_last(values: Sequence[float], count: int = LAST_ROUNDS) -> float:
     """Average the last values, or all if there are fewer."""
     return mean_of(values[-count:])
@@ -211,6 +244,7 @@ def compare(
     target: float | None = None,
     case: str = "",
     at: Sequence[int] = (),
+    at_seconds: Sequence[float] = (),
     columns: Sequence[Column] = (),
 ) -> Comparison:
     """Compare the groups by one metric.
@@ -222,6 +256,7 @@ def compare(
         target: Value whose rounds are counted on request. None: the baseline's mean over the last five rounds.
         case: The settings that these groups share.
         at: Rounds after which the value is a statistic, too.
+        at_seconds: Simulated seconds after which the value is a statistic, too.
         columns: Further columns. Those of a target are left out unless a round is evaluated and higher is better.
     """
     runs = runs_of(groups)
@@ -229,18 +264,19 @@ def compare(
     values: Values = {group.label: {} for group in groups}
     for group in groups:
         for run in group.runs:
-            for name, value in statistics_at(run, key=key, direction=direction, at=at).items():
+            statistics = statistics_at(run, key=key, direction=direction, at=at, at_seconds=at_seconds)
+            for name, value in statistics.items():
                 values[group.label].setdefault(name, {})[run.seeds] = value
     reached = values.get(baseline, {})
     has_curves = any(run.history.curve(key) for run in runs)
-    counted = {"rounds", "speed_up"} & {*columns}
-    if not counted or direction != "max" or not has_curves:
+    if not {*COUNTS} & {*columns} or direction != "max" or not has_curves:
         target = None
     elif target is None and reached:
         mean = Result(reached.get("last five", reached["final"])).mean
         target = mean if math.isfinite(mean) else None
     if target is not None:
-        count_rounds(values, groups, key=key, baseline=baseline, target=target, columns=columns)
+        for of_target in TARGETED:
+            count_to_target(values, groups, of_target, key=key, baseline=baseline, target=target, columns=columns)
     for name in columns:
         if name in COSTS:
             add_costs(values, groups, name)
@@ -262,17 +298,31 @@ def compare(
     )
 
 
-COUNTS = ("rounds", "speed_up")
+COUNTS = ("rounds", "speed_up", "time", "time_speed_up")
 """Columns of a target, whose values are infinite if it is not reached."""
 
+TIMED = ("time", "time_speed_up")
+"""Those that only runs with simulated devices have."""
 
-def statistics_at(run: SavedRun, key: str, direction: Direction | None, at: Sequence[int]) -> dict[str, float]:
-    """Return the statistics of a run's metric, and its values after some rounds."""
+
+def statistics_at(
+    run: SavedRun,
+    key: str,
+    direction: Direction | None,
+    *,
+    at: Sequence[int],
+    at_seconds: Sequence[float] = (),
+) -> dict[str, float]:
+    """Return the statistics of a run's metric, and its values after some rounds and after some simulated seconds."""
     statistics = statistics_of(run, key, direction)
     curve = run.history.curve(key)
     for rounds in at:
         if rounds - 1 in curve:
             statistics[f"{AFTER}{rounds}"] = curve[rounds - 1]
+    for seconds in at_seconds:
+        value = value_after_seconds(run, key, seconds)
+        if value is not None:
+            statistics[after_seconds(seconds)] = value
     return statistics
 
 
@@ -291,9 +341,12 @@ def rounds_text(groups: Sequence[Group]) -> str:
     for group in groups:
         counts = []
         for run in group.runs:
-            asked = "" if run.planned in (None, run.num_rounds) else f" of {run.planned}"
+            asked = "" if run.planned in (None, run.num_rounds) or run.budget is not None else f" of {run.planned}"
             counts.append(f"{run.num_rounds}{asked}")
         parts.append(f"{group.label} {', '.join(counts)}")
+    budgets = {run.budget for run in runs_of(groups)}
+    if len(budgets) == 1 and None not in budgets:
+        return f"Rounds of the runs within {budgets.pop():.12g} simulated seconds: {'; '.join(parts)}."
     return f"Rounds of the runs, which count to their own ends: {'; '.join(parts)}."
 
 
@@ -309,33 +362,53 @@ def add_costs(values: Values, groups: Sequence[Group], name: str) -> None:
             values[group.label][name] = costs
 
 
-def count_rounds(
+class Targeted(NamedTuple):
+    """Names two columns of a target: what a run takes to reach it, and the speed-up that this is.
+
+    Attributes:
+        column: Name of the column of what a run takes.
+        speed_up: Name of the column of the speed-up.
+        taken: Returns what a run takes until its metric reaches the target, or None if it does not.
+        needs_clock: Whether only runs with simulated devices tell.
+    """
+
+    column: Column
+    speed_up: Column
+    taken: Callable[[SavedRun, str, float], float | None]
+    needs_clock: bool
+
+
+def count_to_target(
     values: Values,
     groups: Sequence[Group],
+    of_target: Targeted,
     *,
     key: str,
     baseline: str,
     target: float,
     columns: Sequence[Column],
 ) -> None:
-    """Add the rounds until a target, and the speed-up over the baseline with the same seeds, to the values."""
-    rounds: dict[str, dict[Seeds, int | None]] = {}
+    """Add what runs take until a target, and the speed-up over the baseline with the same seeds, to the values."""
+    taken: dict[str, dict[Seeds, float | None]] = {}
     for group in groups:
-        rounds[group.label] = {
-            run.seeds: rounds_until(run, key, target) for run in group.runs if run.history.curve(key)
-        }
-    base = rounds.get(baseline, {})
-    for label, by_seeds in rounds.items():
-        if by_seeds and "rounds" in columns:
-            values[label]["rounds"] = {seeds: math.inf if r is None else float(r) for seeds, r in by_seeds.items()}
-        if by_seeds and "speed_up" in columns:
+        taken[group.label] = {}
+        for run in group.runs:
+            if run.history.curve(key) and (run.clock or not of_target.needs_clock):
+                taken[group.label][run.seeds] = of_target.taken(run, key, target)
+    base = taken.get(baseline, {})
+    for label, by_seeds in taken.items():
+        if by_seeds and of_target.column in columns:
+            values[label][of_target.column] = {
+                seeds: math.inf if count is None else float(count) for seeds, count in by_seeds.items()
+            }
+        if by_seeds and of_target.speed_up in columns:
             ratios: dict[Seeds, float] = {}
-            for seeds, r in by_seeds.items():
+            for seeds, count in by_seeds.items():
                 first = base.get(seeds)
-                if first is not None:
-                    ratio = speed_up(r, first)
+                if first is not None and count != 0:
+                    ratio = speed_up(count, first)
                     ratios[seeds] = -math.inf if ratio is None else ratio
-            values[label]["speed_up"] = ratios
+            values[label][of_target.speed_up] = ratios
 
 
 def cost_of(run: SavedRun, cost: Cost) -> float | None:
@@ -386,3 +459,16 @@ def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
         if math.isfinite(value) and value >= target:
             return round_idx + 1
     return None
+
+
+def seconds_until(run: SavedRun, key: str, target: float) -> float | None:
+    """Return the simulated seconds of a run until its metric reaches the target, None if it does not."""
+    rounds = rounds_until(run, key, target)
+    return None if rounds is None else run.clock.get(rounds - 1)
+
+
+TARGETED = (
+    Targeted("rounds", "speed_up", taken=rounds_until, needs_clock=False),
+    Targeted("time", "time_speed_up", taken=seconds_until, needs_clock=True),
+)
+"""Columns of a target, in rounds and in simulated seconds."""

@@ -21,7 +21,7 @@ from fl_lightning.federation.files import INITIAL_WEIGHTS
 from fl_lightning.federation.horizon import round_limit
 from fl_lightning.federation.values import Settings
 from fl_lightning.metrics.history import History, plain_key
-from fl_lightning.metrics.keys import Direction, Directions, direction_of
+from fl_lightning.metrics.keys import SECONDS, Direction, Directions, direction_of
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
 from fl_lightning.runs.loggers import RoundCSVLogger, read_directions, read_status
@@ -54,11 +54,17 @@ ROUND = "round"
 CLIENT_COLUMN = "client"
 """Column of partition.csv with the names of the clients."""
 
+MAX_SECONDS = "max_seconds"
+"""Setting of the model that ends a run by its simulated seconds."""
+
 POOLED = "data.pooled"
 """Setting of a reference that has the samples of all clients at one place."""
 
 NAME_OF_SEED = re.compile(r"-seed\d+-[0-9a-f]{8}")
 """Part of the name of an experiment's run that differs from seed to seed."""
+
+MOST_MOMENTS = 500
+"""Largest number of moments of a curve over simulated seconds."""
 
 MOST_PARTS = 100_000
 """Largest number of parts of a configuration."""
@@ -109,6 +115,8 @@ class SavedRun:
         planned: Number of rounds that the run was asked for. None means that it is not known.
         is_finished: Whether the run ended by itself, as far as its folder tells.
         notes: Sentences on files of the folder that were left out.
+        budget: Simulated seconds that the run was given and has used up: its next round would end later. None means
+            that the run has no such limit, or that it ended for another reason.
     """
 
     folder: Path
@@ -126,6 +134,7 @@ class SavedRun:
     planned: int | None = None
     is_finished: bool = True
     notes: tuple[str, ...] = ()
+    budget: float | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -139,9 +148,42 @@ class SavedRun:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the run ended by itself before the rounds that it was asked for, as far as its folder tells."""
+        """Whether the run ended by itself before the rounds that it was asked for, as far as its folder tells.
+
+        A run whose simulated seconds are used up has ended by itself.
+        """
+        if self.budget is not None:
+            return True
         is_short = self.planned is not None and self.num_rounds < self.planned
         return is_short and self.is_finished and self.is_whole
+
+    @property
+    def clock(self) -> dict[int, float]:
+        """Simulated seconds from the start of the run to the end of each round. Empty without simulated devices."""
+        return {round_idx: end for round_idx, end in self.history.curve(SECONDS).items() if math.isfinite(end)}
+
+    @property
+    def seconds(self) -> float | None:
+        """Simulated seconds for which the values are known. None without simulated devices.
+
+        They are those of the last round, or the whole budget if the next round would end later.
+        """
+        ends = list(self.clock.values())
+        if not ends:
+            return None
+        return ends[-1] if self.budget is None else max(ends[-1], self.budget)
+
+    def timed_curve(self, key: str) -> dict[float, float]:
+        """Return the values of a key by the simulated seconds at the end of their rounds, ascending.
+
+        Of rounds that end at the same moment the last one counts. Without simulated devices there are none.
+        """
+        clock = self.clock
+        curve: dict[float, float] = {}
+        for round_idx, value in self.history.curve(key).items():
+            if round_idx in clock:
+                curve[clock[round_idx]] = value
+        return curve
 
     def direction(self, key: str) -> Direction | None:
         """Return whether values of a key are better when lower or higher, or None if nobody tells."""
@@ -223,6 +265,31 @@ class Group:
             row[:] = [curve[min(round_idx, last)] for round_idx in rounds]
         return rounds, table
 
+    def timed_curves(self, key: str) -> tuple[list[float], Numbers]:
+        """Find the curves over simulated seconds of all runs that know a value: seconds, (T,), and the values, (S, T).
+
+        A run stands at each value until its next one, and at its last value until the end of the longest run. The
+        curves begin when every run has a value. More than `MOST_MOMENTS` moments are replaced by equally spaced ones.
+        """
+        known: list[tuple[Numbers, Numbers]] = []
+        ends: list[float] = []
+        for run in self.runs:
+            curve = run.timed_curve(key)
+            if curve:
+                known.append((np.array(list(curve)), np.array(list(curve.values()))))
+                ends.append(run.seconds or 0.0)
+        if not known:
+            return [], np.zeros((0, 0))
+        begin = np.max([moments[0] for moments, _ in known])
+        moments = np.unique(np.concatenate([*(moments for moments, _ in known), np.array(ends)]))
+        moments = moments[moments >= begin]
+        if len(moments) > MOST_MOMENTS:
+            moments = np.linspace(moments[0], moments[-1], MOST_MOMENTS)
+        table = np.zeros((len(known), len(moments)))
+        for row, (own_moments, values) in zip(table, known, strict=True):
+            row[:] = values[np.searchsorted(own_moments, moments, side="right") - 1]
+        return moments.tolist(), table
+
     @property
     def has_equal_rounds(self) -> bool:
         """Whether all runs have the same number of rounds."""
@@ -296,13 +363,20 @@ def natural(path: Path) -> list[tuple[int, str]]:
     return parts
 
 
-def read_run(folder: Path, rounds: int | None = None, directions: Directions | None = None) -> SavedRun:
+def read_run(
+    folder: Path,
+    rounds: int | None = None,
+    directions: Directions | None = None,
+    *,
+    seconds: float | None = None,
+) -> SavedRun:
     """Read a run, as far as its folder holds it.
 
     Args:
         folder: Folder of the run.
         rounds: Number of rounds that are read, the first ones. None reads all.
         directions: Directions of keys that win over those in the folder. None means none.
+        seconds: Simulated seconds whose rounds are read, those that end by then. None reads all.
 
     Raises:
         ValueError: A file cannot be read as what it should be.
@@ -312,7 +386,8 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
     if not table.path.is_file():
         raise ValueError(f"{table.path} must be a file with a row for each round, and is none; leave that run out")
     on_disk = sorted(table.rows_on_disk().items())
-    shown = [(round_idx, row) for round_idx, row in on_disk if rounds is None or round_idx < rounds]
+    within = [(round_idx, row) for round_idx, row in on_disk if ends_by(row, seconds)]
+    shown = [(round_idx, row) for round_idx, row in within if rounds is None or round_idx < rounds]
     for round_idx, row in shown:
         history.record(round_idx, row)
     if not history.rounds:
@@ -327,13 +402,23 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
     planned = planned_rounds(content)
     test = read_test(folder / TEST, last_round)
     clients = read_columns(folder / CLIENTS)
+    has_ended = is_finished(folder, content, last_round)
     limit = None
     if rounds is not None:
         limit = min(rounds, len(on_disk))
         planned = rounds if planned is None else min(rounds, planned)
-        if ROUND in clients:
-            rows = clients[ROUND] < rounds
-            clients = {name: values[rows] for name, values in clients.items()}
+    if len(within) < len(on_disk):
+        limit = len(shown)
+    if limit is not None and ROUND in clients:
+        rows = clients[ROUND] < limit
+        clients = {name: values[rows] for name, values in clients.items()}
+    budget: float | None = None
+    if planned is not None and len(shown) >= planned:
+        budget = None  # its rounds ended it
+    elif len(within) < len(on_disk):
+        budget = seconds
+    elif has_ended:
+        budget = smaller_budget(max_seconds_in(content), seconds)
     return SavedRun(
         folder=folder,
         history=history,
@@ -348,9 +433,31 @@ def read_run(folder: Path, rounds: int | None = None, directions: Directions | N
         is_whole=is_whole,
         directions={**read_directions(folder), **(directions or {})},
         planned=planned,
-        is_finished=is_finished(folder, content, last_round),
+        is_finished=has_ended,
+        budget=budget,
         notes=notes_on_rounds(folder, last_round, is_whole=is_whole),
     )
+
+
+def ends_by(row: Mapping[str, float], seconds: float | None) -> bool:
+    """Return True for the row of a round that ends by a number of simulated seconds. None has no such limit."""
+    return seconds is None or row.get(SECONDS, 0.0) <= seconds
+
+
+def max_seconds_in(content: Mapping[str, Any]) -> float | None:
+    """Return the simulated seconds that a configuration gives its run, or None if it does not limit them."""
+    model = content.get("model")
+    if not isinstance(model, Mapping):
+        return None
+    seconds = model.get(MAX_SECONDS)
+    return float(seconds) if isinstance(seconds, int | float) else None
+
+
+def smaller_budget(given: float | None, asked: float | None) -> float | None:
+    """Return the smaller of the seconds that a run was given and those that are asked for, None if none were given."""
+    if given is None:
+        return None
+    return given if asked is None else min(given, asked)
 
 
 def fixing(settings: Settings) -> Settings:

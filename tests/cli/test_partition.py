@@ -2,6 +2,7 @@
 
 import csv
 
+from fl_lightning.data import Devices
 from tests.commands import refusal, say
 
 COMMAND = "partition --model.client FedAvg --data.source Digits --data.source.limit 200"
@@ -70,3 +71,29 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 def test_a_split_that_cannot_be_is_one_sentence():
     assert "min_samples" in refusal(f"{COMMAND} --data.num_clients 100 --data.partition DirichletPartition "
                                     f"--data.partition.alpha 0.1", 1)  # fmt: skip
+
+
+def test_devices_are_described_and_drawn_and_their_table_is_one_of_devices(tmp_path):
+    given = "--data.devices.step_seconds [0.2,0.9] --data.devices.up_mbps [2.0,0.7] --data.devices.latency 0.05"
+    split = "--data.num_clients 4 --data.participation 0.5"
+    said = say(f"{COMMAND} {split} {given} --output {tmp_path}/drawn")
+    assert said.code == 0, said.err
+    lines = said.out.splitlines()
+    assert any(line.startswith("step_seconds of a client: 0.") for line in lines)
+    assert "latency of all clients: 0.05" in lines
+    assert not any("jitter" in line or "down_mbps" in line for line in lines)
+    assert lines[-1] == f"{tmp_path}/drawn: partition.csv, partition.png, devices.csv, devices.png"
+    with (tmp_path / "drawn" / "devices.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    drawn = Devices(step_seconds=[0.2, 0.9], up_mbps=[2.0, 0.7], latency=0.05).draw(num_clients=4, seed=0)
+    assert [float(row["step_seconds"]) for row in rows] == drawn.step_seconds.tolist()
+    assert [float(row["up_mbps"]) for row in rows] == drawn.up_mbps.tolist()
+    again = Devices(file=tmp_path / "drawn/devices.csv").draw(num_clients=4, seed=7)
+    assert [column.tolist() for column in again] == [column.tolist() for column in drawn]
+
+
+def test_devices_that_are_all_alike_have_no_picture(tmp_path, without_pictures):
+    said = say(f"{COMMAND} --data.num_clients 4 --data.devices.step_seconds 0.1 --output {tmp_path}/drawn")
+    assert said.code == 0, said.err
+    assert said.out.splitlines()[-1].endswith("partition.csv, partition.png, devices.csv")
+    assert "step_seconds of all clients: 0.1" in said.out.splitlines()

@@ -335,7 +335,10 @@ def test_options_within_settings_that_are_none_are_options(base):
         ("--seeds -1", "seeds must be at least 0, got -1"),
         ("--at 0", "at must be at least 1, got 0; it is a number of rounds"),
         ("--at 2 4", "--at must name rounds that the runs have, at most 3, got 4"),
-        ("--target 0.5", "--target belongs to --columns rounds speed_up, got 0.5 without them; add them"),
+        (
+            "--target 0.5",
+            "--target belongs to --columns rounds speed_up time time_speed_up, got 0.5 without them; add one",
+        ),
         ("--output base.yaml", "--output must be a folder, got base.yaml: base.yaml is a file; name another"),
         ("--methods nowhere.FedLS", "nowhere"),
     ],

@@ -15,12 +15,13 @@ from . import (
     heterogeneity,
     knfu,
     personal,
+    timed,
     tuned,
 )
 from .golden import Case, differences, load
 
 HERE = Path(__file__).parent
-PAPERS = (baselines, fedcl, feded, fedka, heterogeneity, knfu, personal, tuned)
+PAPERS = (baselines, fedcl, feded, fedka, heterogeneity, knfu, personal, timed, tuned)
 """Modules with tables FN, METHOD and E2E of their own."""
 ADAPTERS = {
     "fn": adapters_fn.ADAPTERS

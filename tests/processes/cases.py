@@ -21,10 +21,11 @@ from pytorch_lightning.callbacks.weight_averaging import EMAWeightAveraging
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
-from fl_lightning.aggregation import QSGD, GatheringAggregator, NormClip, TopK, UpdateTransform
+from fl_lightning.aggregation import QSGD, FedBuff, GatheringAggregator, NormClip, TopK, UpdateTransform
+from fl_lightning.data import Devices
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional import state as S
-from fl_lightning.methods import DPFedAvg, FedAvg, FedEXPAggregator, FedNTD, Local, dp_sgd
+from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedEXPAggregator, FedNTD, Local, dp_sgd
 from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
@@ -316,8 +317,17 @@ def unlike():
     return FederatedLoop(client, seed=5, threads=1, evaluate_clients_every=2), toy_data(SIZES)
 
 
+def late():
+    """Clients that come back in later rounds, with control variates; some are lost."""
+    client = SCAFFOLD(net=BatchNormNet, optimizer=sgd(momentum=0.0))
+    devices = Devices(step_seconds=[0.2, 0.9], up_mbps=[2.0, 0.7], jitter=0.3, dropout=0.2)
+    loop = FederatedLoop(client, pacing=FedBuff(buffer=2), seed=5, threads=1)
+    return loop, toy_data(SIZES, participation=0.6, devices=devices)
+
+
 LIST = (
     fedavg,
+    late,
     few,
     memory,
     gathers,
