@@ -92,17 +92,16 @@ def test_whoever_is_not_in_the_cohort_is_not_late():
         assert data.work_of(client_id, 3) == 1
 
 
-def test_a_secret_seed_keys_the_stragglers():
-    data = federation(0.5, "drop", secret_seed=True)
-    data.take_secret("ab")
-    late = late_by_hand(range(6), 2, 3, seed=0xAB)
-    assert data.cohort(2) == [client_id for client_id in range(6) if client_id not in late]
-    cut = federation(0.5, "cut", secret_seed=True)
-    before = [cut.work_of(client_id, 2) for client_id in range(6)]
-    cut.take_secret("ab")
-    after = [cut.work_of(client_id, 2) for client_id in range(6)]
-    assert [client_id for client_id in range(6) if after[client_id] < 1] == late
-    assert before != after
+def test_a_secret_seed_keys_cohorts_and_stragglers():
+    asked = toy_data(SIZES, secret_seed=True, cohort_size=4)
+    dropped = federation(0.5, "drop", secret_seed=True, cohort_size=4)
+    cut = federation(0.5, "cut", secret_seed=True, cohort_size=4)
+    for data in (asked, dropped, cut):
+        data.work_of(0, 2)
+        data.take_secret("ab")
+    late = late_by_hand(asked.cohort(2), 2, 2, seed=0xAB)
+    assert dropped.cohort(2) == [client_id for client_id in asked.cohort(2) if client_id not in late]
+    assert [client_id for client_id in cut.cohort(2) if cut.work_of(client_id, 2) < 1] == late
 
 
 # --- cut
