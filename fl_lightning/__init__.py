@@ -34,7 +34,8 @@ _NAMES = {
     "data": """CIFAR10 CIFAR100 CelebA ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource
         Devices Digits DirichletPartition EMNIST FEMNIST FashionMNIST FeatureShift FederatedDataModule
         FixedPartition HuggingFace IIDPartition KMNIST MNIST MedMNIST Partition QuantityDirichletPartition
-        QuantityPartition SVHN Shakespeare ShardPartition Source TableSource TensorSource""",
+        QuantityPartition SVHN Shakespeare ShardPartition Source Stragglers Synthetic TableSource
+        TensorSource""",
     "distributed": "ClientParallelStrategy",
     "members.faults": "FaultPolicy NonFiniteUpdateError",
     "types": "FineTuning",

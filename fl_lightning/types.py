@@ -287,6 +287,10 @@ class ClientData(Protocol):
         """The share of its local steps that the client makes in this round, in (0, 1]."""
 
     @property
+    def works_whole_epochs(self) -> bool:
+        """Whether this share is one of local epochs, rounded up to whole ones, and not of batches."""
+
+    @property
     def label_counts(self) -> Tensor:
         """The number of training samples of each class, (C,) int64."""
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from fl_lightning.data.splits import Split as Split
     from fl_lightning.data.splits import TensorSplit as TensorSplit
     from fl_lightning.data.stored_schema import read_schema as read_schema
+    from fl_lightning.data.stragglers import Stragglers as Stragglers
+    from fl_lightning.data.synthetic import Synthetic as Synthetic
     from fl_lightning.data.tables import TableSource as TableSource
     from fl_lightning.data.transforms import Compose as Compose
     from fl_lightning.data.transforms import CropFlip as CropFlip

@@ -12,6 +12,7 @@ from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
+from fl_lightning.data.stragglers import Stragglers
 from fl_lightning.data.streams import StreamSplit
 from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_globals
@@ -112,6 +113,11 @@ def check_pooled(data: Any, train: Split) -> None:
     Raises:
         ValueError: naming the setting beside `pooled`.
     """
+    if data.pooled and isinstance(data.local_work, Stragglers) and data.local_work.cuts:
+        raise ValueError(
+            "data.pooled lets one client make the batches of a cohort, and data.local_work with late=cut counts whole "
+            "epochs of each client; set data.local_work.late to drop, or leave one of them out"
+        )
     if data.pooled and (data.feature_shift is not None or isinstance(train, StreamSplit | SplitElsewhere)):
         beside = "data.feature_shift" if data.feature_shift is not None else "streams or samples of several owners"
         raise ValueError(

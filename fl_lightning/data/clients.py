@@ -309,6 +309,7 @@ class FederatedData(Protocol):
     num_owners: int
     feature_shift: Any
     works_partly: bool
+    works_whole_epochs: bool
     batch_size: int | Literal["full"]
     shuffle: bool
     batch_seed: int
@@ -392,6 +393,10 @@ class ClientView:
         if not self._data.works_partly:
             return self.share
         return self.share * self._data.work_of(self.client_id, self.round_idx)
+
+    @property
+    def works_whole_epochs(self) -> bool:
+        return self._data.works_whole_epochs
 
     @property
     def label_counts(self) -> Tensor:

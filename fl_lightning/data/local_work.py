@@ -21,7 +21,12 @@ class LocalWork:
 
     Raises:
         ValueError: a share outside (0, 1], or no range.
+
+    Attributes:
+        whole_epochs: whether a share is one of local epochs, rounded up to whole ones, and not of batches.
     """
+
+    whole_epochs = False
 
     def __init__(self, given: float | Sequence[float], seed: int) -> None:
         bounds: list[Any] = list(given) if isinstance(given, list | tuple) else [given, given]
@@ -34,6 +39,15 @@ class LocalWork:
             )
         self._low, self._high = map(float, bounds)
         self.seed = seed
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a client may make less than all of its work."""
+        return self._low != 1
+
+    def taking_part(self, cohorts: Cohorts) -> Cohorts:
+        """Take the cohorts of all rounds, and return those of the clients whose work counts: all of them here."""
+        return cohorts
 
     def __call__(self, client_id: int, round_idx: int) -> float:
         """Draw the share of a client in a round, in (0, 1]."""

@@ -45,6 +45,7 @@ from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import Predicted, Source, Splits
 from fl_lightning.data.splits import Split, Transform
 from fl_lightning.data.stored_schema import Told, read_told
+from fl_lightning.data.stragglers import Stragglers
 from fl_lightning.data.streams import ClientStreams, StreamSplit
 from fl_lightning.data.unseen import Unseen
 from fl_lightning.functional.classes import label_counts
@@ -78,7 +79,7 @@ class FederatedDataModule(Participation):
         over_selection: Share of further clients that are chosen because some cannot take part. The cohort is never
             larger than `participation` says.
         seed: Seed of the partition and the splits.
-        sampling_seed: Seed of the cohorts and of `availability`. None: `seed`.
+        sampling_seed: Seed of the cohorts, of `availability` and of `local_work`. None: `seed`.
         sampling: Way of drawing cohorts. `uniform`: cohorts have one size. `poisson`: each client takes part by itself
             with probability `participation`, as the guarantees of differential privacy need it. A cohort may then be
             empty.
@@ -104,7 +105,8 @@ class FederatedDataModule(Participation):
         num_classes: Number C of classes, if the source does not know it.
         input_shape: Shape of one sample, if the source does not know it.
         local_work: Share of its local steps that a client makes in a round, in (0, 1], for stragglers. [low, high] is
-            drawn anew for every client and round. Batches are rounded up.
+            drawn anew for every client and round. Batches are rounded up. `Stragglers`: a share of each cohort makes
+            fewer local epochs, or is dropped.
         val_by: Column of the samples, such as `patient`. `val_fraction` holds back all samples of a value, or none.
             None: samples are drawn one by one.
         test_on_val: Whether the validation split takes the place of the test split, which nobody then sees. Clients are
@@ -157,7 +159,7 @@ class FederatedDataModule(Participation):
         input_shape: tuple[int, ...] | None = None,
         by: str | None = None,
         feature_shift: FeatureShift | None = None,
-        local_work: float | list[float] = 1.0,
+        local_work: float | list[float] | Stragglers = 1.0,
         pooled: bool = False,
         val_by: str | None = None,
         cohort_size: int | None = None,

@@ -8,7 +8,8 @@ from pytorch_lightning import LightningDataModule
 
 from fl_lightning.data.availability import cohorts
 from fl_lightning.data.clients import Cohorts
-from fl_lightning.data.local_work import LocalWork, PooledCohorts
+from fl_lightning.data.local_work import PooledCohorts
+from fl_lightning.data.stragglers import Stragglers, work_for
 from fl_lightning.data.unseen import Unseen
 from fl_lightning.utils.settings import check_count
 
@@ -34,7 +35,7 @@ class Participation(LightningDataModule):
         availability: as `AvailableCohorts` takes it, with the next one.
         over_selection: share of further clients.
         secret_seed: whether the draws are keyed by a seed of the operating system.
-        local_work: as `LocalWork` takes it.
+        local_work: as `LocalWork` takes it, or the settings of stragglers.
         pooled: whether one client has the samples of all.
         cohort_size: as `Cohorts` takes it.
         unseen: which clients never train.
@@ -46,6 +47,7 @@ class Participation(LightningDataModule):
             owners, they are known once the samples are dealt.
         cohort: lists the clients of a round, known with N; its `bounds` tell how many these are at least and at most.
         works_partly: whether clients may make less than all of their local work.
+        works_whole_epochs: whether a share of the local work is one of epochs, rounded up to whole ones.
         secret: the secret seed in hexadecimal digits, empty without one.
         batch_seed: of batch order, augmentation and the clients' other draws.
     """
@@ -62,7 +64,7 @@ class Participation(LightningDataModule):
         availability: float | Sequence[float] | str | None,
         over_selection: float,
         secret_seed: bool,
-        local_work: float | Sequence[float],
+        local_work: float | Sequence[float] | Stragglers,
         pooled: bool,
         cohort_size: int | None = None,
         unseen: Unseen | None = None,
@@ -72,8 +74,9 @@ class Participation(LightningDataModule):
         self.sampling = sampling
         self.local_work = local_work
         self.pooled = pooled
-        self._work = LocalWork(local_work, sampling_seed)
-        self.works_partly = pooled or local_work != 1
+        self._work = work_for(local_work, sampling_seed)
+        self.works_partly = pooled or self._work.is_partial
+        self.works_whole_epochs = self._work.whole_epochs
         self.availability = availability
         self.over_selection = over_selection
         self.secret_seed = secret_seed
@@ -110,9 +113,10 @@ class Participation(LightningDataModule):
             ValueError: a setting of the cohorts that is out of its range.
         """
         self.unseen_owners = unseen
-        drawn = cohorts(
+        asked = cohorts(
             self.availability, self.over_selection, num_clients=self.num_owners, unseen=unseen, **self._drawn
         )
+        drawn = self._work.taking_part(asked)
         self.cohort = PooledCohorts(drawn) if self.pooled else drawn
         self.num_clients = self.cohort.num_clients
         self._key_cohorts()

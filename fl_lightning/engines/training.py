@@ -183,8 +183,8 @@ class LocalTrainer:
         """Return the largest number of batches of a phase, or None without a limit.
 
         Args:
-            data: The client's data. The share `local_work` of the batches is what a straggler
-                trains on.
+            data: The client's data. The share `local_work` of the batches, or of the epochs, is
+                what a straggler trains on.
             phase: The phase that begins.
             passes: The batches of the phase.
             num_steps: Steps of the exchange so far.
@@ -197,10 +197,14 @@ class LocalTrainer:
             remaining = (step_limit - num_steps) * self.settings.accumulate_grad_batches
         if data.local_work == 1:
             return remaining
+        # Without the small number a product such as 0.55 * 100 would round up to one batch, or epoch, more.
+        if data.works_whole_epochs:
+            epochs = max(1, ceil(data.local_work * passes.epochs - 1e-9))
+            batches = epochs * passes.steps
+            return batches if remaining is None else min(batches, remaining)
         batches = passes.epochs * passes.steps
         if remaining is not None:
             batches = min(batches, remaining)
-        # Without the small number a product such as 0.55 * 100 would round up to one batch more.
         return ceil(data.local_work * batches - 1e-9)
 
     def repeats_samples(self, data: ClientData, phase: Phase, passes: Passes) -> bool:

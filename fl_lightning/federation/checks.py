@@ -26,6 +26,7 @@ from fl_lightning.data.clients import ClientSamples
 from fl_lightning.data.holdout import SETTINGS
 from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.schema import has_unknown_classes
+from fl_lightning.data.stragglers import Stragglers
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.engines.deployed import own_step
 from fl_lightning.engines.training import check_normalized
@@ -569,6 +570,26 @@ def tell_server_rate(optimizer: Optimizer) -> None:
         rank_zero_info(
             f"server_optimizer SGD has lr={lr:g}: a round moves the global model by that share of the "
             f"way to the clients' aggregate; lr=1 takes the aggregate as it is (torch's own default is 0.001)"
+        )
+
+
+def check_stragglers(local_work: object, local_epochs: int | list[int]) -> None:
+    """Refuse stragglers that make fewer local epochs where a client has one, and so makes all of them.
+
+    Args:
+        local_work: The share of the local work, or the settings of stragglers.
+        local_epochs: The local epochs of all clients, or a list with those of each client.
+
+    Raises:
+        ValueError: No client has two epochs.
+    """
+    if not isinstance(local_work, Stragglers) or not local_work.cuts:
+        return
+    most = max(as_list(local_epochs), default=0)
+    if most < 2:
+        raise ValueError(
+            f"data.local_work with late=cut lets stragglers make fewer local epochs, so model.local_epochs must be at "
+            f"least 2, got {most}; raise it, or give data.local_work a share of the batches, such as [0.1, 1.0]"
         )
 
 

@@ -43,6 +43,7 @@ RECORDS: Mapping[str, SettingRecord] = MappingProxyType(
         "data": SettingRecord("data"),
         "data.batch_size": VALUES,
         "data.eval_batch_size": COSTS,
+        "data.local_work.late": VALUES,
         "data.pooled": VALUES,
         "data.sampling_seed": SettingRecord("data", is_seed=True),
         "data.seed": SettingRecord("data", is_seed=True),

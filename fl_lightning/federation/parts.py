@@ -367,6 +367,7 @@ class FederationParts:
     def _check_fit(self, trainer: Trainer, data: FederatedDataModule) -> None:
         """Check what only a fit needs, most of it about guarantees."""
         checks.tell_epochs(self.settings.local_epochs)
+        checks.check_stragglers(data.local_work, self.settings.local_epochs)
         if not data.pooled:
             checks.tell_fine_tuning(self.client, self.fine_tuning)
         if data.devices is not None or self.pacing is not None:

@@ -11,6 +11,7 @@ from fl_lightning.client.hooks import overridden
 from fl_lightning.client.metric_states import counting_by_name
 from fl_lightning.client.modes import BATCH_NORMS
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.stragglers import Stragglers
 from fl_lightning.members.faults import FaultPolicy
 from fl_lightning.metrics.history import History
 from fl_lightning.types import Sent, TrainableModule
@@ -43,6 +44,11 @@ def check_private_rule(
         ValueError: The cohorts are not drawn by Poisson sampling, or the server gets more of a client than the weights.
     """
     name = type(rule).__name__
+    if isinstance(data.local_work, Stragglers) and data.local_work.drops:
+        raise ValueError(
+            f"the guarantee of {name} needs clients that are drawn independently, and data.local_work drops a share of "
+            f"each cohort; set data.local_work.late to cut, or leave data.local_work out"
+        )
     if data.cohort.sampling_rate is None:
         how = "are those of data.schedule" if data.schedule is not None else "have a fixed size"
         raise ValueError(

@@ -68,6 +68,12 @@ MISTAKES = [
         f"{RUN} --data.feature_shift 0.1",
         r"must have its settings by name \(noise, rotation, colour\), got 0.1; write --data.feature_shift.noise VALUE",
     ),
+    (f"{RUN} --data.local_work.shar 0.5", "data.local_work: unknown option 'shar'; the nearest is 'share'"),
+    (
+        f"{RUN} --data.local_work '{{share: 0.5, late: dropp}}'",
+        "late must be cut or drop, got dropp; the nearest is 'drop'",
+    ),
+    (f"{RUN} --data.local_work Stragglers", "data.local_work needs share, which has no default; write --data.local_w"),
     (
         f"{RUN} --data '{{a: '",
         "data must be YAML, and cannot be read at line 2, column 1 .*; close brackets and quotes",

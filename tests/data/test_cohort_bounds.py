@@ -6,7 +6,7 @@ import pytest
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import Aggregator
-from fl_lightning.data import Digits
+from fl_lightning.data import Digits, Stragglers
 from fl_lightning.data.availability import AvailableCohorts
 from fl_lightning.data.clients import Cohorts
 from fl_lightning.methods import FedAvg
@@ -24,6 +24,8 @@ AVAILABLE = [
     {"availability": 0.6, "over_selection": 0.5},
     {"availability": [0.0, 1.0, 1.0, 1.0, 1.0], "over_selection": 0.4},
     {"availability": "trace", "over_selection": 1.0},
+    {"local_work": Stragglers(0.4, "drop")},
+    {"availability": 0.6, "local_work": Stragglers(0.4, "drop")},
 ]
 
 
@@ -60,7 +62,7 @@ def test_every_kind_of_cohorts_is_among_them():
         kind = todo.pop()
         todo += kind.__subclasses__()
         kinds.add(kind.__name__)
-    assert kinds == {"Cohorts", "AvailableCohorts", "PooledCohorts"}
+    assert kinds == {"Cohorts", "AvailableCohorts", "PooledCohorts", "PunctualCohorts"}
 
 
 class Asks(Aggregator):

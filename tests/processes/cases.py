@@ -22,7 +22,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, FedBuff, GatheringAggregator, NormClip, TopK, UpdateTransform
-from fl_lightning.data import Devices
+from fl_lightning.data import Devices, Stragglers
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional import state as S
 from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedEXPAggregator, FedNTD, Local, dp_sgd
@@ -325,6 +325,16 @@ def late():
     return loop, toy_data(SIZES, participation=0.6, devices=devices)
 
 
+def stragglers(late="cut"):
+    """Some clients of each round make fewer epochs, or take no part."""
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=5, threads=1, local_epochs=3)
+    return loop, toy_data(SIZES, local_work=Stragglers(0.5, late))
+
+
+def dropped():
+    return stragglers("drop")
+
+
 LIST = (
     fedavg,
     late,
@@ -354,6 +364,8 @@ LIST = (
     restless,
     restless_clients,
     unlike,
+    stragglers,
+    dropped,
 )
 CASES = {case.__name__: case for case in LIST}
 RESTLESS = ("restless", "restless_clients")
