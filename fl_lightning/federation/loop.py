@@ -665,19 +665,27 @@ class FederatedLoop(Forwarding):
         """Run one round: every exchange with every client of the cohort, the aggregation, and one server step."""
         round_idx = self.current_epoch
         values = self._run_round(round_idx)
-        if self.parts.is_private:
-            values = self.parts.marked(values)
-        if self.parts.server_lr_scheduler is not None:
-            self.lr_schedulers().step()  # type: ignore[union-attr]
         if self._pace is not None:
             values |= self._pace.row(round_idx)
             self._pace.tell_bytes(round_idx, values)
             self._plan_evaluation(round_idx)
+        if self.parts.is_private:
+            values = self.parts.marked(values)
+        if self.parts.server_lr_scheduler is not None:
+            self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:
             values |= bytes_of_sets(self.data, self.parts.needs)
         self.recorder.end_training(round_idx, values)
         self._publish(values)
         self._averages.end_training(self.trainer, self)
+
+    def cohort_of(self, round_idx: int) -> list[int]:
+        """Return the ids of the clients whose updates a round takes, in order.
+
+        Args:
+            round_idx: Index of the round.
+        """
+        return self.data.cohort(round_idx) if self._pace is None else self._pace.cohort(round_idx)
 
     def _run_round(self, round_idx: int) -> dict[str, float]:
         """Run a round, and return its values by log key."""
@@ -687,7 +695,7 @@ class FederatedLoop(Forwarding):
         with self._without_autocast(), torch.enable_grad():
             return rounds.run(
                 round_idx=round_idx,
-                cohort=self.data.cohort(round_idx) if rounds.pace is None else rounds.pace.cohort(round_idx),
+                cohort=self.cohort_of(round_idx),
                 step=optimizer.step,
                 scaler=scaler,
             )

@@ -235,8 +235,9 @@ def check_saved(saved: object, shared: State) -> None:
         entries = saved[part]
         if entries is None:
             continue
-        # A message may leave out frozen entries, and training starts from all of them.
-        expected = {name: value for name, value in shared.items() if part == "start" or name in entries}
+        # Only a message with a start of its own may leave out entries, which are frozen.
+        is_whole = part == "start" or saved["start"] is None
+        expected = {name: value for name, value in shared.items() if is_whole or name in entries}
         update = ClientUpdate(
             client_id=saved["client"], num_samples=0, num_steps=0, accumulated_lr=0.0, weights=entries
         )

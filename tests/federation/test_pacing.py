@@ -1,7 +1,7 @@
 """Rounds of late clients keep the contract of rounds, however they are cut, skipped or stacked."""
 
 import itertools
-from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -175,28 +175,25 @@ def test_an_error_in_the_middle_of_a_round_leaves_a_run_that_continues(whole, tm
 
 
 class Broken(FedAvg):
-    """Raises as one client in one of its rounds, or sends its update as one of no samples."""
+    """Raises as some clients of some versions, or sends their updates as those of no samples."""
 
     def __init__(self, raises, **base):
         super().__init__(**base)
         self.raises = raises
-        self.times = Counter()
 
     def receive(self, broadcast, local):
-        self.times[local.client_id] += 1
-
-    def is_meant(self):
-        return self.context.client_id == 4 and self.times[4] == 2
+        is_meant = local.client_id % 2 == 0 and broadcast.round_idx in (1, 2, 3)
+        self.round_buffer("is_meant", torch.tensor(is_meant))
 
     def training_step(self, batch, batch_idx):
-        if self.raises and self.is_meant():
+        if self.raises and self.round["is_meant"]:
             raise RuntimeError("broken")
         return super().training_step(batch, batch_idx)
 
     def transmitted(self, update, broadcast, local):
-        if self.raises or not self.is_meant():
+        if self.raises or not self.round["is_meant"]:
             return update
-        return type(update)(**{**vars(update), "num_samples": 0})
+        return replace(update, num_samples=0)
 
 
 @pytest.mark.parametrize("buffer", [1, 3])
@@ -209,10 +206,11 @@ def test_a_client_that_fails_is_an_update_without_samples(buffer):
             faults=FaultPolicy(on_error="skip"),
             seed=5,
         )
-        rows = run(loop, rounds=10, data=make_data(devices=devices()))
+        rows = run(loop, rounds=8, data=make_data(devices=devices()))
         found.append((weights_of(loop), rows, len(messages_of(loop))))
     (weights, rows, kept), (others, others_rows, others_kept) = found
-    assert sum(row["train/skipped"] for row in rows.values()) == 1
+    assert sum(row["train/skipped"] for row in rows.values()) >= 1
+    assert sum(row["train/skipped"] for row in others_rows.values()) == 0
     assert equal(weights, others)
     assert kept == others_kept
     for key in ("comm/bytes_down", "time/seconds", "time/staleness"):
@@ -277,7 +275,7 @@ def test_what_is_kept_is_bounded(max_staleness):
     at_work = loop.data.cohort.size
     assert max(count for count, _ in kept.counts) <= at_work + 2
     distinct = max(weights for _, weights in kept.counts)
-    assert distinct <= (at_work + 2 if max_staleness is None else max_staleness + 1 + 1)
+    assert distinct <= (at_work + 2 if max_staleness is None else max_staleness + 1)
 
 
 # --- rules, transforms, codecs
@@ -354,28 +352,28 @@ def test_the_global_model_is_evaluated_by_seconds():
 # --- checkpoints
 
 
-def test_messages_of_a_checkpoint_are_checked(tmp_path):
-    path = tmp_path / "half.ckpt"
-    run(make_loop(), rounds=2, callbacks=[SaveIn("on_train_epoch_end", 1, path)])
-    saved = torch.load(path, weights_only=True)
-    kept = saved["federated"]["messages"]
-    assert kept
-    assert all(isinstance(one["weights"], dict) for one in kept)
-    for name, change, error in (
-        ("weights", lambda one: one["weights"].popitem(), "must hold the shared entries"),
-        ("exchange", lambda one: one.pop("exchange"), "must have the part 'exchange'"),
-        ("version", lambda one: one.update(version="0"), "the part 'version' of a message"),
+def test_messages_of_a_checkpoint_are_checked():
+    loop = make_loop()
+    run(loop, rounds=2, limit_val_batches=0)
+    member = messages_of(loop)
+    saved = member.state_dict()
+    assert len(saved) == len(member) > 1
+    member.load_state_dict(saved)
+    assert [one["version"] for one in member.state_dict()] == [one["version"] for one in saved]
+    assert len({id(message.broadcast.weights) for message in member._kept.values()}) == len(member.versions)
+    for change, error in (
+        (lambda one: one["weights"].popitem(), "client . in a checkpoint must hold the shared entries, but"),
+        (lambda one: one["weights"].update(other=torch.zeros(1)), "must hold the shared entries only"),
+        (lambda one: one.pop("exchange"), "must have the part 'exchange'"),
+        (lambda one: one.update(version="0"), "the part 'version' of a message"),
     ):
-        saved = torch.load(path, weights_only=True)
-        change(saved["federated"]["messages"][-1])
-        torch.save(saved, tmp_path / f"{name}.ckpt")
+        one = {**saved[-1], "weights": dict(saved[-1]["weights"])}
+        change(one)
         with pytest.raises((TypeError, ValueError), match=error):
-            run(make_loop(), rounds=3, ckpt_path=tmp_path / f"{name}.ckpt")
-    saved = torch.load(path, weights_only=True)
-    saved["federated"]["messages"] = []
-    torch.save(saved, tmp_path / "none.ckpt")
-    with pytest.raises(ValueError, match="must have the message of every client at work, and lacks that of client"):
-        run(make_loop(), rounds=5, ckpt_path=tmp_path / "none.ckpt")
+            member.load_state_dict([*saved[:-1], one])
+    member.load_state_dict([])
+    with pytest.raises(ValueError, match=r"lacks that of client 3, which started in round 0; continue from another"):
+        member.of(3, 0)
 
 
 def test_freezing_while_clients_are_at_work_is_refused():
