@@ -158,6 +158,8 @@ class FederatedLoop(Forwarding):
     _run: FederatedRun | None = None
     _rounds: Rounds | None = None
     _evaluation: Evaluation | None = None
+    _planned_interval = 1
+    """What the loop has set the Trainer's `check_val_every_n_epoch` to, for `evaluate_every_seconds`."""
     _handed_over = False
     """Whether a child process has ended its run. Only the state dict returns from there to the parent process."""
     final_key = ""
@@ -574,6 +576,12 @@ class FederatedLoop(Forwarding):
         check_seconds(
             self.data.devices, max_seconds=self.max_seconds, evaluate_every_seconds=self.evaluate_every_seconds
         )
+        interval = self.trainer.check_val_every_n_epoch
+        if self.evaluate_every_seconds is not None and interval not in (1, self._planned_interval):
+            raise ValueError(
+                f"model.evaluate_every_seconds and trainer.check_val_every_n_epoch both say when the global model is "
+                f"evaluated, got {self.evaluate_every_seconds} and {interval}; leave one of them out"
+            )
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
@@ -657,7 +665,8 @@ class FederatedLoop(Forwarding):
         is_due = is_evaluated(timed, self.evaluate_every_seconds) or self._is_last(round_idx)
         is_due = is_due or round_idx + 1 == self.trainer.max_epochs
         # The Trainer evaluates after each round whose number is a multiple.
-        self.trainer.check_val_every_n_epoch = 1 if is_due else round_idx + 2
+        self._planned_interval = 1 if is_due else round_idx + 2
+        self.trainer.check_val_every_n_epoch = self._planned_interval
 
     # --- the round ---
 

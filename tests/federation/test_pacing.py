@@ -217,6 +217,46 @@ def test_a_client_that_fails_is_an_update_without_samples(buffer):
         assert [row[key] for row in rows.values()] == [row[key] for row in others_rows.values()]
 
 
+# --- the keys of a job
+
+
+class Keys(FedAvg):
+    """Notes by which rounds its clients draw, and what they start from."""
+
+    def __init__(self, **base):
+        super().__init__(**base)
+        self.seen = []
+
+    def receive(self, broadcast, local):
+        started = self.received["net.head.bias"].clone()
+        self.seen.append((local.client_id, broadcast.round_idx, local.round_idx, started))
+
+
+class Versions(pl.Callback):
+    """The weights before each round."""
+
+    def __init__(self):
+        self.before = []
+
+    def on_train_batch_start(self, trainer, loop, *_):
+        self.before.append(loop.client.net.head.bias.detach().clone())
+
+
+def test_a_job_draws_by_the_round_it_started_in_and_starts_from_its_weights():
+    client = Keys(net=BatchNormNet, optimizer=sgd())
+    loop = FederatedLoop(client, pacing=FedBuff(buffer=2), seed=5)
+    versions = Versions()
+    run(loop, rounds=6, callbacks=[versions])
+    arrivals = [job for index in range(6) for job in loop._rounds.pace.timeline.round(index).arrivals]
+    assert max(index // 2 - job.version for index, job in enumerate(arrivals)) > 0
+    in_order = []
+    for index in range(0, 12, 2):
+        in_order += sorted(arrivals[index : index + 2], key=lambda job: (job.version, job.client_id))
+    for (client_id, sent, drawn, started), job in zip(client.seen, in_order, strict=True):
+        assert (client_id, sent, drawn) == (job.client_id, job.version, job.version)
+        assert torch.equal(started, versions.before[job.version])
+
+
 # --- 7, 8, 9, 10
 
 

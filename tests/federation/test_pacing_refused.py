@@ -139,6 +139,12 @@ def test_seconds_need_devices():
             trainer(1).fit(loop, datamodule=toy_data())
 
 
+def test_two_settings_of_when_the_model_is_evaluated():
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=0, evaluate_every_seconds=2.0)
+    with pytest.raises(ValueError, match=r"both say when the global model is evaluated, got 2\.0 and 3; leave one"):
+        trainer(1, check_val_every_n_epoch=3).fit(loop, datamodule=toy_data(devices=FAST))
+
+
 def test_clients_elsewhere():
     class Elsewhere(SequentialEngine):
         is_remote = True
