@@ -4,10 +4,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, FedAsync, FedBuff, Rounds, ServerModule
 from fl_lightning.data import Devices
+from fl_lightning.data.checks import check_simulated
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.methods import (
     APFL,
@@ -65,7 +67,10 @@ def test_cohorts_that_are_drawn_otherwise(data, match):
 
 
 def test_a_buffer_of_more_clients_than_there_are():
-    refused("model.pacing.buffer must be at most the 5 clients that train, got 6", pacing=FedBuff(buffer=6))
+    refused(
+        "model.pacing.buffer must be at most the number of clients that train, got 6 of 5 clients; set it to 5 or",
+        pacing=FedBuff(buffer=6),
+    )
 
 
 PROXY = {"proxy_size": 6}
@@ -143,6 +148,36 @@ def test_two_settings_of_when_the_model_is_evaluated():
     loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=0, evaluate_every_seconds=2.0)
     with pytest.raises(ValueError, match=r"both say when the global model is evaluated, got 2\.0 and 3; leave one"):
         trainer(1, check_val_every_n_epoch=3).fit(loop, datamodule=toy_data(devices=FAST))
+
+
+class Endless(IterableDataset):
+    """A stream of samples."""
+
+    def __iter__(self):
+        return iter([(torch.zeros(4), 0), (torch.ones(4), 1)])
+
+
+def test_streams():
+    data = FederatedDataModule.from_datasets(
+        {0: Endless(), 1: Endless()}, num_classes=2, input_shape=(4,), devices=FAST
+    )
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=0, max_local_steps=2)
+    with pytest.raises(ValueError, match="and those of a stream are not known before; leave out data.devices"):
+        trainer(1, limit_val_batches=0).fit(loop, datamodule=data)
+
+
+def test_samples_that_change():
+    data = toy_data(devices=FAST)
+    data.setup("fit")
+    with pytest.raises(ValueError, match="set_class_count changes how long clients train"):
+        data.set_class_count(0, 0, 1)
+
+
+def test_clients_of_a_real_federation():
+    with pytest.raises(
+        ValueError, match=r"devices belongs to simulations, .* got Devices\(step_seconds=0.1\); leave it"
+    ):
+        check_simulated(toy_data(devices=FAST))
 
 
 def test_clients_elsewhere():
