@@ -75,6 +75,11 @@ MISTAKES = [
     ),
     (f"{RUN} --data.local_work Stragglers", "data.local_work needs share, which has no default; write --data.local_w"),
     (
+        f"{RUN} --data.devices 0.1",
+        r"must have its settings by name \(step_seconds, .*, file\), got 0.1; write --data.devices.step_seconds VALUE",
+    ),
+    (f"{RUN} --model.pacing Fedbuf", "model.pacing: there is no class 'Fedbuf'; the nearest is 'FedBuff'"),
+    (
         f"{RUN} --data '{{a: '",
         "data must be YAML, and cannot be read at line 2, column 1 .*; close brackets and quotes",
     ),
