@@ -267,19 +267,18 @@ def purpose_of(purpose: str, attempt: int) -> str:
     return f"{purpose}/{attempt}" if attempt else purpose
 
 
-def check_given(name: str, value: Any, place: str = "") -> None:
+def check_given(name: str, value: Any) -> None:
     """Refuse a setting of devices that is no number in its range, and no list of such numbers.
 
     Args:
         name: Name of the setting.
         value: The setting.
-        place: Where the value stands, for the error. Empty means the configuration.
 
     Raises:
         TypeError: The setting is of another kind.
         ValueError: A number is out of its range, or the list is empty.
     """
-    place = place or f"data.devices.{name}"
+    place = f"data.devices.{name}"
     if value is None and name in SPEEDS:
         return
     numbers = list(value) if isinstance(value, list | tuple) else [value]
@@ -289,11 +288,13 @@ def check_given(name: str, value: Any, place: str = "") -> None:
         check_numbers("it may be a number for each client", **{place: number})
         if number is None:
             raise TypeError(f"{place} must be a number, got None; leave it out")
-    sigma = 1 if len(numbers) == 2 and name not in CHANCES else len(numbers)
-    for number in numbers[:sigma]:
+    if len(numbers) == 2 and name not in CHANCES:
+        median, sigma = numbers
+        check_range(name, median, place)
+        check_range("jitter", sigma, f"σ of {place}")
+        return
+    for number in numbers:
         check_range(name, number, place)
-    if sigma == 1 and len(numbers) == 2:
-        check_range("jitter", numbers[1], f"σ of {place}")
 
 
 def check_range(name: str, number: float, place: str) -> None:

@@ -162,7 +162,7 @@ def test_streams():
         {0: Endless(), 1: Endless()}, num_classes=2, input_shape=(4,), devices=FAST
     )
     loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=0, max_local_steps=2)
-    with pytest.raises(ValueError, match="and those of a stream are not known before; leave out data.devices"):
+    with pytest.raises(ValueError, match="and those of a stream are not known before; leave out"):
         trainer(1, limit_val_batches=0).fit(loop, datamodule=data)
 
 
@@ -174,9 +174,7 @@ def test_samples_that_change():
 
 
 def test_clients_of_a_real_federation():
-    with pytest.raises(
-        ValueError, match=r"devices belongs to simulations, .* got Devices\(step_seconds=0.1\); leave it"
-    ):
+    with pytest.raises(ValueError, match=r"devices belongs to simulations, .* got Devices\(step_s"):
         check_simulated(toy_data(devices=FAST))
 
 
