@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,9 +53,6 @@ class Devices:
         file: CSV file with a line for each client in the order of the ids, and a first line that names the columns.
             A column has the name of a setting, whose value it replaces. None means no file.
 
-    Attributes:
-        from_file: Names of the settings that the file replaces.
-
     Raises:
         TypeError: A setting is of another kind.
         ValueError: A setting is out of its range, nothing takes any time, or the file has other columns.
@@ -70,7 +67,6 @@ class Devices:
     jitter: float | list[float] = 0.0
     dropout: float | list[float] = 0.0
     file: str | None = None
-    from_file: frozenset[str] = field(default=frozenset(), init=False, compare=False)
 
     def __post_init__(self) -> None:
         columns: Mapping[str, list[float]] = {} if self.file is None else read_columns(Path(self.file))
@@ -80,7 +76,7 @@ class Devices:
                 object.__setattr__(self, name, columns[name])
             else:
                 check_given(name, getattr(self, name))
-        object.__setattr__(self, "from_file", frozenset(columns))
+        object.__setattr__(self, "_columns", frozenset(columns))
         times = (self.step_seconds, self.sample_seconds, self.latency)
         takes_time = any(value != 0 for value in times)
         if not takes_time and self.down_mbps is None and self.up_mbps is None:
@@ -93,6 +89,12 @@ class Devices:
         given = {name: getattr(self, name) for name in (*NAMES, "file")}
         texts = [f"{name}={value}" for name, value in given.items() if value not in (0, None)]
         return f"Devices({', '.join(texts)})"
+
+    @property
+    def from_file(self) -> frozenset[str]:
+        """Names of the settings that the file replaces."""
+        columns: frozenset[str] = vars(self)["_columns"]
+        return columns
 
     @property
     def loses_clients(self) -> bool:
