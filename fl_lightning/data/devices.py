@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,9 +53,6 @@ class Devices:
         file: CSV file with a line for each client in the order of the ids, and a first line that names the columns.
             A column has the name of a setting, whose value it replaces. None means no file.
 
-    Attributes:
-        from_file: Names of the settings that the file replaces.
-
     Raises:
         TypeError: A setting is of another kind.
         ValueError: A setting is out of its range, nothing takes any time, or the file has other columns.
@@ -70,7 +67,6 @@ class Devices:
     jitter: float | list[float] = 0.0
     dropout: float | list[float] = 0.0
     file: str | None = None
-    from_file: frozenset[str] = field(default=frozenset(), init=False, compare=False)
 
     def __post_init__(self) -> None:
         columns: Mapping[str, list[float]] = {} if self.file is None else read_columns(Path(self.file))
@@ -80,7 +76,7 @@ class Devices:
                 object.__setattr__(self, name, columns[name])
             else:
                 check_given(name, getattr(self, name))
-        object.__setattr__(self, "from_file", frozenset(columns))
+        object.__setattr__(self, "_columns", frozenset(columns))
         times = (self.step_seconds, self.sample_seconds, self.latency)
         takes_time = any(value != 0 for value in times)
         if not takes_time and self.down_mbps is None and self.up_mbps is None:
@@ -93,6 +89,12 @@ class Devices:
         given = {name: getattr(self, name) for name in (*NAMES, "file")}
         texts = [f"{name}={value}" for name, value in given.items() if value not in (0, None)]
         return f"Devices({', '.join(texts)})"
+
+    @property
+    def from_file(self) -> frozenset[str]:
+        """Names of the settings that the file replaces."""
+        columns: frozenset[str] = vars(self)["_columns"]
+        return columns
 
     @property
     def loses_clients(self) -> bool:
@@ -267,19 +269,18 @@ def purpose_of(purpose: str, attempt: int) -> str:
     return f"{purpose}/{attempt}" if attempt else purpose
 
 
-def check_given(name: str, value: Any, place: str = "") -> None:
+def check_given(name: str, value: Any) -> None:
     """Refuse a setting of devices that is no number in its range, and no list of such numbers.
 
     Args:
         name: Name of the setting.
         value: The setting.
-        place: Where the value stands, for the error. Empty means the configuration.
 
     Raises:
         TypeError: The setting is of another kind.
         ValueError: A number is out of its range, or the list is empty.
     """
-    place = place or f"data.devices.{name}"
+    place = f"data.devices.{name}"
     if value is None and name in SPEEDS:
         return
     numbers = list(value) if isinstance(value, list | tuple) else [value]
@@ -289,11 +290,13 @@ def check_given(name: str, value: Any, place: str = "") -> None:
         check_numbers("it may be a number for each client", **{place: number})
         if number is None:
             raise TypeError(f"{place} must be a number, got None; leave it out")
-    sigma = 1 if len(numbers) == 2 and name not in CHANCES else len(numbers)
-    for number in numbers[:sigma]:
+    if len(numbers) == 2 and name not in CHANCES:
+        median, sigma = numbers
+        check_range(name, median, place)
+        check_range("jitter", sigma, f"σ of {place}")
+        return
+    for number in numbers:
         check_range(name, number, place)
-    if sigma == 1 and len(numbers) == 2:
-        check_range("jitter", numbers[1], f"σ of {place}")
 
 
 def check_range(name: str, number: float, place: str) -> None:

@@ -574,9 +574,7 @@ class FederatedLoop(Forwarding):
             )
         if self.evaluate_training_every is not None:
             check_training_samples(self.evaluation.has_global, self.data)
-        check_seconds(
-            self.data.devices, max_seconds=self.max_seconds, evaluate_every_seconds=self.evaluate_every_seconds
-        )
+        check_seconds(self.data, max_seconds=self.max_seconds, evaluate_every_seconds=self.evaluate_every_seconds)
         interval = self.trainer.check_val_every_n_epoch
         if self.evaluate_every_seconds is not None and interval not in (1, self._planned_interval):
             raise ValueError(
@@ -594,6 +592,12 @@ class FederatedLoop(Forwarding):
         self.parts.plateau.begin_fit(self.client, optimizers, schedulers)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
+        if self.max_seconds is not None and self._is_last(-1):
+            first = self._rounds.pace.ends(0) if self._rounds.pace else 0.0
+            raise ValueError(
+                f"model.max_seconds must leave time for a round, got {self.max_seconds}, and the first one ends after "
+                f"{first:.4g} seconds; raise it"
+            )
         self.forward_hook("on_fit_start")
 
     def on_train_start(self) -> None:

@@ -343,18 +343,23 @@ def check_takes_stale(pacing: Pacing, server_module: ServerModule) -> None:
     )
 
 
-def check_seconds(devices: Devices | None, **settings: Any) -> None:
-    """Refuse settings in simulated seconds without devices.
+def check_seconds(data: FederatedDataModule, **settings: Any) -> None:
+    """Refuse settings in simulated seconds if no time is simulated.
 
     Args:
-        devices: The devices, or None.
+        data: The data module.
         settings: The settings of the loop by name.
 
     Raises:
-        ValueError: A setting is given, and there are no devices.
+        ValueError: A setting is given, and there are no devices, or all samples are in one place.
     """
     for name, value in settings.items():
-        if value is not None and devices is None:
+        if value is not None and data.pooled:
+            raise ValueError(
+                f"model.{name} counts simulated seconds, and data.pooled leaves no clients that take any, got {value}; "
+                f"leave model.{name} out, or data.pooled"
+            )
+        if value is not None and data.devices is None:
             raise ValueError(
                 f"model.{name} counts simulated seconds, which data.devices say, got {value} and no devices; set "
                 f"data.devices, such as data.devices.step_seconds to 0.1"

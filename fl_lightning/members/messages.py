@@ -79,6 +79,7 @@ class Messages(Member):
         for (_, version), message in self._kept.items():
             if version == broadcast.round_idx:
                 extras = shared_with(extras, message.broadcast.extras)
+                break
         sent = Broadcast(
             round_idx=broadcast.round_idx,
             exchange=broadcast.exchange,

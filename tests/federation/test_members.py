@@ -164,6 +164,7 @@ def test_names_of_members_are_those_of_stored_checkpoints():
         "client",
         "frozen",
         "initial_personal",
+        "messages",
         "plateau",
         "recorder",
         "store",

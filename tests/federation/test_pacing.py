@@ -350,7 +350,9 @@ def test_the_line_about_bytes_that_the_clock_does_not_count(caplog):
             return self.sends(exchange, more=torch.zeros(1000))
 
     with caplog.at_level("INFO"):
-        run(make_loop("FedAvg"), rounds=2)
+        for method, codec in (("FedAvg", None), ("FedAvg", QSGD(bits=4)), ("SCAFFOLD", TopK(fraction=0.2))):
+            run(make_loop(method, codec=codec), rounds=1)
+        run(make_loop("FedAvg", pacing=None, codec=QSGD(bits=4, down=True)), rounds=1)
         assert "data.devices count" not in caplog.text
         run(make_loop("FedAvg", server_module=Chatty()), rounds=3)
     lines = [record.message for record in caplog.records if "data.devices count" in record.message]
