@@ -1,6 +1,6 @@
 """The synthetic data of the FedProx paper: 30 clients, each with a softmax model and inputs of its own.
 
-Source: Li et al., MLSys 2020, arXiv:1812.06127, section 5.1 and appendix C.1, with the sizes of the paper's code.
+Source: Li et al., MLSys 2020, arXiv:1812.06127, section 5.1, with the sizes of the paper's code.
 """
 
 from typing import NamedTuple

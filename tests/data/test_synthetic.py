@@ -28,8 +28,7 @@ def test_sizes_are_log_normal_above_fifty():
     assert max(sizes) > 50 * np.median(sizes)
 
 
-def test_sizes_are_those_of_the_paper_in_all_four_sets():
-    """By the first seed about 9,600 samples, as in the paper's table of data sets."""
+def test_all_four_sets_have_the_same_sizes():
     sets = [Synthetic(0, 0, iid=True), Synthetic(0, 0), Synthetic(0.5, 0.5), Synthetic(1, 1)]
     sizes = [[source.law_of(client_id).size for client_id in range(30)] for source in sets]
     assert sizes[0] == sizes[1] == sizes[2] == sizes[3]
