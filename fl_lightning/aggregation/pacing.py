@@ -219,8 +219,8 @@ class Buffered(Pacing):
         check_drawn(cohorts, f"{name} keeps as many clients at work as a drawn cohort has")
         if self.buffer > num_clients:
             raise ValueError(
-                f"model.pacing.buffer must be at most the {num_clients} clients that train, got {self.buffer}; a "
-                f"client is in the buffer once"
+                f"model.pacing.buffer must be at most the number of clients that train, got {self.buffer} of "
+                f"{num_clients} clients; set it to {num_clients} or less"
             )
 
     def bounds(self, bounds: CohortBounds) -> CohortBounds:

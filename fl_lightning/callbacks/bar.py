@@ -207,13 +207,12 @@ class RoundProgressBar(ProgressBar):
 
 def shown_cohort_size(loop: FederatedLoop, round_idx: int) -> int:
     """Return the number of clients that the line shows for a round, ≥ 1. A private run shows its expected number."""
-    cohort = loop.data.cohort
     if loop.aggregator.is_private:
-        return cohort.size
-    least, most = cohort.bounds
+        return loop.data.cohort.size
+    least, most = loop.parts.cohort_bounds(loop.data)
     if least == most:
         return most
-    return max(1, len(cohort(round_idx)))
+    return max(1, len(loop.cohort_of(round_idx)))
 
 
 def new_progress(*, has_bar: bool) -> Progress:

@@ -248,7 +248,7 @@ class SequentialEngine:
 
     def load_client(self, job: ClientJob) -> None:
         """Load a client into the module: its shared weights, its personal entries and its memory."""
-        LIFE.begin_client(job.client_id, job.broadcast.round_idx)
+        LIFE.begin_client(job.client_id, job.broadcast.round_idx if job.arrives is None else job.arrives)
         self.local.clock.round_idx = job.broadcast.round_idx
         context = self._context(job)
         already_sent = self.global_weights.frozen.already_sent

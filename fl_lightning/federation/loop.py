@@ -159,6 +159,8 @@ class FederatedLoop(Forwarding):
     _run: FederatedRun | None = None
     _rounds: Rounds | None = None
     _evaluation: Evaluation | None = None
+    _planned_interval = 1
+    """What the loop has set the Trainer's `check_val_every_n_epoch` to, for `evaluate_every_seconds`."""
     _handed_over = False
     """Whether a child process has ended its run. Only the state dict returns from there to the parent process."""
     final_key = ""
@@ -575,6 +577,12 @@ class FederatedLoop(Forwarding):
         check_seconds(
             self.data.devices, max_seconds=self.max_seconds, evaluate_every_seconds=self.evaluate_every_seconds
         )
+        interval = self.trainer.check_val_every_n_epoch
+        if self.evaluate_every_seconds is not None and interval not in (1, self._planned_interval):
+            raise ValueError(
+                f"model.evaluate_every_seconds and trainer.check_val_every_n_epoch both say when the global model is "
+                f"evaluated, got {self.evaluate_every_seconds} and {interval}; leave one of them out"
+            )
         self.parts.describe(self.trainer)
         for logger in self.loggers:
             logger.log_hyperparams(self.parts.hyperparameters())
@@ -663,7 +671,8 @@ class FederatedLoop(Forwarding):
         is_due = is_evaluated(timed, self.evaluate_every_seconds) or self._is_last(round_idx)
         is_due = is_due or round_idx + 1 == self.trainer.max_epochs
         # The Trainer evaluates after each round whose number is a multiple.
-        self.trainer.check_val_every_n_epoch = 1 if is_due else round_idx + 2
+        self._planned_interval = 1 if is_due else round_idx + 2
+        self.trainer.check_val_every_n_epoch = self._planned_interval
 
     # --- the round ---
 
@@ -671,19 +680,27 @@ class FederatedLoop(Forwarding):
         """Run one round: every exchange with every client of the cohort, the aggregation, and one server step."""
         round_idx = self.current_epoch
         values = self._run_round(round_idx)
-        if self.parts.is_private:
-            values = self.parts.marked(values)
-        if self.parts.server_lr_scheduler is not None:
-            self.lr_schedulers().step()  # type: ignore[union-attr]
         if self._pace is not None:
             values |= self._pace.row(round_idx)
             self._pace.tell_bytes(round_idx, values)
             self._plan_evaluation(round_idx)
+        if self.parts.is_private:
+            values = self.parts.marked(values)
+        if self.parts.server_lr_scheduler is not None:
+            self.lr_schedulers().step()  # type: ignore[union-attr]
         if round_idx == 0:
             values |= bytes_of_sets(self.data, self.parts.needs)
         self.recorder.end_training(round_idx, values)
         self._publish(values)
         self._averages.end_training(self.trainer, self)
+
+    def cohort_of(self, round_idx: int) -> list[int]:
+        """Return the ids of the clients whose updates a round takes, in order.
+
+        Args:
+            round_idx: Index of the round.
+        """
+        return self.data.cohort(round_idx) if self._pace is None else self._pace.cohort(round_idx)
 
     def _run_round(self, round_idx: int) -> dict[str, float]:
         """Run a round, and return its values by log key."""
@@ -693,7 +710,7 @@ class FederatedLoop(Forwarding):
         with self._without_autocast(), torch.enable_grad():
             return rounds.run(
                 round_idx=round_idx,
-                cohort=self.data.cohort(round_idx) if rounds.pace is None else rounds.pace.cohort(round_idx),
+                cohort=self.cohort_of(round_idx),
                 step=optimizer.step,
                 scaler=scaler,
             )

@@ -55,9 +55,12 @@ class Pace:
         """The jobs of the last round that was asked for, by client id."""
 
     def cohort(self, round_idx: int) -> list[int]:
-        """Return the clients that come back in a round, those of the earliest version first."""
+        """Return the clients that come back in a round: in the order of the cohort, or by version and id."""
         arrivals = self.timeline.round(round_idx).arrivals
-        ordered = sorted(arrivals, key=lambda job: (job.version, job.client_id))
+        if self.is_asynchronous:
+            ordered = sorted(arrivals, key=lambda job: (job.version, job.client_id))
+        else:
+            ordered = sorted(arrivals, key=lambda job: job.number)
         return [job.client_id for job in ordered]
 
     def job(self, client_id: int, round_idx: int) -> Job:
@@ -167,7 +170,7 @@ def pace_of(
         times,
         is_asynchronous=pacing.is_asynchronous,
         loses_clients=pacing.loses_clients or devices.loses_clients,
-        freezes=global_weights.freezes,
+        freezes=any(not value.requires_grad for value in global_weights.frozen.parameters.values()),
     )
 
 

@@ -433,7 +433,8 @@ class Rounds:
             client_id = min(broken)
             raise NonFiniteUpdateError(
                 f"every client update must be finite and within its bounds, but client {client_id} "
-                f"{broken[client_id]}; {self.parts.client.nonfinite_hint()}"
+                f"{broken[client_id]}{self._started(client_id, outcome.round_idx)}; "
+                f"{self.parts.client.nonfinite_hint()}"
             )
         outcome.leave_out(broken)
         self._abort_if_small(outcome)
@@ -444,6 +445,13 @@ class Rounds:
             outcome.request_repeat()
         elif misweighed or aggregate:
             outcome.abort(misweighed or aggregate)
+
+    def _started(self, client_id: int, round_idx: int) -> str:
+        """Return words for the round in which a client started, or an empty text if it is the present one."""
+        if self.pace is None:
+            return ""
+        version = self.pace.job(client_id, round_idx).version
+        return "" if version == round_idx else f" (started in round {version})"
 
     def _overflow(self, round_idx: int) -> str:
         """Return the sentence about a server step with NaN or infinite values.

@@ -7,6 +7,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from fl_lightning.distributed import to_device
 from fl_lightning.members.faults import check_update
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.types import Broadcast, ClientUpdate, Member, Message, State
@@ -149,7 +150,7 @@ class Messages(Member):
             check_saved(saved, shared)
             client_id = saved["client"]
             version = saved["version"]
-            on_device = apply_to_collection(dict(saved), Tensor, torch.Tensor.to, device)
+            on_device = to_device(dict(saved), device)
             weights: State | None = on_device["weights"]
             start: State | None = on_device["start"]
             if weights is not None and start is None:
@@ -235,8 +236,9 @@ def check_saved(saved: object, shared: State) -> None:
         entries = saved[part]
         if entries is None:
             continue
-        # A message may leave out frozen entries, and training starts from all of them.
-        expected = {name: value for name, value in shared.items() if part == "start" or name in entries}
+        # Only a message with a start of its own may leave out entries, which are frozen.
+        is_whole = part == "start" or saved["start"] is None
+        expected = {name: value for name, value in shared.items() if is_whole or name in entries}
         update = ClientUpdate(
             client_id=saved["client"], num_samples=0, num_steps=0, accumulated_lr=0.0, weights=entries
         )

@@ -44,7 +44,6 @@ class IFCAServer(ServerModule):
 
     models: nn.ModuleList
     choices: Tensor
-    stale_reason = "keeps several models, and only the global one would be moved to the present round"
 
     def snapshot(self) -> dict[str, Any]:
         # Models and choices are replaced and never edited.

@@ -49,7 +49,10 @@ def script(tmp_path_factory):
         ("fit --m", ["--model."]),
         ("fit --data.parti", ["--data.participation", "--data.partition", "--data.partition."]),
         ("fit --model.client.net", ["--model.client.net", "--model.client.net."]),
-        ("compare --methods FedA", ["FedAdagrad", "FedAdam", "FedALA", "FedAlign", "FedAMP", "FedAvg", "FedAvgM"]),
+        (
+            "compare --methods FedA",
+            ["FedAdagrad", "FedAdam", "FedALA", "FedAlign", "FedAMP", "FedAsync", "FedAvg", "FedAvgM"],
+        ),
         ("compare --methods FedAvg LG", ["LG-FedAvg"]),
         ("compare --baseline SCAF", ["SCAFFOLD"]),
         ("test --ckpt", ["--ckpt_path"]),

@@ -69,6 +69,11 @@ MISTAKES = [
         r"must have its settings by name \(noise, rotation, colour\), got 0.1; write --data.feature_shift.noise VALUE",
     ),
     (
+        f"{RUN} --data.devices 0.1",
+        r"must have its settings by name \(step_seconds, .*, file\), got 0.1; write --data.devices.step_seconds VALUE",
+    ),
+    (f"{RUN} --model.pacing Fedbuf", "model.pacing: there is no class 'Fedbuf'; the nearest is 'FedBuff'"),
+    (
         f"{RUN} --data '{{a: '",
         "data must be YAML, and cannot be read at line 2, column 1 .*; close brackets and quotes",
     ),

@@ -4,10 +4,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
-from fl_lightning import FederatedLoop
+from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, FedAsync, FedBuff, Rounds, ServerModule
 from fl_lightning.data import Devices
+from fl_lightning.data.checks import check_simulated
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.methods import (
     APFL,
@@ -65,7 +67,10 @@ def test_cohorts_that_are_drawn_otherwise(data, match):
 
 
 def test_a_buffer_of_more_clients_than_there_are():
-    refused("model.pacing.buffer must be at most the 5 clients that train, got 6", pacing=FedBuff(buffer=6))
+    refused(
+        "model.pacing.buffer must be at most the number of clients that train, got 6 of 5 clients; set it to 5 or",
+        pacing=FedBuff(buffer=6),
+    )
 
 
 PROXY = {"proxy_size": 6}
@@ -85,7 +90,7 @@ TRANSFER = {"transfer_size": 6}
         (FedProto, {}, "FedProtoServer keeps prototypes"),
         (FedGKD, {}, "FedGKDServer sends the mean of the last global models"),
         (FedGen, {}, "FedGenServer trains its generator on the clients' heads"),
-        (IFCA, {}, "IFCAServer keeps several models"),
+        (IFCA, {}, "those of IFCA start from models of their own"),
         (FedAMP, {}, "start|FedAMPServer keeps the clients' models"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -124,7 +129,7 @@ def test_methods_that_take_late_updates(client, pacing, data):
 def test_guarantees():
     rule = DPFedAvg(clip=1.0, noise_multiplier=1.0)
     refused("a guarantee of privacy counts on who is drawn", aggregator=rule)
-    client = local_dp(FedAvg, clip=1.0, epsilon=1.0, delta=1e-5)(net=BatchNormNet, optimizer=sgd())
+    client = local_dp(FedAvg(net=BatchNormNet, optimizer=sgd()), noise_multiplier=1.0)
     refused("a guarantee of privacy counts on who is drawn", client=client)
 
 
@@ -139,20 +144,55 @@ def test_seconds_need_devices():
             trainer(1).fit(loop, datamodule=toy_data())
 
 
+def test_two_settings_of_when_the_model_is_evaluated():
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=0, evaluate_every_seconds=2.0)
+    with pytest.raises(ValueError, match=r"both say when the global model is evaluated, got 2\.0 and 3; leave one"):
+        trainer(1, check_val_every_n_epoch=3).fit(loop, datamodule=toy_data(devices=FAST))
+
+
+class Endless(IterableDataset):
+    """A stream of samples."""
+
+    def __iter__(self):
+        return iter([(torch.zeros(4), 0), (torch.ones(4), 1)])
+
+
+def test_streams():
+    data = FederatedDataModule.from_datasets(
+        {0: Endless(), 1: Endless()}, num_classes=2, input_shape=(4,), devices=FAST
+    )
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=0, max_local_steps=2)
+    with pytest.raises(ValueError, match="and those of a stream are not known before; leave out data.devices"):
+        trainer(1, limit_val_batches=0).fit(loop, datamodule=data)
+
+
+def test_samples_that_change():
+    data = toy_data(devices=FAST)
+    data.setup("fit")
+    with pytest.raises(ValueError, match="set_class_count changes how long clients train"):
+        data.set_class_count(0, 0, 1)
+
+
+def test_clients_of_a_real_federation():
+    with pytest.raises(
+        ValueError, match=r"devices belongs to simulations, .* got Devices\(step_seconds=0.1\); leave it"
+    ):
+        check_simulated(toy_data(devices=FAST))
+
+
 def test_clients_elsewhere():
     class Elsewhere(SequentialEngine):
         is_remote = True
 
     loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=0)
     loop.engine_factory = lambda engine: Elsewhere(engine.client)
-    with pytest.raises(ValueError, match="data.devices belong to simulations"):
+    with pytest.raises(ValueError, match="belong to simulations"):
         trainer(1).fit(loop, datamodule=toy_data(devices=FAST))
 
 
-def test_no_job_arrives():
-    refused(
-        r"a job must come back at some time, but the last 100,000 were lost; raise", pacing=FedBuff(2, timeout=1e-9)
-    )
+def test_no_job_arrives(monkeypatch):
+    monkeypatch.setattr("fl_lightning.aggregation.timeline.MOST_LOST", 100)
+    refused("a job must come back at some time, but the last 100 were lost; raise", pacing=FedBuff(2, timeout=1e-9))
 
 
 @pytest.mark.parametrize(
@@ -195,5 +235,5 @@ def test_a_file_of_devices(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=match):
             Devices(file=str(path))
-    with pytest.raises(FileNotFoundError, match="data.devices.file must name a CSV file"):
+    with pytest.raises(FileNotFoundError, match="must name a CSV file"):
         Devices(file=str(tmp_path / "none.csv"))
