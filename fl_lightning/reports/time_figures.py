@@ -153,7 +153,7 @@ def natural(name: str) -> tuple[int, str]:
 
 
 def title_of(jobs: Sequence[TimedJob], *, clients: Sequence[str], until: float) -> str:
-    """Say what the picture shows: the rounds, the seconds and the clients."""
+    """Return the title: the seconds and the clients that the picture shows, if these are not all."""
     last = max(job.end for job in jobs if job.outcome != "at work" or len(jobs) == 1)
     every = {job.client for job in jobs}
     text = "Clients over simulated time"
