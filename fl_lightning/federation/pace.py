@@ -13,6 +13,7 @@ from fl_lightning.aggregation.timeline import Job, TimedRound, Timeline
 from fl_lightning.client.module import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.devices import Devices, JobTimes, PlannedWork
+from fl_lightning.data.stragglers import Stragglers
 from fl_lightning.engines.training import LocalTrainer
 from fl_lightning.functional.state import to_float32
 from fl_lightning.functional.traffic import traffic
@@ -282,6 +283,11 @@ def check_pace(
         )
     if pacing is None:
         return
+    if isinstance(data.local_work, Stragglers) and (pacing.is_asynchronous or pacing.loses_clients):
+        raise ValueError(
+            f"data.local_work.share and model.pacing={type(pacing).__name__} both say which clients of a round are "
+            f"late; leave one of them out"
+        )
     pacing.check_cohorts(data.cohort, len(data.training_clients))
     owner = type(client).__name__ if exchanges == client.exchanges else type(server_module).__name__
     if len(exchanges) > 1 and (pacing.is_asynchronous or pacing.loses_clients):

@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, FedAsync, FedBuff, Rounds, ServerModule
-from fl_lightning.data import Devices
+from fl_lightning.data import Devices, Stragglers
 from fl_lightning.data.checks import check_simulated
 from fl_lightning.engines.sequential import SequentialEngine
 from fl_lightning.methods import (
@@ -64,6 +64,17 @@ def test_cohorts_that_are_drawn_otherwise(data, match):
     refused(match, data=data)
     refused(match, data=data, pacing=FedAsync())
     refused(match, data=data, pacing=Rounds(over_selection=0.5))
+
+
+@pytest.mark.parametrize("pacing", [FedBuff(buffer=2), FedAsync(), Rounds(deadline=1.0), Rounds(over_selection=0.5)])
+def test_stragglers_of_the_data(pacing):
+    data = {"local_work": Stragglers(0.5), "participation": 0.8}
+    refused(
+        f"data.local_work.share and model.pacing={type(pacing).__name__} both say which",
+        data=data,
+        pacing=pacing,
+        local_epochs=3,
+    )
 
 
 def test_a_buffer_of_more_clients_than_there_are():
