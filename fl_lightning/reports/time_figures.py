@@ -31,6 +31,9 @@ HEIGHT = 0.72
 UNUSED = "#bdbdbd"
 """Color of jobs that the server does not take."""
 
+UNFINISHED = "#d9d9d9"
+"""Color of jobs that the run ends before."""
+
 STEP = "#c8c8c8"
 """Color of the lines at the server's steps."""
 
@@ -197,7 +200,11 @@ def staleness_colors(stalest: int) -> Colormap:
 def draw_job(axes: Axes, job: TimedJob, *, row: int, color: Any) -> None:
     """Draw the bar of a job. A cross marks the moment of a loss, a bar that stays open a job that comes too late."""
     width = job.end - job.start
-    if job.outcome in ("arrived", "at work"):
+    if job.outcome == "at work":
+        # Nobody knows its staleness yet.
+        axes.barh(row, width, HEIGHT, left=job.start, color=UNFINISHED, edgecolor="white", linewidth=0.5, zorder=2)
+        return
+    if job.outcome == "arrived":
         axes.barh(row, width, HEIGHT, left=job.start, color=color, edgecolor="white", linewidth=0.5, zorder=2)
         return
     axes.barh(row, width, HEIGHT, left=job.start, color="white", edgecolor=UNUSED, hatch="//////", linewidth=0.6)
@@ -248,6 +255,9 @@ def add_legend(figure: Figure, shown: Sequence[TimedJob], *, fresh: Any) -> None
     outcomes = {job.outcome for job in shown}
     handles: list[Any] = [Patch(facecolor=fresh)]
     labels = ["works, and comes back"]
+    if "at work" in outcomes:
+        handles.append(Patch(facecolor=UNFINISHED))
+        labels.append("still works at the end")
     for outcome, label in (("lost", "is lost"), ("late", "comes too late to count")):
         if outcome in outcomes:
             bar = Patch(facecolor="white", edgecolor=UNUSED, hatch="//////", linewidth=0.6)

@@ -4,11 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from fl_lightning.reports import figures
 from fl_lightning.reports.time_figures import (
     MOST_CLIENTS,
     MOST_JOBS,
+    UNFINISHED,
     clients_of,
     draw_busy,
     end_of_picture,
@@ -86,6 +88,16 @@ def test_each_client_has_a_row_with_its_jobs():
         "server step",
     ]
     assert "staleness (server steps)" in {axes.get_ylabel() for axes in figure.axes}
+
+
+def test_a_job_that_the_run_ends_before_has_no_color_of_staleness():
+    jobs = [*JOBS[:5], TimedJob("ann", 4.0, 9.0, "at work")]
+    figure = plot_timeline(jobs)
+    (panel,) = (axes for axes in figure.axes if axes.get_ylabel() == "client")
+    (unfinished,) = (bar for bar in panel.patches if bar.get_x() == 4.0)
+    assert to_hex(unfinished.get_facecolor()) == UNFINISHED
+    (legend,) = figure.legends
+    assert "still works at the end" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_without_stale_clients_there_is_no_scale_of_staleness():
