@@ -17,7 +17,7 @@ from torch.optim import SGD
 
 import fl_lightning
 from fl_lightning import aggregation, methods
-from fl_lightning.aggregation import Aggregator, Codec, ServerModule, UpdateTransform
+from fl_lightning.aggregation import Aggregator, Codec, Pacing, ServerModule, UpdateTransform
 from fl_lightning.cli.methods import TABLE, Record, as_json
 from fl_lightning.client import ClientModule
 from fl_lightning.client.optimizers import needs_closure
@@ -94,9 +94,10 @@ def entries() -> list[Entry]:
 def classes_in(home: Any) -> list[tuple[str, type]]:
     """List the classes of a package that are a method: those whose docstring, or whose file's, names its source.
 
-    Codecs have a table of their own, in docs/compression.md.
+    Codecs have a table of their own, in docs/compression.md. A pacing needs devices, and nothing is measured with them.
     """
-    public = {n: kind for n, kind in vars(home).items() if isinstance(kind, type) and not issubclass(kind, Codec)}
+    public = {name: kind for name, kind in vars(home).items() if isinstance(kind, type)}
+    public = {name: kind for name, kind in public.items() if not issubclass(kind, Codec | Pacing)}
     return [(name, kind) for name, kind in public.items() if home is methods or "Source:" in (kind.__doc__ or "")]
 
 
