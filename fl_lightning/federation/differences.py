@@ -127,7 +127,7 @@ def are_one_run(was: Settings, now: Settings) -> bool:
     """Return True if no setting differs that makes two runs.
 
     Two runs nearly always differ in a setting that both have. It is looked for first, because a setting that one side
-    lacks is compared with its default, which takes many times as long.
+    lacks is compared with its default, which takes longer.
 
     Args:
         was: The settings of the first run.
