@@ -56,9 +56,11 @@ class Pacing(ABC):
 
     Attributes:
         is_asynchronous: Whether clients may come back in a later round than the one they started in.
+        deadline: Seconds after which a round leaves out the clients that are not back. None means no deadline.
     """
 
     is_asynchronous: bool = False
+    deadline: float | None = None
 
     @property
     def is_scaled(self) -> bool:

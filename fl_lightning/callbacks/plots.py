@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning.aggregation import Rounds
 from fl_lightning.callbacks.report import split_text
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.metric_files import FOLDER, stem_of
@@ -151,7 +150,7 @@ class RunPlots(Callback):
         if loop.timeline is None or loop.parts.is_private or not loop.recorder.trained_rounds:
             return
         pacing = loop.parts.pacing
-        deadline = pacing.deadline if isinstance(pacing, Rounds) else None
+        deadline = None if pacing is None else pacing.deadline
         jobs = jobs_of(loop.timeline, loop.recorder.trained_rounds, loop.data.client_names, deadline=deadline)
         if self._folder is not None:
             write_timeline(self._folder / TIMELINE, jobs)
