@@ -43,6 +43,11 @@ def test_the_jobs_of_the_table_are_those_of_the_rounds(tmp_path, pacing):
             assert sum(staleness) / len(staleness) == pytest.approx(float(row["time/staleness"]))
             assert max(staleness) == float(row["time/staleness_max"])
             assert max(job.end for job in arrived) == end
+    waits_for_all = pacing is None or (pacing.is_asynchronous and pacing.max_staleness is None)
+    if waits_for_all:
+        outcomes = {job.outcome for job in jobs}
+        assert "lost" in outcomes
+        assert "late" not in outcomes
     by_client = {}
     for job in jobs:
         by_client.setdefault(job.client, []).append(job)
