@@ -196,7 +196,7 @@ class RunPlots(Callback):
         if not self._draws_all:
             return
         if counts is None:
-            sizes = [loop.data.size(client_id) for client_id in range(loop.data.num_clients)]
+            sizes = [loop.data.size(client_id, round_idx=0) for client_id in range(loop.data.num_clients)]
             figure = plot_sizes(sizes, client_names=clients, unseen=unseen)
         else:
             table, class_names = counts

@@ -44,7 +44,7 @@ def run(argv: list[str]) -> None:
         data: FederatedDataModule = parts_of(["fit", *arguments]).datamodule
         data.prepare_data()
         data.setup("fit")
-        sizes = torch.tensor([data.size(client_id) for client_id in range(data.num_clients)])
+        sizes = torch.tensor([data.size(client_id, round_idx=0) for client_id in range(data.num_clients)])
         counts = None if data.split("train").labels is None or data.num_classes is None else data.label_counts
         devices = None
         if data.devices is not None:

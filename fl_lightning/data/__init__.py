@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from fl_lightning.data.datamodules import DataModuleSource as DataModuleSource
     from fl_lightning.data.datasets import DatasetSource as DatasetSource
     from fl_lightning.data.devices import Devices as Devices
+    from fl_lightning.data.drift_scenarios import LabelDrift as LabelDrift
+    from fl_lightning.data.drift_scenarios import ListedSamples as ListedSamples
+    from fl_lightning.data.drift_scenarios import RemoveSamples as RemoveSamples
+    from fl_lightning.data.drift_scenarios import Window as Window
     from fl_lightning.data.feature_shift import FeatureShift as FeatureShift
     from fl_lightning.data.folders import ImageFolder as ImageFolder
     from fl_lightning.data.folders import TinyImageNet as TinyImageNet
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
     from fl_lightning.data.partitions import ShardPartition as ShardPartition
     from fl_lightning.data.quantity_skew import QuantityDirichletPartition as QuantityDirichletPartition
     from fl_lightning.data.scaled_model import ScaledModel as ScaledModel
+    from fl_lightning.data.scenario import Scenario as Scenario
+    from fl_lightning.data.scenario import ScenarioInput as ScenarioInput
+    from fl_lightning.data.scenario import Task as Task
     from fl_lightning.data.sources import Digits as Digits
     from fl_lightning.data.sources import PooledSource as PooledSource
     from fl_lightning.data.sources import Source as Source
@@ -45,6 +52,8 @@ if TYPE_CHECKING:
     from fl_lightning.data.stragglers import Stragglers as Stragglers
     from fl_lightning.data.synthetic import Synthetic as Synthetic
     from fl_lightning.data.tables import TableSource as TableSource
+    from fl_lightning.data.task_scenarios import ClassIncremental as ClassIncremental
+    from fl_lightning.data.task_scenarios import DomainIncremental as DomainIncremental
     from fl_lightning.data.transforms import Compose as Compose
     from fl_lightning.data.transforms import CropFlip as CropFlip
     from fl_lightning.data.transforms import Cutout as Cutout

@@ -139,13 +139,47 @@ def check_feature_shift(shift: FeatureShift | None, train: Split) -> None:
     check_shifted(x, bool(shift.rotation or shift.colour))
 
 
+def check_scenario(data: Any, train: Split) -> None:
+    """Refuse a scenario of samples that it cannot choose from, or beside a setting that it contradicts.
+
+    Args:
+        data: The data module.
+        train: The training split.
+
+    Raises:
+        ValueError: There are streams or samples of several owners, or the setting stands beside the scenario.
+    """
+    if data.scenario is None:
+        return
+    if isinstance(train, StreamSplit | SplitElsewhere):
+        kind = "streams" if isinstance(train, StreamSplit) else "samples that stay with their owners"
+        raise ValueError(
+            f"data.scenario chooses among samples that are dealt to the clients, and these are {kind}; leave it out"
+        )
+    reasons = {
+        "pooled": "puts the samples of all rounds and clients together",
+        "feature_shift": "lets each client see its samples in one way",
+    }
+    for name, reason in reasons.items():
+        if getattr(data, name):
+            raise ValueError(
+                f"data.{name} {reason}, and with data.scenario samples change over the rounds; leave one of them out"
+            )
+
+
 def check_simulated(data: Any) -> None:
     """Refuse what a federation of several parties cannot know: settings that draw for all clients at one place.
 
     Raises:
         ValueError: naming the setting.
     """
-    for name, plain in {"feature_shift": None, "local_work": 1.0, "pooled": False, "devices": None}.items():
+    for name, plain in {
+        "feature_shift": None,
+        "local_work": 1.0,
+        "pooled": False,
+        "devices": None,
+        "scenario": None,
+    }.items():
         if getattr(data, name) != plain:
             raise ValueError(
                 f"data.{name} belongs to simulations, and this federation's clients have data and time of their own, "

@@ -3,19 +3,22 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.data.loaders import without_none
-from fl_lightning.data.reduction import reduce_classes
+from fl_lightning.data.reduction import kept_of_classes
 from fl_lightning.data.splits import Array, Split, Transform
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import Batch
 from fl_lightning.utils.keyed import keyed_generator, keyed_noise, keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_count, check_kind, check_numbers, check_whole
+
+if TYPE_CHECKING:
+    from fl_lightning.data.changing import ClientChanges
 
 SamplesPerClass = dict[int, dict[int, int]]
 """The number of samples that are left, by client and class. A class that is not named has all its samples."""
@@ -364,6 +367,9 @@ class ClientView:
     given: Tensor | None = None
     """The training samples that the client was dealt, some of which may be held back. None: it has all of them."""
 
+    changes: "ClientChanges | None" = None
+    """How the client's data differ from those of its other rounds. None: they are the same in all rounds."""
+
     def __init__(
         self,
         data: FederatedData,
@@ -381,6 +387,8 @@ class ClientView:
         self._data = data
         self._given = train
         self._indices = dict(indices)
+        self._tested: Split | None = None
+        """The split of the client's own test samples, once it is known, where data change."""
         self._shift = None if data.feature_shift is None else data.shift_of(client_id)
         self._train = train if self._shift is None else train.through(self._shift)
 
@@ -409,6 +417,19 @@ class ClientView:
     def num_samples(self) -> int:
         return self.size()
 
+    @property
+    def stage(self) -> int:
+        return 0 if self.changes is None else self.changes.stage
+
+    def arrived(self, since: int | None) -> Tensor:
+        present = self._look_up("train")
+        if since is None:
+            return torch.arange(len(present))
+        if self.changes is None:
+            return torch.arange(0)
+        _, positions = self.dealt()
+        return self.changes.arrived(since)[positions].nonzero().flatten()
+
     def dealt(self) -> tuple[int, Tensor]:
         present = self._look_up("train")
         if self.given is None:
@@ -420,7 +441,10 @@ class ClientView:
     def _look_up(self, split: str) -> Tensor:
         """Look up a split's indices at its first use."""
         if split not in self._indices:
-            self._indices[split] = self._data.client_indices(split, self.client_id)
+            indices = self._data.client_indices(split, self.client_id)
+            if split == "test" and self.changes is not None:
+                self._tested, indices = self.changes.tested(self._data.split("test"), indices)
+            self._indices[split] = indices
         return self._indices[split]
 
     def samples_per_batch(self, split: str, given: int | Literal["full"] | None = None) -> int:
@@ -478,6 +502,9 @@ class ClientView:
         """Get the split whose samples are indexed."""
         if split == "train":
             return self._train
+        if split == "test" and self.changes is not None:
+            self._look_up(split)
+            return cast(Split, self._tested)
         source = self._data.split(split)
         if split == "test" and self._shift is not None:
             return source.through(self._shift)
@@ -529,11 +556,13 @@ class ClientView:
         )
         view.given = self._indices["train"] if self.given is None else self.given
         view.share = self.share
+        view.changes = self.changes
+        view._tested = self._tested
         return view
 
     def by_loader(self, split: str) -> list["ClientView"]:
         held = self._look_up(split).cpu()
-        parts = self._data.split(split).by_loader(held) if split != "train" else [held]
+        parts = self.source(split).by_loader(held) if split != "train" else [held]
         if len(parts) == 1:
             return [self]
         return [self.restricted(split, torch.isin(held, part).nonzero().flatten()) for part in parts]
@@ -547,6 +576,8 @@ class ClientView:
             round_idx=0,
         )
         view.given = self.given
+        view.changes = self.changes
+        view._tested = self._tested
         return view
 
     def generator(self, purpose: str, per_round: bool = True) -> torch.Generator:
@@ -619,7 +650,7 @@ class ClientSamples:
         view = ClientView(
             data=self._data,
             train=self._train,
-            indices={"train": self.indices(client_id)},
+            indices={"train": self.all_indices(client_id)},
             client_id=client_id,
             round_idx=round_idx,
         )
@@ -627,13 +658,17 @@ class ClientSamples:
             view.given = self.dealt[client_id]
         return view
 
-    def indices(self, client_id: int) -> Tensor:
-        """Get the samples that a client has now, (n,) int64."""
+    def indices(self, client_id: int, round_idx: int) -> Tensor:
+        """Get the samples that a client has in a round, (n,) int64."""
+        return self.all_indices(client_id)
+
+    def all_indices(self, client_id: int) -> Tensor:
+        """Get the samples that a client has in any round, (n,) int64, without those that are held back now."""
         return self._reduced[client_id] if client_id in self._reduced else self.dealt[client_id]
 
-    def size(self, client_id: int) -> int:
-        """Count the samples that a client has now."""
-        return len(self.indices(client_id))
+    def size(self, client_id: int, round_idx: int) -> int:
+        """Count the samples that a client has in a round."""
+        return len(self.indices(client_id, round_idx))
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         """Let a client have only some of its samples of a class.
@@ -674,13 +709,8 @@ class ClientSamples:
         if counts:
             labels = self._train.labels
             if labels is not None:
-                part = reduce_classes(
-                    part,
-                    labels=labels,
-                    counts=counts,
-                    seed=self._seed,
-                    client_id=client_id,
-                )
+                kept = kept_of_classes(labels[part], counts=counts, seed=self._seed, client_id=client_id)
+                part = part[kept]
         self._reduced[client_id] = part
 
     def state_dict(self) -> dict[str, Any]:

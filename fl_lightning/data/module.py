@@ -20,8 +20,10 @@ from fl_lightning.data.checks import (
     check_given,
     check_limited,
     check_pooled,
+    check_scenario,
     partition_of,
 )
+from fl_lightning.data.changing import ChangingSamples
 from fl_lightning.data.clients import ClientIndices, ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
@@ -41,6 +43,7 @@ from fl_lightning.data.new_samples import NewSamples, check_new_path
 from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere
 from fl_lightning.data.participation import Participation
 from fl_lightning.data.partitions import Partition
+from fl_lightning.data.scenario import Scenario
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import Predicted, Source, Splits
 from fl_lightning.data.splits import Split, Transform
@@ -118,6 +121,8 @@ class FederatedDataModule(Participation):
         feature_shift: Noise, rotation or color by which the clients' samples differ. None: they do not differ.
         devices: Devices of the clients, which say how long a client takes in simulated time, the same for all methods
             of a comparison. None: time is not simulated.
+        scenario: How the clients' data change over the rounds: which of the samples that it was dealt a client has in a
+            round, and how it sees them. None: the data stay as they were dealt.
         unseen: Clients that never train and are only tested, as clients are that come after the training: their share
             in (0, 1), their number, or a list of their ids and, with `by`, of names of owners. They are in no cohort,
             no number N of a method and no set of the server. None: all clients train.
@@ -166,6 +171,7 @@ class FederatedDataModule(Participation):
         unseen: int | float | list[int | str] | None = None,
         test_on_val: bool = False,
         devices: Devices | None = None,
+        scenario: Scenario | None = None,
     ) -> None:
         # Datasets in place of a source are the commonest mistake, so the source is checked first.
         read = as_source(source)
@@ -222,6 +228,8 @@ class FederatedDataModule(Participation):
         self.feature_shift = feature_shift
         check_kind(Devices, "a Devices", "give Devices(step_seconds=0.1)", devices=devices)
         self.devices = devices
+        check_kind(Scenario, "a scenario of fl_lightning.data", "give Window(per_round=0.1)", scenario=scenario)
+        self.scenario = scenario
         self.num_classes = num_classes
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.batch_size: int | Literal["full"] = batch_size or 32
@@ -394,6 +402,7 @@ class FederatedDataModule(Participation):
         check_limited(self.source, self._splits["train"], self._division)
         check_pooled(self, self._splits["train"])
         check_feature_shift(self.feature_shift, self._splits["train"])
+        check_scenario(self, self._splits["train"])
         if not self.num_clients:
             # Owners are counted after the holdout, because an owner may have no samples left.
             self._hold_out()
@@ -554,7 +563,7 @@ class FederatedDataModule(Participation):
         return self._splits[name]
 
     def client_indices(self, split: str, client_id: int) -> Tensor:
-        """Get a client's samples, as int64 indices (n,) into the split.
+        """Get the samples that a client has in any round, as int64 indices (n,) into the split.
 
         A client has all samples of a split that everyone holds.
 
@@ -566,7 +575,7 @@ class FederatedDataModule(Participation):
             ValueError: No client sees the split.
         """
         if split == "train":
-            return self.client_samples().indices(client_id)
+            return self.client_samples().all_indices(client_id)
         if split in SERVER_ONLY:
             raise ValueError(f"no client sees the server's split {split!r}; ask for it by ServerView.data({split!r})")
         if split not in self._clients:
@@ -604,6 +613,8 @@ class FederatedDataModule(Participation):
         self._take_unseen(dealt)
         if isinstance(self.cohort, PooledCohorts):
             dealt = self.cohort.pool(dealt)
+        if self.scenario is not None:
+            return ChangingSamples(train=train, dealt=dealt, data=self, seed=self.seed, scenario=self.scenario)
         return ClientSamples(train=train, dealt=dealt, data=self, seed=self.seed)
 
     def _check_loaded(self) -> None:
@@ -666,14 +677,16 @@ class FederatedDataModule(Participation):
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """The number of training samples of each client and class, (N, C) int64.
+        """The number of training samples of each client and class in all rounds together, (N, C) int64.
+
+        `ClientView.label_counts` tells those of one round.
 
         Raises:
             ValueError: The samples have no classes.
         """
         samples = self.client_samples()
         with self._keyed():
-            parts = [samples.indices(client_id) for client_id in range(len(samples.dealt))]
+            parts = [samples.all_indices(client_id) for client_id in range(len(samples.dealt))]
             return self.count_labels(parts)
 
     @property
@@ -753,9 +766,26 @@ class FederatedDataModule(Participation):
             return None
         return shift.of(client_id, num_clients=self.num_clients, seed=self.seed)
 
-    def size(self, client_id: int) -> int:
-        """Count the training samples of a client. The samples of a stream are those of its longest pass."""
-        return self.client_samples().size(client_id)
+    def size(self, client_id: int, round_idx: int) -> int:
+        """Count the training samples of a client in a round. The samples of a stream are those of its longest pass.
+
+        Args:
+            client_id: Id of the client, 0 ... N-1.
+            round_idx: Communication round, from 0.
+        """
+        return self.client_samples().size(client_id, round_idx)
+
+    def first_rounds(self, client_id: int, num_rounds: int) -> list[int]:
+        """List the rounds in which a client's data change, ascending. Round 0 is the first.
+
+        Args:
+            client_id: Id of the client, 0 ... N-1.
+            num_rounds: Number of rounds of the run.
+        """
+        if self.scenario is None:
+            return [0]
+        stages = [self.scenario.stage(client_id, round_idx) for round_idx in range(num_rounds)]
+        return [index for index in range(num_rounds) if index == 0 or stages[index] != stages[index - 1]]
 
     @property
     def has_streams(self) -> bool:

@@ -335,11 +335,15 @@ class ClientsElsewhere:
             round_idx=round_idx,
         )
 
-    def indices(self, client_id: int) -> Tensor:
+    def indices(self, client_id: int, round_idx: int) -> Tensor:
+        """Get the indices of a client's samples, which are none."""
+        return self.all_indices(client_id)
+
+    def all_indices(self, client_id: int) -> Tensor:
         """Get the indices of a client's samples, which are none."""
         return self.dealt[client_id]
 
-    def size(self, client_id: int) -> int:
+    def size(self, client_id: int, round_idx: int) -> int:
         """Count the samples of a client, 0 as long as its node is not known."""
         return self._split.source.sizes.get(client_id, {}).get("train", 0)
 

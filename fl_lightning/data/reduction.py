@@ -8,29 +8,29 @@ from torch import Tensor
 from fl_lightning.utils.keyed import keyed_generator
 
 
-def reduce_classes(part: Tensor, labels: Tensor, counts: Mapping[int, int], seed: int, client_id: int) -> Tensor:
-    """Keep so many of a client's samples of some classes.
+def kept_of_classes(labels: Tensor, counts: Mapping[int, int], seed: int, client_id: int) -> Tensor:
+    """Choose so many of a client's samples of some classes, and all of the others.
 
     Fewer samples are a part of more: what is kept does not depend on earlier counts.
 
     Args:
-        part: the client's samples as they were dealt, (n,) int64 into the split.
-        labels: of the split, (N,) int64.
-        counts: samples to be kept, by class.
-        seed: of the draw.
-        client_id: 0 ... N-1.
+        labels: Classes of the client's samples as they were dealt, (n,) int64.
+        counts: Number of samples to be kept, by class.
+        seed: Seed of the draw.
+        client_id: Id of the client, 0 ... N-1.
 
     Returns:
-        (n',) int64, in the order of `part`.
+        Whether each sample is kept, (n,) bool.
 
     >>> labels = torch.tensor([0, 1, 1, 1, 0])
-    >>> few, none = (reduce_classes(torch.arange(5), labels, {1: n}, 0, 0) for n in (2, 0))
-    >>> len(few), none
-    (4, tensor([0, 4]))
+    >>> few, none = (kept_of_classes(labels, {1: n}, seed=0, client_id=0) for n in (2, 0))
+    >>> int(few.sum()), none
+    (4, tensor([ True, False, False, False,  True]))
     """
-    keeps = torch.ones(len(part), dtype=torch.bool)
+    keeps = torch.ones(len(labels), dtype=torch.bool)
     for class_idx, count in counts.items():
-        rows = (labels[part] == class_idx).nonzero().flatten()
-        order = torch.randperm(len(rows), generator=keyed_generator(seed, f"class_count/{class_idx}", -1, client_id))
+        rows = (labels == class_idx).nonzero().flatten()
+        generator = keyed_generator(seed, f"class_count/{class_idx}", client_id=client_id)
+        order = torch.randperm(len(rows), generator=generator)
         keeps[rows[order[count:]]] = False
-    return part[keeps]
+    return keeps

@@ -164,8 +164,8 @@ class Split(ABC):
             ValueError: The samples are not in memory.
         """
         raise ValueError(
-            f"data.feature_shift changes samples in memory, and those of a {type(self).__name__} are read by code of "
-            f"their own; shift them there, or give tensors"
+            f"data.feature_shift and data.scenario change samples in memory, and those of a {type(self).__name__} are read "
+            f"by code of their own; change them there, or give tensors"
         )
 
     def column(self, name: str) -> Array:
@@ -332,7 +332,7 @@ class TensorSplit(Split):
     def through(self, seen: Transform) -> "TensorSplit":
         """Make a split of the same samples, without a copy of them, to which a transform is applied last."""
         split = copy(self)
-        split.augments = True
+        split.augments = self.augments or getattr(seen, "augments", True)
         if self.transform is None:
             split.transform = seen
         else:

@@ -111,15 +111,20 @@ class ClientStreams:
         """
         self._most_batches = batches
 
-    def indices(self, client_id: int) -> Tensor:
+    def indices(self, client_id: int, round_idx: int) -> Tensor:
+        """Return no index."""
+        return self.all_indices(client_id)
+
+    def all_indices(self, client_id: int) -> Tensor:
         """Return no index."""
         return self.dealt[client_id]
 
-    def size(self, client_id: int) -> int:
+    def size(self, client_id: int, round_idx: int) -> int:
         """Count the samples of the longest pass that a client makes.
 
         Args:
             client_id: 0 ... N-1, which is the same for all clients.
+            round_idx: Communication round, from 0, which is the same for all rounds.
 
         Raises:
             ValueError: The pass is not limited.
@@ -137,7 +142,7 @@ class ClientStreams:
             indices={},
             client_id=client_id,
             round_idx=round_idx,
-            most=self.size(client_id),
+            most=self.size(client_id, round_idx),
         )
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:

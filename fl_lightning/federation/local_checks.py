@@ -53,8 +53,8 @@ def check_local_training(
     """
     client = local.client
     check_by_hand(local)
-    check_batch_norm(local, data)
-    check_batches(local, data)
+    check_batch_norm(local, data, rounds=rounds)
+    check_batches(local, data, rounds=rounds)
     owner: Any = client.lightning_modules()[-1]
     name = type(owner).__name__
     begin_clock(local, data)
@@ -83,7 +83,7 @@ def begin_clock(local: LocalTrainer, data: FederatedDataModule) -> None:
         local: The local training.
         data: The data module.
     """
-    works = works_of_clients(local, data) if local.tells_clock else []
+    works = works_of_clients(local, data, rounds=rounds) if local.tells_clock else []
     if works:
         largest = max(works, key=lambda work: work.num_steps)
         local.clock.begin(largest, kind=None, progress=ClientProgress())
@@ -200,10 +200,34 @@ def check_by_hand(local: LocalTrainer) -> None:
         )
 
 
-def check_batch_norm(local: LocalTrainer, data: FederatedDataModule) -> None:
+MOST_STAGED = 1000
+"""Number of rounds whose sizes of clients are looked at where the rounds of a run are not planned."""
+
+
+def sizes_of_clients(data: FederatedDataModule, rounds: int | None) -> dict[int, list[int]]:
+    """Return the numbers of samples that each client that trains has in the rounds of a run, by client.
+
+    Args:
+        data: The data module.
+        rounds: The planned rounds. None means no limit.
+    """
+    num_rounds = MOST_STAGED if rounds is None else rounds
+    sizes: dict[int, list[int]] = {}
+    for client_id in data.training_clients:
+        begins = data.first_rounds(client_id, num_rounds)
+        sizes[client_id] = sorted({data.size(client_id, round_idx) for round_idx in begins})
+    return sizes
+
+
+def check_batch_norm(local: LocalTrainer, data: FederatedDataModule, rounds: int | None) -> None:
     """Refuse batches of one sample for clients whose net has BatchNorm.
 
     A method with phases or data of its own may take other batches. Its clients are checked when they train.
+
+    Args:
+        local: The local training of this process.
+        data: The data module.
+        rounds: The planned rounds. None means no limit.
 
     Raises:
         SettingError: `data.batch_size` is 1.
@@ -212,14 +236,20 @@ def check_batch_norm(local: LocalTrainer, data: FederatedDataModule) -> None:
     own_batches = any(overridden(client, hook, ClientModule) for hook in ("phases", "training_data"))
     if data.batch_size != 1 or own_batches or not local.batch_norms:
         return
-    if any(local.normalizes(client_id, data.size(client_id)) for client_id in data.training_clients):
-        check_normalized(data.batch_size, "data.batch_size")
+    for client_id, sizes in sizes_of_clients(data, rounds).items():
+        if any(local.normalizes(client_id, size) for size in sizes):
+            check_normalized(data.batch_size, "data.batch_size")
 
 
-def check_batches(local: LocalTrainer, data: FederatedDataModule) -> None:
+def check_batches(local: LocalTrainer, data: FederatedDataModule, rounds: int | None) -> None:
     """Refuse batches that leave every client without one, because the last batch is left out.
 
     A method with phases or data of its own may take other batches, and a stream has no known number of them.
+
+    Args:
+        local: The local training of this process.
+        data: The data module.
+        rounds: The planned rounds. None means no limit.
 
     Raises:
         SettingError: `data.batch_size` is above the number of samples of every client.
@@ -227,25 +257,27 @@ def check_batches(local: LocalTrainer, data: FederatedDataModule) -> None:
     own_batches = any(overridden(local.client, hook, ClientModule) for hook in ("phases", "training_data"))
     if not data.drop_last or own_batches or data.has_streams:
         return
-    sizes = {client_id: data.size(client_id) for client_id in data.training_clients}
-    has_batches = any(passes_of(local, data, client_id).steps for client_id, size in sizes.items() if size)
-    if any(sizes.values()) and not has_batches:
-        largest = max(sizes.values())
+    found = sizes_of_clients(data, rounds)
+    largest = max((max(sizes) for sizes in found.values()), default=0)
+    has_batches = any(
+        passes_of(local, data, client_id, size=max(sizes)).steps for client_id, sizes in found.items() if max(sizes)
+    )
+    if largest and not has_batches:
         raise SettingError(
             f"data.batch_size must be at most the samples of the largest client ({largest}) where drop_last=True "
             f"leaves out smaller batches, got {data.batch_size}; lower it, or leave drop_last out"
         )
 
 
-def passes_of(local: LocalTrainer, data: FederatedDataModule, client_id: int) -> Passes:
+def passes_of(local: LocalTrainer, data: FederatedDataModule, client_id: int, *, size: int) -> Passes:
     """Return how the samples of a client are divided into batches, without phases of a method.
 
     Args:
         local: The local training of this process.
         data: The data module.
-        client_id: The id of a client with samples.
+        client_id: The id of a client.
+        size: Number of samples of the client, ≥ 1.
     """
-    size = data.size(client_id)
     return Passes.over(
         size=size,
         batch_size=size if data.batch_size == "full" else data.batch_size,
@@ -288,7 +320,7 @@ def check_schedulers(
     own_stepping = overridden(client.lightning_modules()[-1], "lr_scheduler_step")
     works: list[Work] = []
     if is_known and not own_stepping and not overridden(client, "phases", ClientModule):
-        works = works_of_clients(local, data)
+        works = works_of_clients(local, data, rounds=rounds)
     if local.settings.clock == "run":
         for entry in stepped:
             check_length(entry, optimizers[0], works=works, rounds=rounds)
@@ -372,32 +404,34 @@ def check_length(entry: LRSchedulerConfig, optimizer: Optimizer, *, works: Seque
                 raise SettingError(short_sentence(entry, "run", f"{type(error).__name__}: {error}")) from error
 
 
-def works_of_clients(local: LocalTrainer, data: FederatedDataModule) -> list[Work]:
-    """Return what the clients with batches train in the first round, each amount once, without phases of a method.
+def works_of_clients(local: LocalTrainer, data: FederatedDataModule, rounds: int | None) -> list[Work]:
+    """Return what the clients with batches train in a round, each amount once, without phases of a method.
 
     Args:
         local: The local training.
         data: The data module.
+        rounds: The planned rounds. None means no limit.
     """
     clients: dict[tuple[int, int, bool], int] = {}
-    for client_id in data.training_clients:
-        size = data.size(client_id)
-        key = (size, local.settings.epochs_of(client_id), local.normalizes(client_id, size))
-        clients.setdefault(key, client_id)
-    works = [work_of(local, data, client_id) for (size, _, _), client_id in clients.items() if size]
+    for client_id, sizes in sizes_of_clients(data, rounds).items():
+        for size in sizes:
+            key = (size, local.settings.epochs_of(client_id), local.normalizes(client_id, size))
+            clients.setdefault(key, client_id)
+    works = [work_of(local, data, client_id, size=size) for (size, _, _), client_id in clients.items() if size]
     return [work for work in works if work.num_steps]
 
 
-def work_of(local: LocalTrainer, data: FederatedDataModule, client_id: int) -> Work:
-    """Return what a client trains in the first round, without phases of a method.
+def work_of(local: LocalTrainer, data: FederatedDataModule, client_id: int, *, size: int) -> Work:
+    """Return what a client trains in a round with so many samples, without phases of a method.
 
     Args:
         local: The local training.
         data: The data module.
-        client_id: Id of a client with samples.
+        client_id: Id of a client.
+        size: Number of samples of the client, ≥ 1.
     """
     settings = local.settings
-    passes = passes_of(local, data, client_id)
+    passes = passes_of(local, data, client_id, size=size)
     batch_limit: int | None = None
     if data.pooled:
         # The one client makes the steps of a cohort.
@@ -405,7 +439,7 @@ def work_of(local: LocalTrainer, data: FederatedDataModule, client_id: int) -> W
     return Work.of(
         passes,
         round_idx=0,
-        num_samples=data.size(client_id),
+        num_samples=size,
         accumulated=settings.accumulate_grad_batches,
         batch_limit=batch_limit,
         step_limit=settings.max_local_steps,

@@ -193,7 +193,7 @@ def planned_by(
             return known[client_id]
         parts = [local.planned(view(client_id, version), exchange) for exchange in exchanges]
         work = PlannedWork(batches=sum(part.batches for part in parts), samples=sum(part.samples for part in parts))
-        if not data.works_partly:
+        if not data.works_partly and data.scenario is None:
             known[client_id] = work
         return work
 

@@ -146,7 +146,7 @@ class Server:
         return self.global_weights.live(self.global_weights.shared)
 
     def size(self, client_id: int) -> int:
-        return self._data.size(client_id)
+        return self._data.size(client_id, self.round_idx)
 
     def data(self, split: str) -> Any:
         return self._data.split(split)

@@ -29,5 +29,10 @@ if TYPE_CHECKING:
     from fl_lightning.metrics.rounds import PredictionConsistency as PredictionConsistency
     from fl_lightning.metrics.rounds import RoundsToTarget as RoundsToTarget
     from fl_lightning.metrics.rounds import SpeedUp as SpeedUp
+    from fl_lightning.metrics.tasks import BackwardTransfer as BackwardTransfer
+    from fl_lightning.metrics.tasks import ForwardTransfer as ForwardTransfer
+    from fl_lightning.metrics.tasks import Intransigence as Intransigence
+    from fl_lightning.metrics.tasks import TasksAccuracy as TasksAccuracy
+    from fl_lightning.metrics.tasks import TasksForgetting as TasksForgetting
 else:
     __getattr__, __dir__ = lazy_names(__name__)

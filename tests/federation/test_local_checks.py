@@ -257,7 +257,7 @@ def test_a_schedule_of_clients_without_a_batch_is_of_no_interest(interval):
     module = OfRate(0.1, warm_up=True)
     module.interval = interval
     loop = fit(module, 1, data=dropped(8, num_clients=4))
-    assert sorted(loop.data.size(client_id) for client_id in range(4)) == [7, 7, 8, 8]
+    assert sorted(loop.data.size(client_id, round_idx=0) for client_id in range(4)) == [7, 7, 8, 8]
     assert not loop.skipped
 
 

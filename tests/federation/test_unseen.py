@@ -157,9 +157,9 @@ def test_pooled_samples_are_those_of_the_others():
         for data in (data_of(unseen=[4], pooled=True), data_of(SIZES[:4], pooled=True))
     ]
     assert equal(weights_of(loops[0]), weights_of(loops[1]))
-    assert loops[0].data.size(0) == sum(SIZES[:4])
+    assert loops[0].data.size(0, round_idx=0) == sum(SIZES[:4])
     middle = fit(FedAvg(), rounds=2, data=data_of(unseen=[2], pooled=True, participation=0.5))
-    assert middle.data.size(0) == sum(SIZES) - SIZES[2]
+    assert middle.data.size(0, round_idx=0) == sum(SIZES) - SIZES[2]
 
 
 # --- cohorts ---

@@ -1,0 +1,261 @@
+"""The clients' training samples where a scenario says which of them a client has in a round."""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.data.clients import ClientIndices, ClientSamples, ClientView, FederatedData
+from fl_lightning.data.scenario import Scenario, ScenarioInput, Task
+from fl_lightning.data.splits import Split, TensorSplit, Transform
+
+KEPT_STAGES = 4
+"""Number of stages of a client whose samples are kept. Those of other stages are chosen again."""
+
+
+class ChangingSamples(ClientSamples):
+    """Holds the training samples of every client, of which a scenario chooses those of a round.
+
+    Args:
+        train: The training split.
+        dealt: Indices of each client's samples in the split, int64.
+        data: The data module.
+        seed: Seed of the data.
+        scenario: The scenario, which begins with these samples.
+    """
+
+    def __init__(
+        self, train: Split, dealt: ClientIndices, data: FederatedData, seed: int, *, scenario: Scenario
+    ) -> None:
+        super().__init__(train, dealt, data, seed)
+        self.scenario = scenario
+        self._masks: dict[int, dict[int, Tensor]] = {}
+        """Which of the samples that it was dealt a client has, (n,) bool, by client and stage."""
+        self._seen: dict[tuple[str, int], tuple[Transform, Split]] = {}
+        """Splits through a transform, by their names and the identity of the transform."""
+        scenario.begin(ScenarioInput(parts=dealt, train=train, num_classes=lambda: data.num_classes, seed=seed))
+
+    def view(self, client_id: int, round_idx: int) -> ClientView:
+        """Make the view of one client's data in one round."""
+        stage = self.scenario.stage(client_id, round_idx)
+        view = ClientView(
+            data=self._data,
+            train=self.seen("train", self._train, self.scenario.seen(client_id, stage)),
+            indices={"train": self._indices_in(client_id, stage)},
+            client_id=client_id,
+            round_idx=round_idx,
+        )
+        view.given = self.dealt[client_id]
+        view.changes = ClientChanges(self, client_id=client_id, stage=stage)
+        return view
+
+    def indices(self, client_id: int, round_idx: int) -> Tensor:
+        return self._indices_in(client_id, self.scenario.stage(client_id, round_idx))
+
+    def all_indices(self, client_id: int) -> Tensor:
+        return self.dealt[client_id]
+
+    def _indices_in(self, client_id: int, stage: int) -> Tensor:
+        """Get the samples that a client has in a stage, (n,) int64, in the order in which they were dealt."""
+        return self.dealt[client_id][self.mask(client_id, stage)]
+
+    def mask(self, client_id: int, stage: int) -> Tensor:
+        """Return which of the samples that it was dealt a client has in a stage, (n,) bool.
+
+        Args:
+            client_id: Id of the client, from 0.
+            stage: Stage of the client, from 0.
+
+        Raises:
+            ValueError: The scenario does not say this of every sample.
+        """
+        masks = self._masks.setdefault(client_id, {})
+        if stage not in masks:
+            if len(masks) >= KEPT_STAGES:
+                masks.pop(min(masks))
+            masks[stage] = self._chosen(client_id, stage)
+        return masks[stage]
+
+    def _chosen(self, client_id: int, stage: int) -> Tensor:
+        """Ask the scenario which samples a client has in a stage."""
+        num_dealt = len(self.dealt[client_id])
+        keeps = self.scenario.keeps(client_id, stage)
+        if keeps is None:
+            return torch.ones(num_dealt, dtype=torch.bool)
+        mask = torch.as_tensor(keeps)
+        if mask.dtype != torch.bool or mask.shape != (num_dealt,):
+            raise ValueError(
+                f"{type(self.scenario).__name__}.keeps must return ({num_dealt},) truth values, one for each sample that "
+                f"client {client_id} was dealt, got {tuple(mask.shape)} of {mask.dtype}; mend it"
+            )
+        return mask
+
+    def seen(self, name: str, split: Split, transform: Transform | None) -> Split:
+        """See the samples of a split through a transform: one split for each transform, which stacks rely on.
+
+        Args:
+            name: Name of the split.
+            split: The split.
+            transform: The transform. None: the samples are seen as they are.
+        """
+        if transform is None:
+            return split
+        key = (name, id(transform))
+        if key not in self._seen:
+            # The transform is kept, so that no other one gets its identity.
+            self._seen[key] = (transform, split.through(transform))
+        return self._seen[key][1]
+
+    def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
+        raise ValueError(
+            "set_class_count takes samples from a client, and data.scenario says which samples a client has; take "
+            "the scenario RemoveSamples, or leave data.scenario out"
+        )
+
+
+class ClientChanges:
+    """Tells how a client's data in one round differ from those of its other rounds.
+
+    Args:
+        samples: The samples of all clients.
+        client_id: Id of the client, from 0.
+        stage: Stage of the client in the round, from 0.
+    """
+
+    def __init__(self, samples: ChangingSamples, *, client_id: int, stage: int) -> None:
+        self.stage = stage
+        self._samples = samples
+        self._client_id = client_id
+
+    def arrived(self, since: int) -> Tensor:
+        """Return which of the samples that it was dealt a client has now, and did not have in this way in a round.
+
+        Args:
+            since: The round, from 0.
+
+        Returns:
+            (n,) bool.
+        """
+        scenario = self._samples.scenario
+        before = scenario.stage(self._client_id, since)
+        present = self._samples.mask(self._client_id, self.stage)
+        if before == self.stage:
+            return torch.zeros_like(present)
+        if scenario.seen(self._client_id, before) is not scenario.seen(self._client_id, self.stage):
+            return present
+        return present & ~self._samples.mask(self._client_id, before)
+
+    def met(self) -> list[int]:
+        """Return the numbers of the tasks that the client has met up to now, ascending."""
+        scenario = self._samples.scenario
+        found = {scenario.task(self._client_id, stage) for stage in range(self.stage + 1)}
+        return sorted(task for task in found if task is not None)
+
+    def tested(self, test: Split, own: Tensor, task: int | None = None) -> tuple[Split, Tensor]:
+        """Return the client's own test samples: those of the tasks that it has met, seen as each task says.
+
+        Args:
+            test: The test split.
+            own: All test samples of the client, int64 (n,).
+            task: A task, all of whose samples among `own` are returned, met or not. None: the tasks that it has met.
+
+        Returns:
+            A split, and the indices of the samples in it, int64.
+        """
+        scenario = self._samples.scenario
+        if not scenario.tasks:
+            seen = scenario.seen(self._client_id, self.stage)
+            return self._samples.seen("test", test, seen), own
+        numbers = self.met() if task is None else [task]
+        return samples_of_tasks(self._samples, test, own, [scenario.tasks[number] for number in numbers])
+
+
+def samples_of_tasks(
+    samples: ChangingSamples, test: Split, among: Tensor, tasks: Sequence[Task]
+) -> tuple[Split, Tensor]:
+    """Return the samples of some tasks, seen as each task says.
+
+    Args:
+        samples: The samples of all clients, which keep a split for each way of seeing.
+        test: The split of the samples.
+        among: The samples to choose from, int64 (n,).
+        tasks: The tasks.
+
+    Returns:
+        A split, and the indices of the samples in it, int64. A sample of several tasks that are seen in different ways
+        is there once for each.
+    """
+    parts = [among[belongs(test, among, task)] for task in tasks]
+    ways = {id(task.seen): task.seen for task in tasks}
+    if len(ways) <= 1:
+        seen = next(iter(ways.values()), None)
+        chosen = torch.cat(parts) if parts else among[:0]
+        return samples.seen("test", test, seen), among[torch.isin(among, chosen)]
+    several = SeveralWays(test, list(ways.values()))
+    places = {way: place for place, way in enumerate(ways)}
+    numbered = [places[id(task.seen)] * len(test) + part for task, part in zip(tasks, parts, strict=True)]
+    return several, torch.cat(numbered)
+
+
+def belongs(split: Split, among: Tensor, task: Task) -> Tensor:
+    """Return which samples belong to a task, (n,) bool.
+
+    Args:
+        split: The split of the samples.
+        among: The samples, int64 (n,).
+        task: The task.
+    """
+    chosen = torch.ones(len(among), dtype=torch.bool)
+    if task.classes is not None and split.labels is not None:
+        chosen &= torch.isin(split.labels[among], torch.tensor(task.classes))
+    if task.column is not None:
+        values = split.column(task.column)
+        chosen &= torch.tensor([values[index] == task.value for index in among.tolist()], dtype=torch.bool)
+    return chosen
+
+
+class SeveralWays(TensorSplit):
+    """Holds the samples of a split once for each of several ways of seeing them, without copies.
+
+    Sample i of n seen in way k has the index k · n + i.
+
+    Args:
+        split: The samples.
+        ways: The transforms. None: the samples are seen as they are.
+    """
+
+    def __init__(self, split: Split, ways: Sequence[Transform | None]) -> None:
+        self.__dict__.update(vars(copy(split)))
+        self._splits = [split if way is None else split.through(way) for way in ways]
+        self._num_samples = len(split)
+        if split.labels is not None:
+            self.labels = split.labels.repeat(len(ways))
+
+    def __len__(self) -> int:
+        return self._num_samples * len(self._splits)
+
+    def batches(self, indices: Any, generator: torch.Generator | None) -> Any:
+        for index in indices:
+            yield self._batch(index.cpu(), generator)
+
+    def _batch(self, index: Tensor, generator: torch.Generator | None) -> list[Tensor]:
+        """Make one batch, whose samples may be seen in different ways.
+
+        Args:
+            index: Indices of the samples, int64 (B,).
+            generator: The generator of random draws. None draws nothing.
+        """
+        ways = index // self._num_samples
+        inputs: list[Tensor] = []
+        targets: list[Tensor] = []
+        places: list[Tensor] = []
+        for way in sorted(set(ways.tolist())):
+            place = (ways == way).nonzero().flatten()
+            x, y = next(iter(self._splits[way].batches([index[place] % self._num_samples], generator)))
+            inputs.append(x)
+            targets.append(y)
+            places.append(place)
+        order = torch.cat(places).argsort().to(inputs[0].device)
+        return [torch.cat(inputs)[order], torch.cat(targets)[order]]

@@ -1,0 +1,365 @@
+"""Scenarios of data that change by and by: classes that drift, samples that arrive, leave or are taken away."""
+
+import csv
+import math
+from bisect import bisect_right
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fl_lightning.data.partitioning import counts_for_shares
+from fl_lightning.data.reduction import kept_of_classes
+from fl_lightning.data.scenario import Scenario, ScenarioInput
+from fl_lightning.data.splits import Array
+from fl_lightning.utils.files import content_digest
+from fl_lightning.utils.keyed import keyed_numpy
+from fl_lightning.utils.settings import check_above, check_at_least, check_at_most, check_count
+from fl_lightning.utils.signatures import checks_arguments
+
+
+class LabelDrift(Scenario):
+    """Lets the shares of the classes at each client drift from one draw to another.
+
+    Client shares p_0 and p_1 are drawn from Dir(alpha). At step k of `steps` a client has the shares
+    p_0 + (p_1 − p_0) · k / steps, as far as it has samples. A class that gains keeps the samples that it has.
+
+    Args:
+        alpha: Concentration of the draws, > 0. Small: few classes at a time.
+        rounds: Number of rounds of the drift, ≥ 1. The data then stay.
+        samples: Share of its samples that a client has at a time, in (0, 1].
+        steps: Number of steps of the drift, ≥ 1. 1: one change after `rounds`. None: a step in every round.
+
+    Raises:
+        TypeError: A setting is of another kind.
+        ValueError: A setting is out of its range.
+    """
+
+    @checks_arguments
+    def __init__(self, alpha: float, rounds: int, samples: float = 0.5, *, steps: int | None = None) -> None:
+        check_above(0, "small: few classes at a time", **{"data.scenario.alpha": alpha})
+        check_count(1, "the rounds of the drift", **{"data.scenario.rounds": rounds})
+        check_above(0, "a share of a client's samples", **{"data.scenario.samples": samples})
+        check_at_most(1, "a share of a client's samples", **{"data.scenario.samples": samples})
+        check_count(1, "1 is one change", **{"data.scenario.steps": steps})
+        self.alpha = alpha
+        self.rounds = rounds
+        self.samples = samples
+        self.steps = steps
+        self._data: ScenarioInput | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of the drift."""
+        return self.rounds if self.steps is None else self.steps
+
+    def begin(self, data: ScenarioInput) -> None:
+        if data.num_clients:
+            data.classes_of(0, "data.scenario LabelDrift")
+        self._data = data
+
+    def stage(self, client_id: int, round_idx: int) -> int:
+        return min(round_idx * self.num_steps // self.rounds, self.num_steps)
+
+    def keeps(self, client_id: int, stage: int) -> Array:
+        data = begun(self._data)
+        labels = data.classes_of(client_id)
+        num_classes = data.num_classes or 0
+        draws = keyed_numpy(data.seed, "scenario/label_drift", client_id=client_id)
+        first, last = draws.dirichlet([self.alpha] * num_classes, size=2)
+        shares = first + (last - first) * stage / self.num_steps
+        available = np.bincount(labels, minlength=num_classes)
+        wanted = counts_for_shares(shares, size=rounded_up(self.samples * len(labels)), available=available)
+        mask = np.zeros(len(labels), dtype=bool)
+        for class_idx, count in enumerate(wanted):
+            places = np.flatnonzero(labels == class_idx)
+            order = keyed_numpy(data.seed, f"scenario/class/{class_idx}", client_id=client_id).permutation(len(places))
+            mask[places[order[:count]]] = True
+        return mask
+
+
+class Window(Scenario):
+    """Lets samples arrive in every round, and leave after some rounds.
+
+    Args:
+        per_round: Share of a client's samples that arrive in a round, in (0, 1].
+        keep: Number of rounds for which a sample stays, ≥ 1. None: to the end.
+        first: Share of the samples that are there in round 0 besides, in [0, 1].
+        by: Column of the samples in whose order they arrive. None: an order is drawn.
+
+    Raises:
+        TypeError: A setting is of another kind.
+        ValueError: A setting is out of its range.
+    """
+
+    @checks_arguments
+    def __init__(self, per_round: float, keep: int | None = None, first: float = 0.0, by: str | None = None) -> None:
+        check_above(0, "a share of a client's samples", **{"data.scenario.per_round": per_round})
+        check_at_most(1, "a share of a client's samples", **{"data.scenario.per_round": per_round})
+        check_count(1, "rounds for which a sample stays", **{"data.scenario.keep": keep})
+        check_at_least(0, "0 begins with those of one round", **{"data.scenario.first": first})
+        check_at_most(1, "a share of a client's samples", **{"data.scenario.first": first})
+        self.per_round = per_round
+        self.keep = keep
+        self.first = first
+        self.by = by
+        self._orders: list[Array] = []
+        """The order in which each client's samples arrive, (n,) int64 positions."""
+
+    def begin(self, data: ScenarioInput) -> None:
+        column = None if self.by is None else data.column(self.by)
+        self._orders = []
+        for client_id, part in enumerate(data.parts):
+            if column is None:
+                order = keyed_numpy(data.seed, "scenario/arrival", client_id=client_id).permutation(len(part))
+            else:
+                order = np.argsort(column[part.numpy()], kind="stable")
+            self._orders.append(order)
+
+    def stage(self, client_id: int, round_idx: int) -> int:
+        last = rounded_up((1 - self.first) / self.per_round) - 1
+        return min(round_idx, max(0, last) + (self.keep or 0))
+
+    def keeps(self, client_id: int, stage: int) -> Array:
+        order = self._orders[client_id]
+        begin = 0 if self.keep is None else self._arrived(len(order), stage - self.keep)
+        mask = np.zeros(len(order), dtype=bool)
+        mask[order[begin : self._arrived(len(order), stage)]] = True
+        return mask
+
+    def _arrived(self, num_samples: int, round_idx: int) -> int:
+        """Return how many of a client's samples have arrived up to a round. Before round 0 there are none."""
+        if round_idx < 0:
+            return 0
+        return min(num_samples, rounded_up(num_samples * (self.first + (round_idx + 1) * self.per_round)))
+
+
+class ListedSamples(Scenario):
+    """Takes the rounds in which each sample is there from a csv file with the columns `sample`, `first` and `last`.
+
+    `sample` is the index of a training sample as its source gives them, from 0. The sample is there from round `first` to
+    round `last`, both included. An empty `last` means to the end. A sample in no line is never there, and a sample in
+    several lines is there in all of their rounds.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is wrong.
+    """
+
+    @checks_arguments
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lines = read_lines(self.path)
+        self._digest = content_digest(self.path) or ""
+        ends = {first for _, first, _ in self._lines} | {last + 1 for _, _, last in self._lines if last is not None}
+        self._begins = sorted({0} | ends)
+        """The rounds in which stages begin, ascending."""
+        self._data: ScenarioInput | None = None
+
+    def begin(self, data: ScenarioInput) -> None:
+        outside = [sample for sample, _, _ in self._lines if sample >= data.num_samples]
+        if outside:
+            raise ValueError(
+                f"{self.path} must name samples in [0, {data.num_samples}), the training samples, got {outside[0]}; "
+                f"leave its line out"
+            )
+        self._data = data
+
+    def stage(self, client_id: int, round_idx: int) -> int:
+        return bisect_right(self._begins, round_idx) - 1
+
+    def keeps(self, client_id: int, stage: int) -> Array:
+        data = begun(self._data)
+        round_idx = self._begins[stage]
+        there = np.zeros(data.num_samples, dtype=bool)
+        for sample, first, last in self._lines:
+            if first <= round_idx and (last is None or round_idx <= last):
+                there[sample] = True
+        mask: Array = there[data.parts[client_id].numpy()]
+        return mask
+
+    def content(self) -> str:
+        return self._digest
+
+
+class RemoveSamples(Scenario):
+    """Takes samples of one class from one client, from a round on, step by step.
+
+    Source: FedKA, Fig. 3. A dominant class loses 1 % of the client's samples every 10 rounds, until its share is about
+    1 %. A non-dominant class is cut to 10, 5 and 0 samples (`counts`).
+
+    Args:
+        class_idx: Index of the class, from 0.
+        client: Id of the client, from 0.
+        start: Round, from 0, in which the first samples are gone.
+        every: Number of rounds between two steps, ≥ 1.
+        step: Number of samples that a step takes, as a share (> 0) of all samples that the client was dealt.
+        until: Least number of samples of the class that stay, as a share (≥ 0) of all samples that the client was dealt.
+        counts: Number of samples of the class that stay after each step, in place of `step` and `until`.
+
+    Raises:
+        TypeError: A setting is of another kind.
+        ValueError: A setting is out of its range.
+    """
+
+    @checks_arguments
+    def __init__(
+        self,
+        class_idx: int,
+        client: int = 0,
+        start: int = 50,
+        *,
+        every: int = 10,
+        step: float = 0.01,
+        until: float = 0.01,
+        counts: list[int] | None = None,
+    ) -> None:
+        check_count(0, "the class that loses samples", **{"data.scenario.class_idx": class_idx})
+        check_count(0, "the client that loses samples", **{"data.scenario.client": client})
+        check_count(0, "a round", **{"data.scenario.start": start})
+        check_count(1, "rounds between two steps", **{"data.scenario.every": every})
+        check_above(0, "a share of the client's samples", **{"data.scenario.step": step})
+        check_at_least(0, "a share of the client's samples", **{"data.scenario.until": until})
+        for count in counts or ():
+            check_count(0, "samples that stay", **{"data.scenario.counts": count})
+        self.class_idx = class_idx
+        self.client = client
+        self.start = start
+        self.every = every
+        self.step = step
+        self.until = until
+        self.counts = counts
+        self._data: ScenarioInput | None = None
+        self._num_steps = 0
+
+    def begin(self, data: ScenarioInput) -> None:
+        if self.client >= data.num_clients:
+            raise ValueError(f"data.scenario.client must lie in [0, {data.num_clients}), got {self.client}; choose one")
+        labels = data.classes_of(self.client, "data.scenario RemoveSamples")
+        if self.class_idx >= (data.num_classes or 0):
+            raise ValueError(
+                f"data.scenario.class_idx must lie in [0, {data.num_classes}), got {self.class_idx}; choose one"
+            )
+        self._data = data
+        of_class = int((labels == self.class_idx).sum())
+        if self.counts is not None:
+            self._num_steps = len(self.counts)
+            return
+        self._num_steps = 0
+        least = self.count_after(10**9, dealt=len(labels), of_class=of_class)
+        while self.count_after(self._num_steps, dealt=len(labels), of_class=of_class) > least:
+            self._num_steps += 1
+
+    def count_after(self, num_steps: int, *, dealt: int, of_class: int) -> int:
+        """Return the number of samples of the class that the client has after some steps.
+
+        Args:
+            num_steps: Number of steps.
+            dealt: Number of samples that the client was dealt.
+            of_class: Number of samples of the class among them.
+
+        >>> study = RemoveSamples(class_idx=3)
+        >>> [study.count_after(steps, dealt=5000, of_class=1000) for steps in (0, 1, 2, 19, 46)]
+        [1000, 950, 900, 50, 50]
+        """
+        if self.counts is None:
+            remaining = of_class - round(num_steps * self.step * dealt)
+            return min(of_class, max(remaining, round(self.until * dealt)))
+        if num_steps == 0 or not self.counts:
+            return of_class
+        return min(of_class, self.counts[min(num_steps, len(self.counts)) - 1])
+
+    def stage(self, client_id: int, round_idx: int) -> int:
+        if client_id != self.client:
+            return 0
+        return min(max(0, (round_idx - self.start) // self.every + 1), self._num_steps)
+
+    def keeps(self, client_id: int, stage: int) -> Array | None:
+        if client_id != self.client or stage == 0:
+            return None
+        data = begun(self._data)
+        labels = data.classes_of(client_id)
+        count = self.count_after(stage, dealt=len(labels), of_class=int((labels == self.class_idx).sum()))
+        kept = kept_of_classes(
+            torch.from_numpy(labels), counts={self.class_idx: count}, seed=data.seed, client_id=client_id
+        )
+        return np.asarray(kept)
+
+
+def begun(data: ScenarioInput | None) -> ScenarioInput:
+    """Return the samples of a scenario that has begun.
+
+    Raises:
+        RuntimeError: The scenario has not begun.
+    """
+    if data is None:
+        raise RuntimeError("a scenario must be given the samples first; call begin(data)")
+    return data
+
+
+def rounded_up(value: float) -> int:
+    """Round a number up, as if it were smaller by 1e-9, so that 0.1 · 30 is 3.
+
+    >>> rounded_up(0.1 * 3 * 10), rounded_up(3.01)
+    (3, 4)
+    """
+    return math.ceil(value - 1e-9)
+
+
+def read_lines(path: Path) -> list[tuple[int, int, int | None]]:
+    """Read the lines of a file of listed samples: the sample, its first and its last round. None: to the end.
+
+    Args:
+        path: The csv file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A column is missing, or a line has something else. The sentence names the line.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"data.scenario.path must be a csv file with the columns sample, first and last, got {path}, which does not "
+            f"exist"
+        )
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        missing = {"sample", "first", "last"} - set(reader.fieldnames or ())
+        if missing:
+            raise ValueError(
+                f"data.scenario.path must have the columns sample, first and last, and {path} has no "
+                f"{' and no '.join(sorted(missing))}; add it"
+            )
+        lines = [read_line(row, f"line {reader.line_num} of {path}") for row in reader]
+    if not lines:
+        raise ValueError(f"data.scenario.path must list samples, and {path} has no line below its columns; add some")
+    return lines
+
+
+def read_line(row: dict[str, str], place: str) -> tuple[int, int, int | None]:
+    """Read a line of a file of listed samples.
+
+    Args:
+        row: Its texts by column.
+        place: The line, for the error.
+
+    Raises:
+        ValueError: A value is no whole number of at least 0, or the last round comes before the first.
+    """
+    try:
+        sample = int(row["sample"])
+        first = int(row["first"])
+        last = int(row["last"]) if row["last"].strip() else None
+    except (AttributeError, TypeError, ValueError):
+        found = [value for value in row.values() if value is not None]
+        raise ValueError(
+            f"a line of data.scenario.path must have whole numbers, and {place} has {found}; mend it"
+        ) from None
+    if min(sample, first) < 0 or (last is not None and last < first):
+        raise ValueError(
+            f"a line of data.scenario.path must have a sample and rounds of at least 0, the first not after the last, "
+            f"and {place} has {sample}, {first}, {last}; mend it"
+        )
+    return sample, first, last

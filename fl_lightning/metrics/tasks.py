@@ -1,0 +1,234 @@
+"""Metrics of a model that meets one task after another, updated by the accuracies on all tasks after each stage."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
+
+from fl_lightning.functional.continual import (
+    backward_transfer,
+    forward_transfer,
+    intransigence,
+    tasks_accuracy,
+    tasks_forgetting,
+)
+from fl_lightning.metrics.base import FederatedMetric
+from fl_lightning.utils.settings import check_at_least
+
+
+class TaskRows(NamedTuple):
+    """Holds the accuracies on K tasks in T rows, and when each task was trained on.
+
+    Args:
+        initial: Accuracies before training, (K,) float64. NaN where they were not given.
+        table: Accuracies R, (T, K) float64.
+        first: First row in which a task was trained on, (K,) int64, −1 for a task that never was.
+        last: Last such row, (K,) int64.
+    """
+
+    initial: Tensor
+    table: Tensor
+    first: Tensor
+    last: Tensor
+
+
+def task_rows(accuracies: Tensor, trained: Tensor) -> TaskRows:
+    """Find the rows in which tasks were trained on. Rows before any training are left out, and the last is `initial`.
+
+    Args:
+        accuracies: Accuracies in the order in which they were measured, (T', K).
+        trained: Whether a task was trained on since the row before, (T', K) bool.
+
+    >>> rows = task_rows(torch.tensor([[0.5, 0.5], [0.9, 0.4]]), torch.tensor([[False, False], [True, False]]))
+    >>> rows.initial, rows.first, rows.last
+    (tensor([0.5000, 0.5000]), tensor([ 0, -1]), tensor([ 0, -1]))
+    """
+    begun = trained.any(1).cumsum(0) > 0
+    before = accuracies[~begun]
+    table = accuracies[begun]
+    is_trained = trained[begun].long()
+    initial = before[-1] if len(before) else torch.full_like(accuracies.sum(0), torch.nan)
+    never = torch.full((accuracies.shape[1],), -1)
+    if not len(table):
+        return TaskRows(initial, table, never, never)
+    met = is_trained.any(0)
+    first = torch.where(met, is_trained.argmax(0), never)
+    last = torch.where(met, len(table) - 1 - is_trained.flip(0).argmax(0), never)
+    return TaskRows(initial, table, first, last)
+
+
+class TaskMetric(FederatedMetric):
+    """Reads the table of the accuracies on K tasks after each stage. It is the base of the measures of tasks.
+
+    `update` takes `accuracies`, (K,) in [0, 1] on all tasks, and `trained`, (K,) bool or the indices of the tasks that
+    were trained on since the update before. Give the accuracies before training first, with `trained=[]`, if forward
+    transfer is asked for. `compute` gives () float64, NaN where the measure is not defined. The metric is not to be reset
+    between stages.
+
+    Args:
+        num_tasks: K ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+    """
+
+    higher_is_better: bool | None = True
+    plot_lower_bound = -1.0
+    rows: list[Tensor]
+
+    def __init__(self, num_tasks: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_at_least(1, num_tasks=num_tasks)
+        self.num_tasks = num_tasks
+        self.set_dtype(torch.float64)
+        self.add_state("rows", [], dist_reduce_fx="cat")
+
+    def update(self, accuracies: Tensor | Sequence[float], trained: Tensor | Sequence[int] = ()) -> None:
+        row = torch.as_tensor(accuracies, dtype=torch.float64, device=self.device)
+        if row.shape != (self.num_tasks,):
+            raise ValueError(f"accuracies must be ({self.num_tasks},), one for each task, got {tuple(row.shape)}")
+        self.rows.append(torch.cat([row, self._flags(trained)]))
+
+    def _flags(self, trained: Tensor | Sequence[int]) -> Tensor:
+        """Mark the tasks that were trained on by 1, (K,) float64."""
+        given = torch.as_tensor(trained, device=self.device)
+        if given.dtype == torch.bool:
+            return given.double()
+        flags = torch.zeros(self.num_tasks, dtype=torch.float64, device=self.device)
+        flags[given.long()] = 1
+        return flags
+
+    def table(self) -> TaskRows:
+        """Lay out what was measured."""
+        if len(self.rows):
+            rows = dim_zero_cat(self.rows).view(-1, 2 * self.num_tasks)
+        else:
+            rows = torch.empty(0, 2 * self.num_tasks, dtype=torch.float64)
+        return task_rows(rows[:, : self.num_tasks], rows[:, self.num_tasks :] > 0)
+
+    def measured(self, rows: TaskRows) -> Tensor:
+        """Compute the measure of a table that has rows."""
+        raise NotImplementedError
+
+    def compute(self) -> Tensor:
+        rows = self.table()
+        return self.measured(rows) if len(rows.table) else torch.tensor(torch.nan, dtype=torch.float64)
+
+
+class TasksAccuracy(TaskMetric):
+    r"""Average accuracy on the tasks that were met, $\frac{1}{|M|} \sum_{k \in M} R_{T,k}$.
+
+    Source: Lopez-Paz and Ranzato 2017, arXiv:1706.08840, Eq. 2. `update` is that of `TaskMetric`.
+
+    Args:
+        num_tasks: K ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = TasksAccuracy(num_tasks=2)
+    >>> metric.update([0.9, 0.1], trained=[0])
+    >>> metric.update([0.5, 0.8], trained=[1])
+    >>> metric.compute()
+    tensor(0.6500, dtype=torch.float64)
+    """
+
+    plot_lower_bound = 0.0
+
+    def measured(self, rows: TaskRows) -> Tensor:
+        return tasks_accuracy(rows.table, rows.first)
+
+
+class TasksForgetting(TaskMetric):
+    r"""Forgetting of the tasks met before the last stage, the mean of $\max_{i<T} R_{i,k} - R_{T,k}$.
+
+    Source: Chaudhry et al. 2018, arXiv:1801.10112, Eqs. 3 and 4. `update` is that of `TaskMetric`.
+
+    Args:
+        num_tasks: K ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = TasksForgetting(num_tasks=2)
+    >>> metric.update([0.9, 0.1], trained=[0])
+    >>> metric.update([0.5, 0.8], trained=[1])
+    >>> metric.compute()
+    tensor(0.4000, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+
+    def measured(self, rows: TaskRows) -> Tensor:
+        return tasks_forgetting(rows.table, rows.first)
+
+
+class BackwardTransfer(TaskMetric):
+    r"""Backward transfer, the mean of $R_{T,k} - R_{l_k,k}$, where task k was trained on in row $l_k < T$ last.
+
+    Source: Lopez-Paz and Ranzato 2017, arXiv:1706.08840, Eq. 3. `update` is that of `TaskMetric`.
+
+    Args:
+        num_tasks: K ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = BackwardTransfer(num_tasks=2)
+    >>> metric.update([0.9, 0.1], trained=[0])
+    >>> metric.update([0.5, 0.8], trained=[1])
+    >>> metric.compute()
+    tensor(-0.4000, dtype=torch.float64)
+    """
+
+    def measured(self, rows: TaskRows) -> Tensor:
+        return backward_transfer(rows.table, rows.last)
+
+
+class ForwardTransfer(TaskMetric):
+    r"""Forward transfer, the mean of $R_{f_k - 1,k} - b_k$, where task k was trained on in row $f_k > 0$ first.
+
+    b is the accuracy before training. Source: Lopez-Paz and Ranzato 2017, arXiv:1706.08840, Eq. 4. `update` is that of
+    `TaskMetric`.
+
+    Args:
+        num_tasks: K ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = ForwardTransfer(num_tasks=2)
+    >>> metric.update([0.1, 0.1])
+    >>> metric.update([0.9, 0.3], trained=[0])
+    >>> metric.update([0.5, 0.8], trained=[1])
+    >>> metric.compute()
+    tensor(0.2000, dtype=torch.float64)
+    """
+
+    def measured(self, rows: TaskRows) -> Tensor:
+        return forward_transfer(rows.table, rows.initial, rows.first)
+
+
+class Intransigence(TaskMetric):
+    r"""Intransigence, the mean of $a^*_k - R_{f_k,k}$ over the tasks that were met.
+
+    Source: Chaudhry et al. 2018, arXiv:1801.10112, Eq. 6. `update` is that of `TaskMetric`.
+
+    Args:
+        num_tasks: K ≥ 1.
+        reference: a*, the accuracy on each task, when it is new, of a model that has all data up to then, (K,).
+        kwargs: of `torchmetrics.Metric`.
+
+    Raises:
+        ValueError: There is not one reference for each task.
+
+    >>> metric = Intransigence(num_tasks=2, reference=[1.0, 0.9])
+    >>> metric.update([0.9, 0.1], trained=[0])
+    >>> metric.update([0.5, 0.8], trained=[1])
+    >>> metric.compute()
+    tensor(0.1000, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+
+    def __init__(self, num_tasks: int, reference: Tensor | Sequence[float], **kwargs: Any) -> None:
+        super().__init__(num_tasks, **kwargs)
+        given = torch.as_tensor(reference, dtype=torch.float64)
+        if given.shape != (num_tasks,):
+            raise ValueError(f"reference must be ({num_tasks},), one for each task, got {tuple(given.shape)}")
+        self.reference = given
+
+    def measured(self, rows: TaskRows) -> Tensor:
+        return intransigence(rows.table, self.reference.to(rows.table.device), rows.first)
