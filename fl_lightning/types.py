@@ -308,6 +308,20 @@ class ClientData(Protocol):
     def size(self, split: str = "train") -> int:
         """Count the samples of a split, or those of the longest pass of a stream."""
 
+    @property
+    def stage(self) -> int:
+        """The stage of the client, from 0: rounds in which its data are the same. It is 0 if they never change."""
+
+    def arrived(self, since: int | None) -> Tensor:
+        """Return the samples that the client has now, and did not have in an earlier round, or saw in another way then.
+
+        Args:
+            since: The earlier round, from 0. None: all samples have arrived.
+
+        Returns:
+            The positions of the samples in the client's training split, (k,) int64, ascending.
+        """
+
     def dealt(self) -> tuple[int, Tensor]:
         """Return what numbers the training samples in all rounds alike, also if some of them are held back.
 
@@ -526,6 +540,7 @@ class Scoring(NamedTuple):
             evaluates. None is no further one.
         channels_last: Whether batches of images (B, C, H, W) get the memory format `channels_last`.
         tuning: How the clients are fine-tuned for a second score. None means that they are not.
+        classes: The classes that a net may answer. None means all.
     """
 
     kind: Literal["validation", "test"]
@@ -534,6 +549,7 @@ class Scoring(NamedTuple):
     metrics: Any = None
     channels_last: bool = False
     tuning: FineTuning | None = None
+    classes: tuple[int, ...] | None = None
 
 
 class ClientScore(NamedTuple):

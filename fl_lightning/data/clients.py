@@ -567,6 +567,18 @@ class ClientView:
             return [self]
         return [self.restricted(split, torch.isin(held, part).nonzero().flatten()) for part in parts]
 
+    def of_task(self, task: int) -> "ClientView":
+        """Make a view whose test samples are all of the client's own of one task of the scenario.
+
+        Args:
+            task: Number of the task, from 0.
+        """
+        view = self.restricted("train", torch.arange(self.size()))
+        if self.changes is not None:
+            own = self._data.client_indices("test", self.client_id)
+            view._tested, view._indices["test"] = self.changes.tested(self._data.split("test"), own, task)
+        return view
+
     def for_fine_tuning(self) -> "ClientView":
         view = FineTuningView(
             data=self._data,

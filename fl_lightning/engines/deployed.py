@@ -18,7 +18,7 @@ from fl_lightning.client.module import ClientModule
 from fl_lightning.client.services import ClientTestServices, attach_services, loader_suffix, world_size
 from fl_lightning.engines.clock import trainer_of
 from fl_lightning.engines.pass_callbacks import PassCallbacks, callbacks_of_pass, makers_of
-from fl_lightning.functional.accuracy import answer_counts
+from fl_lightning.functional.accuracy import answer_counts, answers_among
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics.user_metrics import arrays_of, update
 from fl_lightning.types import Batch, ClientScore, Scoring, State
@@ -76,6 +76,7 @@ def score(
     device: torch.device,
     metrics: MetricCollection | None = None,
     channels_last: bool = False,
+    classes: Sequence[int] | None = None,
 ) -> ClientScore:
     """Return the score of a classifier on the samples of one client.
 
@@ -87,12 +88,13 @@ def score(
         metrics: Further metrics to evaluate, which are reset at the end. None evaluates only
             the accuracy.
         channels_last: Whether batches of images are laid out channels last.
+        classes: The classes that may be answered. None means all.
     """
     counts = torch.zeros(2, dtype=torch.float64, device=device)
     is_finite = torch.ones((), dtype=torch.bool, device=device)
     for x, y in batches:
         logits = predict(laid_out(x, channels_last))
-        counts += answer_counts(logits, y)
+        counts += answer_counts(logits if classes is None else answers_among(logits, classes), y)
         if metrics is not None:
             metrics.update(to_float32(logits), y)
             # A logit of −inf leaves a class out. The largest one is NaN or infinite if the predictions are no numbers.

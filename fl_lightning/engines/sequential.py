@@ -455,6 +455,7 @@ class SequentialEngine:
                 device=self.local.device,
                 metrics=how.metrics,
                 channels_last=how.channels_last,
+                classes=how.classes,
             )
         # A step of the user's may draw numbers, which must depend neither on the clients before nor on the round.
         self.local.seed_by(keyed_seed(self.local.settings.seed, EVALUATION, client_id=job.client_id))

@@ -17,7 +17,7 @@ from fl_lightning.engines.deployed import Kind
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_host
-from fl_lightning.metrics.keys import Directions, metric_directions
+from fl_lightning.metrics.keys import Directions, is_accuracy, metric_directions
 from fl_lightning.metrics.user_metrics import alone, values_of
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientScore, Scoring, State
 
@@ -123,6 +123,64 @@ class ClientsEvaluation:
         if unseen:
             means |= self._means([client for client in tested if client.client_id in unseen], UNSEEN)
         return means, {client.client_id: self._values(client) for client in tested}
+
+    def task_values(self, round_idx: int, kind: Kind) -> dict[str, float]:
+        """Return the means over the clients of the values of the tasks, by log key. Every process must call it.
+
+        Args:
+            round_idx: Index of the round.
+            kind: The step that evaluates a user's module.
+        """
+        tasks = self._run.tasks
+        if tasks is None:
+            return {}
+        names = tasks.names
+        found = self.evaluate_tasks(round_idx, kind, len(names))
+        values: dict[str, float] = {}
+        for index, name in enumerate(names):
+            column = [of_client[index] for of_client in found.values() if not math.isnan(of_client[index])]
+            if column:
+                values[f"{AS_DEPLOYED}/acc_task/{name}"] = mean_of_column(column)
+        measures = tasks.take_clients(found, round_idx)
+        return values | {f"{AS_DEPLOYED}/{name}": value for name, value in measures.items()}
+
+    @torch.no_grad()
+    def evaluate_tasks(self, round_idx: int, kind: Kind, num_tasks: int) -> dict[int, list[float]]:
+        """Evaluate all clients on all of their own test samples of each task. Every process must call it.
+
+        Args:
+            round_idx: Index of the round.
+            kind: The step that evaluates a user's module.
+            num_tasks: The number K of tasks.
+
+        Returns:
+            The accuracies, K, by client id. NaN for a task of which a client has no samples.
+        """
+        mine: dict[int, list[float]] = {}
+        error: Exception | None = None
+        try:
+            for task in range(num_tasks):
+                for client_id, accuracy in self._of_task(round_idx, kind, task).items():
+                    mine.setdefault(client_id, [math.nan] * num_tasks)[task] = accuracy
+        except Exception as raised:
+            # The other processes wait for this one.
+            error = raised
+        found: dict[int, list[float]] = {}
+        for of_process in self._communicator.all_gather_or_raise(mine, error):
+            found |= of_process
+        return dict(sorted(found.items()))
+
+    def _of_task(self, round_idx: int, kind: Kind, task: int) -> dict[int, float]:
+        """Return the accuracies of the clients of this process on one task."""
+        how = self.how(kind)._replace(tuning=None, classes=self._answers(task))
+        with self._kept_generators():
+            with closing(self._run.clients_engine.evaluate(self._jobs(round_idx, task), how)) as scores:
+                return {score.client_id: accuracy_in(score) for score in scores}
+
+    def _answers(self, task: int) -> tuple[int, ...] | None:
+        """Return the classes that may be answered in the test of a task. None: all."""
+        scenario = self._data.scenario
+        return scenario.tasks[task].classes if scenario is not None and scenario.knows_task else None
 
     def _means(self, tested: Sequence[TestedClient], beginning: str) -> dict[str, float]:
         """Return the means over some clients by log key, and let the recorder know the directions of these keys.
@@ -237,8 +295,13 @@ class ClientsEvaluation:
             models.append(model)
         return models
 
-    def _jobs(self, round_idx: int) -> Iterator[ClientJob]:
-        """Make the job of every client of this process that has test samples."""
+    def _jobs(self, round_idx: int, task: int | None = None) -> Iterator[ClientJob]:
+        """Make the job of every client of this process that has test samples.
+
+        Args:
+            round_idx: Index of the round.
+            task: A task, of whose samples the clients are tested. None: they are tested as they are.
+        """
         global_weights = self._run.engine.global_weights
         with self._evaluated():
             start = global_weights.snapshot(global_weights.shared)
@@ -248,6 +311,8 @@ class ClientsEvaluation:
             if ranks[client_id] != self._communicator.rank:
                 continue
             data = self._data.view(client_id, round_idx)
+            if task is not None:
+                data = data.of_task(task)
             if data.size("test"):
                 record = self._run.records.of(client_id)
                 yield deployed_job(data, start, record=record, given=self._given(client_id))
@@ -372,3 +437,14 @@ def mean_of_column(column: Sequence[float]) -> float:
     if all(math.isfinite(value) for value in column):
         return math.fsum(column) / len(column)
     return sum(column) / len(column)  # fsum raises where infinite values cancel.
+
+
+def accuracy_in(score: ClientScore) -> float:
+    """Return the accuracy of a model's score: its right answers, else the first accuracy that the module logs, or NaN."""
+    if score.correct is not None:
+        num_samples = float(score.num_samples)
+        return float(score.correct) / num_samples if num_samples else math.nan
+    for key, value in values_of_score(score, names=()).items():
+        if is_accuracy(key) and value is not None:
+            return value
+    return math.nan

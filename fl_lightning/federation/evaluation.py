@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -26,6 +26,7 @@ from fl_lightning.federation.checks import averaging_callbacks
 from fl_lightning.federation.clients_evaluation import ClientsEvaluation
 from fl_lightning.federation.fingerprint import fingerprint
 from fl_lightning.federation.run import FederatedRun
+from fl_lightning.federation.tasks_evaluation import TasksEvaluation
 from fl_lightning.federation.training_evaluation import TrainingEvaluation
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
@@ -63,6 +64,7 @@ class Evaluation:
         before: All entries from before the current pass. None between passes.
         inspection: Evaluates clients in the middle of a round, for monitors.
         of_clients: Evaluates what each client would deploy.
+        of_tasks: Evaluates the global model on each task of a scenario.
         of_training: Evaluates the global model on the training samples of all clients.
         arrays: The values of `model.metrics` of the last pass that are no numbers or vectors, by name.
         has_global: Whether there is a global model to evaluate. If not, the module's own steps and hooks of an
@@ -108,6 +110,8 @@ class Evaluation:
         self._may_draw = runs_foreign_steps or self.metrics is not None or self.transfer.hooked
         """Whether a pass runs code that may draw from the generators of NumPy and Python."""
         self._channels_last = evaluates_channels_last(self.client, self.client.device)
+        self.class_samples: Tensor | None = None
+        """The number of samples of each class in the last pass, (C,) on the CPU. None without classes."""
         self._fingerprints: dict[tuple[str, int], str] = {}
         """The fingerprints of the first samples of a split, by its name and their number."""
         self._accuracy: ClassifierScores | None = None
@@ -122,6 +126,11 @@ class Evaluation:
             class_names=lambda: self.class_names,
             classifies=self._accuracy is not None,
             channels_last=self._channels_last,
+        )
+        self.of_tasks = TasksEvaluation(
+            run=run,
+            evaluated_model=self.evaluated_model,
+            how=partial(self.of_clients.how, "validation"),
         )
         self.of_training = TrainingEvaluation(
             run=run,
@@ -467,7 +476,8 @@ class Evaluation:
     def _scores(self, accuracy: ClassifierScores, prefix: str) -> dict[str, float]:
         """Return accuracy, loss and class accuracies of a classifier, and give the recorder the last ones."""
         result = computed(accuracy).cpu()
-        samples = f"{self._words_for_samples()}; {accuracy.class_samples.tolist()}"
+        self.class_samples = accuracy.class_samples.cpu()
+        samples = f"{self._words_for_samples()}; {self.class_samples.tolist()}"
         confusion = None if accuracy.confusion is None else accuracy.confusion.long().cpu()
         self.parts.recorder.take_class_accuracy(result[:-2], samples, confusion)
         *by_class, overall, loss = result.tolist()
@@ -508,6 +518,30 @@ class Evaluation:
             found[name] += int(min(most, size))
         return found
 
+    def initial_tasks(self) -> None:
+        """Measure the model before round 0 on each task, for what earlier tasks give. Every process must call it."""
+        tasks = self._run.tasks
+        if tasks is not None and self.has_global and self.data.evaluated is not None:
+            tasks.take(self.of_tasks.evaluate(self.data.evaluated), round_idx=-1)
+
+    def task_values(self, prefix: str, round_idx: int) -> dict[str, float]:
+        """Return the values of the tasks after a pass of the Trainer, by log key. Every process must call it.
+
+        Args:
+            prefix: Beginning of the log keys.
+            round_idx: Round after which the global model was evaluated.
+        """
+        tasks = self._run.tasks
+        if tasks is None or not self.has_global or self.data.evaluated is None:
+            return {}
+        class_accuracy = self.parts.recorder.class_accuracy
+        if self.of_tasks.by_classes and class_accuracy is not None and self.class_samples is not None:
+            accuracies = self.of_tasks.of_classes(class_accuracy, self.class_samples)
+        else:
+            accuracies = self.of_tasks.evaluate(self.data.evaluated)
+        measures = tasks.take(accuracies, round_idx)
+        return task_keys(prefix, tasks.names, accuracies) | {f"{prefix}/{name}": value for name, value in measures.items()}
+
     def _words_for_samples(self) -> str:
         """Return words that are the same for another evaluation if it is on the same samples."""
         words: list[str] = []
@@ -536,6 +570,16 @@ class Evaluation:
             undone.enter_context(self._kept_generators(foreign=True))
             undone.enter_context(self.evaluated_entries())
             yield
+
+
+def task_keys(prefix: str, names: Sequence[str], accuracies: Sequence[float]) -> dict[str, float]:
+    """Return the accuracies on tasks by log key, without those that are not defined.
+
+    >>> task_keys("global", ["0-1", "2"], [0.5, math.nan])
+    {'global/acc_task/0-1': 0.5}
+    """
+    found = zip(names, accuracies, strict=True)
+    return {f"{prefix}/acc_task/{name}": value for name, value in found if not math.isnan(value)}
 
 
 def inputs_in(batch: Any) -> Tensor:

@@ -614,6 +614,8 @@ class FederatedLoop(Forwarding):
         self._averages.begin_fit(self.trainer)
         # The run may go back to an earlier checkpoint, or to one that was saved before the end of its round.
         self.recorder.go_back(self.current_epoch)
+        if self.current_epoch == 0 and self.recorder.pending_round is None:
+            self.evaluation.initial_tasks()
         catch_up(self, self.data, self.recorder)
         self.forward_hook("on_train_start")
         # The client may have logged values before its first round.
@@ -785,6 +787,7 @@ class FederatedLoop(Forwarding):
         )
         if self.global_weights.own_models:
             self.final_key = summary_key(values) or ""
+        values |= self.evaluation.of_clients.task_values(round_idx, "validation")
         self.add_to_row(self.parts.marked(values))
 
     def _evaluate_training_samples(self, round_idx: int) -> None:
@@ -909,6 +912,7 @@ class FederatedLoop(Forwarding):
         forgetting = self.recorder.forgetting()
         if forgetting is not None:
             values = {**values, f"{prefix}/forgetting": forgetting}
+        values |= self.evaluation.task_values(prefix, round_idx)
         self.add_to_row(values)
         self.recorder.keep_round(round_idx)
         self._metric_files.write(round_idx, self.evaluation.arrays)

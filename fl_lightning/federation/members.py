@@ -23,6 +23,7 @@ from fl_lightning.client.checks import runs_foreign_code
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.store import ClientStore
+from fl_lightning.data.scenario import Scenario
 from fl_lightning.distributed import Communicator, to_device
 from fl_lightning.engines.cohort import need_module
 from fl_lightning.federation.parts import FederationParts
@@ -39,6 +40,7 @@ from fl_lightning.members.faults import (
 )
 from fl_lightning.members.messages import Messages
 from fl_lightning.members.structure import Structure
+from fl_lightning.members.tasks import Tasks
 from fl_lightning.members.traces import Traces
 from fl_lightning.members.user_entries import UserEntries
 from fl_lightning.members.weights import GlobalWeights
@@ -543,6 +545,7 @@ def members_of(
     communicator: Communicator,
     records: ClientRecords,
     entries: UserEntries,
+    scenario: Scenario | None = None,
 ) -> Members:
     """Return all members of a round, in the order in which a message passes them.
 
@@ -552,6 +555,7 @@ def members_of(
         communicator: The communicator of the processes of the run.
         records: The member that holds the records of the round's clients.
         entries: The member that holds what the user's modules add to a checkpoint.
+        scenario: How the clients' data change over the rounds. None: they do not.
     """
     global_weights = server.global_weights
     codec = parts.codec
@@ -579,6 +583,8 @@ def members_of(
     members.append(global_weights)
     if parts.pacing is not None and parts.pacing.is_asynchronous:
         members.append(Messages(global_weights))
+    if scenario is not None and scenario.tasks:
+        members.append(Tasks(scenario, server.clients))
     members.append(records)
     members.append(ClientEnds(parts.hooks))
     members.append(parts.recorder)

@@ -20,6 +20,7 @@ from fl_lightning.federation.pace import Pace, pace_of
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.federation.server import Server
 from fl_lightning.members.messages import Messages
+from fl_lightning.members.tasks import Tasks
 from fl_lightning.members.user_entries import Forward, UserEntries
 from fl_lightning.nets import HeterogeneousNets
 from fl_lightning.types import Engine
@@ -73,6 +74,7 @@ class FederatedRun:
             communicator=self.communicator,
             records=self.records,
             entries=UserEntries(modules_by_prefix(parts.client), forward),
+            scenario=self.data.scenario,
         )
         self._engine_factory = engine_factory
         # The engine may be made within an evaluation, when Lightning has put all modules in eval mode.
@@ -136,6 +138,12 @@ class FederatedRun:
         if pace is not None and self.messages is not None:
             self.messages.has_arrived = pace.timeline.arrived_before
         return pace
+
+    @cached_property
+    def tasks(self) -> Tasks | None:
+        """The member that keeps the tables of tasks. None: the data have no tasks."""
+        kept = [member for member in self.members.all if isinstance(member, Tasks)]
+        return kept[0] if kept else None
 
     @cached_property
     def messages(self) -> Messages | None:

@@ -1,5 +1,8 @@
 """Class-wise accuracies: how they are counted, their shape, their change, how they fit a class distribution."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -239,3 +242,19 @@ def prediction_consistency(accuracy: Tensor) -> Tensor:
     norms = torch.linalg.vector_norm(accuracy, dim=-1)
     cosines: Tensor = (accuracy[:-1] * accuracy[1:]).sum(-1) / (norms[:-1] * norms[1:])
     return cosines.clamp(max=1.0)
+
+
+def answers_among(logits: Tensor, classes: Sequence[int]) -> Tensor:
+    """Leave all but some classes out of the answers.
+
+    Args:
+        logits: Logits, (B, C, ...).
+        classes: The classes that are answers.
+
+    >>> answers_among(torch.tensor([[3.0, 1.0, 2.0]]), classes=[1, 2])
+    tensor([[-inf, 1., 2.]])
+    """
+    is_left_out = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+    is_left_out[list(classes)] = False
+    shape = [1, -1, *[1] * (logits.ndim - 2)]
+    return logits.masked_fill(is_left_out.view(shape), -math.inf)

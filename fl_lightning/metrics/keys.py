@@ -71,11 +71,21 @@ class OwnKey(NamedTuple):
     writer: Writer = "loop"
 
 
+TASKS = (
+    OwnKey("acc_task/*", "share", "max"),
+    OwnKey("acc_tasks", "share", "max"),
+    OwnKey("forgetting_tasks", "share", "min"),
+    OwnKey("backward_transfer", "share", "max"),
+    OwnKey("forward_transfer", "share", "max"),
+)
+"""Values of the tasks of a scenario, without the beginning of the key."""
+
 EVALUATED = (
     OwnKey("acc", "share", "max"),
     OwnKey("loss", "nats", "min"),
     OwnKey("acc_class/*", "share", "max"),
     OwnKey("forgetting", "share", "min"),
+    *TASKS,
 )
 """Values of the global model on a split, without the beginning of the key."""
 
@@ -186,6 +196,8 @@ def own_keys() -> list[OwnKey]:
             keys.append(OwnKey(f"{beginning}/{key.pattern}_best", key.unit, key.direction))
     for term in LOSS_TERMS:
         keys.append(OwnKey(f"train/{term}", "", "min", writer="clients"))
+    for key in TASKS:
+        keys.append(OwnKey(f"local/{key.pattern}", key.unit, key.direction))
     return [*keys, *OTHERS]
 
 
@@ -701,6 +713,10 @@ def word_is_accuracy(word: str) -> bool:
     return word.rstrip("0123456789").endswith(ACCURACIES)
 
 
+NO_ACCURACY = ("alignment", "/acc_class/", "/acc_task/", "_transfer")
+"""Parts of the package's keys whose values are shares that are no accuracies, or accuracies on a part of a split."""
+
+
 def is_accuracy(key: str) -> bool:
     """Return True for a key whose values are accuracies, such as `global/acc` or a user's `val_acc`.
 
@@ -711,7 +727,9 @@ def is_accuracy(key: str) -> bool:
     entry = own_key(name)
     if entry is None:
         return names_accuracy(name)
-    return entry.unit == "share" and entry.direction == "max" and "alignment" not in name and "/acc_class/" not in name
+    if any(part in name for part in NO_ACCURACY):
+        return False
+    return entry.unit == "share" and entry.direction == "max"
 
 
 def is_loss(key: str) -> bool:

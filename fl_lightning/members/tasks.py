@@ -1,0 +1,192 @@
+"""The table of tasks: how well the model answers each task of a scenario after each stage."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fl_lightning.data.scenario import Scenario
+from fl_lightning.functional.continual import (
+    backward_transfer,
+    forward_transfer,
+    tasks_accuracy,
+    tasks_forgetting,
+)
+from fl_lightning.metrics.tasks import TaskRows, task_rows
+from fl_lightning.types import ClientResult, Member, RoundOutcome
+
+
+class TaskTable:
+    """Keeps accuracies on K tasks: a row for the last evaluation before a stage begins, and one for the last of all.
+
+    Attributes:
+        accuracies: The accuracies of each row, K in each. A row before any training comes first, if it was measured.
+        trained: The tasks that were trained on since the row before, for each row.
+        pending: The tasks that were trained on since the last row.
+        last_round: Round of the last row. None: there is none.
+    """
+
+    def __init__(self) -> None:
+        self.accuracies: list[list[float]] = []
+        self.trained: list[list[int]] = []
+        self.pending: set[int] = set()
+        self.last_round: int | None = None
+
+    def take(self, accuracies: Sequence[float], round_idx: int, *, begins_row: bool) -> None:
+        """Take the accuracies of an evaluation.
+
+        Args:
+            accuracies: The accuracies, K.
+            round_idx: Round after which they were measured, −1 before training.
+            begins_row: Whether a stage has begun since the last row, which then stays.
+        """
+        if self.last_round is None or begins_row:
+            self.accuracies.append([])
+            self.trained.append([])
+        self.accuracies[-1] = [float(value) for value in accuracies]
+        self.trained[-1] = sorted(self.pending.union(self.trained[-1]))
+        self.pending = set()
+        self.last_round = round_idx
+
+    def rows(self) -> TaskRows:
+        """Lay out what was measured."""
+        accuracies = torch.tensor(self.accuracies, dtype=torch.float64)
+        trained = torch.zeros(accuracies.shape, dtype=torch.bool)
+        for index, tasks in enumerate(self.trained):
+            trained[index, tasks] = True
+        return task_rows(accuracies, trained)
+
+    def measures(self) -> dict[str, float]:
+        """Return the measures that are defined, by name."""
+        if not self.accuracies:
+            return {}
+        rows = self.rows()
+        if not len(rows.table):
+            return {}
+        found = {
+            "acc_tasks": tasks_accuracy(rows.table, rows.first),
+            "forgetting_tasks": tasks_forgetting(rows.table, rows.first),
+            "backward_transfer": backward_transfer(rows.table, rows.last),
+            "forward_transfer": forward_transfer(rows.table, rows.initial, rows.first),
+        }
+        return {name: float(value) for name, value in found.items() if not math.isnan(value)}
+
+    def state(self) -> dict[str, Any]:
+        """Return the table as plain values."""
+        return {
+            "accuracies": [list(row) for row in self.accuracies],
+            "trained": [list(tasks) for tasks in self.trained],
+            "pending": sorted(self.pending),
+            "last_round": self.last_round,
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "TaskTable":
+        """Make a table of its plain values."""
+        table = cls()
+        table.accuracies = [list(row) for row in state["accuracies"]]
+        table.trained = [list(tasks) for tasks in state["trained"]]
+        table.pending = set(state["pending"])
+        table.last_round = state["last_round"]
+        return table
+
+
+class Tasks(Member):
+    """Keeps the tables of tasks: of the global model, and of each client's own.
+
+    Args:
+        scenario: The scenario, which has tasks.
+        clients: Ids of the clients that train.
+    """
+
+    name = "tasks"
+
+    def __init__(self, scenario: Scenario, clients: Iterable[int]) -> None:
+        self._scenario = scenario
+        self._clients = list(clients)
+        self._in_round: dict[int, int] = {}
+        """The task of each client of the present round that trains on one."""
+        self.table = TaskTable()
+        self.of_clients: dict[int, TaskTable] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tasks."""
+        return [task.name for task in self._scenario.tasks]
+
+    # --- in a round ---
+
+    def begin(self, round_idx: int, cohort: list[int]) -> None:
+        self._in_round = {}
+
+    def incoming(self, result: ClientResult) -> ClientResult:
+        data = result.job.data
+        task = self._scenario.task(data.client_id, data.stage)
+        if task is not None and data.size():
+            self._in_round[data.client_id] = task
+        return result
+
+    def share(self) -> dict[int, int]:
+        return self._in_round
+
+    def end(self, outcome: RoundOutcome, shared: Sequence[dict[int, int]]) -> Mapping[str, float]:
+        if not outcome.aborted:
+            for of_process in shared:
+                for client_id, task in of_process.items():
+                    if client_id not in outcome.failed:
+                        self.table.pending.add(task)
+                        self.of_clients.setdefault(client_id, TaskTable()).pending.add(task)
+        self._in_round = {}
+        return {}
+
+    def undo(self, mark: None) -> None:
+        self._in_round = {}
+
+    # --- after evaluations ---
+
+    def take(self, accuracies: Sequence[float], round_idx: int) -> dict[str, float]:
+        """Take the accuracies of the global model on all tasks, and return the measures that are defined by name.
+
+        Args:
+            accuracies: The accuracies, K.
+            round_idx: Round after which they were measured, −1 before training.
+        """
+        before = self.table.last_round
+        begins_row = before is not None and any(self._changed(client, before, round_idx) for client in self._clients)
+        self.table.take(accuracies, round_idx, begins_row=begins_row)
+        return self.table.measures()
+
+    def take_clients(self, accuracies: Mapping[int, Sequence[float]], round_idx: int) -> dict[str, float]:
+        """Take the accuracies of the clients' own models, and return the means of the measures by name.
+
+        Args:
+            accuracies: The accuracies on all tasks by client id, NaN for a task of which a client has no samples.
+            round_idx: Round after which they were measured.
+        """
+        columns: dict[str, list[float]] = {}
+        for client_id, of_client in accuracies.items():
+            table = self.of_clients.setdefault(client_id, TaskTable())
+            before = table.last_round
+            begins_row = before is not None and self._changed(client_id, before, round_idx)
+            table.take(of_client, round_idx, begins_row=begins_row)
+            for name, value in table.measures().items():
+                columns.setdefault(name, []).append(value)
+        return {name: math.fsum(values) / len(values) for name, values in columns.items()}
+
+    def _changed(self, client_id: int, before: int, after: int) -> bool:
+        """Return True if a stage of a client has begun after the first round, up to the second one. −1: no round."""
+        if before < 0:
+            return True
+        stage = self._scenario.stage
+        return stage(client_id, before) != stage(client_id, after)
+
+    # --- checkpoints ---
+
+    def state_dict(self, mark: Any = None) -> dict[str, Any]:
+        of_clients = {client_id: table.state() for client_id, table in sorted(self.of_clients.items())}
+        return {"global": self.table.state(), "clients": of_clients}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.table = TaskTable.of(state["global"])
+        self.of_clients = {client_id: TaskTable.of(table) for client_id, table in state["clients"].items()}
