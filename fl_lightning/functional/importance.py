@@ -9,7 +9,7 @@ from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from fl_lightning.functional.sample_gradients import sample_gradients
-from fl_lightning.functional.state import State, StateLike, to_float32
+from fl_lightning.functional.state import State, StateLike, StateSum, clone, mean_of, to_float32
 from fl_lightning.utils.batches import batch_length
 
 Importance = Literal["abs", "square", "tensor"]
@@ -77,6 +77,33 @@ def importance(
     if not n:
         raise ValueError("importance needs at least one sample, got none; give a set with samples")
     return {name: (value / n).to(params[name].dtype) for name, value in total.items()}
+
+
+def batch_fisher(
+    loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any], max_samples: int | None = None
+) -> State:
+    """Average over batches the squared gradient of the batch's mean loss.
+
+    Args:
+        loss: `(params, batch) -> ()`, the mean loss of a batch.
+        params: where it is taken, by name.
+        batches: at least one.
+        max_samples: the batch that passes this number is the last; None: all batches count.
+
+    >>> import torch
+    >>> w, x = {"w": torch.tensor([1.0, 2.0])}, torch.tensor([[3.0, -1.0], [-1.0, 0.0], [2.0, 1.0]])
+    >>> batch_fisher(lambda p, x: (x @ p["w"]).mean(), w, [x[:2], x[2:]])
+    {'w': tensor([2.5000, 0.6250])}
+    """
+    params = clone(params)
+    total = StateSum()
+    seen = 0
+    for batch in batches:
+        total.add({name: gradient.square() for name, gradient in grad(loss)(params, batch).items()})
+        seen += batch_length(batch)
+        if max_samples is not None and seen > max_samples:
+            break
+    return mean_of(total)
 
 
 def path_importance(

@@ -17,6 +17,7 @@ from fl_lightning.methods.fedcurv import FedCurv
 from fl_lightning.methods.feddecorr import FedDecorr
 from fl_lightning.methods.feddf import FedDFServer
 from fl_lightning.methods.feddyn import FedDyn
+from fl_lightning.methods.fedewc import FedEWC
 from fl_lightning.methods.feded import FedED
 from fl_lightning.methods.fedexp import FedEXPAggregator
 from fl_lightning.methods.fedfomo import FedFOMO
@@ -25,6 +26,7 @@ from fl_lightning.methods.fedgkd import FedGKD
 from fl_lightning.methods.fedka import FedKA
 from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fedlmd import FedLMD
+from fl_lightning.methods.fedlwf import FedLwF
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.fednova import FedNovaAggregator
 from fl_lightning.methods.fedntd import FedNTD
@@ -69,6 +71,7 @@ __all__ = [
     "FedDFServer",
     "FedDecorr",
     "FedDyn",
+    "FedEWC",
     "FedED",
     "FedEXPAggregator",
     "FedFOMO",
@@ -77,6 +80,7 @@ __all__ = [
     "FedKA",
     "FedLC",
     "FedLMD",
+    "FedLwF",
     "FedMD",
     "FedNTD",
     "FedNovaAggregator",

@@ -5,48 +5,18 @@ The server keeps only U = Σ u_j and V = Σ v_j, u_j the diagonal of the Fisher 
 v_j = u_j θ_j: a client subtracts its own pair, and uploads how it has changed. `scope: last_round` is the paper's sum.
 """
 
-from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 from torch.optim import Optimizer
 
 from fl_lightning.aggregation import ServerModule, StateBuffers
 from fl_lightning.client import ClientModule
 from fl_lightning.functional import state as S
-from fl_lightning.functional.importance import importance, samples_at_once
+from fl_lightning.functional.importance import batch_fisher, importance, samples_at_once
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State
-from fl_lightning.utils.batches import batch_length
 from fl_lightning.utils.settings import check_at_least, check_choice, is_plain_sgd
-
-
-def batch_fisher(
-    loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any], max_samples: int | None = None
-) -> State:
-    """Average over batches the squared gradient of the batch's mean loss.
-
-    Args:
-        loss: `(params, batch) -> ()`, the mean loss of a batch.
-        params: where it is taken, by name.
-        batches: at least one.
-        max_samples: the batch that passes this number is the last; None: all batches count.
-
-    >>> import torch
-    >>> w, x = {"w": torch.tensor([1.0, 2.0])}, torch.tensor([[3.0, -1.0], [-1.0, 0.0], [2.0, 1.0]])
-    >>> batch_fisher(lambda p, x: (x @ p["w"]).mean(), w, [x[:2], x[2:]])
-    {'w': tensor([2.5000, 0.6250])}
-    """
-    params = S.clone(params)
-    total = S.StateSum()
-    seen = 0
-    for batch in batches:
-        total.add({name: gradient.square() for name, gradient in grad(loss)(params, batch).items()})
-        seen += batch_length(batch)
-        if max_samples is not None and seen > max_samples:
-            break
-    return S.mean_of(total)
 
 
 def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:

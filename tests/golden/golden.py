@@ -36,6 +36,8 @@ def load(path: Path) -> list[Case]:
     content = json.loads(path.read_text())
     if path.stem.startswith("async"):
         return [timed_case(path, case) for case in content]
+    if path.stem.startswith("scenarios"):
+        return changing_cases(path, content)
     problems = content.get("problems", {})
     return [_case(path, case, problems) for case in content["cases"]]
 
@@ -44,6 +46,25 @@ def timed_case(path: Path, case: dict[str, Any]) -> Case:
     """A case of simulated time, which has neither an id nor tolerances of its own."""
     inputs = {name: value for name, value in case.items() if name != "expected"}
     return Case(path.name, case["name"], "method", "async", inputs, case["expected"], rtol=1e-12, atol=1e-12)
+
+
+def changing_cases(path: Path, content: dict[str, Any]) -> list[Case]:
+    """The cases of data that change, which have no tolerances of their own."""
+    problem = content["problem"]
+    cases = []
+    for name, expected in content["cases"].items():
+        inputs = {"case": name, "problem": problem}
+        cases.append(Case(path.name, name, "method", "scenarios", inputs, expected, rtol=1e-12, atol=1e-12))
+    given = {
+        "windows": ("parts", "lines"),
+        "hand": ("table", "initial", "reference"),
+    }
+    for name, names in given.items():
+        whole = content[name]
+        inputs = {"problem": problem} | {key: whole[key] for key in names}
+        expected = {key: value for key, value in whole.items() if key not in names}
+        cases.append(Case(path.name, name, "method", f"scenarios/{name}", inputs, expected, rtol=1e-12, atol=1e-12))
+    return cases
 
 
 def _case(path: Path, case: dict[str, Any], problems: dict[str, Any]) -> Case:

@@ -8,6 +8,7 @@ from . import (
     adapters_fn,
     adapters_method,
     baselines,
+    changing,
     fedcl,
     feded,
     fedka,
@@ -21,7 +22,7 @@ from . import (
 from .golden import Case, differences, load
 
 HERE = Path(__file__).parent
-PAPERS = (baselines, fedcl, feded, fedka, heterogeneity, knfu, personal, timed, tuned)
+PAPERS = (baselines, changing, fedcl, feded, fedka, heterogeneity, knfu, personal, timed, tuned)
 """Modules with tables FN, METHOD and E2E of their own."""
 ADAPTERS = {
     "fn": adapters_fn.ADAPTERS

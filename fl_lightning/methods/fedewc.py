@@ -1,0 +1,100 @@
+"""FedEWC: hold each parameter at the model that the client received when its data changed, by the Fisher information.
+
+Source: Kirkpatrick et al., PNAS 2017, arXiv:1612.00796, Eq. 3, online as in Schwarz et al., ICML 2018, arXiv:1805.06370.
+Server: FedAvg.
+Note: nobody tells a client that a stage of its data ends. The Fisher information is therefore estimated after each
+training, and the last estimate counts once the stage has changed.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client import ClientModule
+from fl_lightning.functional import state as S
+from fl_lightning.functional.importance import batch_fisher, importance, samples_at_once
+from fl_lightning.types import Batch, Broadcast, ClientData, State
+from fl_lightning.utils.settings import check_at_least, check_at_most, check_choice
+
+
+class FedEWC(ClientModule):
+    """Local loss L + (lam/2) Σ Ω (θ − θ*)² over the shared trainable parameters.
+
+    When the stage of the client's data has changed, Ω becomes gamma · Ω + F, and θ* the model that the client receives.
+    F is the diagonal of the Fisher information at the weights that the client trained in the stage before.
+
+    Args:
+        lam: λ, strength of the pull, >= 0. 0 is FedAvg. With SGD lr · lam · max(Ω) must stay well below 1.
+        gamma: γ, weight of the Ω of earlier stages, in [0, 1]. Below 1 the oldest ones fade.
+        fisher: F as mean of squared gradients: of every `sample`, or of every `batch` of the first local epoch, which is
+            faster and up to the batch size times smaller, so that lam means something else.
+        fisher_samples: With `fisher: batch`, the batch that passes this number of samples is the last.
+        base: Of `ClientModule`.
+    """
+
+    fedavg_equivalent = {"lam": 0}
+    stackable = True
+    reads = frozenset({"batches"})
+
+    def __init__(
+        self,
+        lam: float = 1.0,
+        gamma: float = 0.9,
+        fisher: Literal["sample", "batch"] = "sample",
+        fisher_samples: int = 500,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        check_at_least(0, "0 is FedAvg", lam=lam)
+        check_at_least(0, "0 keeps the last stage only", gamma=gamma)
+        check_at_most(1, "1 adds up all stages", gamma=gamma)
+        check_choice(("sample", "batch"), fisher=fisher)
+        check_at_least(1, fisher_samples=fisher_samples)
+        self.lam = lam
+        self.gamma = gamma
+        self.fisher = fisher
+        self.fisher_samples = fisher_samples
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        if self.is_fedavg_equivalent:
+            return
+        last = self.memory.pop("fisher", None) if self.memory.get("stage") != local.stage else None
+        if last is not None:
+            before = self.memory.get("omega") or S.zeros_like(last)
+            self.memory["omega"] = {name: self.gamma * before[name] + value for name, value in last.items()}
+            self.memory["anchor"] = S.clone(self.received)
+        # All clients of a stack have the same buffers. Without an earlier stage Ω is 0.
+        self.round_buffer("omega", self.memory.get("omega") or S.zeros_like(self.received))
+        self.round_buffer("anchor", self.memory.get("anchor") or S.clone(self.received))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.local_loss(batch, batch_idx)
+        if self.is_fedavg_equivalent:
+            return loss
+        params = self.params()
+        anchor = self.round["anchor"]
+        moved = {name: S.to_float32(value - anchor[name]).square() for name, value in params.items()}
+        penalty = S.inner(self.round["omega"], moved)
+        self.log("train/penalty", penalty)
+        return loss + self.lam / 2 * penalty
+
+    def nonfinite_hint(self) -> str:
+        return f"FedEWC needs lr · lam · max(Ω) well below 1: lower lam ({self.lam}); else {super().nonfinite_hint()}"
+
+    def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
+        if not self.is_fedavg_equivalent and self.num_steps:
+            self.memory["fisher"] = self._information(local)
+            self.memory["stage"] = local.stage
+        return {}
+
+    def _information(self, local: ClientData) -> State:
+        """Estimate F at the trained weights, in eval mode."""
+        params = S.clone(self.params())
+        of_samples = self.fisher == "sample"
+        batches = local.batches(batch_size=samples_at_once(params)) if of_samples else local.batches(epoch=0)
+        with self.evaluation_mode(), torch.enable_grad():
+            given = self.transfer_each(batches)
+            if of_samples:
+                return importance(self.loss_at, params, given, "square")
+            return batch_fisher(self.loss_at, params, given, self.fisher_samples)
