@@ -44,6 +44,7 @@ from fl_lightning.methods.local_dp import local_dp as local_dp
 from fl_lightning.methods.moon import MOON
 from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.methods.pfedme import PFedMe
+from fl_lightning.methods.replay import Replay
 from fl_lightning.methods.sam import SAM
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.methods.selectivefd import SelectiveFD
@@ -52,6 +53,7 @@ __all__ = [
     "APFL",
     "IFCA",
     "MOON",
+    "Replay",
     "SAM",
     "SCAFFOLD",
     "CCVRServer",

@@ -130,6 +130,7 @@ LOSS_TERMS = (
     "penalty",
     "personal",
     "proximal",
+    "replayed",
     "suppression",
 )
 """Names of the terms of local losses that the methods log as `train/NAME`."""

@@ -16,7 +16,7 @@ from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.client import ClientModule
 from fl_lightning.data import ClassIncremental, FixedPartition, ListedSamples, Scenario, TensorSource
 from fl_lightning.functional import continual
-from fl_lightning.methods import FedAvg, FedEWC, FedLwF
+from fl_lightning.methods import FedAvg, FedEWC, FedLwF, Replay
 from fl_lightning.utils.keyed import keyed_numpy
 
 from .end_to_end import GoldenNet
@@ -33,6 +33,8 @@ def client_of(name: str, problem: Inputs) -> ClientModule:
         return FedEWC(lam=problem["lam"], net=net, optimizer=optimizer)
     if name == "FedLwF":
         return FedLwF(alpha=problem["alpha"], temperature=problem["temperature"], net=net, optimizer=optimizer)
+    if name in ("ER", "DER++"):
+        return Replay(size=6, alpha=0.5 if name == "DER++" else 0.0, net=net, optimizer=optimizer)
     return FedAvg(net=net, optimizer=optimizer)
 
 
@@ -45,7 +47,10 @@ def delayed_seed(num_clients: int) -> int:
     raise AssertionError
 
 
-def fitted(problem: Inputs, name: str, parts: list[list[int]], scenario: Scenario, *, seed: int = 0) -> "Watch":
+def fitted(
+    problem: Inputs, name: str, parts: list[list[int]], scenario: Scenario, *, seed: int = 0, rounds: int | None = None
+) -> "Watch":
+    rounds = rounds or problem["rounds"]
     data = FederatedDataModule(
         source=TensorSource(
             train=(torch.tensor(problem["x"], dtype=torch.float64), torch.tensor(problem["y"])),
@@ -63,14 +68,14 @@ def fitted(problem: Inputs, name: str, parts: list[list[int]], scenario: Scenari
     loop = FederatedLoop(client_of(name, problem), local_epochs=problem["local_epochs"])
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     trainer = pl.Trainer(
-        max_epochs=problem["rounds"],
+        max_epochs=rounds,
         accelerator="cpu",
         precision="64-true",
         callbacks=[watch],
         **dict.fromkeys(off, False),
     )
     trainer.fit(loop, datamodule=data)
-    watch.sizes = [[data.size(client, t) for client in range(len(parts))] for t in range(problem["rounds"])]
+    watch.sizes = [[data.size(client, t) for client in range(len(parts))] for t in range(rounds)]
     watch.tasks = loop._run.tasks
     return watch
 
@@ -101,7 +106,8 @@ def run_tasks(case: Inputs) -> dict[str, Any]:
     parts = problem["even"] if method in ("ER", "DER++") else problem["parts"]
     delay = int(order == "delayed")
     scenario = ClassIncremental(problem["tasks"], problem["rounds_per_task"], delay=delay)
-    watch = fitted(problem, method, parts, scenario, seed=delayed_seed(len(parts)))
+    rounds = 3 if method in ("ER", "DER++") else None
+    watch = fitted(problem, method, parts, scenario, seed=delayed_seed(len(parts)), rounds=rounds)
     names = [task.name for task in scenario.tasks]
     rows = watch.tasks.table.rows()
     curve = [[row[f"global/acc_task/{name}"] for name in names] for row in watch.rows]

@@ -1,0 +1,160 @@
+"""Replay: train on samples of earlier rounds, which each client keeps, beside its present ones.
+
+Sources: reservoir and loss: Chaudhry et al. 2019, arXiv:1902.10486 (ER); stored logits: Buzzega et al., NeurIPS 2020,
+arXiv:2004.07211, Eq. 6 (DER++); balanced classes: Chrysakis and Moens, ICML 2020. Server: FedAvg.
+Note: a sample comes to the reservoir once, when it arrives at the client, and not in every epoch or round. The buffer
+stays in the client's memory and is never sent.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fl_lightning.client import ClientModule
+from fl_lightning.functional.losses import cross_entropy
+from fl_lightning.functional.state import to_float32
+from fl_lightning.types import Batch, Broadcast, ClientData
+from fl_lightning.utils.settings import check_at_least, check_choice
+
+
+class Replay(ClientModule):
+    """Local loss CE + beta · CE(buffer) + alpha · mean squared difference of the buffer's logits and the stored ones.
+
+    Args:
+        size: Number of samples in a client's buffer, >= 0. 0 is FedAvg.
+        alpha: Weight of the stored logits, >= 0. 0 is ER, which stores none. Above 0 it is DER++.
+        beta: Weight of the cross-entropy of the buffer's samples, >= 0.
+        select: Samples that stay in a full buffer. `reservoir`: each sample that has come stays with one probability.
+            `balanced`: classes get as many places as they can fill.
+        base: Of `ClientModule`. It needs `net`.
+    """
+
+    needs = frozenset({"logits"})
+    fedavg_equivalent = {"size": 0}
+    stackable = True
+    reads = frozenset({"batches"})
+
+    def __init__(
+        self,
+        size: int = 200,
+        alpha: float = 0.0,
+        beta: float = 1.0,
+        select: Literal["reservoir", "balanced"] = "reservoir",
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        check_at_least(0, "0 is FedAvg", size=size)
+        check_at_least(0, "0 is ER", alpha=alpha)
+        check_at_least(0, beta=beta)
+        check_choice(("reservoir", "balanced"), select=select)
+        self.size = size
+        self.alpha = alpha
+        self.beta = beta
+        self.select = select
+
+    def receive(self, broadcast: Broadcast, local: ClientData) -> None:
+        if self.is_fedavg_equivalent or not local.size():
+            return
+        buffer = self.memory.get("buffer") or self._empty(local)
+        count = self.memory.get("count", 0)
+        # Within a stack nothing can be drawn, so that the rows of all batches are drawn here.
+        order = torch.randperm(max(1, count), generator=local.generator("replay"))
+        places = torch.arange(self.size) % max(1, count)
+        self.round["rows"] = order[places].to(self.device)
+        self.round["is_filled"] = torch.tensor(float(count > 0), device=self.device)
+        for name, value in buffer.items():
+            self.round[name] = value.to(self.device)
+
+    def _empty(self, local: ClientData) -> dict[str, Tensor]:
+        """Return a buffer of zeros, whose shapes are those of the client's samples."""
+        x, y = next(iter(self.transfer_each(local.batches(batch_size=1))))
+        buffer = {"x": x.new_zeros((self.size, *x.shape[1:])), "y": y.new_zeros((self.size, *y.shape[1:]))}
+        if self.alpha:
+            with self.evaluation_mode(), torch.no_grad():
+                logits = to_float32(self(x))
+            buffer["z"] = logits.new_zeros((self.size, *logits.shape[1:]))
+        return buffer
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        ce = cross_entropy(self(x), y)
+        self.log("train/ce", ce)
+        if "rows" not in self.round:
+            return ce
+        begin = batch_idx * len(x)
+        places = torch.arange(begin, begin + len(x), device=x.device) % self.size
+        rows = self.round["rows"][places]
+        is_filled = self.round["is_filled"]
+        logits = self(self.round["x"][rows])
+        replayed = is_filled * cross_entropy(logits, self.round["y"][rows])
+        self.log("train/replayed", replayed)
+        loss = ce + self.beta * replayed
+        if self.alpha:
+            kd = is_filled * F.mse_loss(to_float32(logits), self.round["z"][rows])
+            self.log("train/kd", kd)
+            loss = loss + self.alpha * kd
+        return loss
+
+    def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
+        if not self.is_fedavg_equivalent and self.num_steps:
+            self._keep(local)
+        return {}
+
+    def _keep(self, local: ClientData) -> None:
+        """Let the samples that have arrived since the client's last round come to the buffer."""
+        arrived = local.arrived(self.memory.get("round"))
+        self.memory["round"] = local.round_idx
+        if not len(arrived):
+            return
+        buffer = self.memory.get("buffer") or self._empty(local)
+        buffer = {name: value.clone() for name, value in buffer.items()}
+        count = self.memory.get("count", 0)
+        num_seen = self.memory.get("seen", 0)
+        draws = torch.rand(len(arrived), 2, generator=local.generator("replay/buffer"), dtype=torch.float64)
+        come = local.restricted("train", arrived).batches()
+        index = 0
+        for x, y in self.transfer_each(come):
+            parts = {"x": x, "y": y}
+            if self.alpha:
+                with self.evaluation_mode(), torch.no_grad():
+                    parts["z"] = to_float32(self(x))
+            for row in range(len(x)):
+                place = self._place(
+                    labels=buffer["y"][:count], label=y[row], num_seen=num_seen, draws=draws[index].tolist()
+                )
+                num_seen += 1
+                index += 1
+                if place is None:
+                    continue
+                count = max(count, place + 1)
+                for name, value in parts.items():
+                    buffer[name][place] = value[row].to(buffer[name].device)
+        self.memory["buffer"] = buffer
+        self.memory["count"] = count
+        self.memory["seen"] = num_seen
+
+    def _place(self, *, labels: Tensor, label: Tensor, num_seen: int, draws: list[float]) -> int | None:
+        """Choose the place of a sample in the buffer, or None if it does not stay.
+
+        Args:
+            labels: Classes of the samples in the buffer, (n,).
+            label: Class of the sample, ().
+            num_seen: Number of samples that have come before.
+            draws: Two numbers, uniform in [0, 1).
+        """
+        count = len(labels)
+        if count < self.size:
+            return count
+        if self.select == "balanced":
+            classes, counts = labels.unique(return_counts=True)
+            largest = classes[counts.argmax()]
+            if int(largest) != int(label):
+                places = (labels == largest).nonzero().flatten()
+                return int(places[int(draws[0] * len(places))])
+            # Within the largest class each sample stays with one probability, as far as it is known.
+            places = (labels == label).nonzero().flatten()
+            return int(places[int(draws[0] * len(places))]) if draws[1] < len(places) / (num_seen + 1) else None
+        place = int(draws[0] * (num_seen + 1))
+        return place if place < self.size else None
