@@ -57,8 +57,12 @@ class Replay(ClientModule):
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         if self.is_fedavg_equivalent or not local.size():
             return
-        buffer = self.memory.get("buffer") or self._empty(local)
+        buffer = self.memory.get("buffer")
         count = self.memory.get("count", 0)
+        if buffer is None:
+            if self._keeps_statistics:
+                return
+            buffer = self._empty(local)
         # Within a stack nothing can be drawn, so that the rows of all batches are drawn here.
         order = torch.randperm(max(1, count), generator=local.generator("replay"))
         places = torch.arange(self.size) % max(1, count)
@@ -66,6 +70,16 @@ class Replay(ClientModule):
         self.round["is_filled"] = torch.tensor(float(count > 0), device=self.device)
         for name, value in buffer.items():
             self.round[name] = value.to(self.device)
+
+    @property
+    def _keeps_statistics(self) -> bool:
+        """Whether a forward pass over an empty buffer would change the net, as that of BatchNorm does."""
+        return any(True for _ in self.built_net.buffers())
+
+    def why_not_stacked(self) -> str | None:
+        if self._keeps_statistics:
+            return "clients without samples in their buffers train without them, so that BatchNorm does not see them"
+        return None
 
     def _empty(self, local: ClientData) -> dict[str, Tensor]:
         """Return a buffer of zeros, whose shapes are those of the client's samples."""
@@ -111,7 +125,7 @@ class Replay(ClientModule):
         buffer = self.memory.get("buffer") or self._empty(local)
         buffer = {name: value.clone() for name, value in buffer.items()}
         count = self.memory.get("count", 0)
-        num_seen = self.memory.get("seen", 0)
+        seen: dict[int, int] = dict(self.memory.get("seen", {}))
         draws = torch.rand(len(arrived), 2, generator=local.generator("replay/buffer"), dtype=torch.float64)
         come = local.restricted("train", arrived).batches()
         index = 0
@@ -121,10 +135,9 @@ class Replay(ClientModule):
                 with self.evaluation_mode(), torch.no_grad():
                     parts["z"] = to_float32(self(x))
             for row in range(len(x)):
-                place = self._place(
-                    labels=buffer["y"][:count], label=y[row], num_seen=num_seen, draws=draws[index].tolist()
-                )
-                num_seen += 1
+                label = int(y[row])
+                seen[label] = seen.get(label, 0) + 1
+                place = self._place(buffer["y"][:count], label=label, seen=seen, draws=draws[index].tolist())
                 index += 1
                 if place is None:
                     continue
@@ -133,28 +146,28 @@ class Replay(ClientModule):
                     buffer[name][place] = value[row].to(buffer[name].device)
         self.memory["buffer"] = buffer
         self.memory["count"] = count
-        self.memory["seen"] = num_seen
+        self.memory["seen"] = seen
 
-    def _place(self, *, labels: Tensor, label: Tensor, num_seen: int, draws: list[float]) -> int | None:
+    def _place(self, labels: Tensor, *, label: int, seen: dict[int, int], draws: list[float]) -> int | None:
         """Choose the place of a sample in the buffer, or None if it does not stay.
 
         Args:
             labels: Classes of the samples in the buffer, (n,).
-            label: Class of the sample, ().
-            num_seen: Number of samples that have come before.
+            label: Class of the sample.
+            seen: Number of samples that have come so far by class, with this one.
             draws: Two numbers, uniform in [0, 1).
         """
-        count = len(labels)
-        if count < self.size:
-            return count
-        if self.select == "balanced":
-            classes, counts = labels.unique(return_counts=True)
-            largest = classes[counts.argmax()]
-            if int(largest) != int(label):
-                places = (labels == largest).nonzero().flatten()
-                return int(places[int(draws[0] * len(places))])
-            # Within the largest class each sample stays with one probability, as far as it is known.
-            places = (labels == label).nonzero().flatten()
-            return int(places[int(draws[0] * len(places))]) if draws[1] < len(places) / (num_seen + 1) else None
-        place = int(draws[0] * (num_seen + 1))
-        return place if place < self.size else None
+        if len(labels) < self.size:
+            return len(labels)
+        if self.select == "reservoir":
+            place = int(draws[0] * sum(seen.values()))
+            return place if place < self.size else None
+        classes, counts = labels.unique(return_counts=True)
+        largest = int(counts.max())
+        places = (labels == label).nonzero().flatten()
+        if len(places) < largest:
+            places = (labels == classes[counts.argmax()]).nonzero().flatten()
+        elif draws[1] * seen[label] >= len(places):
+            # Of a class with the most places each sample stays with one probability.
+            return None
+        return int(places[int(draws[0] * len(places))])
