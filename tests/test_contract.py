@@ -83,6 +83,7 @@ NEEDS_LOGITS = {
     "FedKA",
     "FedLC",
     "FedLMD",
+    "FedLwF",
     "FedMD",
     "FedNTD",
     "FedPAC",
@@ -90,6 +91,7 @@ NEEDS_LOGITS = {
     "FedRep",
     "FedRoD",
     "FedRS",
+    "Replay",
 }
 NEEDS_LOGITS |= {"KnFu", "MOON", "SelectiveFD"}
 """Methods whose terms are of a classifier, so that they go around no other module."""

@@ -74,7 +74,7 @@ def rows_of(loop: FederatedLoop) -> dict[int, Row]:
     unseen = loop.data.unseen_clients
     rows: dict[int, Row] = {}
     for client_id, values in sorted(loop.recorder.client_values.items()):
-        samples = loop.data.view(client_id, 0).size("test")
+        samples = loop.data.view(client_id, loop.last_round).size("test")
         rows[client_id] = {**unseen_cell(client_id, unseen), "samples": samples, **values}
     return rows
 

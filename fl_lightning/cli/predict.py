@@ -114,7 +114,7 @@ def clients_to_predict(data: FederatedDataModule) -> list[int]:
     clients = list(range(data.num_clients))
     if data.predicts_others:
         return clients
-    tested = [client_id for client_id in clients if data.view(client_id, 0).size("test")]
+    tested = [client_id for client_id in clients if data.has_test_samples(client_id)]
     if not tested:
         raise ValueError("client all needs test samples of a client, and none has any; give the data a test split")
     return tested

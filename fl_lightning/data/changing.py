@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -10,6 +11,10 @@ from torch import Tensor
 from fl_lightning.data.clients import ClientIndices, ClientSamples, ClientView, FederatedData
 from fl_lightning.data.scenario import Scenario, ScenarioInput, Task
 from fl_lightning.data.splits import Split, TensorSplit, Transform
+
+DIGESTED_ROUNDS = 100
+DIGESTED_CLIENTS = 50
+"""Rounds and clients whose samples tell one scenario from another: the first ones."""
 
 KEPT_STAGES = 4
 """Number of stages of a client whose samples are kept. Those of other stages are chosen again."""
@@ -91,6 +96,19 @@ class ChangingSamples(ClientSamples):
                 f"client {client_id} was dealt, got {tuple(mask.shape)} of {mask.dtype}; mend it"
             )
         return mask
+
+    def digest(self) -> str:
+        """Return a digest of which samples the first clients have in the first rounds, the same in every process.
+
+        It tells a changed scenario of the user's own, whose arguments may not tell all.
+        """
+        found = blake2b(digest_size=6)
+        for client_id in range(min(DIGESTED_CLIENTS, len(self.dealt))):
+            stages = [self.scenario.stage(client_id, round_idx) for round_idx in range(DIGESTED_ROUNDS)]
+            found.update(repr(stages).encode())
+            for stage in sorted(set(stages)):
+                found.update(self._chosen(client_id, stage).numpy().tobytes())
+        return found.hexdigest()
 
     def seen(self, name: str, split: Split, transform: Transform | None) -> Split:
         """See the samples of a split through a transform: one split for each transform, which stacks rely on.

@@ -775,6 +775,22 @@ class FederatedDataModule(Participation):
         """
         return self.client_samples().size(client_id, round_idx)
 
+    @property
+    def last_round(self) -> int:
+        """The last round that the fitted loop has trained, as of which clients are tested outside of a fit, or 0."""
+        loop = None if self.trainer is None else self.trainer.lightning_module
+        return int(getattr(loop, "last_round", 0))
+
+    def has_test_samples(self, client_id: int) -> bool:
+        """Return True if a client has test samples of its own, in whatever round.
+
+        Args:
+            client_id: Id of the client, 0 ... N-1.
+        """
+        if self.scenario is not None:
+            return len(self.client_indices("test", client_id)) > 0
+        return self.view(client_id, 0).size("test") > 0
+
     def first_rounds(self, client_id: int, num_rounds: int) -> list[int]:
         """List the rounds in which a client's data change, ascending. Round 0 is the first.
 
@@ -1031,7 +1047,7 @@ class FederatedDataModule(Participation):
         """Return a split and the positions of the samples that are evaluated, (n,) int64. None means all samples."""
         if self.tested_client is None:
             return self.split(split), None
-        view = self.view(self.tested_client, 0)
+        view = self.view(self.tested_client, self.last_round)
         positions, _ = view.order("test", None)
         return view.source("test"), positions
 

@@ -46,11 +46,13 @@ class Inspection:
     Args:
         engine: The engine with the client module and the transfer of batches.
         data: The data module of the federation.
+        round_idx: Gives the present round, of whose samples the clients' own values are.
     """
 
-    def __init__(self, engine: SequentialEngine, data: FederatedDataModule) -> None:
+    def __init__(self, engine: SequentialEngine, data: FederatedDataModule, round_idx: Callable[[], int]) -> None:
         self.client = engine.client
         self.data = data
+        self._round_idx = round_idx
         self._transfer = engine.local.transfer
         self._values: dict[Hashable, tuple[Moment, dict[Hashable, Any]]] = {}
         """By kind the last moment, and what was computed for it."""
@@ -144,7 +146,7 @@ class Inspection:
         Returns:
             The values, (C + 2,) float64 on the CPU. They are NaN for a client without samples.
         """
-        return self.once(moment, (split, "of", client_id), lambda: self._scores(self._batches_of(client_id, split)))
+        return self.once(moment, (split, "of", client_id, self._round_idx()), lambda: self._scores(self._batches_of(client_id, split)))
 
     def own_loss(self, moment: Moment, client_id: int) -> float | None:
         """Return the mean local loss over a client's own training samples.
@@ -173,7 +175,7 @@ class Inspection:
                     count += size
             return total / count if count else None
 
-        return self.once(moment, ("loss", client_id), compute)
+        return self.once(moment, ("loss", client_id, self._round_idx()), compute)
 
     def _loss(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of a batch: the client's own, or the cross-entropy of another predictor."""
@@ -291,8 +293,9 @@ class Inspection:
         return without_none(self.data.split(split).batches(indices, generator=None))
 
     def _batches_of(self, client_id: int, split: str) -> Iterator[Batch]:
-        """Return the batches of a client's own samples of a split."""
-        return self.data.view(client_id, 0).batches(split, batch_size=self.data.eval_batch_size)
+        """Return the batches of a client's own samples of a split in the present round."""
+        view = self.data.view(client_id, self._round_idx())
+        return view.batches(split, batch_size=self.data.eval_batch_size)
 
     def subset(self, split: str, samples: int | None = None) -> Tensor:
         """Return the positions of the samples to evaluate, (n,) int64, ascending.

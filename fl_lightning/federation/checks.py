@@ -273,7 +273,7 @@ def check_test_samples(data: FederatedDataModule) -> None:
         ValueError: No client has test samples.
     """
     for clients in (data.training_clients, data.unseen_clients):
-        if clients and not any(data.view(client_id, 0).size("test") for client_id in clients):
+        if clients and not any(data.has_test_samples(client_id) for client_id in clients):
             which = "clients" if clients is data.training_clients else "clients of data.unseen"
             raise ValueError(
                 f"model.evaluate_clients_every needs test samples of the {which}, and none of them has any; give the "

@@ -47,6 +47,7 @@ RECORDS: Mapping[str, SettingRecord] = MappingProxyType(
         "data.pooled": VALUES,
         "data.sampling_seed": SettingRecord("data", is_seed=True),
         "data.seed": SettingRecord("data", is_seed=True),
+        "data.scenario.cumulative": VALUES,
         "data.shuffle": VALUES,
         "direction": NOTHING,
         "model.chunk": COSTS,

@@ -85,7 +85,7 @@ class Evaluation:
         self.global_weights = engine.global_weights
         self.modules = engine.modules
         self.transfer = engine.local.transfer
-        self.inspection = Inspection(engine, run.data)
+        self.inspection = Inspection(engine, run.data, round_idx=lambda: run.server.round_idx)
         self.arrays: dict[str, Any] = {}
         self.before: HeldEntries | None = None
         self._after: HeldEntries | None = None
@@ -231,7 +231,7 @@ class Evaluation:
             with self.evaluated_entries():
                 yield
             return
-        job = self.of_clients.job_of(self._client_id, self._run.server.round_idx)
+        job = self.of_clients.job_of(self._client_id, self.data.last_round)
         tuning = self.parts.fine_tuning if self.parts.deploys_tuned else None
         try:
             with self._run.engine.deployed(job, tuning) as self._predict:

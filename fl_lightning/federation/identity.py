@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.changing import ChangingSamples
 from fl_lightning.data.checks import check_simulated
 from fl_lightning.federation.code import tell_changed_code
 from fl_lightning.federation.configured import flat
@@ -90,6 +91,10 @@ class RunIdentity:
         """
         settings = dict(settings)
         settings |= described_value("data", data)
+        if data.scenario is not None and data.scenario.content():
+            # The content of a file tells more than its place.
+            settings.pop("data.scenario.path", None)
+            settings["data.scenario.content"] = data.scenario.content()
         settings["data.participation"] = data.cohort.share
         settings.pop("data.cohort_size", None)  # the share tells it
         settings["data.sampling_seed"] = "secret" if data.secret_seed else data.cohort.seed
@@ -104,6 +109,9 @@ class RunIdentity:
             dealt = data.client_samples().dealt
             settings["data.clients"] = digest_of([dealt.indices, dealt.ends])
             settings |= digests_of_inputs(data)
+            samples = data.client_samples()
+            if isinstance(samples, ChangingSamples):
+                settings["data.scenario.samples"] = samples.digest()
             further = {f"data.extra_splits.{name}": source for name, source in data.extra_splits.items()}
             self.files = fingerprints({"data.source": data.source, **further}) | self._file_of_weights()
         if self.weights is not None:

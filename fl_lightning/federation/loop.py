@@ -51,6 +51,7 @@ from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.resume import catch_up
 from fl_lightning.federation.rounds import Rounds
 from fl_lightning.federation.run import FederatedRun
+from fl_lightning.federation.scenario_checks import check_changing_data
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.weights import GlobalWeights
@@ -386,7 +387,8 @@ class FederatedLoop(Forwarding):
         if getattr(self.clients_engine, "is_remote", False):
             raise ValueError("client_model gives models that are in this run, and those of the clients are at nodes")
         client_id = self.data.client_id(client_id)
-        return self.evaluation.of_clients.job_of(client_id, self.server.round_idx)
+        round_idx = max(self.server.round_idx, self.last_round)
+        return self.evaluation.of_clients.job_of(client_id, round_idx)
 
     def _tuning(self, client_id: int | str | None, tuned: bool) -> FineTuning | None:
         """Return how a client is fine-tuned, or None if that is not asked for.
@@ -495,7 +497,7 @@ class FederatedLoop(Forwarding):
                 f"got none; define one"
             )
         takes_others = stage == "predict" and self.data.predicts_others
-        if not takes_others and not self.data.view(client_id, 0).size("test"):
+        if not takes_others and not self.data.has_test_samples(client_id):
             raise ValueError(f"client {client_id} has no test samples, so that nothing can be evaluated; give another")
         return client_id
 
@@ -517,7 +519,7 @@ class FederatedLoop(Forwarding):
                 f"client all needs a validation_step or test_step of {type(self.client.module).__name__}, or "
                 f"model.metrics, got none; define one"
             )
-        if not any(self.data.view(client_id, 0).size("test") for client_id in range(self.data.num_clients)):
+        if not any(self.data.has_test_samples(client_id) for client_id in range(self.data.num_clients)):
             raise ValueError("client all needs test samples of a client, and none has any; give the data a test split")
 
     def configure_model(self) -> None:
@@ -589,6 +591,7 @@ class FederatedLoop(Forwarding):
             self.data,
             rounds=self.parts.horizon.planned,
         )
+        check_changing_data(self.data, self.parts, self.parts.horizon.planned)
         self.parts.plateau.begin_fit(self.client, optimizers, schedulers)
         self._saved.begin_fit(self.trainer, self.global_weights)
         self._rounds = Rounds(built(self._run), built(self._server_step))
@@ -652,6 +655,11 @@ class FederatedLoop(Forwarding):
         """End the run if the rule allows no further round, or if the next round would end too late."""
         if self.aggregator.is_spent or self._is_last(self.recorder.trained_rounds - 1):
             self.trainer.should_stop = True
+
+    @property
+    def last_round(self) -> int:
+        """The last round that was trained, 0 before any."""
+        return max(0, self.recorder.trained_rounds - 1)
 
     @property
     def _pace(self) -> Pace | None:
@@ -921,7 +929,7 @@ class FederatedLoop(Forwarding):
         """Log the values of an evaluation outside of a fit, and those of the clients if they tell more."""
         if self.evaluates_clients_too:
             kind: Kind = "test" if self.trainer.state.fn == "test" else "validation"
-            means, of_clients = self.evaluation.of_clients.evaluate(self.current_epoch, kind)
+            means, of_clients = self.evaluation.of_clients.evaluate(self.last_round, kind)
             self.recorder.take_client_values(of_clients)
             values |= self.parts.marked(means)
         for name, value in values.items():

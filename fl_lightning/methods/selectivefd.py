@@ -164,12 +164,16 @@ class SelectiveFD(KnowledgeClient):
         n, present = local.dealt()
         some = present if len(present) < n else None
         chosen_of = self.memory.get("selected_of")
-        if "selected" in self.memory and is_same(chosen_of, some):
+        same_stage = self.memory.get("stage", 0) == local.stage
+        if "selected" in self.memory and same_stage and is_same(chosen_of, some):
             return
         self.memory["selected"] = self.select(local)
         self.memory.pop("selected_of", None)
         if some is not None:
             self.memory["selected_of"] = some
+        if local.stage:
+            # Samples may be seen in another way than at the last choice.
+            self.memory["stage"] = local.stage
 
     @torch.no_grad()
     def select(self, local: ClientData) -> Tensor:

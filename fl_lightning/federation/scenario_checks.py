@@ -1,0 +1,67 @@
+"""Checks of data that change over the rounds, when a fit begins."""
+
+from pytorch_lightning.utilities import rank_zero_warn
+
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.federation.parts import FederationParts
+
+MOST_ROUNDS = 1000
+"""Number of rounds whose cohorts are looked at where the rounds of a run are not planned."""
+
+SETS = ("transfer", "proxy", "shared")
+"""Sets besides the clients' own samples."""
+
+
+def check_changing_data(data: FederatedDataModule, parts: FederationParts, rounds: int | None) -> None:
+    """Refuse data that change where something counts on fixed samples, and rounds in which nobody has samples.
+
+    A warning says if a set that everyone has holds samples of tasks that nobody has met.
+
+    Args:
+        data: The data of the run.
+        parts: The parts of the federation.
+        rounds: The planned rounds. None means no limit.
+
+    Raises:
+        ValueError: The run is private, or there is such a round.
+    """
+    if data.scenario is None:
+        return
+    if parts.is_private:
+        raise ValueError(
+            "data.scenario changes which samples a client has, and the guarantees of differential privacy are counted "
+            "for fixed ones; leave it out, or train without privacy"
+        )
+    check_rounds(data, MOST_ROUNDS if rounds is None else rounds)
+    known = [name for name in SETS if name in parts.needs]
+    if known and data.scenario.tasks:
+        rank_zero_warn(
+            f"the {known[0]} set has samples of all tasks of data.scenario from the first round on, so that "
+            f"{type(parts.client).__name__} knows something of tasks that no client has met; give data.extra_splits."
+            f"{known[0]} without them if that must not be"
+        )
+
+
+def check_rounds(data: FederatedDataModule, num_rounds: int) -> None:
+    """Refuse rounds in which no client of the cohort has samples.
+
+    Args:
+        data: The data of the run.
+        num_rounds: Number of rounds to look at.
+
+    Raises:
+        ValueError: There is such a round.
+    """
+    if data.schedule is not None:
+        num_rounds = min(num_rounds, len(data.schedule))
+    empty: list[int] = []
+    for round_idx in range(num_rounds):
+        cohort = data.cohort(round_idx)
+        if cohort and not any(data.size(client_id, round_idx) for client_id in cohort):
+            empty.append(round_idx)
+    if empty:
+        raise ValueError(
+            f"data.scenario must leave some client of each round samples, and in round {empty[0]}"
+            f"{f' and {len(empty) - 1} later ones' if len(empty) > 1 else ''} none of the cohort has any; change the "
+            f"scenario, or lower trainer.max_epochs"
+        )
