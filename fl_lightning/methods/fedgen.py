@@ -158,6 +158,11 @@ class FedGenServer(ServerModule):
         """The client module, whose settings the server reads."""
         return self.client_of(FedGen)
 
+    @property
+    def takes_stale(self) -> bool:  # type: ignore[override]
+        """Whether updates may be of earlier rounds. Only without a generator, which is FedAvg."""
+        return not self.client.generates
+
     def setup(self) -> None:
         client = self.client
         if not client.generates:
@@ -296,7 +301,7 @@ class FedGen(ClientModule):
         gen_lr: Adam's learning rate in round 0, > 0.
         gen_wd: Adam's weight decay, a term of the gradient, >= 0.
         diversity: η, weight of the term that keeps features of unlike noise apart, >= 0.
-        base: Of `ClientModule`. It needs `net`.
+        base: Of `ClientModule`. It needs `net` unless alpha and beta are 0.
     """
 
     server_class = FedGenServer
