@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from fl_lightning import FineTuning, NonFiniteUpdateError
+from fl_lightning import FederatedLoop, FineTuning, NonFiniteUpdateError
 from fl_lightning.engines.building import check_automatic
 from fl_lightning.functional.state import clone
 from fl_lightning.methods import SAM, FedAvg, FedNovaAggregator, PFedMe
@@ -414,4 +414,4 @@ def test_what_it_refuses():
             self.automatic_optimization = False
 
     with pytest.raises(ValueError, match=r"PFedMe adds terms to the loss, but ByHand steps its optimizers itself"):
-        PFedMe(module=ByHand())
+        FederatedLoop(PFedMe(module=ByHand()))
