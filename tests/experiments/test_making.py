@@ -233,7 +233,7 @@ def test_a_plan_counts_a_run_once_and_knows_the_folders_that_are_merged(here):
     plan = say("reproduce own/table.yaml --seeds 0 --cases few --plan --trainer.max_epochs -1").out.splitlines()
     assert (plan[1].split("  ")[-2].strip(), plan[-1]) == (
         "0, no limit",
-        "own/table: 1 runs, 0 rounds left, which take about 1 min on two cores",
+        "own/table: 1 runs, 1 of them unfinished, whose number of rounds is open, which take about 1 min on two cores",
     )
 
 
