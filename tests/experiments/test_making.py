@@ -383,6 +383,17 @@ def test_the_time_that_is_left_counts_the_rounds_of_this_session_only(tmp_path, 
     assert text == "1 of 3 runs, 6 of 12 rounds of this session, about 30 min left"
 
 
+def test_runs_with_an_open_number_of_rounds_are_counted_as_runs(tmp_path, monkeypatch):
+    cells = [SimpleNamespace(name=name, max_rounds=-1) for name in ("first", "second", "third")]
+    progress = CellProgress(cells, total=4, folder=tmp_path)
+    progress.on_round(SimpleNamespace(name="first"), 20)
+    progress.on_end(SimpleNamespace(name="first"), SimpleNamespace(error=""))
+    progress.on_round(SimpleNamespace(name="second"), 7)
+    monkeypatch.setattr("fl_lightning.experiments.running.time.monotonic", lambda: progress.began + 600)
+    text = progress.line().partition(" ")[2]
+    assert text == "2 of 4 runs, 7 rounds of those under way, about 20 min left"
+
+
 @pytest.mark.slow
 def test_killed_and_started_again_by_two_processes_at_once_the_csv_is_the_same(folder):
     """By SIGKILL, at random moments, each time with one or two processes of its own."""
