@@ -101,7 +101,8 @@ class CellProgress:
         ended_here = self.ended - self.ended_before
         pace = (time.monotonic() - self.began) / ended_here if ended_here else 0.0
         estimate = f", about {duration(pace * (self.total - self.ended))} left" if ended_here else ""
-        return f"{time.strftime('%H:%M')} {self.ended} of {self.total} runs, {under_way} rounds of those under way{estimate}"
+        moment = time.strftime("%H:%M")
+        return f"{moment} {self.ended} of {self.total} runs, {under_way} rounds of those under way{estimate}"
 
 
 def duration(seconds: float) -> str:
