@@ -1,5 +1,6 @@
 """The page of results is what the stored results say, and they grow by finished runs."""
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,35 @@ def test_finished_runs_are_added_and_what_is_stored_stays(tmp_path, monkeypatch)
     before = path.read_text()
     assert not add(experiment, drawn, tmp_path, path)
     assert path.read_text() == before
+
+
+def test_what_ended_a_run_stays_beside_its_values(tmp_path):
+    """A run that ended by itself, and one that used up its simulated seconds, have fewer rounds than asked for."""
+    case = "50 samples, α = 0.1"
+    path = tmp_path / "results/knfu/table1.csv"
+    experiment, drawn = next((deepcopy(file), drawn) for name, file, drawn in tables() if name == "knfu/table1")
+    experiment.select(["KnFu"], [case])
+    cell = next(cell for cell in Cells(experiment, Request()).all() if cell.seed == 1)
+    run = tmp_path / "runs" / cell.name / "0"
+    run.mkdir(parents=True)
+    write_table(run / "metrics.csv", [["round", "local/alma"], [0, 0.5], [1, 0.6]])
+    limits = {name: value for name, value in cell.limits.items() if value is not None}
+    (run / "done.json").write_text(json.dumps({**limits, "rounds": 2}))
+    for file in (tmp_path / "cells" / f"{cell.name}.yaml", run / "config.yaml"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(yaml.safe_dump(dict(cell.config)))
+    columns = [*COLUMNS, "stopped_early", "max_seconds"]
+    spent = [case, "KnFu", 0, "local/alma", 0.5, 0.5, 0.5, 1, 100, 1, 1, "stored", "", "", "0.5", "", "600.0"]
+    write_table(path, [columns, spent])
+    assert add(experiment, drawn, tmp_path, path) == [(case, "KnFu", "1")]
+    rows = csv_rows(path)
+    assert [(row["seed"], row["stopped_early"], row["max_seconds"]) for row in rows] == [
+        ("0", "", "600.0"),
+        ("1", "yes", ""),
+    ]
+    first, second = read_stored(path)[0].group.runs
+    assert first.budget == 600.0
+    assert second.stopped_early
 
 
 def test_a_prefix_counts_where_it_is_asked_for_until_there_is_more(tmp_path):

@@ -186,7 +186,7 @@ def seeded(module):
 
 def test_a_method_that_needs_logits_says_so():
     with pytest.raises(ValueError, match="FedNTD needs the logits of a net, got module=Lazy; give it net="):
-        FedNTD(module=Lazy())
+        FederatedLoop(FedNTD(module=Lazy()))
 
 
 def test_metrics_of_ones_own():

@@ -20,7 +20,7 @@ from fl_lightning.experiments.naming import identity_of_name
 from fl_lightning.experiments.results import series_of, stored_keys
 from fl_lightning.papers import PaperTable, Series
 from fl_lightning.papers.drawing import unique
-from fl_lightning.papers.stored import COLUMNS, csv_rows, write_stored
+from fl_lightning.papers.stored import COLUMNS, SPENT, STOPPED, csv_rows, write_stored
 from fl_lightning.utils.files import write_table
 from tools.write_results import ROOT, tables, write
 
@@ -61,7 +61,7 @@ def add(
     added = unique(key(row) for row in new if is_more(row))
     values = [row for row in stored if not row["error"] and key(row) not in added]
     values += [row for row in new if key(row) in added]
-    whole = {key(row) for row in values if row["rounds"] == row["all_rounds"]}
+    whole = {key(row) for row in values if row["rounds"] == row["all_rounds"] or row.get(STOPPED) or row.get(SPENT)}
     told = [*stored, *csv_rows(folder / path.parent.name / path.name)]  # the later one counts
     failed = {key(row): row for row in told if row["error"] and key(row) not in whole}
     added = unique([*added, *(run for run, row in failed.items() if row not in stored)])
@@ -71,8 +71,18 @@ def add(
     rows.sort(key=lambda row: (methods.index(row["method"]), cases.index(row["case"]), int(row["seed"])))
     if added:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_table(path, [COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
+        columns = [*COLUMNS, *further_columns(rows)]
+        write_table(path, [columns, *([row.get(name, "") for name in columns] for row in rows)])
     return added
+
+
+def further_columns(rows: Sequence[Row]) -> list[str]:
+    """Name the columns besides `COLUMNS` that some row has a value of.
+
+    >>> further_columns([{"max_seconds": "600", "stopped_early": ""}, {}])
+    ['max_seconds']
+    """
+    return [name for name in (STOPPED, SPENT) if any(row.get(name) for row in rows)]
 
 
 def made_by_reproduce(text: str) -> Path:

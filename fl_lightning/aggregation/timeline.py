@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from fl_lightning.data.devices import JobTimes
 from fl_lightning.utils.keyed import keyed_numpy
@@ -58,7 +58,13 @@ class TimedRound(NamedTuple):
 
 
 class Timeline(ABC):
-    """Makes the rounds of a run one after the other, and keeps them."""
+    """Makes the rounds of a run one after the other, and keeps them.
+
+    Attributes:
+        patience: The settings that say how long the server waits for a job.
+    """
+
+    patience: ClassVar[str]
 
     def __init__(self) -> None:
         self._rounds: list[TimedRound] = []
@@ -75,6 +81,31 @@ class Timeline(ABC):
         while len(self._rounds) <= round_idx:
             self._rounds.append(self._next(len(self._rounds)))
         return self._rounds[round_idx]
+
+    def check_arrivals(self, limit: int | None) -> None:
+        """Make rounds up to the first one in which a job arrives, or in which nobody starts.
+
+        Args:
+            limit: The number of rounds that there are. None means any number.
+
+        Raises:
+            ValueError: No job arrives.
+        """
+        round_idx = 0
+        while limit is None or round_idx < limit:
+            timed = self.round(round_idx)
+            if timed.arrivals or not timed.started:
+                return
+            round_idx += 1
+        raise ValueError(self._nobody_arrives(f"those of all {limit} rounds are lost"))
+
+    def _nobody_arrives(self, fact: str) -> str:
+        """Return the sentence about jobs of which none arrives.
+
+        Args:
+            fact: What happens to them.
+        """
+        return f"a job must come back at some time, but {fact}; raise {self.patience}, or lower data.devices.dropout"
 
     @abstractmethod
     def _next(self, round_idx: int) -> TimedRound:
@@ -106,6 +137,8 @@ class SynchronousTimeline(Timeline):
         late: Whether clients that would come after the deadline are dropped (`drop`), or make fewer batches (`cut`).
     """
 
+    patience = "model.pacing.deadline"
+
     def __init__(
         self,
         times: JobTimes,
@@ -123,6 +156,7 @@ class SynchronousTimeline(Timeline):
         self._late = late
         self._seconds = 0.0
         self._number = 0
+        self._lost_in_a_row = 0
 
     def leaving(self, round_idx: int) -> list[Job]:
         return []
@@ -137,6 +171,9 @@ class SynchronousTimeline(Timeline):
         arrivals = in_time[:wanted]
         numbers = {job.number for job in arrivals}
         lost = [job for job in started if job.number not in numbers]
+        self._lost_in_a_row = 0 if arrivals else self._lost_in_a_row + len(lost)
+        if self._lost_in_a_row >= MOST_LOST:
+            raise ValueError(self._nobody_arrives(f"the last {MOST_LOST:,} were lost"))
         self._seconds = self._end(started, arrivals, wanted)
         return TimedRound(
             start=start,
@@ -209,6 +246,8 @@ class BufferedTimeline(Timeline):
         max_staleness: Largest number of server steps that a job may miss. None takes all jobs.
     """
 
+    patience = "model.pacing.timeout or max_staleness"
+
     def __init__(
         self,
         times: JobTimes,
@@ -269,10 +308,7 @@ class BufferedTimeline(Timeline):
                 insort(self._idle, job.client_id)
                 lost_in_a_row += 1
             if lost_in_a_row == MOST_LOST:
-                raise ValueError(
-                    f"a job must come back at some time, but the last {MOST_LOST:,} were lost; raise model.pacing."
-                    f"timeout or max_staleness, or lower data.devices.dropout"
-                )
+                raise ValueError(self._nobody_arrives(f"the last {MOST_LOST:,} were lost"))
             if len(arrivals) < self._buffer:
                 self._fill(round_idx)
         started = self._started

@@ -31,7 +31,9 @@ CLASS = re.compile(r"(?:path string: |(?:a|config) path but |class_path'?[:= ]+'
 IMPORT_PATH = re.compile(r"Unexpected import path|Expected a dot import path")
 UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'|nrecognized arguments: (\S+)")
 ALTERNATIVE = re.compile(r"^\s*- (?!Expected a |Does not validate)(.+)", re.M)
-FORM = re.compile(r"Not a valid subclass|a class path \(str\)|a dict with")
+FORM = re.compile(
+    r"Not a valid subclass|a class path \(str\)|a dict with|Import path \S+ does not (?:correspond|implement protocol)"
+)
 """Sentence of jsonargparse about the form of a value, which says nothing where a class refused its arguments."""
 NEEDED = re.compile(r"the following arguments are required: (.+)")
 NO_NAME = re.compile(r"Key must be a string, got: ([^\s.]+)")

@@ -235,7 +235,7 @@ def check_client_arguments(
 
 
 def check_wrapped(client: Any, module: LightningModule, net: object) -> None:
-    """Refuse a LightningModule around which this client cannot be built.
+    """Refuse a LightningModule around which no client of this class can be built.
 
     Args:
         client: The ClientModule under construction.
@@ -243,15 +243,31 @@ def check_wrapped(client: Any, module: LightningModule, net: object) -> None:
         net: The argument of this name, which must be None.
 
     Raises:
-        ValueError: The client is given another argument too, or needs what the module lacks.
+        ValueError: The client is given a net, too.
         TypeError: `check_module` refuses `module`.
     """
+    if net is not None:
+        raise ValueError(f"{type(client).__name__} takes either module= or net=, got both; a module brings its own net")
+    check_module(module)
+
+
+def check_method_around_module(client: Any) -> None:
+    """Refuse a method around a LightningModule that lacks what the method needs at its coefficients.
+
+    The constructor of `ClientModule` cannot ask, because a method sets its coefficients after it.
+
+    Args:
+        client: A ClientModule around a LightningModule, or with a net.
+
+    Raises:
+        ValueError: The method needs what the module lacks.
+    """
+    module = client.module
+    if module is None:
+        return
     name = type(client).__name__
     inner = type(module).__name__
-    if net is not None:
-        raise ValueError(f"{name} takes either module= or net=, got both; a module brings its own net")
-    check_module(module)
-    if "logits" in client.needs:
+    if "logits" in client.present_needs:
         raise ValueError(
             f"{name} needs the logits of a net, got module={inner}; give it net= (a factory of a classifier) instead"
         )
@@ -435,10 +451,13 @@ def can_be_fedavg_equivalent(client: Any) -> bool:
 def sets_hooks(client: Any) -> bool:
     """Return True if hooks of a method are set on the object itself, not on its class.
 
+    `local_loss` is none, which a plain Trainer calls as the `training_step` of a client that is FedAvg.
+
     Args:
         client: A ClientModule.
     """
-    return not vars(client).keys().isdisjoint(METHOD_HOOKS)
+    hooks = vars(client).keys() & METHOD_HOOKS
+    return any(vars(client)[name] != client.local_loss for name in hooks)
 
 
 def runs_foreign_code(client: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from fl_lightning.client.checkpoint_io import CheckedLoading
 from fl_lightning.client.checks import (
     can_be_fedavg_equivalent,
     check_client_arguments,
+    check_method_around_module,
     check_returned,
     made_net,
     num_arguments,
@@ -92,12 +93,12 @@ class ClientModule(CheckedLoading):
         sends_counts: Whether the client's numbers of samples and steps go up.
         fedavg_equivalent: Coefficients by name at which the method is FedAvg, bit for bit. At these values only
             `local_loss` is called.
-        adds_terms: Whether the class overrides `training_step`.
         may_be_fedavg_equivalent: Whether the class can be FedAvg at some coefficients.
         outputs: The outputs of the wrapped module's last `training_step` besides the loss.
 
     Raises:
-        ValueError: `module` was given together with `net`, or `lr_scheduler` without `module` and `optimizer`.
+        ValueError: `module` was given together with `net`, or `lr_scheduler` without `module` and `optimizer`. What a
+            method needs of a module, a loop checks.
         TypeError: `module` is not a LightningModule, or has no `training_step`.
     """
 
@@ -128,7 +129,7 @@ class ClientModule(CheckedLoading):
     ) -> None:
         super().__init__()
         self.may_be_fedavg_equivalent = can_be_fedavg_equivalent(self)
-        self.adds_terms = type(self).training_step is not ClientModule.training_step
+        self._has_own_step = type(self).training_step is not ClientModule.training_step
         self.module = cast(LightningModule | None, uncompiled(module))
         check_client_arguments(
             self,
@@ -383,6 +384,16 @@ class ClientModule(CheckedLoading):
         if not self.may_be_fedavg_equivalent or sets_hooks(self):
             return False
         return all(getattr(self, name) == value for name, value in self.fedavg_equivalent.items())
+
+    @property
+    def present_needs(self) -> frozenset[str]:
+        """The conditions of the method at its coefficients: `needs`, or none if they make it FedAvg."""
+        return frozenset() if self.is_fedavg_equivalent else self.needs
+
+    @property
+    def adds_terms(self) -> bool:
+        """Whether the class overrides `training_step`, and its coefficients do not make it FedAvg."""
+        return self._has_own_step and not self.is_fedavg_equivalent
 
     def params(self) -> State:
         """Return the present shared trainable parameters, by the names that were fixed at setup."""
@@ -697,6 +708,8 @@ class ClientModule(CheckedLoading):
 
     def configure_model(self) -> None:
         if self.module is not None:
+            # Under a plain Trainer no loop has asked.
+            check_method_around_module(self)
             self.module.configure_model()
         elif self.net is None:
             try:

@@ -153,6 +153,8 @@ def needs_of_federation(client: Any) -> list[str]:
     Args:
         client: The ClientModule.
     """
+    if client.is_fedavg_equivalent:
+        return []
     server = client.server_class
     conditions = client.needs | server.needs
     needs = [f"the split {split!r}" for split in sorted(conditions - CONDITIONS)]

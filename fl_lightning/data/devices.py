@@ -143,11 +143,14 @@ class Devices:
             drawn: np.ndarray = median * np.exp(sigma * deviates)
             return drawn
         if len(value) != num_clients:
-            place = f"the column {name} of {self.file}" if name in self.from_file else f"data.devices.{name}"
+            place = f"data.devices.{name}"
             form = "a number, or a list" if name in CHANCES else "a number, [median, σ], or a list"
+            remedy = f"give {form} of {num_clients}"
+            if name in self.from_file:
+                place = f"the column {name} of {self.file}"
+                remedy = f"give the file {num_clients} lines below its first one"
             raise ValueError(
-                f"{place} must have a number for each of the {num_clients} clients, got {len(value)}; give {form} of "
-                f"{num_clients}"
+                f"{place} must have a number for each of the {num_clients} clients, got {len(value)}; {remedy}"
             )
         return np.array(value, dtype=np.float64)
 

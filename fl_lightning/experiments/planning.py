@@ -23,6 +23,7 @@ def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
     """
     lines = list[Sequence[str]]()
     left = dict[str, tuple[int, float]]()
+    unfinished = set[str]()
     for cell, part in cells_in(cells, folders):
         files = files_in(cell, [folder / part for folder in folders])
         done = max(each.rounds for each in files)
@@ -33,13 +34,39 @@ def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
         lines.append((str(cell.seed), cell.case, method, rounds, cell.name))
         run = f"{part}/{cell.name}"  # of several cells it is as long as the longest
         left[run] = max(left.get(run, (0, 0.0)), left_of(cell, files, done))
+        if has_open_end(cell) and not any(each.is_complete() for each in files):
+            unfinished.add(run)
     table = [("seed", "case", "method", "rounds", "run"), *lines]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     padded = ("  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)) for line in table)
     hours = sum(each for _, each in left.values())
-    total = f"{name}: {len(left)} runs, {sum(rounds for rounds, _ in left.values())} rounds left"
+    total = f"{name}: {len(left)} runs, {left_text(sum(rounds for rounds, _ in left.values()), len(unfinished))}"
     takes = f", which take about {duration(3600 * hours / 2)} on two cores" if hours else ""
     return "\n".join([*map(str.rstrip, padded), total + takes])
+
+
+def left_text(rounds: int, unfinished: int) -> str:
+    """Write what is left of all runs.
+
+    Args:
+        rounds: Number of rounds of the runs that end by rounds.
+        unfinished: Number of unfinished runs whose number of rounds is known only at their end.
+
+    >>> left_text(18, 0), left_text(0, 72)
+    ('18 rounds left', '72 of them unfinished, whose number of rounds is open')
+    >>> left_text(18, 2)
+    '18 rounds left, 2 more of them unfinished, whose number of rounds is open'
+    """
+    if not unfinished:
+        return f"{rounds} rounds left"
+    of_rounds = f"{rounds} rounds left, " if rounds else ""
+    more = " more" if rounds else ""
+    return f"{of_rounds}{unfinished}{more} of them unfinished, whose number of rounds is open"
+
+
+def has_open_end(cell: Cell) -> bool:
+    """Return True if nobody knows the number of rounds of a run before its end."""
+    return cell.max_rounds <= 0 or cell.max_seconds is not None
 
 
 def cells_in(cells: Cells, folders: Sequence[Path]) -> list[tuple[Cell, str]]:
@@ -55,8 +82,8 @@ def cells_in(cells: Cells, folders: Sequence[Path]) -> list[tuple[Cell, str]]:
 
 
 def left_of(cell: Cell, files: Sequence[CellFiles], done: int) -> tuple[int, float]:
-    """Compute the rounds that a run lacks, and the hours of one core that they take."""
-    rounds = max(cell.max_rounds - done, 0)
-    if cell.max_rounds > 0 and cell.own_rounds > 0:
+    """Compute the rounds that a run lacks, 0 if nobody knows them, and the hours of one core that they take."""
+    rounds = 0 if has_open_end(cell) else max(cell.max_rounds - done, 0)
+    if not has_open_end(cell) and cell.own_rounds > 0:
         return rounds, cell.core_hours * rounds / cell.own_rounds
     return rounds, 0.0 if any(each.is_complete() for each in files) else cell.core_hours

@@ -33,6 +33,7 @@ class CellProgress:
         self.total = total
         self.folder = folder
         self.ended = total - len(cells)
+        self.ended_before = self.ended
         self.rounds = {cell.name: max(cell.max_rounds, 0) for cell in cells}
         self.done = dict.fromkeys(self.rounds, 0)
         self.first: dict[str, int] = {}
@@ -40,9 +41,11 @@ class CellProgress:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         last = (TextColumn("rounds"), TimeRemainingColumn())
         self.progress = Progress(*columns, *last, console=self.console, disable=not self.console.is_terminal)
-        self.task = self.progress.add_task(f"{total} runs", total=sum(self.rounds.values()))
+        all_rounds = None if self.is_open else sum(self.rounds.values())
+        self.task = self.progress.add_task(f"{total} runs", total=all_rounds)
         self.tasks = {
-            name: self.progress.add_task(f"  {name}", total=most, visible=False) for name, most in self.rounds.items()
+            name: self.progress.add_task(f"  {name}", total=most or None, visible=False)
+            for name, most in self.rounds.items()
         }
         if self.ended:
             self.print(f"{self.ended} of {total} runs in {folder} are done already")
@@ -73,8 +76,15 @@ class CellProgress:
         self.progress.update(self.tasks[files.name], visible=False)
         self.print(f"[{self.ended}/{self.total}] {files.name}: {outcome.error or 'done'}")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of rounds of some cell is known only at its end, as under a budget of seconds."""
+        return not all(self.rounds.values())
+
     def line(self) -> str:
         """Describe what is done, what is left, and how long that takes at the pace so far."""
+        if self.is_open:
+            return self._line_of_runs()
         done = sum(self.done.values())
         left = sum(self.rounds.values()) - sum(self.done.values())
         made = sum(self.done[name] - first for name, first in self.first.items())
@@ -84,6 +94,15 @@ class CellProgress:
             f"{time.strftime('%H:%M')} {self.ended} of {self.total} runs, "
             f"{done} of {done + left} rounds of this session{estimate}"
         )
+
+    def _line_of_runs(self) -> str:
+        """Describe the same where the number of rounds is open: by runs."""
+        under_way = sum(self.done[name] for name in self.first if not self.rounds[name])
+        ended_here = self.ended - self.ended_before
+        pace = (time.monotonic() - self.began) / ended_here if ended_here else 0.0
+        estimate = f", about {duration(pace * (self.total - self.ended))} left" if ended_here else ""
+        moment = time.strftime("%H:%M")
+        return f"{moment} {self.ended} of {self.total} runs, {under_way} rounds of those under way{estimate}"
 
 
 def duration(seconds: float) -> str:

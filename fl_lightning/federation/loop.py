@@ -974,6 +974,9 @@ class FederatedLoop(Forwarding):
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
+        if stage == "fit" and self.evaluate_every_seconds is not None:
+            self._planned_interval = 1
+            self.trainer.check_val_every_n_epoch = 1
         self.data.tested_client = None
         self.parts.end_run()
         self.fresh_values.end_fit()

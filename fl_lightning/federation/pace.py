@@ -147,7 +147,7 @@ def pace_of(
         codec: The codec, or None.
 
     Raises:
-        ValueError: No job arrives in the first round, or the devices are those of another number of clients.
+        ValueError: No job ever arrives, or the devices are those of another number of clients.
     """
     devices: Devices | None = data.devices
     if devices is None or data.pooled:
@@ -165,7 +165,7 @@ def pace_of(
         bytes_up=num_exchanges * up,
     )
     timeline = pacing.timeline(cohorts, times)
-    timeline.round(0)
+    timeline.check_arrivals(limit=None if cohorts.schedule is None else len(cohorts.schedule))
     return Pace(
         timeline,
         times,

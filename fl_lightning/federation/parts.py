@@ -15,7 +15,7 @@ from torchmetrics import MetricCollection
 from fl_lightning.aggregation import Aggregator, Codec, NonFiniteGuard, Pacing, ServerModule, UpdateTransform
 from fl_lightning.aggregation.pacing import Stale
 from fl_lightning.client.checkpoint_io import check_files_of
-from fl_lightning.client.checks import check_evaluation_step, check_module, uncompiled
+from fl_lightning.client.checks import check_evaluation_step, check_method_around_module, check_module, uncompiled
 from fl_lightning.client.deriving import check_parts
 from fl_lightning.client.hooks import refuse_unforwarded
 from fl_lightning.client.module import ClientModule
@@ -173,6 +173,7 @@ class FederationParts:
             remedy = "data are given to the Trainer: fit(loop, datamodule=...)"
         rule = "a rule, an instance of a subclass of Aggregator such as MedianAggregator()"
         check_kind(Aggregator, rule, remedy, aggregator=self.aggregator)
+        check_method_around_module(self.client)
         for module in self.client.lightning_modules():
             refuse_unforwarded(module)
         server_class = self.client.server_class
@@ -254,15 +255,16 @@ class FederationParts:
     def needs_by_name(self) -> checks.Needs:
         """List the needs of client, server module, rule and codec, each with the name of its class.
 
-        The needs of a method's own server module have the name of the client.
+        The needs of a method's own server module have the name of the client. It needs nothing if the coefficients make
+        the method FedAvg.
         """
+        needs = [(type(self.client).__name__, self.client.present_needs)]
         has_own_server = type(self.server_module) is self.client.server_class
-        owner = self.client if has_own_server else self.server_module
-        needs = [
-            (type(self.client).__name__, self.client.needs),
-            (type(owner).__name__, self.server_module.needs),
-            (type(self.aggregator).__name__, self.aggregator.needs),
-        ]
+        if not has_own_server:
+            needs.append((type(self.server_module).__name__, self.server_module.needs))
+        elif not self.client.is_fedavg_equivalent:
+            needs.append((type(self.client).__name__, self.server_module.needs))
+        needs.append((type(self.aggregator).__name__, self.aggregator.needs))
         if self.codec is not None:
             needs.append((type(self.codec).__name__, self.codec.needs))
         return needs

@@ -1,6 +1,7 @@
 """CCVR: the server trains the head anew on features that it draws from Gaussians, one for each class.
 
-Source: Luo et al., NeurIPS 2021, arXiv:2106.05001; the settings of SGD are those of fluke.
+Source: Luo et al., NeurIPS 2021, arXiv:2106.05001. Virtual features, passes and the learning rate are fluke's, whose
+SGD has no momentum.
 Clients and rule: any that share a head and have no server side of their own; set as `model.server_module`.
 Note: the calibrated model is evaluated and never fed back, so that training is that of the clients' own method. The
 cohort of the round is asked, not all clients. A class that none of these has is left out of the softmax. A client with

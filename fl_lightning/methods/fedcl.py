@@ -51,10 +51,12 @@ class FedCLServer(ServerModule):
 
     def begin_round(self, cohort: list[int]) -> None:
         client = self.client_of(FedCL)
-        proxy = self.server.data("proxy")
         self.importance = {}
+        if client.is_fedavg_equivalent or self.server.round_idx % client.interval:
+            return
         weights = {name: self.server.weights[name] for name in self.server.trainable}
-        if weights and not client.is_fedavg_equivalent and self.server.round_idx % client.interval == 0:
+        if weights:
+            proxy = self.server.data("proxy")
             indices = torch.split(torch.arange(len(proxy)), client.samples_at_once(weights))
             self.importance = client.importance_of(weights, proxy.batches(indices, None))
 

@@ -61,7 +61,7 @@ class FedDecorr(ClientModule):
         beta: Weight of the penalty, >= 0. 0 is FedAvg.
         form: Scale of the penalty. `code`: the released code's, to which the published 0.1 belongs. `paper`: as
             printed.
-        base: Of `ClientModule`. It needs `net`.
+        base: Of `ClientModule`. It needs `net` unless beta is 0.
     """
 
     needs = frozenset({"logits"})

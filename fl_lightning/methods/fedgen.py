@@ -4,8 +4,9 @@ Source: Zhu et al., ICML 2021, arXiv:2105.10056, Eqs. 4-5, Algorithm 1, and its 
 of the generator G, between the clients' training and the mean.
 Note: the paper has one term at the clients, without a decay. The released code lets it fade, has a second one (beta),
 and weighs each client's loss by its share of a class (`ensemble: losses`); the paper takes the loss of the mean logits.
-The code counts one sample too many of each class; here the counts are the samples. Its alpha = beta = 10 are for SGD
-with lr 0.01 without momentum. A robust rule guards the weights only: G learns from every head.
+In the code all samples of a batch have the client's mean share, because (B,) losses meet (B, 1) shares; here each has
+the share of its class. The code counts one sample too many of each class; here the counts are the samples. Its alpha =
+beta = 10 are for SGD with lr 0.01 without momentum. A robust rule guards the weights only: G learns from every head.
 """
 
 import math
@@ -158,6 +159,11 @@ class FedGenServer(ServerModule):
         """The client module, whose settings the server reads."""
         return self.client_of(FedGen)
 
+    @property
+    def takes_stale(self) -> bool:  # type: ignore[override]
+        """Whether updates may be of earlier rounds. Only without a generator, which is FedAvg."""
+        return not self.client.generates
+
     def setup(self) -> None:
         client = self.client
         if not client.generates:
@@ -296,7 +302,7 @@ class FedGen(ClientModule):
         gen_lr: Adam's learning rate in round 0, > 0.
         gen_wd: Adam's weight decay, a term of the gradient, >= 0.
         diversity: η, weight of the term that keeps features of unlike noise apart, >= 0.
-        base: Of `ClientModule`. It needs `net`.
+        base: Of `ClientModule`. It needs `net` unless alpha and beta are 0.
     """
 
     server_class = FedGenServer

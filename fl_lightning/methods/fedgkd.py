@@ -31,6 +31,11 @@ class FedGKDServer(ServerModule):
 
     stale_reason = "sends the mean of the last global models, which a client that is late has of another round"
 
+    @property
+    def takes_stale(self) -> bool:  # type: ignore[override]
+        """Whether updates may be of earlier rounds. Only without distillation, which is FedAvg."""
+        return not self.client_of(FedGKD).gamma
+
     def __init__(self) -> None:
         super().__init__()
         self.models = nn.ModuleList()
@@ -83,7 +88,7 @@ class FedGKD(ClientModule):
         temperature: Softmax temperature τ, > 0.
         models: M, number of the last global models whose mean teaches, >= 1. With 1 the received model teaches, and
             nothing more is sent.
-        base: Of `ClientModule`. It needs `net`.
+        base: Of `ClientModule`. It needs `net` unless gamma is 0.
     """
 
     server_class = FedGKDServer

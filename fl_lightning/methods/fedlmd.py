@@ -75,7 +75,7 @@ class FedLMD(ClientModule):
         temperature: Softmax temperature τ, > 0.
         teacher: `received`: the received model in eval mode. `uniform`: equal probabilities, without a second forward
             pass (FedLMD-Tf).
-        base: Of `ClientModule`. It needs `net`.
+        base: Of `ClientModule`. It needs `net` unless beta is 0.
     """
 
     needs = frozenset({"logits"})

@@ -24,7 +24,7 @@ ANCHOR = "anchor"
 """Name of the round buffer with w, the client's copy of the global model."""
 
 
-class PersonalSteps(Optimizer):
+class PFedMeSteps(Optimizer):
     """Takes several steps of an optimizer on each batch, and lets the client's w follow them.
 
     They count as one step. Logged training losses are the mean of all passes. Outside a round it is the optimizer as
@@ -110,7 +110,7 @@ class PFedMe(OwnModelClient):
     def configure_optimizers(self) -> Any:
         owner = type(self if self.module is None else self.module).__name__
         optimizers, schedulers = parse_optimizers(super().configure_optimizers(), owner)
-        wrapped = [PersonalSteps(optimizer, self) for optimizer in optimizers]
+        wrapped = [PFedMeSteps(optimizer, self) for optimizer in optimizers]
         settings = [{name: getattr(entry, name) for name in SCHEDULER_SETTINGS} for entry in schedulers]
         return wrapped, settings
 

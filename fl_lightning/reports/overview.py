@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fl_lightning.metrics.keys import is_in_percent
+from fl_lightning.metrics.keys import is_in_percent, unknown_direction
 from fl_lightning.reports.comparison_tables import cell_text, column_names, heading, marks_of, seeds_text
 from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.results import COSTS, Comparison
@@ -27,7 +27,7 @@ def overview_table(comparisons: Sequence[Comparison]) -> Table:
         row += [final_cell(comparison, label) for comparison in comparisons]
         row += [TableCell(cell_text(first, label, name)) for name in costs]
         rows.append(row)
-    return Table(title_of(first), header=header, rows=rows, note=note_of_overview(first, costs))
+    return Table(title_of(first), header=header, rows=rows, note=note_of_overview(comparisons, costs))
 
 
 def metric_heading(comparison: Comparison) -> str:
@@ -52,12 +52,23 @@ def title_of(comparison: Comparison) -> str:
     return title
 
 
-def note_of_overview(comparison: Comparison, costs: Sequence[str]) -> str:
-    """Describe the columns in sentences."""
-    note = seeds_text(comparison)
+def note_of_overview(comparisons: Sequence[Comparison], costs: Sequence[str]) -> str:
+    """Describe the columns in sentences.
+
+    Args:
+        comparisons: The comparisons of the case, at least one.
+        costs: The names of the columns of costs.
+    """
+    first = comparisons[0]
+    note = seeds_text(first)
+    if first.rounds:
+        note += f" {first.rounds}"
+    for comparison in comparisons:
+        if comparison.direction is None:
+            note += f" No value of {comparison.key} is marked as the best: {unknown_direction(comparison.key)}."
     if costs:
-        note += f" What a round costs is that of its whole cohort, and × that of {comparison.baseline}."
-    if len(comparison.results) > 1:
+        note += f" What a round costs is that of its whole cohort, and × that of {first.baseline}."
+    if len(first.results) > 1:
         note += (
             " The best mean is bold if the interval of its difference to the next best leaves out 0, else underlined."
         )

@@ -72,13 +72,16 @@ def test_a_buffer_is_as_the_simulation_says(index):
     if sum(not takes_too_long(world, client_id, settings["timeout"]) for client_id in range(num_clients)) < 4:
         settings["timeout"] = None
     expected, starts = buffered(world, slots=slots, rounds=ROUNDS, **settings)
-    timeline = BufferedTimeline(
-        times_of(world), seed=world["seed"], clients=range(num_clients), concurrency=slots, **settings
-    )
+
+    def made():
+        clients = range(num_clients)
+        return BufferedTimeline(times_of(world), seed=world["seed"], clients=clients, concurrency=slots, **settings)
+
+    timeline = made()
     check_rounds(timeline, expected)
     begun = [job for index in range(ROUNDS) for job in timeline.round(index).started]
     assert [(job.client_id, job.version, job.start) for job in begun] == starts[: len(begun)]
-    check_leaving(timeline)
+    check_leaving(made(), is_bounded=settings["max_staleness"] is not None)
 
 
 def takes_too_long(world, client_id, timeout):
@@ -94,13 +97,18 @@ def check_rounds(timeline, expected):
         assert len(found.lost) == happened["lost"]
 
 
-def check_leaving(timeline):
-    """Kept are the jobs that really arrive in a later round, and no others."""
+def check_leaving(timeline, is_bounded):
+    """Kept are the jobs that really arrive in a later round, and none that is lost, before any later round is known."""
     for index in range(ROUNDS):
+        first = timeline.leaving(index)
+        assert not any(job.is_lost for job in first)
         back = {job for later in range(index + 1, index + 8) for job in timeline.round(later).arrivals}
         of_version = [job for job in timeline.round(index).started if job in back]
         left = timeline.leaving(index)
+        assert left == first
         assert [job for job in left if job in back] == of_version
+        if is_bounded:
+            assert left == of_version
 
 
 @pytest.mark.parametrize("index", range(120))

@@ -292,18 +292,23 @@ def test_what_a_run_cannot_do(here, options, says, monkeypatch):
     ("options", "says"),
     [
         (
-            "client FedDyn --model.client.alpha 0",
+            "model.client FedDyn --model.client.alpha 0",
             "alpha must be above 0, got 0.0; FedAvg is the method without these terms",
         ),
         (
-            "transforms NormClip --model.transforms.max_norm 0",
+            "model.transforms NormClip --model.transforms.max_norm 0",
             "max_norm must be above 0, got 0.0; it is the greatest norm of an update",
+        ),
+        (
+            "data.source Synthetic --data.source.iid true --data.source.alpha 0.5",
+            "data.source.iid gives all clients one law, and alpha and beta make them differ, got alpha=0.5 and "
+            "beta=0.0; leave alpha and beta at 0, or iid out",
         ),
     ],
 )
 def test_what_a_class_says_of_its_arguments_is_said_once_and_alone(options, says):
     """Also where the option may be one of several kinds, to none of which the value belongs."""
-    assert refusal(f"{FIT} --model.{options}", 1) == f"fl-lightning: error: {says}"
+    assert refusal(f"{FIT} --{options}", 1) == f"fl-lightning: error: {says}"
 
 
 def test_a_wrong_key_in_a_file(here):

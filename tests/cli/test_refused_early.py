@@ -8,6 +8,9 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch.nn import functional as F
 
 import fl_lightning
 from fl_lightning.cli.main import FederatedCLI
@@ -79,6 +82,31 @@ def test_every_end_counts(here, end):
 def test_help_and_the_configuration_need_none(here):
     assert say("fit --print_config").code == 0
     assert say("fit --help").code == 0
+
+
+# --- a method that needs more of the client's module than the module has
+
+
+class Pixels(LightningModule):
+    """A classifier of a user's own, which is no net."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(64, 10)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.line(batch[0].flatten(1)), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_method_that_needs_logits_refuses_a_module_where_its_coefficient_is_not_0(here):
+    given = f"fit {ONE} --model.client FedLMD --model.client.module {__name__}.Pixels"
+    said = refusal(given, 1)
+    assert "FedLMD needs the logits of a net, got module=Pixels; give it net= (a factory of a classifier)" in said
+    assert not (here / "runs").exists()
+    assert say(f"{given} --model.client.beta 0").code == 0
 
 
 # --- keys that stand twice

@@ -233,7 +233,7 @@ def test_a_plan_counts_a_run_once_and_knows_the_folders_that_are_merged(here):
     plan = say("reproduce own/table.yaml --seeds 0 --cases few --plan --trainer.max_epochs -1").out.splitlines()
     assert (plan[1].split("  ")[-2].strip(), plan[-1]) == (
         "0, no limit",
-        "own/table: 1 runs, 0 rounds left, which take about 1 min on two cores",
+        "own/table: 1 runs, 1 of them unfinished, whose number of rounds is open, which take about 1 min on two cores",
     )
 
 
@@ -381,6 +381,17 @@ def test_the_time_that_is_left_counts_the_rounds_of_this_session_only(tmp_path, 
     monkeypatch.setattr("fl_lightning.experiments.running.time.monotonic", lambda: progress.began + 600)
     text = progress.line().partition(" ")[2]
     assert text == "1 of 3 runs, 6 of 12 rounds of this session, about 30 min left"
+
+
+def test_runs_with_an_open_number_of_rounds_are_counted_as_runs(tmp_path, monkeypatch):
+    cells = [SimpleNamespace(name=name, max_rounds=-1) for name in ("first", "second", "third")]
+    progress = CellProgress(cells, total=4, folder=tmp_path)
+    progress.on_round(SimpleNamespace(name="first"), 20)
+    progress.on_end(SimpleNamespace(name="first"), SimpleNamespace(error=""))
+    progress.on_round(SimpleNamespace(name="second"), 7)
+    monkeypatch.setattr("fl_lightning.experiments.running.time.monotonic", lambda: progress.began + 600)
+    text = progress.line().partition(" ")[2]
+    assert text == "2 of 4 runs, 7 rounds of those under way, about 20 min left"
 
 
 @pytest.mark.slow

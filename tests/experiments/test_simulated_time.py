@@ -103,6 +103,26 @@ def test_a_method_whose_first_round_is_late_is_named_in_the_table(here):
     assert "| buffer |" in text
 
 
+def test_a_plan_tells_no_number_of_rounds_of_runs_that_end_by_seconds(here):
+    text = f"""
+    base: ["{Path("base.yaml").resolve()}"]
+    runs: [{{methods: [FedAvg]}}]
+    seeds: [0, 1]
+    tables: {{baseline: FedAvg}}
+    """
+    Path("timed.yaml").write_text(text, encoding="utf-8")
+    seconds = "--trainer.max_epochs -1 --model.max_seconds 3"
+    for limits in (seconds, "--trainer.max_epochs 1000 --model.max_seconds 3"):
+        command = f"reproduce timed.yaml {DEVICES} {limits} --output out"
+        plan = say(f"{command} --plan").out.splitlines()
+        assert plan[-1].endswith(": 2 runs, 2 of them unfinished, whose number of rounds is open")
+    assert say(f"reproduce timed.yaml {DEVICES} {seconds} --seeds 0 --output out").code == 0
+    plan = say(f"reproduce timed.yaml {DEVICES} {seconds} --output out --plan").out.splitlines()
+    assert plan[-1].endswith(": 2 runs, 1 of them unfinished, whose number of rounds is open")
+    done = say(f"reproduce timed.yaml {DEVICES} {seconds} --seeds 0 --output out --plan").out.splitlines()
+    assert done[-1].endswith(": 1 runs, 0 rounds left")
+
+
 def test_a_run_that_may_have_rounds_left_in_its_budget_is_not_done(here):
     command = f"{GRID} --seeds 0 --model.max_seconds 3 --output out"
     assert say(command).code == 0

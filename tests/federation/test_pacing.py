@@ -25,8 +25,8 @@ def devices(**more):
     return Devices(**{"step_seconds": [0.2, 0.9], "up_mbps": [2.0, 0.7], "latency": 0.05, **more})
 
 
-def make_data(**settings):
-    return toy_data(SIZES, **{"participation": 0.65, "devices": devices(dropout=0.15, jitter=0.3), **settings})
+def make_data(sizes=SIZES, **settings):
+    return toy_data(sizes, **{"participation": 0.65, "devices": devices(dropout=0.15, jitter=0.3), **settings})
 
 
 METHODS = {"FedAvg": FedAvg, "FedProx": partial(FedProx, mu=0.1), "SCAFFOLD": SCAFFOLD}
@@ -103,6 +103,11 @@ CUTS = [
 ]
 
 
+def sizes_for(buffer):
+    """Clients of whom some are still at work when the buffer is full."""
+    return SIZES if buffer < len(SIZES) else (*SIZES, 8, 10, 5, 13, 7, 6, 9, 12)
+
+
 @pytest.fixture(scope="module")
 def whole():
     """Runs that were never stopped, by method and buffer."""
@@ -111,7 +116,7 @@ def whole():
     def of(method, buffer):
         if (method, buffer) not in known:
             loop = make_loop(method, buffer)
-            known[method, buffer] = (run(loop), weights_of(loop))
+            known[method, buffer] = (run(loop, data=make_data(sizes_for(buffer))), weights_of(loop))
         return known[method, buffer]
 
     return of
@@ -124,7 +129,7 @@ def whole():
         *[
             pytest.param(method, buffer, marks=pytest.mark.slow)
             for method in METHODS
-            for buffer in (1, 3, 5)
+            for buffer in (1, 3, 10)
             if (method, buffer) != ("SCAFFOLD", 3)
         ],
     ],
@@ -134,10 +139,12 @@ def test_a_cut_run_has_the_bits_of_a_whole_one(whole, tmp_path, method, buffer, 
     rows, weights = whole(method, buffer)
     path = tmp_path / "cut.ckpt"
     saver = SaveIn(hook, round_idx, path)
-    run(make_loop(method, buffer), rounds=round_idx + 1, callbacks=[saver])
+    sizes = sizes_for(buffer)
+    run(make_loop(method, buffer), rounds=round_idx + 1, data=make_data(sizes), callbacks=[saver])
     assert saver.done
+    assert max(row["time/staleness_max"] for row in rows.values()) > 0
     resumed = make_loop(method, buffer)
-    further = run(resumed, ckpt_path=path)
+    further = run(resumed, data=make_data(sizes), ckpt_path=path)
     assert equal(weights_of(resumed), weights)
     same_rows(further, {index: rows[index] for index in further})
 
@@ -380,6 +387,20 @@ class LastSaved(pl.Callback):
 
     def on_train_end(self, trainer, loop):
         trainer.save_checkpoint(self.path)
+
+
+def test_evaluation_by_seconds_leaves_the_trainer_as_it_was():
+    fitted = trainer(2)
+    seen = []
+
+    class Looks(pl.Callback):
+        def on_train_epoch_end(self, trainer, loop):
+            seen.append(trainer.check_val_every_n_epoch)
+
+    fitted.callbacks.append(Looks())
+    fitted.fit(make_loop("FedAvg", evaluate_every_seconds=100.0), datamodule=make_data())
+    assert seen[0] != 1
+    assert fitted.check_val_every_n_epoch == 1
 
 
 def test_the_global_model_is_evaluated_by_seconds():

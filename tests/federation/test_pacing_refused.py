@@ -212,7 +212,14 @@ def test_clients_elsewhere():
 
 def test_no_job_arrives(monkeypatch):
     monkeypatch.setattr("fl_lightning.aggregation.timeline.MOST_LOST", 100)
-    refused("a job must come back at some time, but the last 100 were lost; raise", pacing=FedBuff(2, timeout=1e-9))
+    rule = "a job must come back at some time, but the last 100 were lost; raise model.pacing.{}, or lower"
+    refused(rule.format("timeout or max_staleness"), pacing=FedBuff(2, timeout=1e-9))
+    refused(rule.format("deadline"), pacing=Rounds(deadline=1e-9))
+
+
+def test_no_job_of_a_schedule_arrives():
+    rule = "a job must come back at some time, but those of all 2 rounds are lost; raise model.pacing.deadline, or"
+    refused(rule, pacing=Rounds(deadline=1e-9), data={"schedule": [[0, 1], [2]]})
 
 
 @pytest.mark.parametrize(
@@ -245,6 +252,8 @@ def test_a_file_of_devices(tmp_path):
     assert table.step_seconds.tolist() == [0.5, 1.5]
     assert table.dropout.tolist() == [0, 0.25]
     assert table.latency.tolist() == [0.1, 0.1]
+    with pytest.raises(ValueError, match=r"each of the 3 clients, got 2; give the file 3 lines below its first one"):
+        Devices(file=str(path)).draw(3, seed=0)
     for text, match in (
         ("speed\n1\n", "must name columns among step_seconds, .* got 'speed'"),
         ("step_seconds\n", "must have a line for each client, got none"),

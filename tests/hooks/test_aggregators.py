@@ -149,7 +149,7 @@ class NeedsProxy(FedAvg):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: FedNTD(module=Quadratic()), r"FedNTD needs the logits.*module=Quadratic.*give it net="),
+        (lambda: FederatedLoop(FedNTD(module=Quadratic())), r"FedNTD needs the logits.*module=Quadratic.*give it net="),
         (
             lambda: FederatedLoop(SCAFFOLD(), server_module=ServerModule()),
             "SCAFFOLD needs a SCAFFOLDServer, got ServerModule",

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
-from fl_lightning import FineTuning, NonFiniteUpdateError
+from fl_lightning import FederatedLoop, FineTuning, NonFiniteUpdateError
 from fl_lightning.methods import APFL, SAM, Ditto, FedAvg, dp_sgd
 from fl_lightning.methods import apfl as file
 from fl_lightning.nets import HeterogeneousNets, Perceptron
@@ -508,7 +508,7 @@ class ByHand(Regression):
 
 def test_a_module_that_steps_by_itself_is_refused():
     with pytest.raises(ValueError, match="APFL adds terms to the loss, but ByHand steps its optimizers itself"):
-        APFL(module=ByHand())
+        FederatedLoop(APFL(module=ByHand()))
 
 
 def test_noise_on_gradients_of_samples_is_refused():

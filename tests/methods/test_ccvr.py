@@ -638,6 +638,15 @@ def test_what_it_cannot_do_is_refused_before_anybody_trains(made, settings, sent
         ccvr(made(), callbacks=callbacks, **settings)
 
 
+def test_a_missing_plan_is_refused_before_the_first_round_begins():
+    class NoRound(pl.Callback):
+        def on_train_start(self, trainer, loop):
+            pytest.fail("the rounds have begun")
+
+    with pytest.raises(ValueError, match="no number of rounds is planned"):
+        ccvr(every=None, rounds=-1, callbacks=[NoRound()])
+
+
 def test_what_works_beside_it():
     ccvr(rule=FedEXPAggregator(average_last=False))
     ccvr(loop={"codec": QSGD(bits=8)})

@@ -8,6 +8,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAlign, FedAvg
 from fl_lightning.methods.fedalign import aligned, check_block, kept_channels, narrowed, spectral_norm, transmission
 from fl_lightning.nets import CIFARResNet, FedAlignResNet, Perceptron, ResNet
@@ -233,4 +234,4 @@ def test_a_block_with_inner_layers_as_wide_as_its_input_is_refused_by_the_layer_
 )
 def test_bad_settings(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
-        FedAlign(**settings)
+        FederatedLoop(FedAlign(**settings))

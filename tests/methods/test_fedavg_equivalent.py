@@ -5,17 +5,23 @@ from functools import cache, partial
 
 import pytest
 import torch
+from pytorch_lightning import LightningModule
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import ClientModule, FederatedLoop, methods
-from fl_lightning.data import TensorSource
+from fl_lightning.aggregation import FedBuff
+from fl_lightning.data import Devices, TensorSource
 from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD
 from tests.methods.test_fedavg import Regression
-from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, weights_of
+from tests.toys import BatchNormNet, equal, fit, samples, sgd, toy_data, trainer, weights_of
 
 EXPORTED = [kind for kind in vars(methods).values() if inspect.isclass(kind) and issubclass(kind, ClientModule)]
 EQUIVALENT = [partial(kind, **kind.fedavg_equivalent) for kind in EXPORTED if kind.fedavg_equivalent]
 EQUIVALENT += [partial(FedNTD, beta=0.0, kd_form="convex")]
-WITHOUT_LOGITS = [kind for kind in EQUIVALENT if "logits" not in kind.func.needs]
+NEED_LOGITS = [kind for kind in EQUIVALENT if "logits" in kind.func.needs]
+QUICK = {"FedDecorr", "FedGen", "FedGKD", "FedLMD"}
+"""Methods of this list are tested by default where the others are like them: with a server that sends, and without."""
 
 
 def data(**settings):
@@ -28,9 +34,26 @@ def name(kind):
     return kind.func.__name__
 
 
-def moved(row):
-    """What a round logged, but for the sets that a method needs once."""
-    return {key: value for key, value in row.items() if key != "comm/bytes_sets"}
+def quick_or_slow(kinds):
+    return [pytest.param(kind, id=name(kind), marks=[] if name(kind) in QUICK else pytest.mark.slow) for kind in kinds]
+
+
+class StepsItself(LightningModule):
+    """A classifier that steps its optimizer by hand, and returns no loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.line = torch.nn.Linear(4, 3)
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(F.cross_entropy(self.line(batch[0]), batch[1]))
+        optimizer.step()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_every_fedavg_equivalent_coefficient_is_an_argument():
@@ -55,25 +78,72 @@ def test_a_fedavg_equivalent_coefficient_is_fedavg_bit_for_bit(kind, personal):
     plain = fedavg(personal)
     fedavg_equivalent = trained(kind, personal)
     assert equal(weights_of(plain), weights_of(fedavg_equivalent))
-    assert plain.recorder.history.names == [
-        n for n in fedavg_equivalent.recorder.history.names if n != "comm/bytes_sets"
-    ]
+    assert plain.recorder.history.names == fedavg_equivalent.recorder.history.names
     for column in plain.recorder.history.names:
         assert plain.recorder.history.curve(column) == fedavg_equivalent.recorder.history.curve(column)
     assert not fedavg_equivalent.client.distils
 
 
-@pytest.mark.parametrize("kind", WITHOUT_LOGITS, ids=name)
-def test_around_a_module_too(kind):
+def around(kind, module, clients=None, **settings):
+    """A run of two rounds around a module that starts from the same weights each time."""
     torch.manual_seed(0)
-    start = Regression().state_dict()
-    runs = []
-    for client in (FedAvg, kind):
-        module = Regression()
-        module.load_state_dict(start)
-        runs.append(fit(client(module=module), 2, data()))
-    assert equal(*map(weights_of, runs))
-    assert moved(runs[0].round_metrics) == moved(runs[1].round_metrics)
+    return fit(kind(module=module()), 2, clients, **settings)
+
+
+@pytest.mark.parametrize("kind", quick_or_slow(EQUIVALENT))
+@pytest.mark.parametrize("module", [Regression, StepsItself])
+def test_around_any_module_too(kind, module):
+    """The values and bytes of a round, too. It needs no set."""
+    plain = around(FedAvg, module)
+    fedavg_equivalent = around(kind, module)
+    assert equal(weights_of(plain), weights_of(fedavg_equivalent))
+    assert plain.round_metrics == fedavg_equivalent.round_metrics
+
+
+@pytest.mark.parametrize("kind", quick_or_slow(EQUIVALENT))
+def test_clients_that_are_late_go_with_it(kind):
+    """Nothing of a round is sent that another round could not have."""
+    settings = {"pacing": FedBuff(buffer=2)}
+    plain = around(FedAvg, Regression, toy_data(devices=Devices(step_seconds=0.1)), **settings)
+    ours = around(kind, Regression, toy_data(devices=Devices(step_seconds=0.1)), **settings)
+    assert equal(weights_of(plain), weights_of(ours))
+
+
+def alone(client):
+    """Weights after two epochs of a plain Trainer."""
+    torch.manual_seed(1)
+    trainer(2).fit(client, DataLoader(TensorDataset(*samples(16)), batch_size=4))
+    return dict(client.state_dict())
+
+
+@pytest.mark.parametrize("kind", quick_or_slow(EQUIVALENT))
+def test_a_plain_trainer_trains_it_as_fedavg(kind):
+    """No part of a federation is missing."""
+    net = {"net": BatchNormNet, "num_classes": 3, "input_shape": (4,), "optimizer": sgd()}
+    for settings in (lambda: net, lambda: {"module": StepsItself()}):
+        trained = []
+        for one in (FedAvg, kind):
+            torch.manual_seed(0)
+            trained.append(alone(one(**settings())))
+        assert equal(*trained)
+
+
+@pytest.mark.parametrize("kind", quick_or_slow(NEED_LOGITS))
+def test_another_coefficient_is_refused_around_a_module(kind):
+    """A client cannot know it when it is built, the loop does. What is set later is found before the first round."""
+    coefficient, equivalent = next(iter(kind.keywords.items()))
+    other = 0.5
+    assert other != equivalent
+    sentence = f"{name(kind)} needs the logits of a net, got module=Regression; give .*net="
+    client = kind(module=Regression(), **{coefficient: other})
+    with pytest.raises(ValueError, match=sentence):
+        FederatedLoop(client)
+    with pytest.raises(ValueError, match=sentence):
+        alone(client)
+    loop = FederatedLoop(kind(module=Regression()), seed=3)
+    setattr(loop.client, coefficient, other)
+    with pytest.raises(ValueError, match=sentence):
+        fit(None, 1, loop=loop)
 
 
 def hidden(kind):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg, FedDecorr
 from fl_lightning.methods.feddecorr import decorrelation
 from fl_lightning.nets import Perceptron
@@ -105,4 +106,4 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="form must be one of code, paper"):
         FedDecorr(form="both")
     with pytest.raises(ValueError, match="FedDecorr needs the logits"):
-        FedDecorr(module=Regression())
+        FederatedLoop(FedDecorr(module=Regression()))

@@ -246,4 +246,4 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="temperature must be above 0"):
         FedGKD(temperature=0.0)
     with pytest.raises(ValueError, match="FedGKD needs the logits"):
-        FedGKD(module=Regression())
+        FederatedLoop(FedGKD(module=Regression()))

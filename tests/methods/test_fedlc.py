@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedLC
 from fl_lightning.methods.fedlc import calibrated_margin_loss, margins
 from fl_lightning.nets import Perceptron
@@ -90,7 +91,7 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="form must be one of softmax, paper, prior"):
         FedLC(form="global")
     with pytest.raises(ValueError, match="FedLC needs the logits"):
-        FedLC(module=Regression())
+        FederatedLoop(FedLC(module=Regression()))
 
 
 def test_a_run_of_the_paper_s_form_that_diverges_says_why():

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg, FedLMD, FedNTD
 from fl_lightning.methods.fedlmd import label_masking_distillation, majority
 from fl_lightning.methods.fedntd import not_true_distillation
@@ -152,7 +153,7 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="teacher must be one of received, uniform"):
         FedLMD(teacher="none")
     with pytest.raises(ValueError, match="FedLMD needs the logits"):
-        FedLMD(module=Regression())
+        FederatedLoop(FedLMD(module=Regression()))
 
 
 def test_beta_0_is_fedavg():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg, FedPAC
 from fl_lightning.methods.fedpac import (
     FedPACServer,
@@ -187,7 +188,7 @@ def test_a_client_that_is_skipped_teaches_nobody():
 
 def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match="FedPAC needs the logits of a net, got module=Regression"):
-        FedPAC(module=Regression())
+        FederatedLoop(FedPAC(module=Regression()))
     with pytest.raises(ValueError, match="a FedPACServer needs a FedPAC client, got FedAvg"):
         fit(FedAvg(net=Small), 1, server_module=FedPACServer())
     with pytest.raises(ValueError, match="head_lr must be above 0, got 0"):

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
-from fl_lightning import Aggregator, FaultPolicy, FederatedDataModule, FineTuning
+from fl_lightning import Aggregator, FaultPolicy, FederatedDataModule, FederatedLoop, FineTuning
 from fl_lightning.aggregation import QSGD, MedianAggregator
 from fl_lightning.data import TensorSource
 from fl_lightning.methods import FedAvg, FedDecorr, FedProto, Local
@@ -497,7 +497,7 @@ def test_a_net_without_a_head_is_refused_among_others_too(net):
 
 def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match="FedProto needs the logits of a net, got module=Regression"):
-        FedProto(module=Regression())
+        FederatedLoop(FedProto(module=Regression()))
     with pytest.raises(ValueError, match="a FedProtoServer needs a FedProto client, got FedAvg"):
         fit(FedAvg(net=Small), 1, server_module=FedProtoServer())
     with pytest.raises(ValueError, match="lam must be at least 0, got -1; 0 trains as Local"):

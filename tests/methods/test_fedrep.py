@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedAvg, FedRep
 from fl_lightning.nets import Perceptron
 from tests.methods.test_local import Regression
@@ -53,7 +54,7 @@ class Frozen(Perceptron):
 
 def test_what_it_cannot_train_is_refused():
     with pytest.raises(ValueError, match="FedRep needs the logits of a net, got module=Regression"):
-        FedRep(module=Regression())
+        FederatedLoop(FedRep(module=Regression()))
     with pytest.raises(ValueError, match="FedRep shares all but the head, but Perceptron has nothing else to train"):
         fit(FedRep(net=partial(Perceptron, hidden=())), 1)
     with pytest.raises(ValueError, match=r"needs a net whose last layer is a torch.nn.Linear called head, got Sequent"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fl_lightning import FederatedLoop
 from fl_lightning.methods import FedRoD
 from fl_lightning.methods.fedrod import balanced_softmax, log_counts
 from fl_lightning.nets import Perceptron
@@ -94,6 +95,6 @@ def test_a_step_can_be_stacked():
 
 def test_what_it_cannot_train_is_refused():
     with pytest.raises(ValueError, match="FedRoD needs the logits of a net, got module=Regression"):
-        FedRoD(module=Regression())
+        FederatedLoop(FedRoD(module=Regression()))
     with pytest.raises(ValueError, match=r"gamma must be at least 0, got -1.0; 0 is cross-entropy"):
         FedRoD(gamma=-1.0)

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from fl_lightning import FederatedLoop
 from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.methods import FedRS
 from fl_lightning.methods.fedrs import restricted_cross_entropy, scaling
@@ -71,4 +72,4 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="form must be one of hard, soft"):
         FedRS(form="linear")
     with pytest.raises(ValueError, match="FedRS needs the logits"):
-        FedRS(module=Regression())
+        FederatedLoop(FedRS(module=Regression()))

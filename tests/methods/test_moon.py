@@ -6,6 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from fl_lightning import FederatedLoop
 from fl_lightning.methods import MOON, FedAvg
 from fl_lightning.methods.moon import model_contrastive
 from fl_lightning.nets import HeterogeneousNets, Perceptron, Projected
@@ -137,7 +138,7 @@ def test_bad_settings():
         ({"module": Regression()}, "MOON needs the logits"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            MOON(**settings)
+            FederatedLoop(MOON(**settings))
     for settings, sentence in (({"width": 0}, "a width of at least 1"), ({"hidden": "none"}, "full or half")):
         with pytest.raises(ValueError, match=sentence):
             Projected(3, (4,), **settings)

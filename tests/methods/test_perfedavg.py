@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 from torchmetrics import SumMetric
 
-from fl_lightning import FineTuning
+from fl_lightning import FederatedLoop, FineTuning
 from fl_lightning.methods import FedAvg, PerFedAvg, dp_sgd
 from fl_lightning.methods.perfedavg import cut
 from fl_lightning.nets import Perceptron
@@ -298,7 +298,7 @@ class ByHand(Regression):
 
 def test_a_module_that_steps_by_itself_is_refused():
     with pytest.raises(ValueError, match="PerFedAvg adds terms to the loss, but ByHand steps its optimizers itself"):
-        PerFedAvg(module=ByHand())
+        FederatedLoop(PerFedAvg(module=ByHand()))
 
 
 def test_noise_on_gradients_of_samples_is_refused():

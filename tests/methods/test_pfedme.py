@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from fl_lightning import FineTuning, NonFiniteUpdateError
+from fl_lightning import FederatedLoop, FineTuning, NonFiniteUpdateError
 from fl_lightning.engines.building import check_automatic
 from fl_lightning.functional.state import clone
 from fl_lightning.methods import SAM, FedAvg, FedNovaAggregator, PFedMe
-from fl_lightning.methods.pfedme import PersonalSteps
+from fl_lightning.methods.pfedme import PFedMeSteps
 from fl_lightning.nets import Perceptron
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
@@ -399,12 +399,12 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="start must be one of last, anchor, got 'first'"):
         PFedMe(start="first")
     with pytest.raises(
-        ValueError, match=r"PersonalSteps computes its gradient more than once .*accumulate_grad_batches=1"
+        ValueError, match=r"PFedMeSteps computes its gradient more than once .*accumulate_grad_batches=1"
     ):
         fit(pfedme(), 1, accumulate_grad_batches=2)
     client = pfedme(num_classes=3, input_shape=(4,))
     ([optimizer], _) = client.configure_optimizers()
-    assert isinstance(optimizer, PersonalSteps)
+    assert isinstance(optimizer, PFedMeSteps)
     with pytest.raises(ValueError, match=r"without a gradient scaler; set trainer.precision=bf16-mixed"):
         check_automatic([optimizer], owner="PFedMe", accumulated=1, scaled=True)
 
@@ -414,4 +414,4 @@ def test_what_it_refuses():
             self.automatic_optimization = False
 
     with pytest.raises(ValueError, match=r"PFedMe adds terms to the loss, but ByHand steps its optimizers itself"):
-        PFedMe(module=ByHand())
+        FederatedLoop(PFedMe(module=ByHand()))

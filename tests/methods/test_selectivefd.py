@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fl_lightning import FederatedLoop
 from fl_lightning.federation.codistillation import KnowledgeServer
 from fl_lightning.functional.density import DensityRatio, gaussian
 from fl_lightning.methods import KnFu, SelectiveFD
@@ -146,7 +147,7 @@ class Other(KnFu):
 
 def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match="SelectiveFD needs the logits of a net, got module=Regression"):
-        SelectiveFD(module=Regression())
+        FederatedLoop(SelectiveFD(module=Regression()))
     with pytest.raises(ValueError, match="a SelectiveFDServer needs a SelectiveFD client, got Other"):
         fit(Other(net=THREE), 1, transfer_data(), server_module=SelectiveFDServer())
     for setting, message in (

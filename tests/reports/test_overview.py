@@ -1,5 +1,6 @@
 """The table of all metrics: the final values and marks of the tables of single metrics, beside each other."""
 
+import math
 from dataclasses import replace
 
 from fl_lightning.reports.comparison_tables import cell_text, comparison_table
@@ -56,3 +57,24 @@ def test_marks_dashes_and_the_case():
     assert overview.title == "Final values of all metrics; α = 0.1"
     assert "2 seeds" in overview.note
     assert "next best" in overview.note
+
+
+def test_the_note_names_unequal_rounds_and_what_is_not_marked():
+    accuracy, loss = shown()
+    rounds = "Rounds of the runs, which count to their own ends: FedAvg 3, 3; FedNTD 3, 2 of 3; Local 3, 3."
+    accuracy = replace(accuracy, rounds=rounds)
+    unknown = replace(loss, key="local/own", direction=None)
+    overview = overview_table([accuracy, unknown])
+    assert rounds in overview.note
+    assert "No value of local/own is marked as the best: --direction must say" in overview.note
+    assert "global/acc is marked" not in overview.note
+    assert [row[2].mark for row in overview.rows] == ["", "", ""]
+
+
+def test_a_value_that_is_not_finite_is_shown_and_is_never_the_best():
+    values = {"FedAvg": (0.7, 0.72), "FedNTD": (0.9, math.nan), "Local": (math.inf, math.inf)}
+    overview = overview_table([comparison("global/acc", values)] * 2)
+    rows = {row[0].text: row[1] for row in overview.rows}
+    assert rows["FedNTD"].text == "90.0 (1 of 2, else nan)"
+    assert rows["Local"].text == "inf"
+    assert {label: cell.mark for label, cell in rows.items()} == {label: "" for label in METHODS}
