@@ -31,19 +31,19 @@ _NAMES = {
     "attacks": "Attack label_flip noise sign_flip",
     "callbacks": "ClasswiseReport ClientCheckpoint RoundProgressBar RunPlots SavePredictions SkippedClients",
     "client": "ClientModule",
-    "data": """CIFAR10 CIFAR100 CelebA ClientDirichletPartition ColumnPartition DataModuleSource DatasetSource
-        Devices Digits DirichletPartition EMNIST FEMNIST FashionMNIST FeatureShift FederatedDataModule
-        FixedPartition HuggingFace IIDPartition KMNIST MNIST MedMNIST Partition QuantityDirichletPartition
-        QuantityPartition SVHN Shakespeare ShardPartition Source Stragglers Synthetic TableSource
-        TensorSource""",
+    "data": """CIFAR10 CIFAR100 CelebA ClassIncremental ClientDirichletPartition ColumnPartition DataModuleSource
+        DatasetSource Devices Digits DirichletPartition DomainIncremental EMNIST FEMNIST FashionMNIST FeatureShift
+        FederatedDataModule FixedPartition HuggingFace IIDPartition KMNIST LabelDrift ListedSamples MNIST MedMNIST
+        Partition QuantityDirichletPartition QuantityPartition RemoveSamples SVHN Scenario Shakespeare ShardPartition
+        Source Stragglers Synthetic TableSource TensorSource Window""",
     "distributed": "ClientParallelStrategy",
     "members.faults": "FaultPolicy NonFiniteUpdateError",
     "types": "FineTuning",
     "federation.loop": "FederatedLoop",
-    "methods": """APFL CCVRServer DPFedAvg Ditto FedALA FedAMP FedAdagrad FedAdam FedAlign FedAvg FedAvgM
-        FedBABU FedBN FedCL FedCurv FedDFServer FedDecorr FedDyn FedED FedEXPAggregator FedFOMO FedGKD FedGen
-        FedKA FedLC FedLMD FedMD FedNTD FedNovaAggregator FedPAC FedProto FedProx FedRS FedRep FedRoD FedYogi
-        IFCA KnFu Local MOON PFedMe PerFedAvg SAM SCAFFOLD SelectiveFD dp_sgd local_dp""",
+    "methods": """APFL CCVRServer DPFedAvg Ditto FedALA FedAMP FedAdagrad FedAdam FedAlign FedAvg FedAvgM FedBABU
+        FedBN FedCL FedCurv FedDFServer FedDecorr FedDyn FedED FedEWC FedEXPAggregator FedFOMO FedGKD FedGen FedKA
+        FedLC FedLMD FedLwF FedMD FedNTD FedNovaAggregator FedPAC FedProto FedProx FedRS FedRep FedRoD FedYogi IFCA
+        KnFu Local MOON PFedMe PerFedAvg Replay SAM SCAFFOLD SelectiveFD dp_sgd local_dp""",
     "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
         NeuronActivations PredictedDistribution SampleReduction""",
     "nets": """Backbone CIFARMobileNetV2 CIFARResNet CharLSTM CharTransformer FedCLCIFARCNN FedCLMNISTCNN FedKATCNN
