@@ -92,8 +92,8 @@ class ChangingSamples(ClientSamples):
         mask = torch.as_tensor(keeps)
         if mask.dtype != torch.bool or mask.shape != (num_dealt,):
             raise ValueError(
-                f"{type(self.scenario).__name__}.keeps must return ({num_dealt},) truth values, one for each sample that "
-                f"client {client_id} was dealt, got {tuple(mask.shape)} of {mask.dtype}; mend it"
+                f"{type(self.scenario).__name__}.keeps must return ({num_dealt},) truth values, one for each sample "
+                f"that client {client_id} was dealt, got {tuple(mask.shape)} of {mask.dtype}; mend it"
             )
         return mask
 
@@ -187,11 +187,11 @@ class ClientChanges:
             seen = scenario.seen(self._client_id, self.stage)
             return self._samples.seen("test", test, seen), own
         numbers = self.met() if task is None else [task]
-        return samples_of_tasks(self._samples, test, own, [scenario.tasks[number] for number in numbers])
+        return samples_of_tasks(self._samples, test, among=own, tasks=[scenario.tasks[number] for number in numbers])
 
 
 def samples_of_tasks(
-    samples: ChangingSamples, test: Split, among: Tensor, tasks: Sequence[Task]
+    samples: ChangingSamples, test: Split, *, among: Tensor, tasks: Sequence[Task]
 ) -> tuple[Split, Tensor]:
     """Return the samples of some tasks, seen as each task says.
 

@@ -6,10 +6,12 @@ import torch
 
 from fl_lightning.data.column_partition import ColumnPartition
 from fl_lightning.data.datamodules import DataModuleSource
+from fl_lightning.data.devices import Devices
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_shift import FeatureShift, check_shifted
 from fl_lightning.data.owners import SplitElsewhere
 from fl_lightning.data.partitions import IIDPartition, Partition
+from fl_lightning.data.scenario import Scenario
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split
 from fl_lightning.data.stragglers import Stragglers
@@ -71,6 +73,22 @@ def check_given(
     if batch_size != "full":
         check_count(1, "'full' is the whole split", batch_size=batch_size)
     check_whole(seed=seed, sampling_seed=sampling_seed)
+
+
+def check_parts(*, feature_shift: Any, devices: Any, scenario: Any) -> None:
+    """Refuse parts of the data that are of another kind.
+
+    Args:
+        feature_shift: How the clients' samples differ, or None.
+        devices: The devices of the clients, or None.
+        scenario: How the clients' data change over the rounds, or None.
+
+    Raises:
+        TypeError: A part is of another kind.
+    """
+    check_kind(FeatureShift, "a FeatureShift", "give FeatureShift(noise=0.1)", feature_shift=feature_shift)
+    check_kind(Devices, "a Devices", "give Devices(step_seconds=0.1)", devices=devices)
+    check_kind(Scenario, "a scenario of fl_lightning.data", "give Window(per_round=0.1)", scenario=scenario)
 
 
 def partition_of(partition: Partition | None, by: str | None, counts_owners: bool) -> Partition:

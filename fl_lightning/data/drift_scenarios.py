@@ -137,8 +137,8 @@ class Window(Scenario):
 class ListedSamples(Scenario):
     """Takes the rounds in which each sample is there from a csv file with the columns `sample`, `first` and `last`.
 
-    `sample` is the index of a training sample as its source gives them, from 0. The sample is there from round `first` to
-    round `last`, both included. An empty `last` means to the end. A sample in no line is never there, and a sample in
+    `sample` is the index of a training sample as its source gives them, from 0. The sample is there from round `first`
+    to round `last`, both included. An empty `last` means to the end. A sample in no line is never there, and a sample in
     several lines is there in all of their rounds.
 
     Args:
@@ -197,7 +197,8 @@ class RemoveSamples(Scenario):
         start: Round, from 0, in which the first samples are gone.
         every: Number of rounds between two steps, ≥ 1.
         step: Number of samples that a step takes, as a share (> 0) of all samples that the client was dealt.
-        until: Least number of samples of the class that stay, as a share (≥ 0) of all samples that the client was dealt.
+        until: Least number of samples of the class that stay, as a share (≥ 0) of all samples that the client was
+            dealt.
         counts: Number of samples of the class that stay after each step, in place of `step` and `until`.
 
     Raises:
@@ -321,8 +322,8 @@ def read_lines(path: Path) -> list[tuple[int, int, int | None]]:
     """
     if not path.is_file():
         raise FileNotFoundError(
-            f"data.scenario.path must be a csv file with the columns sample, first and last, got {path}, which does not "
-            f"exist"
+            f"data.scenario.path must be a csv file with the columns sample, first and last, got {path}, which does "
+            f"not exist"
         )
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)

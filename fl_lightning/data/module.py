@@ -12,6 +12,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from fl_lightning.data.changing import ChangingSamples
 from fl_lightning.data.checks import (
     as_source,
     as_sources,
@@ -19,11 +20,11 @@ from fl_lightning.data.checks import (
     check_fitted,
     check_given,
     check_limited,
+    check_parts,
     check_pooled,
     check_scenario,
     partition_of,
 )
-from fl_lightning.data.changing import ChangingSamples
 from fl_lightning.data.clients import ClientIndices, ClientSamples, ClientView
 from fl_lightning.data.datamodules import DataModuleSource, validation_name
 from fl_lightning.data.datasets import DatasetSource, users_as_clients
@@ -203,7 +204,7 @@ class FederatedDataModule(Participation):
         self.unseen = unseen
         self.by = by
         check_count(1, eval_batch_size=eval_batch_size, client_test_size=client_test_size)
-        check_kind(FeatureShift, "a FeatureShift", "give FeatureShift(noise=0.1)", feature_shift=feature_shift)
+        check_parts(feature_shift=feature_shift, devices=devices, scenario=scenario)
         check_count(0, shared_per_class=shared_per_class)
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -226,9 +227,7 @@ class FederatedDataModule(Participation):
         self.client_test_size = client_test_size
         self._eval_batch_size = eval_batch_size
         self.feature_shift = feature_shift
-        check_kind(Devices, "a Devices", "give Devices(step_seconds=0.1)", devices=devices)
         self.devices = devices
-        check_kind(Scenario, "a scenario of fl_lightning.data", "give Window(per_round=0.1)", scenario=scenario)
         self.scenario = scenario
         self.num_classes = num_classes
         self.input_shape = None if input_shape is None else tuple(input_shape)

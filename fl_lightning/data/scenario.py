@@ -20,7 +20,7 @@ class Task:
     Args:
         name: Name of the task, for log keys and tables.
         classes: The classes of the task. None: all.
-        seen: Transform through which the samples of the task are seen, on their device. None: they are seen as they are.
+        seen: Transform through which the samples of the task are seen, on their device. None: as they are.
         column: Column of the samples that tells which of them belong to the task. None: all do.
         value: Value of the column.
     """
@@ -105,7 +105,8 @@ class Scenario(ABC):
     A scenario is a pure function of the data's seed, the client and the round. It keeps nothing between rounds, so that
     nothing of it is saved, undone or resumed. It only chooses among the samples that the partition has dealt.
 
-    A client's rounds are divided into stages, in which its data are the same. Stages are numbered from 0, and never fall.
+    A client's rounds are divided into stages, in which its data are the same. Stages are numbered from 0, and never
+    fall.
 
     Attributes:
         tasks: What is tested apart. Empty: nothing is.
@@ -119,7 +120,7 @@ class Scenario(ABC):
         super().__init_subclass__(**kwargs)
         check_overrides(cls)
 
-    def begin(self, data: ScenarioInput) -> None:
+    def begin(self, data: ScenarioInput) -> None:  # noqa: B027 - not every scenario reads the samples
         """Take the samples that were dealt, and refuse those that do not fit. It is called once, before any round.
 
         Args:

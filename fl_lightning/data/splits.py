@@ -164,8 +164,8 @@ class Split(ABC):
             ValueError: The samples are not in memory.
         """
         raise ValueError(
-            f"data.feature_shift and data.scenario change samples in memory, and those of a {type(self).__name__} are read "
-            f"by code of their own; change them there, or give tensors"
+            f"data.feature_shift and data.scenario change samples in memory, and those of a {type(self).__name__} are "
+            f"read by code of their own; change them there, or give tensors"
         )
 
     def column(self, name: str) -> Array:

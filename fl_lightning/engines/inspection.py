@@ -146,7 +146,11 @@ class Inspection:
         Returns:
             The values, (C + 2,) float64 on the CPU. They are NaN for a client without samples.
         """
-        return self.once(moment, (split, "of", client_id, self._round_idx()), lambda: self._scores(self._batches_of(client_id, split)))
+        return self.once(
+            moment,
+            (split, "of", client_id, self._round_idx()),
+            lambda: self._scores(self._batches_of(client_id, split)),
+        )
 
     def own_loss(self, moment: Moment, client_id: int) -> float | None:
         """Return the mean local loss over a client's own training samples.

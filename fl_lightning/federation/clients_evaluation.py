@@ -440,7 +440,7 @@ def mean_of_column(column: Sequence[float]) -> float:
 
 
 def accuracy_in(score: ClientScore) -> float:
-    """Return the accuracy of a model's score: its right answers, else the first accuracy that the module logs, or NaN."""
+    """Return the accuracy of a model: by its right answers, else the first accuracy that the module logs, or NaN."""
     if score.correct is not None:
         num_samples = float(score.num_samples)
         return float(score.correct) / num_samples if num_samples else math.nan

@@ -540,7 +540,9 @@ class Evaluation:
         else:
             accuracies = self.of_tasks.evaluate(self.data.evaluated)
         measures = tasks.take(accuracies, round_idx)
-        return task_keys(prefix, tasks.names, accuracies) | {f"{prefix}/{name}": value for name, value in measures.items()}
+        return task_keys(prefix, tasks.names, accuracies) | {
+            f"{prefix}/{name}": value for name, value in measures.items()
+        }
 
     def _words_for_samples(self) -> str:
         """Return words that are the same for another evaluation if it is on the same samples."""

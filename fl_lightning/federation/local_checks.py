@@ -83,7 +83,7 @@ def begin_clock(local: LocalTrainer, data: FederatedDataModule) -> None:
         local: The local training.
         data: The data module.
     """
-    works = works_of_clients(local, data, rounds=rounds) if local.tells_clock else []
+    works = works_of_clients(local, data, rounds=1) if local.tells_clock else []
     if works:
         largest = max(works, key=lambda work: work.num_steps)
         local.clock.begin(largest, kind=None, progress=ClientProgress())

@@ -18,7 +18,7 @@ from fl_lightning.utils.life import heartbeat
 
 
 class TasksEvaluation:
-    """Evaluates the global model on each task: a net by its right answers, a user's module by the accuracy that it logs.
+    """Evaluates the global model on each task: a net by its answers, a user's module by the accuracy that it logs.
 
     The first process does all of it, so the values do not depend on the number of processes.
 
@@ -108,7 +108,7 @@ class TasksEvaluation:
         if not isinstance(samples, ChangingSamples):
             return math.nan
         given = self._data.split(split)
-        seen, indices = samples_of_tasks(samples, given, torch.arange(len(given)), [task])
+        seen, indices = samples_of_tasks(samples, given, among=torch.arange(len(given)), tasks=[task])
         if not len(indices):
             return math.nan
 

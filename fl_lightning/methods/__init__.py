@@ -17,8 +17,8 @@ from fl_lightning.methods.fedcurv import FedCurv
 from fl_lightning.methods.feddecorr import FedDecorr
 from fl_lightning.methods.feddf import FedDFServer
 from fl_lightning.methods.feddyn import FedDyn
-from fl_lightning.methods.fedewc import FedEWC
 from fl_lightning.methods.feded import FedED
+from fl_lightning.methods.fedewc import FedEWC
 from fl_lightning.methods.fedexp import FedEXPAggregator
 from fl_lightning.methods.fedfomo import FedFOMO
 from fl_lightning.methods.fedgen import FedGen
@@ -53,7 +53,6 @@ __all__ = [
     "APFL",
     "IFCA",
     "MOON",
-    "Replay",
     "SAM",
     "SCAFFOLD",
     "CCVRServer",
@@ -73,8 +72,8 @@ __all__ = [
     "FedDFServer",
     "FedDecorr",
     "FedDyn",
-    "FedEWC",
     "FedED",
+    "FedEWC",
     "FedEXPAggregator",
     "FedFOMO",
     "FedGKD",
@@ -97,5 +96,6 @@ __all__ = [
     "Local",
     "PFedMe",
     "PerFedAvg",
+    "Replay",
     "SelectiveFD",
 ]

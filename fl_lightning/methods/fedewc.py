@@ -1,7 +1,7 @@
 """FedEWC: hold each parameter at the model that the client received when its data changed, by the Fisher information.
 
-Source: Kirkpatrick et al., PNAS 2017, arXiv:1612.00796, Eq. 3, online as in Schwarz et al., ICML 2018, arXiv:1805.06370.
-Server: FedAvg.
+Source: Kirkpatrick et al., PNAS 2017, arXiv:1612.00796, Eq. 3, online as in Schwarz et al., ICML 2018,
+arXiv:1805.06370. Server: FedAvg.
 Note: nobody tells a client that a stage of its data ends. The Fisher information is therefore estimated after each
 training, and the last estimate counts once the stage has changed.
 """
@@ -27,8 +27,8 @@ class FedEWC(ClientModule):
     Args:
         lam: λ, strength of the pull, >= 0. 0 is FedAvg. With SGD lr · lam · max(Ω) must stay well below 1.
         gamma: γ, weight of the Ω of earlier stages, in [0, 1]. Below 1 the oldest ones fade.
-        fisher: F as mean of squared gradients: of every `sample`, or of every `batch` of the first local epoch, which is
-            faster and up to the batch size times smaller, so that lam means something else.
+        fisher: F as mean of squared gradients: of every `sample`, or of every `batch` of the first local epoch, which
+            is faster and up to the batch size times smaller, so that lam means something else.
         fisher_samples: With `fisher: batch`, the batch that passes this number of samples is the last.
         base: Of `ClientModule`.
     """

@@ -6,6 +6,7 @@ Note: a sample comes to the reservoir once, when it arrives at the client, and n
 stays in the client's memory and is never sent.
 """
 
+from collections import Counter
 from typing import Any, Literal
 
 import torch
@@ -104,7 +105,7 @@ class Replay(ClientModule):
         logits = self(self.round["x"][rows])
         replayed = is_filled * cross_entropy(logits, self.round["y"][rows])
         self.log("train/replayed", replayed)
-        loss = ce + self.beta * replayed
+        loss: Tensor = ce + self.beta * replayed
         if self.alpha:
             kd = is_filled * F.mse_loss(to_float32(logits), self.round["z"][rows])
             self.log("train/kd", kd)
@@ -162,11 +163,11 @@ class Replay(ClientModule):
         if self.select == "reservoir":
             place = int(draws[0] * sum(seen.values()))
             return place if place < self.size else None
-        classes, counts = labels.unique(return_counts=True)
-        largest = int(counts.max())
+        counts = Counter(labels.tolist())
         places = (labels == label).nonzero().flatten()
-        if len(places) < largest:
-            places = (labels == classes[counts.argmax()]).nonzero().flatten()
+        if len(places) < max(counts.values()):
+            largest = min(counts, key=lambda class_idx: (-counts[class_idx], class_idx))
+            places = (labels == largest).nonzero().flatten()
         elif draws[1] * seen[label] >= len(places):
             # Of a class with the most places each sample stays with one probability.
             return None

@@ -64,8 +64,8 @@ class TaskMetric(FederatedMetric):
 
     `update` takes `accuracies`, (K,) in [0, 1] on all tasks, and `trained`, (K,) bool or the indices of the tasks that
     were trained on since the update before. Give the accuracies before training first, with `trained=[]`, if forward
-    transfer is asked for. `compute` gives () float64, NaN where the measure is not defined. The metric is not to be reset
-    between stages.
+    transfer is asked for. `compute` gives () float64, NaN where the measure is not defined. The metric is not to be
+    reset between stages.
 
     Args:
         num_tasks: K ≥ 1.

@@ -18,8 +18,7 @@ def samples(num=120, seed=0, columns=None):
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(num, 1, 6, 6, generator=generator)
     y = torch.randint(NUM_CLASSES, (num,), generator=generator)
-    split = D.TensorSplit(x, y, columns=columns)
-    return split
+    return D.TensorSplit(x, y, columns=columns)
 
 
 class Given(D.Source):
@@ -148,7 +147,8 @@ def test_rotated_domains_are_one_split_each_and_turn_training_and_test_samples()
     images = data.split("test").x[own]
     expected = torch.cat([images.rot90(turns, (2, 3)) for turns in range(3)])
     torch.testing.assert_close(x, expected, atol=1e-5, rtol=0)
-    assert y.equal(data.split("test").labels[own].repeat(3)) and view.labels("test").equal(y)
+    assert y.equal(data.split("test").labels[own].repeat(3))
+    assert view.labels("test").equal(y)
     batches = list(view.batches("test", batch_size=7))
     assert torch.cat([batch[0] for batch in batches]).equal(x)
 
@@ -159,7 +159,8 @@ def test_permutations_differ_and_the_first_is_none():
     seen = [data.view(1, round_idx).all()[0] for round_idx in range(3)]
     assert seen[0].equal(plain)
     for x in seen[1:]:
-        assert not x.equal(plain) and x.flatten(1).sort(1).values.equal(plain.flatten(1).sort(1).values)
+        assert not x.equal(plain)
+        assert x.flatten(1).sort(1).values.equal(plain.flatten(1).sort(1).values)
     assert not seen[1].equal(seen[2])
 
 
@@ -320,7 +321,8 @@ def test_a_restricted_view_and_one_for_fine_tuning_keep_stage_and_tests():
     data = data_with(D.ClassIncremental(TASKS, rounds_per_task=1))
     view = data.view(0, 1)
     few = view.restricted("train", torch.arange(view.size())[::2])
-    assert few.stage == 1 and len(few.arrived(0)) == few.size()
+    assert few.stage == 1
+    assert len(few.arrived(0)) == few.size()
     assert few.restricted("train", torch.tensor([0])).arrived(0).tolist() == [0]
     assert few.size("test") == view.for_fine_tuning().size("test") == view.size("test")
     own = data.split("test").labels[data.client_indices("test", 0)]
@@ -403,8 +405,8 @@ def test_samples_that_do_not_fit_are_refused():
         data_with(D.RemoveSamples(class_idx=5))
     with pytest.raises(ValueError, match=r"client must lie in \[0, 4\), got 4"):
         data_with(D.RemoveSamples(class_idx=0, client=4))
+    sites = np.array(["b", "a", "c"])[np.arange(120) % 3]
     with pytest.raises(ValueError, match="values must be values of the column 'site', got 'd'; it has a, b, c"):
-        sites = np.array(["b", "a", "c"])[np.arange(120) % 3]
         data_with(D.DomainIncremental(1, column="site", values=["d"]), Given({"site": sites}))
     table = D.TensorSource((torch.rand(40, 3), torch.arange(40) % 5), (torch.rand(9, 3), torch.arange(9) % 5))
     with pytest.raises(ValueError, match=r"rotations turn images \(C, H, W\), got samples \(3,\)"):
@@ -421,5 +423,5 @@ def test_what_a_scenario_contradicts_is_refused():
         data_with(D.Window(per_round=0.1), feature_shift=D.FeatureShift(noise=0.1))
     with pytest.raises(ValueError, match="set_class_count takes samples from a client"):
         data_with(D.Window(per_round=0.1)).set_class_count(0, 1, 2)
-    with pytest.raises(TypeError, match="scenario must be a scenario of fl_lightning.data"):
+    with pytest.raises(TypeError, match=r"scenario must be a scenario of fl_lightning\.data"):
         D.FederatedDataModule(Given(), scenario="window")

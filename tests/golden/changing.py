@@ -153,7 +153,9 @@ def run_windows(case: Inputs) -> dict[str, Any]:
 
 def by_hand(case: Inputs) -> dict[str, float]:
     """The measures of a table of three tasks, each trained on in one row."""
-    table, initial, reference = (torch.tensor(case[name], dtype=torch.float64) for name in ("table", "initial", "reference"))
+    table, initial, reference = (
+        torch.tensor(case[name], dtype=torch.float64) for name in ("table", "initial", "reference")
+    )
     rows = torch.arange(len(table))
     return {
         "acc": continual.tasks_accuracy(table, rows).item(),
