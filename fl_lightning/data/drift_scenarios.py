@@ -138,8 +138,8 @@ class ListedSamples(Scenario):
     """Takes the rounds in which each sample is there from a csv file with the columns `sample`, `first` and `last`.
 
     `sample` is the index of a training sample as its source gives them, from 0. The sample is there from round `first`
-    to round `last`, both included. An empty `last` means to the end. A sample in no line is never there, and a sample in
-    several lines is there in all of their rounds.
+    to round `last`, both included. An empty `last` means to the end. A sample in no line is never there, and a sample
+    in several lines is there in all of their rounds.
 
     Args:
         path: The file.

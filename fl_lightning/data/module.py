@@ -55,7 +55,7 @@ from fl_lightning.data.unseen import Unseen
 from fl_lightning.functional.classes import label_counts
 from fl_lightning.types import DataModule
 from fl_lightning.utils.keyed import keyed_globals
-from fl_lightning.utils.settings import agreed, check_count, check_kind, client_index, find_client, listed
+from fl_lightning.utils.settings import agreed, check_count, client_index, find_client, listed
 from fl_lightning.utils.signatures import checks_arguments
 from fl_lightning.utils.trainer_view import view_of
 
