@@ -200,6 +200,12 @@ class Experiment:
                 f"--methods and --cases must leave a row with a column, and leave {'; '.join(labels)} none"
             )
         self.runs = kept
+        left = {name for runs in kept for name in self.cases_of(runs)}
+        for letter, drawing in list(self.draw.items()):
+            of_cases = set(getattr(drawing, "cases", ()))
+            if of_cases and not of_cases & left:
+                # What the drawing shows was not asked for.
+                del self.draw[letter]
 
     def enlarge(self) -> None:
         """Make the runs as large as the paper's."""

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fl_lightning.cli.configs import path_of
 from fl_lightning.experiments import making
 from fl_lightning.experiments import run as running
+from fl_lightning.experiments.experiment import read_experiment
 from fl_lightning.experiments.running import CellProgress
 from fl_lightning.papers.stored import RUN
 from tests.commands import cell_files, refusal, say
@@ -392,6 +394,13 @@ def test_runs_with_an_open_number_of_rounds_are_counted_as_runs(tmp_path, monkey
     monkeypatch.setattr("fl_lightning.experiments.running.time.monotonic", lambda: progress.began + 600)
     text = progress.line().partition(" ")[2]
     assert text == "2 of 4 runs, 7 rounds of those under way, about 20 min left"
+
+
+def test_drawings_of_cases_that_are_not_asked_for_are_left_out():
+    experiment = read_experiment(path_of("comparison/stragglers"))
+    assert {"share0", "share50", "share90"} < set(experiment.draw)
+    experiment.select(["FedProx*"], ["*90 %"])
+    assert list(experiment.draw) == ["share90", "table"]
 
 
 @pytest.mark.slow
