@@ -59,8 +59,9 @@ class FedEWC(ClientModule):
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         if self.is_fedavg_equivalent:
             return
-        last = self.memory.pop("fisher", None) if self.memory.get("stage") != local.stage else None
-        if last is not None:
+        if local.size() and self.memory.get("stage", local.stage) != local.stage:
+            last = self.memory.pop("fisher")
+            self.memory["stage"] = local.stage
             before = self.memory.get("omega") or S.zeros_like(last)
             self.memory["omega"] = {name: self.gamma * before[name] + value for name, value in last.items()}
             self.memory["anchor"] = S.clone(self.received)

@@ -46,7 +46,7 @@ class FedLwF(ClientModule):
         self.classes = classes
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        if self.is_fedavg_equivalent:
+        if self.is_fedavg_equivalent or not local.size():
             return
         stage = self.memory.get("stage")
         if stage is not None and stage != local.stage:
