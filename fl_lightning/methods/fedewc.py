@@ -60,14 +60,23 @@ class FedEWC(ClientModule):
         if self.is_fedavg_equivalent:
             return
         if local.size() and self.memory.get("stage", local.stage) != local.stage:
-            last = self.memory.pop("fisher")
+            self._end_stage(self.memory.pop("fisher", None))
             self.memory["stage"] = local.stage
-            before = self.memory.get("omega") or S.zeros_like(last)
-            self.memory["omega"] = {name: self.gamma * before[name] + value for name, value in last.items()}
-            self.memory["anchor"] = S.clone(self.received)
         # All clients of a stack have the same buffers. Without an earlier stage Ω is 0.
         self.round_buffer("omega", self.memory.get("omega") or S.zeros_like(self.received))
         self.round_buffer("anchor", self.memory.get("anchor") or S.clone(self.received))
+
+    def _end_stage(self, last: State | None) -> None:
+        """Let the last estimate count, and hold the weights at those that are received now.
+
+        Args:
+            last: The estimate of F in the stage that is over. None: the client made no step since it was counted.
+        """
+        if last is None:
+            return
+        before = self.memory.get("omega") or S.zeros_like(last)
+        self.memory["omega"] = {name: self.gamma * before[name] + value for name, value in last.items()}
+        self.memory["anchor"] = S.clone(self.received)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)

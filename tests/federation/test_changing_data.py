@@ -1,0 +1,214 @@
+"""Federations whose data change: resume, the table of tasks, places that ask for a round, and refusals."""
+
+import math
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from fl_lightning import FederatedLoop
+from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift, ListedSamples, Scenario, Window
+from fl_lightning.functional import continual
+from fl_lightning.members.tasks import TaskTable
+from fl_lightning.methods import FedAvg, FedEWC, FedLwF, FedNova, Replay
+from fl_lightning.monitors import ClientTable
+from fl_lightning.nets import Perceptron
+from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
+
+SIZES = (14, 9, 12, 11)
+TASKS = [[0], [1], [2]]
+
+
+def by_tasks(**settings):
+    return ClassIncremental(TASKS, rounds_per_task=2, **settings)
+
+
+SCENARIOS = {
+    "classes": by_tasks,
+    "delayed": lambda: by_tasks(delay=2, order="shuffled"),
+    "noise": lambda: DomainIncremental(2, noises=[0.0, 0.5]),
+    "drift": lambda: LabelDrift(alpha=1.0, rounds=4, samples=0.6),
+    "window": lambda: Window(per_round=0.2, keep=3, first=0.2),
+}
+
+
+def data_of(scenario, **settings):
+    return toy_data(SIZES, scenario=scenario, **{"cohort_size": 3, **settings})
+
+
+class Rows(pl.Callback):
+    """The rows of a run."""
+
+    def __init__(self):
+        self.rows = []
+
+    def on_train_epoch_end(self, trainer, loop):
+        self.rows.append(dict(loop.round_metrics))
+
+
+def same_rows(first, second):
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert value == other[key] or (math.isnan(value) and math.isnan(other[key])), key
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("kind", [FedAvg, FedEWC, Replay])
+def test_a_continued_run_has_the_bits_and_the_table_of_a_whole_one(kind, scenario, tmp_path):
+    def run(rounds, ckpt_path=None):
+        watch = Rows()
+        loop = FederatedLoop(kind(net=BatchNormNet, optimizer=sgd()), local_epochs=2, evaluate_clients_every=2)
+        fitted = trainer(rounds, callbacks=[watch])
+        fitted.fit(loop, datamodule=data_of(SCENARIOS[scenario]()), ckpt_path=ckpt_path)
+        return fitted, loop, watch.rows
+
+    _, whole, rows = run(6)
+    for cut in (2, 3):
+        half, _, first = run(cut)
+        path = tmp_path / f"{cut}.ckpt"
+        half.save_checkpoint(path)
+        _, continued, rest = run(6, path)
+        assert equal(weights_of(continued), weights_of(whole))
+        same_rows([*first, *rest], rows)
+        if whole._run.tasks is not None:
+            assert continued._run.tasks.state_dict() == whole._run.tasks.state_dict()
+
+
+def test_the_table_has_a_row_for_each_stage_and_its_measures_are_those_of_the_curve():
+    watch = Rows()
+    loop = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 7, data_of(by_tasks()), callbacks=[watch])
+    names = ["0", "1", "2"]
+    curve = [[row[f"global/acc_task/{name}"] for name in names] for row in watch.rows]
+    rows = loop._run.tasks.table.rows()
+    assert rows.table.tolist() == [curve[1], curve[3], curve[6]]
+    assert rows.first.tolist() == rows.last.tolist() == [0, 1, 2]
+    last = watch.rows[-1]
+    assert last["global/acc_tasks"] == pytest.approx(sum(curve[6]) / 3)
+    table = torch.tensor([curve[1], curve[3], curve[6]], dtype=torch.float64)
+    assert last["global/forgetting_tasks"] == pytest.approx(float(continual.tasks_forgetting(table, rows.first)))
+    assert last["global/backward_transfer"] == pytest.approx(float(continual.backward_transfer(table, rows.last)))
+    ahead = continual.forward_transfer(table, rows.initial, rows.first)
+    assert last["global/forward_transfer"] == pytest.approx(float(ahead))
+
+
+def test_rows_are_the_last_evaluations_before_a_stage_where_not_every_round_is_evaluated():
+    scenario = by_tasks()
+    watch = Rows()
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()))
+    fitted = trainer(7, callbacks=[watch], check_val_every_n_epoch=3)
+    fitted.fit(loop, datamodule=data_of(scenario))
+    evaluated = [row for row in watch.rows if "global/acc_task/0" in row]
+    assert len(evaluated) == 2
+    # After rounds 2 and 5 the clients were in stages 1 and 2.
+    assert len(loop._run.tasks.table.rows().table) == 2
+
+
+def test_who_did_not_take_part_has_not_trained_on_a_task():
+    schedule = [[0], [0], [0], [1]]
+    loop = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 4, toy_data(SIZES, scenario=by_tasks(), schedule=schedule))
+    rows = loop._run.tasks.table.rows()
+    assert rows.first.tolist() == [0, 1, -1]
+
+
+def test_a_table_is_its_state():
+    table = TaskTable()
+    table.pending = {1}
+    table.take([0.1, 0.2], 0, begins_row=False)
+    table.pending = {0}
+    again = TaskTable.of(table.state())
+    for each in (table, again):
+        each.take([0.3, 0.4], 3, begins_row=True)
+    assert again.state() == table.state()
+    assert again.trained == [[1], [0]]
+
+
+def test_the_weight_of_a_client_is_the_number_of_its_samples_in_the_round():
+    data = data_of(by_tasks(), cohort_size=4)
+    data.setup("fit")
+    seen = {}
+
+    class Watch(pl.Callback):
+        def on_client_end(self, trainer, loop, update):
+            seen[loop.current_epoch, update.client_id] = (update.num_samples, loop.server.size(update.client_id))
+
+    fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 6, data_of(by_tasks(), cohort_size=4), callbacks=[Watch()])
+    assert len(seen) == 24
+    for (round_idx, client_id), sizes in seen.items():
+        assert sizes == (data.size(client_id, round_idx),) * 2
+
+
+def test_monitors_measure_a_client_on_its_samples_of_the_round(tmp_path):
+    """A client that learns one class answers it, and is not asked for the classes of other rounds."""
+    table = ClientTable(dirpath=tmp_path)
+    data = toy_data((30, 30), scenario=by_tasks())
+    fit(FedAvg(net=Perceptron, optimizer=sgd(0.3)), 6, data, callbacks=[table], local_epochs=20)
+    lines = (tmp_path / "clients.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    for line in lines[1:]:
+        row = dict(zip(names, line.split(","), strict=True))
+        assert int(row["samples"]) == data.size(int(row["client_id"]), int(row["round"]))
+        if row.get("loss_after"):
+            assert float(row["loss_after"]) < 0.3
+
+
+def test_without_a_scenario_no_task_is_kept():
+    loop = fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 1)
+    assert loop._run.tasks is None
+
+
+class Gap(Scenario):
+    """Nobody has samples in round 2."""
+
+    def stage(self, client_id, round_idx):
+        return min(round_idx, 3)
+
+    def keeps(self, client_id, stage):
+        return None if stage != 2 else [False] * SIZES[client_id]
+
+
+def test_a_round_in_which_nobody_has_samples_is_named_before_any_trains():
+    with pytest.raises(ValueError, match=r"in round 2 none of the cohort has any; change the scenario"):
+        fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 5, data_of(Gap()))
+    fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, data_of(Gap()))
+
+
+def test_another_scenario_or_file_is_another_run(tmp_path):
+    def run(scenario, rounds, ckpt_path=None):
+        loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()))
+        fitted = trainer(rounds)
+        fitted.fit(loop, datamodule=data_of(scenario), ckpt_path=ckpt_path)
+        return fitted
+
+    path = tmp_path / "run.ckpt"
+    run(by_tasks(), 1).save_checkpoint(path)
+    with pytest.raises(ValueError, match=r"data\.scenario"):
+        run(ClassIncremental(TASKS, rounds_per_task=3), 2, path)
+    with pytest.raises(ValueError, match=r"data\.scenario"):
+        run(by_tasks(blur=0.5), 2, path)
+    file = tmp_path / "rounds.csv"
+    lines = [f"{sample},0," for sample in range(sum(SIZES))]
+    file.write_text("\n".join(["sample,first,last", *lines]))
+    run(ListedSamples(file), 1).save_checkpoint(path)
+    moved = tmp_path / "moved.csv"
+    moved.write_text(file.read_text())
+    run(ListedSamples(moved), 2, path)
+    file.write_text("\n".join(["sample,first,last", *lines[:-1]]))
+    with pytest.raises(ValueError, match=r"data\.scenario"):
+        run(ListedSamples(file), 2, path)
+
+
+def test_a_private_run_is_refused():
+    from fl_lightning.methods import DPFedAvgAggregator  # noqa: PLC0415
+
+    rule = DPFedAvgAggregator(noise_multiplier=1.0, clip_norm=1.0)
+    with pytest.raises(ValueError, match=r"data\.scenario changes which samples a client has"):
+        fit(FedAvg(net=Perceptron, optimizer=sgd()), 1, data_of(by_tasks()), aggregator=rule)
+
+
+def test_fednova_and_lwf_train_on_changing_sizes():
+    for client in (FedLwF(net=BatchNormNet, optimizer=sgd()), FedAvg(net=BatchNormNet, optimizer=sgd())):
+        loop = fit(client, 6, data_of(by_tasks(delay=1)))
+        assert all(value.isfinite().all() for value in weights_of(loop).values())
+    assert FedNova is not None
