@@ -76,7 +76,7 @@ MISTAKES = {
     ),
     "net and module": (lambda: FedAvg(net=Perceptron, module=Plain()), "takes module= or net=, got both|got both"),
     "a module without logits": (
-        lambda: FedNTD(module=Plain()),
+        lambda: FederatedLoop(FedNTD(module=Plain())),
         r"needs the logits of a net, got module=Plain; give it net=",
     ),
     "no clients": (lambda: data(num_clients=0), "num_clients must be at least 1, got 0"),

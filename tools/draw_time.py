@@ -1,4 +1,4 @@
-"""Makes `docs/time.csv` and its picture from the runs of the comparison by simulated seconds.
+"""Makes `docs/time.csv`, `docs/time_tuning.csv` and their picture from the runs of the comparison by simulated seconds.
 
 fl-lightning reproduce configs/comparison/time.yaml
 python -m tools.draw_time reproduced
@@ -6,9 +6,10 @@ python -m tools.draw_time reproduced
 
 import csv
 import re
+import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 
@@ -19,34 +20,52 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RUN = re.compile(r"(?P<method>.+?)(-\w+=[\d.]+)*-seed(?P<seed>\d+)-[0-9a-f]{8}")
 """A folder of runs: the row, its tuned values, the seed and a digest."""
 
-NAMES = {"deadline_drop": "deadline, drop", "deadline_cut": "deadline, cut"}
+LABELS = {"deadline_drop": "deadline, drop", "deadline_cut": "deadline, cut"}
 """Labels of rows whose folders are named otherwise."""
 
-ORDER = ("synchronous", "over-selected", "deadline, drop", "deadline, cut", "FedBuff", "FedAsync")
+STYLES = {
+    "synchronous": ("-", "o"),
+    "over-selected": ("--", "s"),
+    "deadline, drop": ("-.", "^"),
+    "deadline, cut": (":", "v"),
+    "FedBuff": ("-", "D"),
+    "FedAsync": ("--", "x"),
+}
+"""Line and marker of each row, in the order of the rows."""
+
 COLUMNS = ("method", "seed", "round", "seconds", "accuracy", "forgetting", "staleness", "lost")
-EVERY = 30
+INTERVAL = 30
 """Seconds from one evaluation to the next."""
 
+Curves = Mapping[str, Mapping[int, list[float]]]
+"""Accuracies in percent, one for each seed, by row and simulated second."""
 
-def evaluations(folder: Path) -> Iterable[dict[str, str]]:
+
+def evaluations(folder: Path) -> Iterator[dict[str, str]]:
     """Give a line for each evaluation of each run.
 
     Args:
         folder: The output of `reproduce`.
     """
     for path in sorted(folder.glob("runs/*/*/metrics.csv")):
-        named = RUN.fullmatch(path.parents[1].name)
-        if named is None:
+        match = RUN.fullmatch(path.parents[1].name)
+        if match is None:
             continue
-        method = NAMES.get(named["method"], named["method"])
+        method = LABELS.get(match["method"], match["method"])
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 if row["global/acc"]:
-                    yield line_of(row, method=method, seed=named["seed"])
+                    yield line_of(row, method=method, seed=match["seed"])
 
 
 def line_of(row: Mapping[str, str], *, method: str, seed: str) -> dict[str, str]:
-    """Return the line of an evaluation."""
+    """Return the line of an evaluation.
+
+    Args:
+        row: The row of its round in metrics.csv.
+        method: Label of the run's row.
+        seed: Seed of the run.
+    """
     return {
         "method": method,
         "seed": seed,
@@ -59,40 +78,52 @@ def line_of(row: Mapping[str, str], *, method: str, seed: str) -> dict[str, str]
     }
 
 
-def draw(lines: Iterable[Mapping[str, str]], path: Path) -> None:
-    """Draw the mean accuracy of each method over simulated seconds, and the range of its seeds.
+def accuracies(lines: Iterable[Mapping[str, str]]) -> Curves:
+    """Group the accuracies by row and simulated second.
 
     Args:
         lines: The lines of `docs/time.csv`.
+    """
+    curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        # An evaluation is that of the first round that ends after a multiple of the interval, or of the last round.
+        moment = int(float(line["seconds"]) / INTERVAL + 0.5) * INTERVAL
+        curves[line["method"]][moment].append(100 * float(line["accuracy"]))
+    return curves
+
+
+def draw(curves: Curves, path: Path) -> None:
+    """Draw the mean accuracy of each row over simulated seconds, and the range of its seeds.
+
+    Args:
+        curves: The accuracies.
         path: The picture.
     """
-    values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for line in lines:
-        # An evaluation follows the first round that ends after a multiple of the interval.
-        moment = int(float(line["seconds"]) / EVERY + 0.5) * EVERY
-        values[line["method"]][moment].append(100 * float(line["accuracy"]))
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
-    for method in ORDER:
-        moments = sorted(values[method])
-        curve = [mean(values[method][moment]) for moment in moments]
-        (drawn,) = axes.plot(moments, curve, label=method, linewidth=1.6)
-        low = [min(values[method][moment]) for moment in moments]
-        high = [max(values[method][moment]) for moment in moments]
-        axes.fill_between(moments, low, high, color=drawn.get_color(), alpha=0.12, linewidth=0)
+    for method, (line, marker) in STYLES.items():
+        moments = sorted(curves[method])
+        means = [mean(curves[method][moment]) for moment in moments]
+        (drawn,) = axes.plot(moments, means, label=method, linestyle=line, marker=marker, markersize=4, linewidth=1.5)
+        lowest = [min(curves[method][moment]) for moment in moments]
+        highest = [max(curves[method][moment]) for moment in moments]
+        axes.fill_between(moments, lowest, highest, color=drawn.get_color(), alpha=0.12, linewidth=0)
     axes.set_xlabel("simulated seconds")
     axes.set_ylabel("accuracy on the test split (%)")
-    axes.set_ylim(40, 95)
+    axes.set_ylim(25, 95)
     axes.legend(frameon=False, loc="lower right")
     tidy(axes)
     save(figure, path)
 
 
 def main() -> None:
-    """Write the csv of the runs in the folder that is named, and draw it."""
-    lines = sorted(evaluations(Path(sys.argv[1])), key=lambda line: (ORDER.index(line["method"]), int(line["seed"])))
+    """Write the csv files of the runs in the folder that is named, and draw them."""
+    folder = Path(sys.argv[1])
+    order = list(STYLES)
+    lines = sorted(evaluations(folder), key=lambda line: (order.index(line["method"]), int(line["seed"])))
     write_table(DOCS / "time.csv", [list(COLUMNS), *([line[name] for name in COLUMNS] for line in lines)])
-    draw(lines, DOCS / "images" / "time.png")
+    shutil.copy(folder / "comparison" / "time-tuning.csv", DOCS / "time_tuning.csv")
+    draw(accuracies(lines), DOCS / "images" / "time.png")
 
 
 if __name__ == "__main__":

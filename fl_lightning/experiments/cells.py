@@ -119,6 +119,11 @@ class Cell:
         return self.limits.get(MAX_SECONDS)
 
     @property
+    def has_open_end(self) -> bool:
+        """Whether nobody knows its number of rounds before its end, as under a budget of seconds."""
+        return self.max_rounds <= 0 or self.max_seconds is not None
+
+    @property
     def length(self) -> tuple[float, float]:
         """Rounds and simulated seconds that it has at most, infinite without a limit. The longer of two is greater."""
         rounds = self.max_rounds if self.max_rounds >= 0 else inf

@@ -34,7 +34,7 @@ def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
         lines.append((str(cell.seed), cell.case, method, rounds, cell.name))
         run = f"{part}/{cell.name}"  # of several cells it is as long as the longest
         left[run] = max(left.get(run, (0, 0.0)), left_of(cell, files, done))
-        if has_open_end(cell) and not any(each.is_complete() for each in files):
+        if cell.has_open_end and not any(each.is_complete() for each in files):
             unfinished.add(run)
     table = [("seed", "case", "method", "rounds", "run"), *lines]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
@@ -64,11 +64,6 @@ def left_text(rounds: int, unfinished: int) -> str:
     return f"{of_rounds}{unfinished}{more} of them unfinished, whose number of rounds is open"
 
 
-def has_open_end(cell: Cell) -> bool:
-    """Return True if nobody knows the number of rounds of a run before its end."""
-    return cell.max_rounds <= 0 or cell.max_seconds is not None
-
-
 def cells_in(cells: Cells, folders: Sequence[Path]) -> list[tuple[Cell, str]]:
     """Compose all cells, those of tuning first, each with the part of a folder that has its run."""
     for folder in folders:
@@ -83,7 +78,7 @@ def cells_in(cells: Cells, folders: Sequence[Path]) -> list[tuple[Cell, str]]:
 
 def left_of(cell: Cell, files: Sequence[CellFiles], done: int) -> tuple[int, float]:
     """Compute the rounds that a run lacks, 0 if nobody knows them, and the hours of one core that they take."""
-    rounds = 0 if has_open_end(cell) else max(cell.max_rounds - done, 0)
-    if not has_open_end(cell) and cell.own_rounds > 0:
+    rounds = 0 if cell.has_open_end else max(cell.max_rounds - done, 0)
+    if not cell.has_open_end and cell.own_rounds > 0:
         return rounds, cell.core_hours * rounds / cell.own_rounds
     return rounds, 0.0 if any(each.is_complete() for each in files) else cell.core_hours

@@ -34,7 +34,7 @@ class CellProgress:
         self.folder = folder
         self.ended = total - len(cells)
         self.ended_before = self.ended
-        self.rounds = {cell.name: max(cell.max_rounds, 0) for cell in cells}
+        self.rounds = {cell.name: 0 if cell.has_open_end else cell.max_rounds for cell in cells}
         self.done = dict.fromkeys(self.rounds, 0)
         self.first: dict[str, int] = {}
         self.began = self.printed = time.monotonic()
@@ -78,7 +78,7 @@ class CellProgress:
 
     @property
     def is_open(self) -> bool:
-        """Whether the number of rounds of some cell is known only at its end, as under a budget of seconds."""
+        """Whether some cell has an open number of rounds, which is 0 in `rounds`."""
         return not all(self.rounds.values())
 
     def line(self) -> str:

@@ -376,7 +376,8 @@ def test_without_a_terminal_a_line_a_minute_tells_how_far_it_is(here, monkeypatc
 
 
 def test_the_time_that_is_left_counts_the_rounds_of_this_session_only(tmp_path, monkeypatch):
-    cells = [SimpleNamespace(name="continued", max_rounds=10), SimpleNamespace(name="waiting", max_rounds=2)]
+    lengths = {"continued": 10, "waiting": 2}
+    cells = [SimpleNamespace(name=name, max_rounds=most, has_open_end=False) for name, most in lengths.items()]
     progress = CellProgress(cells, total=3, folder=tmp_path)
     for done in (4, 6):
         progress.on_round(SimpleNamespace(name="continued"), done)
@@ -386,7 +387,7 @@ def test_the_time_that_is_left_counts_the_rounds_of_this_session_only(tmp_path, 
 
 
 def test_runs_with_an_open_number_of_rounds_are_counted_as_runs(tmp_path, monkeypatch):
-    cells = [SimpleNamespace(name=name, max_rounds=-1) for name in ("first", "second", "third")]
+    cells = [SimpleNamespace(name=name, max_rounds=1000, has_open_end=True) for name in ("first", "second", "third")]
     progress = CellProgress(cells, total=4, folder=tmp_path)
     progress.on_round(SimpleNamespace(name="first"), 20)
     progress.on_end(SimpleNamespace(name="first"), SimpleNamespace(error=""))

@@ -591,4 +591,4 @@ def test_what_it_cannot_do_is_refused_at_start(client, settings, sentence):
 )
 def test_wrong_settings_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
-        FedGen(**settings)
+        FederatedLoop(FedGen(**settings))
