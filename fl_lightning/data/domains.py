@@ -1,6 +1,7 @@
 """Ways of seeing samples, as transforms of the net's input: turned, noisy, with pixels in another order."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.feature_shift import rotated
+from fl_lightning.data.splits import Transform
 from fl_lightning.utils.devices import copy_to_device
 from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
 
@@ -72,6 +74,28 @@ class Noise:
             raise ValueError(
                 f"data.scenario.noises are added to floats, got samples of {x.dtype}; take permutations or a column"
             )
+
+
+class Drawn:
+    """Sees each sample in one of several ways, drawn anew for each sample and epoch of a training.
+
+    Args:
+        ways: The ways, at least one.
+    """
+
+    augments = True
+
+    def __init__(self, ways: Sequence[Transform]) -> None:
+        self._ways = list(ways)
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        draws = generator or keyed_generator(0, "scenario/drawn")
+        numbers = copy_to_device(torch.randint(len(self._ways), (len(x),), generator=draws), x.device)
+        seen = torch.empty_like(x)
+        for number, way in enumerate(self._ways):
+            chosen = numbers == number
+            seen[chosen] = way(x[chosen], generator)
+        return seen
 
 
 class Permutation:

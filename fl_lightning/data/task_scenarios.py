@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fl_lightning.data.domains import Noise, Permutation, Rotation
+from fl_lightning.data.domains import Drawn, Noise, Permutation, Rotation
 from fl_lightning.data.scenario import Scenario, ScenarioInput, Task
 from fl_lightning.data.splits import Array, Transform
 from fl_lightning.utils.keyed import keyed_numpy
@@ -29,19 +29,23 @@ class TaskSequence(Scenario):
         rounds_per_task: Number of rounds of each task, ≥ 1. The last task lasts to the end.
         order: `same`: all clients meet the tasks in their order. `shuffled`: each client has an order of its own.
         delay: Most rounds by which a client begins late, ≥ 0. Each client has its own delay, uniform in 0 … `delay`.
+        cumulative: Whether the samples of earlier tasks stay.
 
     Raises:
         TypeError: A setting is of another kind.
         ValueError: A setting is out of its range.
     """
 
-    def __init__(self, rounds_per_task: int, order: Order = "same", delay: int = 0) -> None:
+    def __init__(
+        self, rounds_per_task: int, order: Order = "same", delay: int = 0, *, cumulative: bool = False
+    ) -> None:
         check_count(1, "the rounds of each task", **{"data.scenario.rounds_per_task": rounds_per_task})
         check_choice(("same", "shuffled"), **{"data.scenario.order": order})
         check_count(0, "0 lets all clients begin together", **{"data.scenario.delay": delay})
         self.rounds_per_task = rounds_per_task
         self.order = order
         self.delay = delay
+        self.cumulative = cumulative
         self._delays: list[int] = []
         self._orders: list[list[int]] = []
 
@@ -68,6 +72,11 @@ class TaskSequence(Scenario):
 
     def task(self, client_id: int, stage: int) -> int:
         return self._orders[client_id][stage]
+
+    def _present(self, client_id: int, stage: int) -> list[int]:
+        """Return the numbers of the tasks whose samples a client has: that of the stage, or all tasks so far."""
+        order = self._orders[client_id]
+        return order[: stage + 1] if self.cumulative else order[stage : stage + 1]
 
 
 class ClassIncremental(TaskSequence):
@@ -102,12 +111,11 @@ class ClassIncremental(TaskSequence):
         cumulative: bool = False,
         knows_task: bool = False,
     ) -> None:
-        super().__init__(rounds_per_task, order, delay)
+        super().__init__(rounds_per_task, order, delay, cumulative=cumulative)
         check_at_least(0, "0 lets each sample come in its own task", **{"data.scenario.blur": blur})
         check_at_most(1, "it is a share of the samples", **{"data.scenario.blur": blur})
         check_tasks(tasks)
         self.blur = blur
-        self.cumulative = cumulative
         self.knows_task = knows_task
         self.tasks = [Task(name=task_name(classes), classes=tuple(classes)) for classes in tasks]
         self._places: list[Array] = []
@@ -151,9 +159,7 @@ class ClassIncremental(TaskSequence):
         return np.where(own < 0, own, moved)
 
     def keeps(self, client_id: int, stage: int) -> Array:
-        order = self._orders[client_id]
-        present = order[: stage + 1] if self.cumulative else order[stage : stage + 1]
-        return np.isin(self._places[client_id], present)
+        return np.isin(self._places[client_id], self._present(client_id, stage))
 
 
 class DomainIncremental(TaskSequence):
@@ -170,6 +176,8 @@ class DomainIncremental(TaskSequence):
         values: Values of the column in the order of the domains. None: all that there are, sorted.
         order: `same`: all clients meet the domains in their order. `shuffled`: each client has an order of its own.
         delay: Most rounds by which a client begins late, ≥ 0. Each client has its own delay, uniform in 0 … `delay`.
+        cumulative: Whether earlier domains stay. With a column their samples do. Else each sample is seen in one of the
+            ways so far, drawn anew in each epoch, so that a client makes as many batches as without it.
 
     Raises:
         TypeError: A setting is of another kind.
@@ -188,8 +196,9 @@ class DomainIncremental(TaskSequence):
         values: list[str | int | float] | None = None,
         order: Order = "same",
         delay: int = 0,
+        cumulative: bool = False,
     ) -> None:
-        super().__init__(rounds_per_task, order, delay)
+        super().__init__(rounds_per_task, order, delay, cumulative=cumulative)
         ways = {"rotations": rotations, "noises": noises, "permutations": permutations, "column": column}
         given = [name for name, way in ways.items() if way is not None]
         if len(given) != 1:
@@ -213,12 +222,15 @@ class DomainIncremental(TaskSequence):
         self.tasks = []
         self._domains: list[Array] = []
         """The domain of each client's samples, (n,) int64, −1 for a sample of none. Empty without a column."""
+        self._drawn: dict[frozenset[int], Transform] = {}
+        """The way of seeing samples in one of several ways, by the numbers of their domains."""
 
     def _num_tasks(self) -> int:
         return len(self.tasks)
 
     def begin(self, data: ScenarioInput) -> None:
         self._domains = []
+        self._drawn = {}
         if self.column is None:
             self.tasks = self._seen_tasks(data.seed)
             check_seen(self.tasks, data)
@@ -258,10 +270,19 @@ class DomainIncremental(TaskSequence):
     def keeps(self, client_id: int, stage: int) -> Array | None:
         if not self._domains:
             return None
-        return np.equal(self._domains[client_id], self.task(client_id, stage))
+        return np.isin(self._domains[client_id], self._present(client_id, stage))
 
     def seen(self, client_id: int, stage: int) -> Transform | None:
-        return self.tasks[self.task(client_id, stage)].seen
+        if self._domains:
+            return None
+        present = self._present(client_id, stage)
+        if len(present) == 1:
+            return self.tasks[present[0]].seen
+        numbers = frozenset(present)
+        if numbers not in self._drawn:
+            ways = [task.seen for number, task in enumerate(self.tasks) if number in numbers]
+            self._drawn[numbers] = Drawn([way for way in ways if way is not None])
+        return self._drawn[numbers]
 
 
 def task_name(classes: Sequence[int]) -> str:

@@ -169,6 +169,38 @@ def test_two_splits_seen_in_the_same_way_stay_two():
         assert torch.equal(batch[0], task.seen(plain[0]))
 
 
+def test_cumulative_rotations_are_drawn_for_each_sample_among_those_so_far():
+    data = data_with(D.DomainIncremental(1, rotations=[0.0, 90.0, 180.0], cumulative=True))
+    plain = data.split("train").x[dealt(data, 0)]
+    torch.testing.assert_close(data.view(0, 0).all()[0], plain, atol=1e-5, rtol=0)
+    turned = torch.stack([plain.rot90(turns, (2, 3)) for turns in range(3)])
+    for round_idx in (1, 2):
+        view = data.view(0, round_idx)
+        epochs = []
+        for epoch in (0, 1):
+            batches = view.batches("train", batch_size=7, epoch=epoch, shuffle=False)
+            epochs.append(torch.cat([batch[0] for batch in batches]))
+        for x in epochs:
+            assert len(x) == len(plain)
+            found = torch.stack([torch.isclose(x, way, atol=1e-5).flatten(1).all(1) for way in turned])
+            assert found.any(0).all()
+            assert found.any(1).tolist() == [True, True, round_idx == 2]
+        assert not epochs[0].equal(epochs[1])
+        assert view.source("train") is data.view(1, round_idx).source("train")
+    x, _ = data.view(0, 2).all("test")
+    assert len(x) == 3 * len(data.client_indices("test", 0))
+
+
+def test_cumulative_domains_of_a_column_keep_what_came_before():
+    sites = np.array(list("abc"))[np.arange(120) % 3]
+    data = data_with(
+        D.DomainIncremental(1, column="site", cumulative=True), source=Given({"site": sites}, {"site": sites[:40]})
+    )
+    for round_idx in range(3):
+        found = data.view(0, round_idx).size()
+        assert found == np.isin(sites[dealt(data, 0)], list("abc")[: round_idx + 1]).sum()
+
+
 def test_permutations_differ_and_the_first_is_none():
     data = data_with(D.DomainIncremental(1, permutations=3))
     plain = data.split("train").x[dealt(data, 1)]
