@@ -1,7 +1,7 @@
 """Replay: train on samples of earlier rounds, which each client keeps, beside its present ones.
 
-Sources: reservoir and loss: Chaudhry et al. 2019, arXiv:1902.10486 (ER); stored logits: Buzzega et al., NeurIPS 2020,
-arXiv:2004.07211, Eq. 6 (DER++); balanced classes: Chrysakis and Moens, ICML 2020. Server: FedAvg.
+Source: Chaudhry et al. 2019, arXiv:1902.10486 (ER, reservoir); Buzzega et al., NeurIPS 2020, arXiv:2004.07211, Eq. 6
+(DER++). Balanced classes: Chrysakis and Moens, ICML 2020. Server: FedAvg.
 Note: a sample comes to the reservoir once, when it arrives at the client, and not in every epoch or round. The buffer
 stays in the client's memory and is never sent.
 """
