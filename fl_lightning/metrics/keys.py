@@ -77,8 +77,14 @@ TASKS = (
     OwnKey("forgetting_tasks", "share", "min"),
     OwnKey("backward_transfer", "share", "max"),
     OwnKey("forward_transfer", "share", "max"),
+    OwnKey("value_task/*", "", None),
+    OwnKey("value_tasks", "", None),
+    OwnKey("value_forgetting_tasks", "", "min"),
+    OwnKey("value_backward_transfer", "", "max"),
+    OwnKey("value_forward_transfer", "", "max"),
 )
-"""Values of the tasks of a scenario, without the beginning of the key."""
+"""Values of the tasks of a scenario, without the beginning of the key. Those of a module that logs no accuracy begin
+with `value_`."""
 
 EVALUATED = (
     OwnKey("acc", "share", "max"),
