@@ -36,7 +36,7 @@ def test_every_sample_stays_in_the_reservoir_with_one_probability():
     for of_run in draws:
         buffer = []
         for sample in range(12):
-            place = client._place(torch.tensor(buffer), label=0, seen={0: sample + 1}, draws=of_run[sample])
+            place = client._place([0] * len(buffer), label=0, seen={0: sample + 1}, draws=of_run[sample])
             if place is not None:
                 buffer[place : place + 1] = [sample]
         assert len(set(buffer)) == 4
