@@ -658,8 +658,9 @@ def check_metric_name(name: str) -> None:
     for beginning in WRITTEN_BY_METRICS:
         if own_key(f"{beginning}/{name}") is not None or own_key(f"{beginning}/{name}/NAME") is not None:
             own = own_names(beginning)
-            if name in own[: len(EVALUATED)]:
-                own = own[: len(EVALUATED)]
+            of_model = own[: len(EVALUATED) - len(TASKS)]
+            if name in of_model:
+                own = of_model
             raise ValueError(f"model.metrics must not be named {', '.join(own)}, got {name!r}; give it another name")
 
 
