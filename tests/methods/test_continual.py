@@ -37,7 +37,7 @@ def test_without_weight_the_method_is_fedavg_and_keeps_nothing(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stack_of_clients_trains_as_each_alone(name):
     kind, settings, _ = METHODS[name]
-    data = partial(toy_data, (12, 12, 12), scenario=ClassIncremental([[0, 1], [2]], 2))
+    data = partial(toy_data, (12, 17, 9), scenario=ClassIncremental([[0, 1], [2]], 2))
     alone = run(kind, 5, data(), net=Small, **settings)
     stacked = fit(kind(net=Small, optimizer=sgd(), **settings), 5, data(), chunk=3)
     for entry, value in weights_of(alone).items():
