@@ -57,12 +57,12 @@ class Replay(ClientModule):
         self.select = select
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
-        if self.is_fedavg_equivalent or not local.size():
+        if self.is_fedavg_equivalent:
             return
         buffer = self.memory.get("buffer")
         count = self.memory.get("count", 0)
         if buffer is None:
-            if self._keeps_statistics:
+            if self._keeps_statistics or not local.size():
                 return
             buffer = self._empty(local)
         # Within a stack nothing can be drawn, so that the rows of all batches are drawn here.
