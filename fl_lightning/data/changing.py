@@ -38,8 +38,8 @@ class ChangingSamples(ClientSamples):
         self.scenario = scenario
         self._masks: dict[int, dict[int, Tensor]] = {}
         """Which of the samples that it was dealt a client has, (n,) bool, by client and stage."""
-        self._seen: dict[tuple[str, int], tuple[Transform, Split]] = {}
-        """Splits through a transform, by their names and the identity of the transform."""
+        self._seen: dict[tuple[int, int], tuple[Split, Transform, Split]] = {}
+        """Splits through a transform, by the identities of the split and of the transform, which are kept with them."""
         scenario.begin(ScenarioInput(parts=dealt, train=train, num_classes=lambda: data.num_classes, seed=seed))
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
@@ -47,7 +47,7 @@ class ChangingSamples(ClientSamples):
         stage = self.scenario.stage(client_id, round_idx)
         view = ClientView(
             data=self._data,
-            train=self.seen("train", self._train, self.scenario.seen(client_id, stage)),
+            train=self.seen(self._train, self.scenario.seen(client_id, stage)),
             indices={"train": self._indices_in(client_id, stage)},
             client_id=client_id,
             round_idx=round_idx,
@@ -110,21 +110,20 @@ class ChangingSamples(ClientSamples):
                 found.update(self._chosen(client_id, stage).numpy().tobytes())
         return found.hexdigest()
 
-    def seen(self, name: str, split: Split, transform: Transform | None) -> Split:
+    def seen(self, split: Split, transform: Transform | None) -> Split:
         """See the samples of a split through a transform: one split for each transform, which stacks rely on.
 
         Args:
-            name: Name of the split.
             split: The split.
             transform: The transform. None: the samples are seen as they are.
         """
         if transform is None:
             return split
-        key = (name, id(transform))
+        key = (id(split), id(transform))
         if key not in self._seen:
-            # The transform is kept, so that no other one gets its identity.
-            self._seen[key] = (transform, split.through(transform))
-        return self._seen[key][1]
+            # Both are kept, so that no other ones get their identities.
+            self._seen[key] = (split, transform, split.through(transform))
+        return self._seen[key][2]
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         raise ValueError(
@@ -185,7 +184,7 @@ class ClientChanges:
         scenario = self._samples.scenario
         if not scenario.tasks:
             seen = scenario.seen(self._client_id, self.stage)
-            return self._samples.seen("test", test, seen), own
+            return self._samples.seen(test, seen), own
         numbers = self.met() if task is None else [task]
         return samples_of_tasks(self._samples, test, among=own, tasks=[scenario.tasks[number] for number in numbers])
 
@@ -210,7 +209,7 @@ def samples_of_tasks(
     if len(ways) <= 1:
         seen = next(iter(ways.values()), None)
         chosen = torch.cat(parts) if parts else among[:0]
-        return samples.seen("test", test, seen), among[torch.isin(among, chosen)]
+        return samples.seen(test, seen), among[torch.isin(among, chosen)]
     several = SeveralWays(test, list(ways.values()))
     places = {way: place for place, way in enumerate(ways)}
     numbered = [places[id(task.seen)] * len(test) + part for task, part in zip(tasks, parts, strict=True)]
@@ -226,10 +225,15 @@ def belongs(split: Split, among: Tensor, task: Task) -> Tensor:
         task: The task.
 
     Raises:
-        ValueError: The samples lack the column of the task.
+        ValueError: The samples lack the column of the task, or classes.
     """
     chosen = torch.ones(len(among), dtype=torch.bool)
-    if task.classes is not None and split.labels is not None:
+    if task.classes is not None:
+        if split.labels is None:
+            raise ValueError(
+                "data.scenario.tasks are tested by the classes of test samples, and these have none; give test samples "
+                "with integer labels"
+            )
         chosen &= torch.isin(split.labels[among], torch.tensor(task.classes))
     if task.column is not None:
         try:

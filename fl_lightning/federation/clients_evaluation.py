@@ -128,7 +128,9 @@ class ClientsEvaluation:
         return means, {client.client_id: self._values(client) for client in tested}
 
     def task_values(self, round_idx: int, kind: Kind) -> dict[str, float]:
-        """Return the means over the clients of the values of the tasks, by log key. Every process must call it.
+        """Return the means over the clients that train of the values of the tasks, by log key.
+
+        Every process must call it.
 
         Args:
             round_idx: Index of the round.
@@ -140,6 +142,8 @@ class ClientsEvaluation:
         names = tasks.names
         found, value = self.evaluate_tasks(round_idx, kind, len(names))
         self.take_task_value(value, AS_DEPLOYED)
+        unseen = self._data.unseen_clients
+        found = {client_id: of_client for client_id, of_client in found.items() if client_id not in unseen}
         values: dict[str, float] = {}
         for index, name in enumerate(names):
             column = [of_client[index] for of_client in found.values() if not math.isnan(of_client[index])]
@@ -182,6 +186,8 @@ class ClientsEvaluation:
     def _of_task(self, round_idx: int, kind: Kind, task: int) -> list[ClientScore]:
         """Return the scores of the clients of this process on one task."""
         how = self.how(kind)._replace(tuning=None, classes=self._answers(task))
+        if self._classifies:
+            how = how._replace(metrics=None)
         with self._kept_generators():
             with closing(self._run.clients_engine.evaluate(self._jobs(round_idx, task), how)) as scores:
                 return list(scores)

@@ -520,9 +520,14 @@ class Evaluation:
         return found
 
     def initial_tasks(self) -> None:
-        """Measure the model before round 0 on each task, for what earlier tasks give. Every process must call it."""
+        """Measure the model before round 0 on each task, for what earlier tasks give. Every process must call it.
+
+        A run that is continued within round 0 has measured it.
+        """
         tasks = self._run.tasks
-        if tasks is not None and self.has_global and self.data.evaluated is not None:
+        if tasks is None or tasks.table.last_round is not None:
+            return
+        if self.has_global and self.data.evaluated is not None:
             initial, value = self.of_tasks.evaluate(self.data.evaluated)
             self.of_clients.take_task_value(value, self.data.evaluated_prefix)
             tasks.take(initial, round_idx=-1)

@@ -33,6 +33,12 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
     """
     if data.scenario is None:
         return
+    names = [task.name for task in data.scenario.tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"data.scenario must have tasks of different names, got {name!r} twice; name each of its tasks"
+            )
     module = parts.client.module
     if data.scenario.knows_task and module is not None:
         raise ValueError(

@@ -48,6 +48,12 @@ def records_of(loop):
     return str([loop.store.record(client)[0] for client in loop.store.clients])
 
 
+def test_a_run_that_is_cut_in_its_first_round_has_measured_the_first_model(tmp_path):
+    whole, _ = run("FedEWC", "rotated", 3, callbacks=[SaveIn("on_client_end", 0, tmp_path / "first.ckpt")])
+    continued, _ = run("FedEWC", "rotated", 3, ckpt_path=tmp_path / "first.ckpt")
+    assert continued._run.tasks.state_dict() == whole._run.tasks.state_dict()
+
+
 HOOKS = ("on_client_end", "on_train_batch_end", "on_validation_end", "on_train_epoch_end")
 
 

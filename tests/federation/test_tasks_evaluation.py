@@ -1,5 +1,7 @@
 """The test of a net on each task: by classes that are known, and by the samples of a domain."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -96,3 +98,48 @@ def test_test_samples_without_the_column_are_named_before_any_client_trains():
     data = FederatedDataModule(SitesOfTraining(), 3, seed=0, scenario=DomainIncremental(1, column="site"))
     with pytest.raises(ValueError, match=r"a column of the test samples as well, and the samples have no column"):
         fit(FedAvg(net=Perceptron, optimizer=sgd()), 2, data, callbacks=[Never()])
+
+
+def test_clients_are_tested_on_test_samples_where_the_server_validates_on_others():
+    """Both splits are seen through the same transforms."""
+    data = toy_data((14, 9, 12), scenario=DomainIncremental(1, permutations=2), val_fraction=0.2)
+    watch = Watch()
+    fit(FedAvg(net=Perceptron, optimizer=sgd()), 2, data, callbacks=[watch], evaluate_clients_every=1)
+    tested = data.split("test")
+    seen = data.scenario.tasks[1].seen
+    net = fit(FedAvg(net=Perceptron, optimizer=sgd()), 2, data).client
+    with torch.no_grad():
+        right = net(seen(tested.x)).argmax(1) == tested.y
+    of_clients = [share(right[own]) for own in (data.client_indices("test", client) for client in range(3)) if len(own)]
+    assert watch.rows[1]["local/acc_task/permutation 1"] == pytest.approx(sum(of_clients) / len(of_clients))
+
+
+def test_clients_that_never_train_are_no_part_of_the_means():
+    def rows(unseen):
+        data = toy_data((14, 9, 12), scenario=ClassIncremental([[0, 1], [2]], 1), unseen=unseen, schedule=[[0, 1]] * 2)
+        watch = Watch()
+        fit(FedAvg(net=Perceptron, optimizer=sgd()), 2, data, callbacks=[watch], evaluate_clients_every=1)
+        right = watch.logits[1].argmax(1) == data.split("test").y
+        return data, right, watch.rows[1]
+
+    data, right, row = rows([2])
+    of_clients = []
+    for client in (0, 1):
+        own = data.client_indices("test", client)
+        chosen = own[data.split("test").y[own] != 2]
+        of_clients.append(share(right[chosen]))
+    assert row["local/acc_task/0-1"] == pytest.approx(sum(of_clients) / 2)
+    assert row["unseen/alma"] >= 0
+
+
+class OneName(ClassIncremental):
+    """A user's scenario, two of whose tasks have one name."""
+
+    def __init__(self):
+        super().__init__([[0, 1], [2]], rounds_per_task=1)
+        self.tasks = [replace(task, name="task") for task in self.tasks]
+
+
+def test_tasks_have_names_of_their_own():
+    with pytest.raises(ValueError, match=r"data\.scenario must have tasks of different names, got 'task' twice"):
+        fit(FedAvg(net=Perceptron, optimizer=sgd()), 1, toy_data((14, 9), scenario=OneName()))
