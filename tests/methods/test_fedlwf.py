@@ -51,3 +51,10 @@ def test_two_steps_are_those_of_the_loss_written_out(classes, met):
                 value.sub_(0.1 * gradient)
     for name, value in begun(2).client.net.state_dict().items():
         torch.testing.assert_close(value, net.state_dict()[name])
+
+
+def test_a_class_that_comes_again_counts_as_new():
+    """Otherwise its samples would have no answer among the new classes, and an infinite loss."""
+    tasks = ClassIncremental([[0, 1], [2]], rounds_per_task=1, cumulative=True)
+    loop = fit(FedLwF(classes="new", net=Small, optimizer=sgd()), 2, toy_data((14, 9), scenario=tasks))
+    assert loop.round_metrics["train/ce"] < 10
