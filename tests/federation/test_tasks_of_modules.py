@@ -13,8 +13,8 @@ from fl_lightning.data import ClassIncremental, DomainIncremental, FixedPartitio
 from fl_lightning.methods import FedProx
 from fl_lightning.utils.keyed import keyed_numpy
 from tests.toys import fit
-from tests.user_data import Pairs, points
-from tests.user_modules import Classifier
+from tests.user_data import Dicts, Pairs, points
+from tests.user_modules import Classifier, DictNet
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PARTS = [list(range(0, 14)), list(range(14, 23)), list(range(23, 36))]
@@ -147,3 +147,24 @@ def test_a_module_cannot_know_the_task():
     data = FederatedDataModule.from_datamodule(Pairs(), num_clients=3, scenario=scenario, num_classes=3)
     with pytest.raises(ValueError, match=r"knows_task chooses among the logits of a net, and a Classifier is tested"):
         fit(FedProx(module=Classifier()), 2, data)
+
+
+def test_domains_of_a_column_of_the_users_own_items():
+    """The batches are dictionaries, which only the module understands."""
+    scenario = DomainIncremental(1, column="writer", values=["w0", "w3"])
+    data = FederatedDataModule.from_datamodule(Dicts(), num_clients=2, scenario=scenario)
+    rows = Watch()
+    fit(FedProx(module=Judging()), 2, data, callbacks=[rows])
+    for writer, row in ((0, rows.rows[0]), (3, rows.rows[1])):
+        chosen = [index for index in range(20) if index % 6 == writer]
+        assert row[f"val/value_task/w{writer}"] == len(chosen)
+
+
+class Judging(DictNet):
+    """Logs how many samples it is tested on."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("num_errors", float(len(batch["label"])), reduce_fx="sum")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
