@@ -39,7 +39,7 @@ class ChangingSamples(ClientSamples):
         self._masks: dict[int, dict[int, Tensor]] = {}
         """Which of the samples that it was dealt a client has, (n,) bool, by client and stage."""
         self._seen: dict[tuple[int, int], tuple[Split, Transform, Split]] = {}
-        """Splits through a transform, by the identities of the split and of the transform, which are kept with them."""
+        """A split, a transform, and the split through the transform, by the identities of the first two."""
         scenario.begin(ScenarioInput(parts=dealt, train=train, num_classes=lambda: data.num_classes, seed=seed))
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
@@ -121,7 +121,7 @@ class ChangingSamples(ClientSamples):
             return split
         key = (id(split), id(transform))
         if key not in self._seen:
-            # Both are kept, so that no other ones get their identities.
+            # Both are kept, so that no others get their identities.
             self._seen[key] = (split, transform, split.through(transform))
         return self._seen[key][2]
 

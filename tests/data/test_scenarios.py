@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fl_lightning import data as D
+from fl_lightning.data.changing import samples_of_tasks
 from fl_lightning.utils.keyed import keyed_numpy
 
 SEED = 3
@@ -151,6 +152,21 @@ def test_rotated_domains_are_one_split_each_and_turn_training_and_test_samples()
     assert view.labels("test").equal(y)
     batches = list(view.batches("test", batch_size=7))
     assert torch.cat([batch[0] for batch in batches]).equal(x)
+
+
+def test_two_splits_seen_in_the_same_way_stay_two():
+    """A run evaluates its tasks on the validation split, and its clients on the test split."""
+    data = data_with(D.DomainIncremental(1, rotations=[0.0, 90.0]), val_fraction=0.25)
+    scenario = data.scenario
+    task = scenario.tasks[1]
+    for name in ("val", "test"):
+        split = data.split(name)
+        seen, indices = samples_of_tasks(data.client_samples(), split, among=torch.arange(len(split)), tasks=[task])
+        assert len(seen) == len(split)
+        (batch,) = seen.batches([indices], None)
+        (plain,) = split.batches([indices], None)
+        assert torch.equal(batch[1], plain[1])
+        assert torch.equal(batch[0], task.seen(plain[0]))
 
 
 def test_permutations_differ_and_the_first_is_none():

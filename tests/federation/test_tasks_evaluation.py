@@ -100,20 +100,6 @@ def test_test_samples_without_the_column_are_named_before_any_client_trains():
         fit(FedAvg(net=Perceptron, optimizer=sgd()), 2, data, callbacks=[Never()])
 
 
-def test_clients_are_tested_on_test_samples_where_the_server_validates_on_others():
-    """Both splits are seen through the same transforms."""
-    data = toy_data((14, 9, 12), scenario=DomainIncremental(1, permutations=2), val_fraction=0.2)
-    watch = Watch()
-    fit(FedAvg(net=Perceptron, optimizer=sgd()), 2, data, callbacks=[watch], evaluate_clients_every=1)
-    tested = data.split("test")
-    seen = data.scenario.tasks[1].seen
-    net = fit(FedAvg(net=Perceptron, optimizer=sgd()), 2, data).client
-    with torch.no_grad():
-        right = net(seen(tested.x)).argmax(1) == tested.y
-    of_clients = [share(right[own]) for own in (data.client_indices("test", client) for client in range(3)) if len(own)]
-    assert watch.rows[1]["local/acc_task/permutation 1"] == pytest.approx(sum(of_clients) / len(of_clients))
-
-
 def test_clients_that_never_train_are_no_part_of_the_means():
     data = toy_data((14, 9, 12), scenario=ClassIncremental([[0, 1], [2]], 1), unseen=[2])
     watch = Watch()
