@@ -293,6 +293,10 @@ class ClientModule(CheckedLoading):
         """Return why these settings are not stacked although the class is stackable, or None if they are."""
         return None
 
+    def why_not_every_round(self) -> str | None:
+        """Return why these settings cannot train clients whose data change in every round, or None if they can."""
+        return None
+
     def nonfinite_hint(self) -> str:
         """Return advice for an update that is not finite, as the end of the error's sentence."""
         return "lower the learning rate, set model.clip_norm, or set model.faults.nonfinite to skip"

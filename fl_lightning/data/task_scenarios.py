@@ -241,9 +241,9 @@ class DomainIncremental(TaskSequence):
     def _seen_tasks(self, seed: int) -> list[Task]:
         """Return a task for each way of seeing the samples."""
         if self.rotations is not None:
-            return [Task(name=f"{degrees:g}°", seen=Rotation(degrees)) for degrees in self.rotations]
+            return [Task(name=f"{degrees:.15g}°", seen=Rotation(degrees)) for degrees in self.rotations]
         if self.noises is not None:
-            return [Task(name=f"σ={std:g}", seen=Noise(std)) for std in self.noises]
+            return [Task(name=f"σ={std:.15g}", seen=Noise(std)) for std in self.noises]
         permutations = range(self.permutations or 0)
         return [Task(name=f"permutation {index}", seen=Permutation(index, seed)) for index in permutations]
 

@@ -1,12 +1,18 @@
 """Checks of data that change over the rounds, when a fit begins."""
 
+from itertools import pairwise
+
 from pytorch_lightning.utilities import rank_zero_warn
 
+from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.parts import FederationParts
 
 MOST_ROUNDS = 1000
 """Number of rounds whose cohorts are looked at where the rounds of a run are not planned."""
+
+IN_A_ROW = 10
+"""Number of rounds, one after another, each of which begins a stage of a client, that count as every round."""
 
 SETS = ("transfer", "proxy", "shared")
 """Sets besides the clients' own samples."""
@@ -23,16 +29,29 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
         rounds: The planned rounds. None means no limit.
 
     Raises:
-        ValueError: The run is private, or there is such a round.
+        ValueError: The run is private, a task is known to a module that cannot know it, or there is such a round.
     """
     if data.scenario is None:
         return
+    names = [task.name for task in data.scenario.tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"data.scenario must have tasks of different names, got {name!r} twice; name each of its tasks"
+            )
+    module = parts.client.module
+    if data.scenario.knows_task and module is not None:
+        raise ValueError(
+            f"data.scenario.knows_task chooses among the logits of a net, and a {type(module).__name__} is tested by "
+            f"its own steps; give net=, or set knows_task to false"
+        )
     if parts.is_private:
         raise ValueError(
             "data.scenario changes which samples a client has, and the guarantees of differential privacy are counted "
             "for fixed ones; leave it out, or train without privacy"
         )
     check_rounds(data, MOST_ROUNDS if rounds is None else rounds)
+    check_every_round(data, parts.client, MOST_ROUNDS if rounds is None else rounds)
     known = [name for name in SETS if name in parts.needs]
     if known and data.scenario.tasks:
         rank_zero_warn(
@@ -40,6 +59,33 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             f"{type(parts.client).__name__} knows something of tasks that no client has met; give data.extra_splits."
             f"{known[0]} without them if that must not be"
         )
+
+
+def check_every_round(data: FederatedDataModule, client: ClientModule, num_rounds: int) -> None:
+    """Refuse a client that cannot train where data change in every round, if those of a client do.
+
+    Args:
+        data: The data of the run.
+        client: The client of the run.
+        num_rounds: Number of rounds to look at.
+
+    Raises:
+        ValueError: The client cannot, and the data of a client do.
+    """
+    reason = client.why_not_every_round()
+    scenario = data.scenario
+    if reason is None or scenario is None:
+        return
+    for client_id in data.training_clients:
+        stages = [scenario.stage(client_id, round_idx) for round_idx in range(num_rounds)]
+        in_a_row = 0
+        for before, after in pairwise(stages):
+            in_a_row = in_a_row + 1 if before != after else 0
+            if in_a_row >= IN_A_ROW:
+                raise ValueError(
+                    f"data.scenario changes the data of client {client_id} in every round, and "
+                    f"{type(client).__name__} does not go with that: {reason}"
+                )
 
 
 def check_rounds(data: FederatedDataModule, num_rounds: int) -> None:

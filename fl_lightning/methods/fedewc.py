@@ -26,7 +26,8 @@ class FedEWC(ClientModule):
 
     Args:
         lam: λ, strength of the pull, >= 0. 0 is FedAvg. With SGD lr · lam · max(Ω) must stay well below 1.
-        gamma: γ, weight of the Ω of earlier stages, in [0, 1]. Below 1 the oldest ones fade.
+        gamma: γ, weight of the Ω of earlier stages, in [0, 1]. Below 1 the oldest ones fade, which they must where the
+            data change in every round.
         fisher: F as mean of squared gradients: of every `sample`, or of every `batch` of the first local epoch, which
             is faster and up to the batch size times smaller, so that lam means something else.
         fisher_samples: With `fisher: batch`, the batch that passes this number of samples is the last.
@@ -88,6 +89,11 @@ class FedEWC(ClientModule):
         penalty = S.inner(self.round["omega"], moved)
         self.log("train/penalty", penalty)
         return loss + self.lam / 2 * penalty
+
+    def why_not_every_round(self) -> str | None:
+        if self.gamma < 1 or self.is_fedavg_equivalent:
+            return None
+        return f"model.client.gamma must be below 1, or Ω grows in each of these rounds, got {self.gamma}; take 0.9"
 
     def nonfinite_hint(self) -> str:
         return f"FedEWC needs lr · lam · max(Ω) well below 1: lower lam ({self.lam}); else {super().nonfinite_hint()}"

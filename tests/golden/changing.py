@@ -48,7 +48,14 @@ def delayed_seed(num_clients: int) -> int:
 
 
 def fitted(
-    problem: Inputs, name: str, parts: list[list[int]], scenario: Scenario, *, seed: int = 0, rounds: int | None = None
+    problem: Inputs,
+    name: str,
+    parts: list[list[int]],
+    scenario: Scenario,
+    *,
+    seed: int = 0,
+    rounds: int | None = None,
+    chunk: int = 1,
 ) -> "Watch":
     rounds = rounds or problem["rounds"]
     data = FederatedDataModule(
@@ -65,7 +72,7 @@ def fitted(
         scenario=scenario,
     )
     watch = Watch()
-    loop = FederatedLoop(client_of(name, problem), local_epochs=problem["local_epochs"])
+    loop = FederatedLoop(client_of(name, problem), local_epochs=problem["local_epochs"], chunk=chunk)
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     trainer = pl.Trainer(
         max_epochs=rounds,
@@ -99,15 +106,20 @@ class Watch(pl.Callback):
         self.rows.append(dict(loop.round_metrics))
 
 
-def run_tasks(case: Inputs) -> dict[str, Any]:
-    """A case of two tasks of classes, from the loop: its table too is that of the run."""
+def run_tasks(case: Inputs, chunk: int = 1) -> dict[str, Any]:
+    """A case of two tasks of classes, from the loop: its table too is that of the run.
+
+    Args:
+        case: The case.
+        chunk: Number of clients that are trained at once.
+    """
     problem = case["problem"]
     method, _, order = case["case"].partition("/")
     parts = problem["even"] if method in ("ER", "DER++") else problem["parts"]
     delay = int(order == "delayed")
     scenario = ClassIncremental(problem["tasks"], problem["rounds_per_task"], delay=delay)
     rounds = 3 if method in ("ER", "DER++") else None
-    watch = fitted(problem, method, parts, scenario, seed=delayed_seed(len(parts)), rounds=rounds)
+    watch = fitted(problem, method, parts, scenario, seed=delayed_seed(len(parts)), rounds=rounds, chunk=chunk)
     names = [task.name for task in scenario.tasks]
     rows = watch.tasks.table.rows()
     curve = [[row[f"global/acc_task/{name}"] for name in names] for row in watch.rows]

@@ -95,3 +95,14 @@ def test_every_pending_name_has_a_case(table: str) -> None:
     shipped = {pending_name(case) for file in HERE.glob("*.json") for case in load(file) if case.table == table}
     unknown = sorted(PENDING[table].keys() - shipped)
     assert not unknown, f"{unknown} stand in PENDING but occur in no shipped golden file"
+
+
+STACKED = [case for case in load(HERE / "scenarios_0.json") if case.name == "scenarios" and "FedLwF" not in case.id]
+
+
+@pytest.mark.parametrize("stacked", STACKED, ids=lambda stacked: stacked.id)
+def test_clients_whose_data_change_are_trained_in_stacks_as_well(stacked: Case) -> None:
+    """FedLwF has a teacher for each client, so that it is never stacked."""
+    values = changing.run_tasks(stacked.inputs, chunk=4)
+    found = differences(values, stacked.expected, stacked.rtol, stacked.atol, stacked.id)
+    assert not found, "\n".join(found[:10])

@@ -22,10 +22,10 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, FedBuff, GatheringAggregator, NormClip, TopK, UpdateTransform
-from fl_lightning.data import Devices, Stragglers
+from fl_lightning.data import ClassIncremental, Devices, Stragglers
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional import state as S
-from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedEXPAggregator, FedNTD, Local, dp_sgd
+from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedEWC, FedEXPAggregator, FedNTD, Local, dp_sgd
 from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
@@ -325,6 +325,16 @@ def late():
     return loop, toy_data(SIZES, participation=0.6, devices=devices)
 
 
+def tasks_of_a_module():
+    """A module that is tested by its own steps on tasks of classes."""
+    scenario = ClassIncremental([[0, 2], [1]], rounds_per_task=2, delay=1)
+    pl.seed_everything(3, verbose=False)
+    data = FederatedDataModule.from_datamodule(
+        Pairs(), num_clients=5, num_classes=3, participation=0.6, scenario=scenario
+    )
+    return FederatedLoop(FedEWC(module=Classifier(hidden=4)), seed=5, threads=1, evaluate_clients_every=1), data
+
+
 def stragglers(late="cut"):
     """Some clients of each round make fewer epochs, or take no part."""
     loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), seed=5, threads=1, local_epochs=3)
@@ -338,6 +348,7 @@ def dropped():
 LIST = (
     fedavg,
     late,
+    tasks_of_a_module,
     few,
     memory,
     gathers,
