@@ -90,11 +90,13 @@ class Drawn:
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         draws = generator or keyed_generator(0, "scenario/drawn")
-        numbers = copy_to_device(torch.randint(len(self._ways), (len(x),), generator=draws), x.device)
+        numbers = torch.randint(len(self._ways), (len(x),), generator=draws)
         seen = torch.empty_like(x)
         for number, way in enumerate(self._ways):
-            chosen = numbers == number
-            seen[chosen] = way(x[chosen], generator)
+            places = (numbers == number).nonzero().flatten()
+            if len(places):
+                chosen = copy_to_device(places, x.device)
+                seen[chosen] = way(x[chosen], generator)
         return seen
 
 
