@@ -223,7 +223,7 @@ def write_tables(
     groups = list(chain.from_iterable(by_case.values()))
     logged = keys_in(chain.from_iterable(group.runs for group in groups))
     asked = [plain_key(key) for key in tables.metrics]
-    keys = known_metrics(groups, asked)
+    keys = known_metrics(groups, asked, with_tasks=tables.reference is not None)
     baseline = tables.baseline or series[0].method
     compared: list[Comparison] = []
     laid_out: list[Table] = []
@@ -286,6 +286,7 @@ def compare_keys(
             at=tables.at,
             at_seconds=tables.at_seconds,
             columns=tables.columns,
+            reference=tables.reference,
         )
         comparisons.append(comparison)
     return comparisons
