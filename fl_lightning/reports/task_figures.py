@@ -337,7 +337,8 @@ def bars_of(counts: Numbers, *, bar: int, gap: int) -> NDArray[np.int64]:
     >>> bars_of(np.array([[[1.0, 1.0], [0.0, 1.0]]]), bar=2, gap=1).tolist()
     [[-1, -1], [1, -1], [0, 1]]
     """
-    levels = (np.arange(bar)[::-1] + 0.5) / bar
+    # The lowest pixel is at 0, so that the smallest number of samples is seen.
+    levels = np.arange(bar)[::-1] / bar
     strips: list[NDArray[np.int64]] = []
     for of_client in counts:
         num_rounds, num_classes = of_client.shape

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.data.changing import ChangingSamples
 from fl_lightning.data.scenario import Scenario
 
 MOST_CLIENTS = 50
@@ -50,9 +49,9 @@ def presence_of(data: FederatedDataModule, num_rounds: int, class_names: Sequenc
     Returns:
         The counts. None if the data do not change.
     """
-    samples = data.client_samples()
-    if data.scenario is None or not isinstance(samples, ChangingSamples):
+    if data.scenario is None:
         return None
+    samples = data.client_samples()
     labels = data.split("train").labels if class_names is not None else None
     kind, names = kind_of(data.scenario, None if labels is None else class_names)
     clients = list(range(min(MOST_CLIENTS, data.num_clients)))
