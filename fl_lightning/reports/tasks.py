@@ -151,9 +151,8 @@ def curves_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> 
     curves: dict[str, Numbers] = {}
     for name in names:
         rounds, curves[name] = group.curves(f"{scope}{BY_TASK}{name}")
-    _, mean = group.curves(f"{scope}/{ACC_TASKS}")
-    if any(values.shape != mean.shape for values in curves.values()):
-        mean = None
+    _, averages = group.curves(f"{scope}/{ACC_TASKS}")
+    is_known = all(values.shape == averages.shape for values in curves.values())
     over = ", mean and one standard deviation over the seeds" if len(group.runs) > 1 else ""
     caption = (
         f"Accuracy of the global model on each task after each round: {group.label}{over}. Above: the rounds in which "
@@ -162,7 +161,7 @@ def curves_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> 
     figure = plot_task_curves(
         rounds,
         curves,
-        mean=mean,
+        mean=averages if is_known else None,
         spans=spans_of(tables[0]) if tables else (),
         title=f"{group.label}: accuracy on each task over the rounds",
     )

@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift
+from fl_lightning.federation.effects import is_data, is_fixed
 from fl_lightning.metrics.keys import describe
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
 from fl_lightning.reports.overview import overview_table
 from fl_lightning.reports.results import compare, known_metrics
-from fl_lightning.reports.saved import find_runs, grouped, read_run
+from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run
 from fl_lightning.reports.task_figures import (
     TaskMatrix,
     TrainedSpan,
@@ -109,6 +110,14 @@ def test_intransigence_is_paired_by_seed_and_lower_is_better(groups):
     overview = overview_table([others, shown])
     assert overview.header[-1] == "intransigence, %"
     assert [row[-1].text for row in overview.rows] == ["15.0", "30.0", "–"]
+
+
+def test_a_cumulative_run_has_the_data_of_the_others(groups):
+    assert not data_differences(groups)
+    # The digest of the samples of each round is that of the run, not of the data that are compared.
+    assert is_fixed("data.scenario.samples")
+    assert not is_data("data.scenario.samples")
+    assert is_data("data.scenario.tasks")
 
 
 def test_a_run_whose_later_rounds_are_left_out_has_no_table(groups):
