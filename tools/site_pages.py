@@ -48,6 +48,7 @@ ROOMS = {
     "fl_lightning.functional.class_means": "Means and covariances of the classes",
     "fl_lightning.functional.classes": "Splits of the classes",
     "fl_lightning.functional.coding": "Coding of vectors",
+    "fl_lightning.functional.continual": "Measures of continual learning",
     "fl_lightning.functional.density": "Densities",
     "fl_lightning.functional.drift": "Drift",
     "fl_lightning.functional.forgetting": "Forgetting",

@@ -224,12 +224,20 @@ def belongs(split: Split, among: Tensor, task: Task) -> Tensor:
         split: The split of the samples.
         among: The samples, int64 (n,).
         task: The task.
+
+    Raises:
+        ValueError: The samples lack the column of the task.
     """
     chosen = torch.ones(len(among), dtype=torch.bool)
     if task.classes is not None and split.labels is not None:
         chosen &= torch.isin(split.labels[among], torch.tensor(task.classes))
     if task.column is not None:
-        values = split.column(task.column)
+        try:
+            values = split.column(task.column)
+        except ValueError as error:
+            raise ValueError(
+                f"data.scenario.column must be a column of the test samples as well, and {error}"
+            ) from None
         chosen &= torch.tensor([values[index] == task.value for index in among.tolist()], dtype=torch.bool)
     return chosen
 

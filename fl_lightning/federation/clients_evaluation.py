@@ -9,15 +9,18 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.client.hooks import overridden
 from fl_lightning.engines.deployed import Kind
+from fl_lightning.federation.final import summary_key
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_host
-from fl_lightning.metrics.keys import Directions, is_accuracy, metric_directions
+from fl_lightning.members.tasks import TaskValue
+from fl_lightning.metrics.keys import Directions, direction_of, metric_directions, unknown_direction
 from fl_lightning.metrics.user_metrics import alone, values_of
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientScore, Scoring, State
 
@@ -135,17 +138,20 @@ class ClientsEvaluation:
         if tasks is None:
             return {}
         names = tasks.names
-        found = self.evaluate_tasks(round_idx, kind, len(names))
+        found, value = self.evaluate_tasks(round_idx, kind, len(names))
+        self.take_task_value(value, AS_DEPLOYED)
         values: dict[str, float] = {}
         for index, name in enumerate(names):
             column = [of_client[index] for of_client in found.values() if not math.isnan(of_client[index])]
             if column:
-                values[f"{AS_DEPLOYED}/acc_task/{name}"] = mean_of_column(column)
+                values[f"{AS_DEPLOYED}/{tasks.key('acc_task')}/{name}"] = mean_of_column(column)
         measures = tasks.take_clients(found, round_idx)
         return values | {f"{AS_DEPLOYED}/{name}": value for name, value in measures.items()}
 
     @torch.no_grad()
-    def evaluate_tasks(self, round_idx: int, kind: Kind, num_tasks: int) -> dict[int, list[float]]:
+    def evaluate_tasks(
+        self, round_idx: int, kind: Kind, num_tasks: int
+    ) -> tuple[dict[int, list[float]], TaskValue | None]:
         """Evaluate all clients on all of their own test samples of each task. Every process must call it.
 
         Args:
@@ -154,28 +160,72 @@ class ClientsEvaluation:
             num_tasks: The number K of tasks.
 
         Returns:
-            The accuracies, K, by client id. NaN for a task of which a client has no samples.
+            The values, K, by client id, NaN for a task of which a client has no samples, and how a module is tested.
         """
         mine: dict[int, list[float]] = {}
+        value: TaskValue | None = None
         error: Exception | None = None
         try:
             for task in range(num_tasks):
-                for client_id, accuracy in self._of_task(round_idx, kind, task).items():
-                    mine.setdefault(client_id, [math.nan] * num_tasks)[task] = accuracy
+                for score in self._of_task(round_idx, kind, task):
+                    value = value or self.task_value(score)
+                    mine.setdefault(score.client_id, [math.nan] * num_tasks)[task] = value_on_task(score, value)
         except Exception as raised:
             # The other processes wait for this one.
             error = raised
         found: dict[int, list[float]] = {}
-        for of_process in self._communicator.all_gather_or_raise(mine, error):
+        for of_process, value_there in self._communicator.all_gather_or_raise((mine, value), error):
             found |= of_process
-        return dict(sorted(found.items()))
+            value = value or value_there
+        return dict(sorted(found.items())), value
 
-    def _of_task(self, round_idx: int, kind: Kind, task: int) -> dict[int, float]:
-        """Return the accuracies of the clients of this process on one task."""
+    def _of_task(self, round_idx: int, kind: Kind, task: int) -> list[ClientScore]:
+        """Return the scores of the clients of this process on one task."""
         how = self.how(kind)._replace(tuning=None, classes=self._answers(task))
         with self._kept_generators():
             with closing(self._run.clients_engine.evaluate(self._jobs(round_idx, task), how)) as scores:
-                return {score.client_id: accuracy_in(score) for score in scores}
+                return list(scores)
+
+    def task_value(self, score: ClientScore) -> TaskValue | None:
+        """Return by which value a module is tested on tasks: the one that sums up an evaluation, always the same.
+
+        Args:
+            score: A score of the module.
+
+        Returns:
+            The value. None for a net, which is tested by its accuracy, and for a module without values.
+        """
+        tasks = self._run.tasks
+        if tasks is not None and tasks.value is not None:
+            return tasks.value
+        others = [key.removeprefix(f"{AS_DEPLOYED}/") for key in values_of_score(score, names=())]
+        key = summary_key([*score.logged, *others])
+        if score.correct is not None or key is None:
+            return None
+        metrics = self._parts.metrics
+        told = {} if metrics is None else metric_directions(metrics)
+        given = {**told, **score.directions, **self._parts.recorder.directions}
+        return TaskValue(key=key, direction=direction_of(key, given))
+
+    def take_task_value(self, value: TaskValue | None, prefix: str) -> None:
+        """Keep the value by which a module is tested on tasks. Every process must call it.
+
+        Args:
+            value: The value. None changes nothing.
+            prefix: Beginning of the log keys.
+        """
+        tasks = self._run.tasks
+        if tasks is None or value is None:
+            return
+        if tasks.value is None:
+            tasks.value = value
+            if value.direction is None:
+                rank_zero_warn(
+                    f"tasks are compared by {value.key} without forgetting and transfer: {unknown_direction(value.key)}"
+                )
+        if value.direction is not None:
+            names = (tasks.key("acc_task"), tasks.key("acc_tasks"))
+            self._parts.recorder.take_directions({f"{prefix}/{name}": value.direction for name in names})
 
     def _answers(self, task: int) -> tuple[int, ...] | None:
         """Return the classes that may be answered in the test of a task. None: all."""
@@ -439,12 +489,17 @@ def mean_of_column(column: Sequence[float]) -> float:
     return sum(column) / len(column)  # fsum raises where infinite values cancel.
 
 
-def accuracy_in(score: ClientScore) -> float:
-    """Return the accuracy of a model: by its right answers, else the first accuracy that the module logs, or NaN."""
+def value_on_task(score: ClientScore, value: TaskValue | None) -> float:
+    """Return the accuracy of a net, or the value by which a module is tested. NaN without samples or such a value.
+
+    Args:
+        score: The score on the samples of a task.
+        value: The value by which a module is tested.
+    """
     if score.correct is not None:
         num_samples = float(score.num_samples)
         return float(score.correct) / num_samples if num_samples else math.nan
-    for key, value in values_of_score(score, names=()).items():
-        if is_accuracy(key) and value is not None:
-            return value
-    return math.nan
+    if value is None:
+        return math.nan
+    found = values_of_score(score, names=()).get(f"{AS_DEPLOYED}/{value.key}")
+    return math.nan if found is None else found

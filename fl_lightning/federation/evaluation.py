@@ -131,6 +131,7 @@ class Evaluation:
             run=run,
             evaluated_model=self.evaluated_model,
             how=partial(self.of_clients.how, "validation"),
+            value_in=self.of_clients.task_value,
         )
         self.of_training = TrainingEvaluation(
             run=run,
@@ -522,7 +523,9 @@ class Evaluation:
         """Measure the model before round 0 on each task, for what earlier tasks give. Every process must call it."""
         tasks = self._run.tasks
         if tasks is not None and self.has_global and self.data.evaluated is not None:
-            tasks.take(self.of_tasks.evaluate(self.data.evaluated), round_idx=-1)
+            initial, value = self.of_tasks.evaluate(self.data.evaluated)
+            self.of_clients.take_task_value(value, self.data.evaluated_prefix)
+            tasks.take(initial, round_idx=-1)
 
     def task_values(self, prefix: str, round_idx: int) -> dict[str, float]:
         """Return the values of the tasks after a pass of the Trainer, by log key. Every process must call it.
@@ -538,9 +541,10 @@ class Evaluation:
         if self.of_tasks.by_classes and class_accuracy is not None and self.class_samples is not None:
             accuracies = self.of_tasks.of_classes(class_accuracy, self.class_samples)
         else:
-            accuracies = self.of_tasks.evaluate(self.data.evaluated)
+            accuracies, value = self.of_tasks.evaluate(self.data.evaluated)
+            self.of_clients.take_task_value(value, prefix)
         measures = tasks.take(accuracies, round_idx)
-        return task_keys(prefix, tasks.names, accuracies) | {
+        return task_keys(f"{prefix}/{tasks.key('acc_task')}", tasks.names, accuracies) | {
             f"{prefix}/{name}": value for name, value in measures.items()
         }
 
@@ -574,14 +578,14 @@ class Evaluation:
             yield
 
 
-def task_keys(prefix: str, names: Sequence[str], accuracies: Sequence[float]) -> dict[str, float]:
-    """Return the accuracies on tasks by log key, without those that are not defined.
+def task_keys(beginning: str, names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+    """Return the values on tasks by log key, without those that are not defined.
 
-    >>> task_keys("global", ["0-1", "2"], [0.5, math.nan])
+    >>> task_keys("global/acc_task", ["0-1", "2"], [0.5, math.nan])
     {'global/acc_task/0-1': 0.5}
     """
-    found = zip(names, accuracies, strict=True)
-    return {f"{prefix}/acc_task/{name}": value for name, value in found if not math.isnan(value)}
+    found = zip(names, values, strict=True)
+    return {f"{beginning}/{name}": value for name, value in found if not math.isnan(value)}
 
 
 def inputs_in(batch: Any) -> Tensor:

@@ -23,10 +23,16 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
         rounds: The planned rounds. None means no limit.
 
     Raises:
-        ValueError: The run is private, or there is such a round.
+        ValueError: The run is private, a task is known to a module that cannot know it, or there is such a round.
     """
     if data.scenario is None:
         return
+    module = parts.client.module
+    if data.scenario.knows_task and module is not None:
+        raise ValueError(
+            f"data.scenario.knows_task chooses among the logits of a net, and a {type(module).__name__} is tested by "
+            f"its own steps; give net=, or set knows_task to false"
+        )
     if parts.is_private:
         raise ValueError(
             "data.scenario changes which samples a client has, and the guarantees of differential privacy are counted "

@@ -10,22 +10,25 @@ from torch import Tensor
 from fl_lightning.data.changing import ChangingSamples, samples_of_tasks
 from fl_lightning.data.scenario import Task
 from fl_lightning.engines.deployed import PassLoader, laid_out
-from fl_lightning.federation.clients_evaluation import accuracy_in
+from fl_lightning.federation.clients_evaluation import value_on_task
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import answer_counts, answers_among
-from fl_lightning.types import Batch, Scoring
+from fl_lightning.members.tasks import TaskValue
+from fl_lightning.types import Batch, ClientScore, Scoring
 from fl_lightning.utils.life import heartbeat
 
 
 class TasksEvaluation:
-    """Evaluates the global model on each task: a net by its answers, a user's module by the accuracy that it logs.
+    """Evaluates the global model on each task: a net by its answers, a user's module by the value that sums it up.
 
+    That value is an accuracy which the module logs or `model.metrics` has, else the first value.
     The first process does all of it, so the values do not depend on the number of processes.
 
     Args:
         run: The objects of the Trainer's run.
         evaluated_model: Context in which the client module is the global model.
         how: Says how the model is evaluated: as clients are.
+        value_in: Returns by which value a module is tested, given a score.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class TasksEvaluation:
         *,
         evaluated_model: Callable[[], AbstractContextManager[None]],
         how: Callable[[], Scoring],
+        value_in: Callable[[ClientScore], TaskValue | None],
     ) -> None:
         self._run = run
         self._data = run.data
@@ -42,6 +46,9 @@ class TasksEvaluation:
         self._own_steps = run.engine.own_steps
         self._evaluated_model = evaluated_model
         self._how = how
+        self._value_in = value_in
+        self._value: TaskValue | None = None
+        """The value of the present evaluation."""
 
     @property
     def tasks(self) -> Sequence[Task]:
@@ -72,13 +79,17 @@ class TasksEvaluation:
         return accuracies
 
     @torch.no_grad()
-    def evaluate(self, split: str) -> list[float]:
-        """Return the accuracy on each task, by a pass over its samples. Every process must call it.
+    def evaluate(self, split: str) -> tuple[list[float], TaskValue | None]:
+        """Return the values on each task, by a pass over its samples, and which they are. Every process must call it.
 
         Args:
             split: Name of the split.
+
+        Returns:
+            The accuracies of a net and None, or another value on each task and its name.
         """
         accuracies: list[float] = []
+        self._value = None
         error: Exception | None = None
         communicator = self._run.communicator
         if communicator.rank == 0:
@@ -87,7 +98,8 @@ class TasksEvaluation:
             except Exception as raised:
                 # The other processes wait for this one.
                 error = raised
-        everywhere: list[list[float]] = communicator.all_gather_or_raise(accuracies, error)
+        everywhere: list[tuple[list[float], TaskValue | None]]
+        everywhere = communicator.all_gather_or_raise((accuracies, self._value), error)
         return everywhere[0]
 
     def _accuracies(self, split: str) -> list[float]:
@@ -103,7 +115,7 @@ class TasksEvaluation:
                     module.training = was_training
 
     def _accuracy(self, task: Task, split: str, how: Scoring) -> float:
-        """Return the accuracy on one task. NaN without samples, or without an accuracy."""
+        """Return the accuracy on one task, or the value of a module. NaN without samples, or without a value."""
         samples = self._data.client_samples()
         if not isinstance(samples, ChangingSamples):
             return math.nan
@@ -120,7 +132,9 @@ class TasksEvaluation:
             return self._of_classifier(read(), task, how)
         self._local.seed_by(self._local.settings.seed)
         loader = PassLoader(read, sizes=[len(indices)], batch_size=how.batch_size)
-        return accuracy_in(self._own_steps.score(client_id=0, loaders=[loader], how=how))
+        score = self._own_steps.score(client_id=0, loaders=[loader], how=how)
+        self._value = self._value or self._value_in(score)
+        return value_on_task(score, self._value)
 
     def _of_classifier(self, batches: Iterator[Batch], task: Task, how: Scoring) -> float:
         """Return the accuracy of a net."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +13,30 @@ from fl_lightning.functional.continual import (
     tasks_accuracy,
     tasks_forgetting,
 )
+from fl_lightning.metrics.keys import Direction, is_accuracy
 from fl_lightning.metrics.tasks import TaskRows, task_rows
 from fl_lightning.types import ClientResult, Member, RoundOutcome
+
+OF_VALUES = {
+    "acc_task": "value_task",
+    "acc_tasks": "value_tasks",
+    "forgetting_tasks": "value_forgetting_tasks",
+    "backward_transfer": "value_backward_transfer",
+    "forward_transfer": "value_forward_transfer",
+}
+"""Names of the measures of values that are no accuracies, by those of accuracies."""
+
+
+class TaskValue(NamedTuple):
+    """Names the value by which a user's module is tested on a task.
+
+    Args:
+        key: The key under which the module logs the value, or the name of one of `model.metrics`.
+        direction: Whether the value is better when lower or higher. None if nobody tells.
+    """
+
+    key: str
+    direction: Direction | None
 
 
 class TaskTable:
@@ -135,6 +157,8 @@ class Tasks(Member):
         """The task of each client of the present round that trains on one."""
         self.table = TaskTable()
         self.of_clients: dict[int, TaskTable] = {}
+        self.value: TaskValue | None = None
+        """The value by which a module is tested. None is the accuracy of a net, or a value that is not known yet."""
 
     @property
     def names(self) -> list[str]:
@@ -185,7 +209,7 @@ class Tasks(Member):
         before = self.table.last_round
         begins_row = before is not None and any(self._changed(client, before, round_idx) for client in self._clients)
         self.table.take(accuracies, round_idx, begins_row=begins_row)
-        return self.table.measures()
+        return self._measures(self.table)
 
     def take_clients(self, accuracies: Mapping[int, Sequence[float]], round_idx: int) -> dict[str, float]:
         """Take the accuracies of the clients' own models, and return the means of the measures by name.
@@ -200,9 +224,30 @@ class Tasks(Member):
             before = table.last_round
             begins_row = before is not None and self._changed(client_id, before, round_idx)
             table.take(of_client, round_idx, begins_row=begins_row)
-            for name, value in table.measures().items():
+            for name, value in self._measures(table).items():
                 columns.setdefault(name, []).append(value)
         return {name: math.fsum(values) / len(values) for name, values in columns.items()}
+
+    def key(self, name: str) -> str:
+        """Return the name under which a value is logged, which tells whether the value is an accuracy.
+
+        Args:
+            name: The name of the accuracy, `acc_task` or that of a measure.
+        """
+        is_other = self.value is not None and not is_accuracy(self.value.key)
+        return OF_VALUES[name] if is_other else name
+
+    def _measures(self, table: TaskTable) -> dict[str, float]:
+        """Return the measures of a table that are defined, by the name under which they are logged.
+
+        Forgetting is what has become worse and transfer what has become better, whatever the direction of the value.
+        """
+        found = table.measures()
+        direction = "max" if self.value is None else self.value.direction
+        if direction != "max":
+            mean = {name: value for name, value in found.items() if name == "acc_tasks"}
+            found = mean if direction is None else turned(table).measures() | mean
+        return {self.key(name): value for name, value in found.items()}
 
     def _changed(self, client_id: int, before: int, after: int) -> bool:
         """Return True if a stage of a client has begun after the first round, up to the second one. −1: no round."""
@@ -215,8 +260,18 @@ class Tasks(Member):
 
     def state_dict(self, mark: Any = None) -> dict[str, Any]:
         of_clients = {client_id: table.state() for client_id, table in sorted(self.of_clients.items())}
-        return {"global": self.table.state(), "clients": of_clients}
+        value = None if self.value is None else list(self.value)
+        return {"global": self.table.state(), "clients": of_clients, "value": value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.table = TaskTable.of(state["global"])
         self.of_clients = {client_id: TaskTable.of(table) for client_id, table in state["clients"].items()}
+        value = state["value"]
+        self.value = None if value is None else TaskValue(key=value[0], direction=value[1])
+
+
+def turned(table: TaskTable) -> TaskTable:
+    """Return a table of the negative values, which are better when higher if those of the table are when lower."""
+    negative = TaskTable.of(table.state())
+    negative.accuracies = [[-value for value in row] for row in table.accuracies]
+    return negative

@@ -32,6 +32,7 @@ class FedLwF(ClientModule):
 
     needs = frozenset({"logits"})
     fedavg_equivalent = {"alpha": 0}
+    stackable = False  # every client has an old model of its own
     reads = frozenset({"label counts"})
 
     def __init__(

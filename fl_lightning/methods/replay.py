@@ -1,12 +1,13 @@
 """Replay: train on samples of earlier rounds, which each client keeps, beside its present ones.
 
-Sources: reservoir and loss: Chaudhry et al. 2019, arXiv:1902.10486 (ER); stored logits: Buzzega et al., NeurIPS 2020,
-arXiv:2004.07211, Eq. 6 (DER++); balanced classes: Chrysakis and Moens, ICML 2020. Server: FedAvg.
+Source: Chaudhry et al. 2019, arXiv:1902.10486 (ER, reservoir); Buzzega et al., NeurIPS 2020, arXiv:2004.07211, Eq. 6
+(DER++). Balanced classes: Chrysakis and Moens, ICML 2020. Server: FedAvg.
 Note: a sample comes to the reservoir once, when it arrives at the client, and not in every epoch or round. The buffer
 stays in the client's memory and is never sent.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -125,35 +126,35 @@ class Replay(ClientModule):
             return
         buffer = self.memory.get("buffer") or self._empty(local)
         buffer = {name: value.clone() for name, value in buffer.items()}
-        count = self.memory.get("count", 0)
+        held: list[int] = buffer["y"][: self.memory.get("count", 0)].tolist()
         seen: dict[int, int] = dict(self.memory.get("seen", {}))
-        draws = torch.rand(len(arrived), 2, generator=local.generator("replay/buffer"), dtype=torch.float64)
+        drawn = torch.rand(len(arrived), 2, generator=local.generator("replay/buffer"), dtype=torch.float64)
+        draws = iter(drawn.tolist())
         come = local.restricted("train", arrived).batches()
-        index = 0
         for x, y in self.transfer_each(come):
             parts = {"x": x, "y": y}
             if self.alpha:
                 with self.evaluation_mode(), torch.no_grad():
                     parts["z"] = to_float32(self(x))
-            for row in range(len(x)):
-                label = int(y[row])
+            rows: dict[int, int] = {}
+            for row, label in enumerate(y.tolist()):
                 seen[label] = seen.get(label, 0) + 1
-                place = self._place(buffer["y"][:count], label=label, seen=seen, draws=draws[index].tolist())
-                index += 1
-                if place is None:
-                    continue
-                count = max(count, place + 1)
-                for name, value in parts.items():
-                    buffer[name][place] = value[row].to(buffer[name].device)
+                place = self._place(held, label=label, seen=seen, draws=next(draws))
+                if place is not None:
+                    held[place : place + 1] = [label]
+                    rows[place] = row
+            for name, value in parts.items():
+                kept = value[torch.tensor(list(rows.values()), dtype=torch.int64, device=value.device)]
+                buffer[name][list(rows)] = kept.to(buffer[name].device)
         self.memory["buffer"] = buffer
-        self.memory["count"] = count
+        self.memory["count"] = len(held)
         self.memory["seen"] = seen
 
-    def _place(self, labels: Tensor, *, label: int, seen: dict[int, int], draws: list[float]) -> int | None:
+    def _place(self, labels: Sequence[int], *, label: int, seen: Mapping[int, int], draws: list[float]) -> int | None:
         """Choose the place of a sample in the buffer, or None if it does not stay.
 
         Args:
-            labels: Classes of the samples in the buffer, (n,).
+            labels: Classes of the samples in the buffer, n of them.
             label: Class of the sample.
             seen: Number of samples that have come so far by class, with this one.
             draws: Two numbers, uniform in [0, 1).
@@ -163,12 +164,12 @@ class Replay(ClientModule):
         if self.select == "reservoir":
             place = int(draws[0] * sum(seen.values()))
             return place if place < self.size else None
-        counts = Counter(labels.tolist())
-        places = (labels == label).nonzero().flatten()
-        if len(places) < max(counts.values()):
-            largest = min(counts, key=lambda class_idx: (-counts[class_idx], class_idx))
-            places = (labels == largest).nonzero().flatten()
-        elif draws[1] * seen[label] >= len(places):
+        counts = Counter(labels)
+        chosen = label
+        if counts[label] < max(counts.values()):
+            chosen = min(counts, key=lambda class_idx: (-counts[class_idx], class_idx))
+        elif draws[1] * seen[label] >= counts[label]:
             # Of a class with the most places each sample stays with one probability.
             return None
-        return int(places[int(draws[0] * len(places))])
+        places = [place for place, of_place in enumerate(labels) if of_place == chosen]
+        return places[int(draws[0] * len(places))]

@@ -86,8 +86,14 @@ TASKS = (
     OwnKey("forgetting_tasks", "share", "min"),
     OwnKey("backward_transfer", "share", "max"),
     OwnKey("forward_transfer", "share", "max"),
+    OwnKey("value_task/*", "", None),
+    OwnKey("value_tasks", "", None),
+    OwnKey("value_forgetting_tasks", "", "min"),
+    OwnKey("value_backward_transfer", "", "max"),
+    OwnKey("value_forward_transfer", "", "max"),
 )
-"""Values of the tasks of a scenario, without the beginning of the key."""
+"""Values of the tasks of a scenario, without the beginning of the key. Those of a module that logs no accuracy begin
+with `value_`."""
 
 ACC_TASKS = "acc_tasks"
 """Name of the average accuracy over the tasks that were met."""
@@ -695,8 +701,9 @@ def check_metric_name(name: str) -> None:
     for beginning in WRITTEN_BY_METRICS:
         if own_key(f"{beginning}/{name}") is not None or own_key(f"{beginning}/{name}/NAME") is not None:
             own = own_names(beginning)
-            if name in own[: len(EVALUATED)]:
-                own = own[: len(EVALUATED)]
+            of_model = own[: len(EVALUATED) - len(TASKS)]
+            if name in of_model:
+                own = of_model
             raise ValueError(f"model.metrics must not be named {', '.join(own)}, got {name!r}; give it another name")
 
 
@@ -726,8 +733,8 @@ def check_writer(key: str, writer: Writer, *, evaluates: bool = False) -> None:
 def own_names(beginning: str) -> list[str]:
     """Return the names of the package's keys with a beginning, each once.
 
-    >>> own_names("val")
-    ['acc', 'loss', 'acc_class', 'forgetting']
+    >>> own_names("val")[:5]
+    ['acc', 'loss', 'acc_class', 'forgetting', 'acc_task']
     """
     names: dict[str, None] = {}
     for key in OWN:

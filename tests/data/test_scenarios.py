@@ -425,3 +425,11 @@ def test_what_a_scenario_contradicts_is_refused():
         data_with(D.Window(per_round=0.1)).set_class_count(0, 1, 2)
     with pytest.raises(TypeError, match=r"scenario must be a scenario of fl_lightning\.data"):
         D.FederatedDataModule(Given(), scenario="window")
+
+
+def test_a_permutation_is_one_for_all_samples_and_channels():
+    seen = D.DomainIncremental(1, permutations=2)
+    data_with(seen)
+    x = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    order = keyed_numpy(SEED, "scenario/permutation/1").permutation(36)
+    assert seen.seen(0, 1)(x).equal(x.flatten(2)[:, :, order].view(x.shape))

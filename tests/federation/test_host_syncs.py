@@ -94,6 +94,7 @@ READS_OF = {
     "FedMD": {"tolist"},  # finite knowledge is fused
     "FedPAC": {"cpu"},  # heads are combined by programs of a few numbers, solved on the host
     "KnFu": {"tolist"},  # as FedMD
+    "Replay": {"tolist"},  # classes of samples that have arrived decide which of them stay
     "SelectiveFD": {"cpu", "nonzero"},  # samples are chosen by what the models say of them
 }
 """Methods of which numbers on the device decide what is done, and how these are read."""
