@@ -16,8 +16,8 @@ from torch import Tensor
 from fl_lightning.callbacks.report import split_text
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.metric_files import FOLDER, stem_of
-from fl_lightning.metrics.history import BY_CLASS, BY_TASK, History, plain_key
-from fl_lightning.metrics.keys import ACC_TASKS, TIME, is_accuracy, is_loss, is_value, unit_of
+from fl_lightning.metrics.history import BY_CLASS, History, plain_key
+from fl_lightning.metrics.keys import TIME, is_accuracy, is_loss, is_value, unit_of
 from fl_lightning.reports.figures import (
     plot_accuracy,
     plot_classwise,
@@ -29,7 +29,7 @@ from fl_lightning.reports.figures import (
     save,
 )
 from fl_lightning.reports.task_figures import plot_stages, plot_task_curves, plot_tasks
-from fl_lightning.reports.tasks import matrices_of, spans_of
+from fl_lightning.reports.tasks import matrices_of, share_factor, spans_of, task_keys_in
 from fl_lightning.reports.time_figures import plot_timeline
 from fl_lightning.runs.logged_figures import figure_writer, log_figures
 from fl_lightning.runs.partition import PARTITION, write_partition
@@ -50,6 +50,10 @@ LARGEST_SHARE = 0.02
 
 MOST_ROUNDS = 100
 """Number of rounds in the picture of data that change, if the rounds of the run are not planned."""
+
+TASK_TABLE = "Each task after each stage"
+TASK_CURVES = "Each task over the rounds"
+"""Titles of the pictures of tasks."""
 
 
 class RunPlots(Callback):
@@ -259,14 +263,18 @@ class RunPlots(Callback):
         """
         matrices = matrices_of([saved])
         if matrices:
-            self._keep(plot_tasks(matrices), name="tasks", logged=f"{scope}/tasks")
-        rounds, names, table = self._history.columns(f"{scope}{BY_TASK}")
-        if not rounds:
+            self._keep(plot_tasks(matrices, title=TASK_TABLE), name="tasks", logged=f"{scope}/tasks")
+        keys = task_keys_in(self._history.keys)
+        if keys is None:
             return
-        curves = {name: table[:, place].numpy()[np.newaxis] for place, name in enumerate(names)}
-        averages = self._history.curve(f"{scope}/{ACC_TASKS}")
-        mean = np.array([[averages.get(round_idx, math.nan) for round_idx in rounds]])
-        figure = plot_task_curves(rounds, curves, mean=mean, spans=spans_of(saved))
+        rounds, names, table = self._history.columns(keys.beginning)
+        factor = share_factor(table.numpy()) if keys.are_accuracies else 1.0
+        curves = {name: factor * table[:, place].numpy()[np.newaxis] for place, name in enumerate(names)}
+        averages = self._history.curve(keys.mean)
+        mean = factor * np.array([[averages.get(round_idx, math.nan) for round_idx in rounds]])
+        figure = plot_task_curves(
+            rounds, curves, mean=mean, spans=spans_of(saved), are_shares=keys.are_accuracies, title=TASK_CURVES
+        )
         self._keep(figure, name="task_curves", logged=f"{scope}/task_curves")
 
     def _draw(self) -> None:

@@ -209,7 +209,7 @@ class Tasks(Member):
         before = self.table.last_round
         begins_row = before is not None and any(self._changed(client, before, round_idx) for client in self._clients)
         self.table.take(accuracies, round_idx, begins_row=begins_row)
-        return self._measures(self.table)
+        return self.measures(self.table)
 
     def take_clients(self, accuracies: Mapping[int, Sequence[float]], round_idx: int) -> dict[str, float]:
         """Take the accuracies of the clients' own models, and return the means of the measures by name.
@@ -224,7 +224,7 @@ class Tasks(Member):
             before = table.last_round
             begins_row = before is not None and self._changed(client_id, before, round_idx)
             table.take(of_client, round_idx, begins_row=begins_row)
-            for name, value in self._measures(table).items():
+            for name, value in self.measures(table).items():
                 columns.setdefault(name, []).append(value)
         return {name: math.fsum(values) / len(values) for name, values in columns.items()}
 
@@ -237,16 +237,20 @@ class Tasks(Member):
         is_other = self.value is not None and not is_accuracy(self.value.key)
         return OF_VALUES[name] if is_other else name
 
-    def _measures(self, table: TaskTable) -> dict[str, float]:
+    def measures(self, table: TaskTable, end: int | None = None) -> dict[str, float]:
         """Return the measures of a table that are defined, by the name under which they are logged.
 
         Forgetting is what has become worse and transfer what has become better, whatever the direction of the value.
+
+        Args:
+            table: The table.
+            end: Number of its rows that are known, the first ones. None: all.
         """
-        found = table.measures()
+        found = table.measures(end)
         direction = "max" if self.value is None else self.value.direction
         if direction != "max":
             mean = {name: value for name, value in found.items() if name == "acc_tasks"}
-            found = mean if direction is None else turned(table).measures() | mean
+            found = mean if direction is None else turned(table).measures(end) | mean
         return {self.key(name): value for name, value in found.items()}
 
     def _changed(self, client_id: int, before: int, after: int) -> bool:

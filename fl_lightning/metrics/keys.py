@@ -13,6 +13,7 @@ from torchmetrics import Metric, MetricCollection
 from fl_lightning.metrics.history import (
     BY_CLASS,
     BY_TASK,
+    BY_TASK_VALUE,
     EPSILON,
     EPSILON_LOCAL,
     EPSILON_SAMPLES,
@@ -100,6 +101,9 @@ ACC_TASKS = "acc_tasks"
 
 TASK_MEASURES = (ACC_TASKS, "forgetting_tasks", "backward_transfer", "forward_transfer")
 """Names of the measures of a table of tasks, without the beginning of the key."""
+
+TASK_VALUE_MEASURES = ("value_tasks", "value_forgetting_tasks", "value_backward_transfer", "value_forward_transfer")
+"""Likewise, of a table of other values than accuracies, in the same order."""
 
 EVALUATED = (
     OwnKey("acc", "share", "max"),
@@ -343,6 +347,13 @@ OF_TASKS: Mapping[str, str] = {
     "last trained on",
     "forward_transfer": "forward transfer (FWT), the mean over later tasks of accuracy before their stage − before any "
     "training",
+    "value_tasks": "mean over the tasks that were met of the value by which the module is tested",
+    "value_forgetting_tasks": "forgetting of tasks, the mean over earlier tasks of what the value is worse than the "
+    "best earlier one",
+    "value_backward_transfer": "backward transfer (BWT), the mean over tasks that are over of what the value is better "
+    "than when last trained on",
+    "value_forward_transfer": "forward transfer (FWT), the mean over later tasks of what the value is better before "
+    "their stage than before any training",
 }
 """Measures of a table of tasks in words, by name."""
 
@@ -522,7 +533,7 @@ def describe(key: str, given: Directions | None = None) -> LogKey:
         split=split,
         is_own=entry is not None,
         writer=None if entry is None else entry.writer,
-        has_best=words_of(name)[-1:] != ("forgetting",) and name.rpartition("/")[2] not in TASK_MEASURES,
+        has_best=words_of(name)[-1:] != ("forgetting",) and not is_measure_of_tasks(name),
         scope=scope_text(name, split),
     )
 
@@ -783,6 +794,24 @@ def is_accuracy(key: str) -> bool:
     return entry.unit == "share" and entry.direction == "max"
 
 
+def is_of_task(key: str) -> bool:
+    """Return True for the key of a value on one task of a scenario.
+
+    >>> is_of_task("global/acc_task/0-1"), is_of_task("local/value_task/0-1"), is_of_task("global/acc_tasks")
+    (True, True, False)
+    """
+    return BY_TASK in key or BY_TASK_VALUE in key
+
+
+def is_measure_of_tasks(key: str) -> bool:
+    """Return True for the key of a measure of a table of tasks.
+
+    >>> is_measure_of_tasks("global/acc_tasks"), is_measure_of_tasks("global/acc_task/0-1")
+    (True, False)
+    """
+    return key.rpartition("/")[2] in (*TASK_MEASURES, *TASK_VALUE_MEASURES)
+
+
 def is_loss(key: str) -> bool:
     """Return True for a key whose values are losses.
 
@@ -798,7 +827,7 @@ def is_loss(key: str) -> bool:
 def is_value(key: str) -> bool:
     """Return True for a key of the client's own: no bytes, no count of clients, no class, no task, no budget."""
     name = plain_key(key)
-    if BY_CLASS in name or BY_TASK in name:
+    if BY_CLASS in name or is_of_task(name):
         return False
     return not name.startswith(("comm/", PROMISED)) and name != "train/skipped"
 

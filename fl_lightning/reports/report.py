@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
-from fl_lightning.metrics.history import BY_CLASS, BY_TASK, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
+from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
 from fl_lightning.metrics.keys import (
     LOST,
     STALENESS,
@@ -18,6 +18,7 @@ from fl_lightning.metrics.keys import (
     TIME,
     Unit,
     is_in_percent,
+    is_of_task,
     percent_factor,
     scope_of,
 )
@@ -319,7 +320,7 @@ def drawn_keys(groups: Sequence[Group]) -> list[str]:
     keys: dict[str, None] = {}
     for run in runs_of(groups):
         keys |= dict.fromkeys(run.history.keys)
-    in_maps = [key for key in keys if BY_CLASS in key or BY_TASK in key]
+    in_maps = [key for key in keys if BY_CLASS in key or is_of_task(key)]
     shown = [key for key in keys if key not in in_maps and not key.startswith(("comm/", TIME))]
     return sorted(shown, key=lambda key: ([*NAMES, key].index(key), key))
 

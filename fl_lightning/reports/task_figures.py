@@ -35,8 +35,17 @@ GAP_PIXELS = 4
 BEFORE = "before"
 """Name of the column of accuracies before training."""
 
-ABBREVIATIONS = {"acc_tasks": "ACC", "forgetting_tasks": "F", "backward_transfer": "BWT", "forward_transfer": "FWT"}
-"""Measures in the title of a table, by name."""
+ABBREVIATIONS = {
+    "acc_tasks": "ACC",
+    "value_tasks": "mean",
+    "forgetting_tasks": "F",
+    "backward_transfer": "BWT",
+    "forward_transfer": "FWT",
+}
+"""Measures in the title of a table, by name without the mark of values that are no accuracies."""
+
+OF_VALUE = "value_"
+"""Mark of the measures of values that are no accuracies."""
 
 
 class TaskMatrix(NamedTuple):
@@ -44,11 +53,12 @@ class TaskMatrix(NamedTuple):
 
     Args:
         names: Names of the K tasks.
-        table: Accuracies in [0, 1] of each row, (T, K). NaN is a task without samples.
+        table: Accuracies in [0, 1] of each row, or other values, (T, K). NaN is a task without samples.
         trained: Whether a task was trained on since the row before, (T, K) bool.
         rounds: The round after which each row was measured, (T,).
         initial: Accuracies before training, (K,). None: they are not known.
         measures: Measures after the last row, by name.
+        are_shares: Whether the values are in [0, 1], and shown in percent.
     """
 
     names: Sequence[str]
@@ -57,6 +67,7 @@ class TaskMatrix(NamedTuple):
     rounds: Sequence[int]
     initial: Numbers | None = None
     measures: Mapping[str, float] = {}
+    are_shares: bool = True
 
 
 class TrainedSpan(NamedTuple):
@@ -76,12 +87,12 @@ class TrainedSpan(NamedTuple):
 # --- table of tasks ---
 
 
-def plot_tasks(tables: Mapping[str, TaskMatrix], title: str = "Accuracy on each task after each stage") -> Figure:
+def plot_tasks(tables: Mapping[str, TaskMatrix], title: str | None = None) -> Figure:
     """Draw tables of tasks, a row for each task and a column for each stage, framed where a task is trained on.
 
     Args:
         tables: The tables by the name of the model, at least one.
-        title: Title above the picture.
+        title: Title above the picture. None draws no title.
     """
     columns = max(num_columns(matrix) for matrix in tables.values())
     tasks = max(len(matrix.names) for matrix in tables.values())
@@ -90,11 +101,27 @@ def plot_tasks(tables: Mapping[str, TaskMatrix], title: str = "Accuracy on each 
     height = float(np.clip(0.36 * tasks, 1.2, 9)) + 1.25
     figure = figures.new_figure(width, len(tables) * height + 0.3, title)
     panels = figure.subplots(len(tables), 1, squeeze=False)[:, 0]
+    limits = limits_of(list(tables.values()))
     for axes, (model, matrix) in zip(panels, tables.items(), strict=True):
-        image = draw_tasks(axes, matrix)
+        image = draw_tasks(axes, matrix, limits)
         axes.set_title(panel_title(model, matrix), fontsize="small")
-    figure.colorbar(image, ax=list(panels), label="accuracy (%)", fraction=0.04, pad=0.02)
+    figure.colorbar(image, ax=list(panels), label=label_of(matrix.are_shares), fraction=0.04, pad=0.02)
     return figure
+
+
+def label_of(are_shares: bool) -> str:
+    """Name values on an axis."""
+    return "accuracy (%)" if are_shares else "value"
+
+
+def limits_of(matrices: Sequence[TaskMatrix]) -> tuple[float, float]:
+    """Return the smallest and the largest value of the scale of colors: 0 and 100 % of accuracies."""
+    if all(matrix.are_shares for matrix in matrices):
+        return 0.0, 100.0
+    values = figures.finite(np.concatenate([matrix.table.ravel() for matrix in matrices]))
+    if np.isnan(values).all():
+        return 0.0, 1.0
+    return float(np.nanmin(values)), float(np.nanmax(values))
 
 
 def num_columns(matrix: TaskMatrix) -> int:
@@ -105,24 +132,32 @@ def num_columns(matrix: TaskMatrix) -> int:
 def panel_title(model: str, matrix: TaskMatrix) -> str:
     """Name the model of a table, and below it its measures."""
     parts = []
-    for name, short in ABBREVIATIONS.items():
-        if name in matrix.measures and not math.isnan(matrix.measures[name]):
-            value = f"{100 * matrix.measures[name]:.1f}".replace("-", "−")
-            parts.append(f"{short} {value} %")
+    for name, value in matrix.measures.items():
+        short = ABBREVIATIONS.get(name) or ABBREVIATIONS[name.removeprefix(OF_VALUE)]
+        text = f"{100 * value:.1f} %" if matrix.are_shares else f"{value:.3g}"
+        parts.append(f"{short} {text.replace('-', '−', 1)}")
     return f"{model}\n{', '.join(parts)}" if parts else model
 
 
-def draw_tasks(axes: Axes, matrix: TaskMatrix) -> AxesImage:
-    """Draw one table of tasks, with its numbers if there is room for them."""
-    shown = 100 * matrix.table
+def draw_tasks(axes: Axes, matrix: TaskMatrix, limits: tuple[float, float]) -> AxesImage:
+    """Draw one table of tasks, with its numbers if there is room for them.
+
+    Args:
+        axes: The panel.
+        matrix: The table.
+        limits: Smallest and largest value of the scale of colors.
+    """
+    scale = 100 if matrix.are_shares else 1
+    shown = figures.finite(scale * matrix.table)
     labels = [str(round_idx) for round_idx in matrix.rounds]
     offset = 0
     if matrix.initial is not None:
-        shown = np.concatenate([100 * matrix.initial[np.newaxis], shown])
+        shown = np.concatenate([figures.finite(scale * matrix.initial[np.newaxis]), shown])
         labels = [BEFORE, *labels]
         offset = 1
     axes.set_facecolor(figures.GREY)
-    image = axes.imshow(shown.T, cmap="Blues", vmin=0, vmax=100, aspect="auto", interpolation="nearest")
+    low, high = limits
+    image = axes.imshow(shown.T, cmap="Blues", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     figures.label_places(axes.xaxis, labels, MOST_NUMBERED)
     figures.label_places(axes.yaxis, [shortened(name) for name in matrix.names], figures.MOST_LABELS)
     axes.set(xlabel="after round", ylabel="task")
@@ -130,7 +165,7 @@ def draw_tasks(axes: Axes, matrix: TaskMatrix) -> AxesImage:
         axes.axvline(0.5, color="white", linewidth=3)
     frame_trained(axes, matrix.trained, offset=offset)
     if max(shown.shape) <= MOST_NUMBERED:
-        write_percents(axes, shown.T)
+        write_values(axes, shown.T, dark=low + 0.6 * (high - low), form=".0f" if matrix.are_shares else ".3g")
     return image
 
 
@@ -150,17 +185,19 @@ def frame_trained(axes: Axes, trained: NDArray[np.bool_], *, offset: int) -> Non
         axes.add_patch(frame)
 
 
-def write_percents(axes: Axes, table: Numbers) -> None:
+def write_values(axes: Axes, table: Numbers, *, dark: float, form: str) -> None:
     """Write the numbers of a table into its cells, without those that are NaN.
 
     Args:
         axes: The panel.
-        table: Percent by row and column of the panel.
+        table: Numbers by row and column of the panel.
+        dark: Number above which a cell is dark, and its text white.
+        form: Format of the numbers.
     """
     for row, column in zip(*np.nonzero(~np.isnan(table)), strict=True):
         value = table[row, column]
-        color = "white" if value > 60 else "black"
-        axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small", color=color)
+        color = "white" if value > dark else "black"
+        axes.text(column, row, f"{value:{form}}", ha="center", va="center", fontsize="small", color=color)
 
 
 # --- curves of tasks ---
@@ -172,16 +209,18 @@ def plot_task_curves(
     *,
     mean: Numbers | None = None,
     spans: Sequence[TrainedSpan] = (),
-    title: str = "Accuracy on each task over the rounds",
+    are_shares: bool = True,
+    title: str | None = None,
 ) -> Figure:
     """Draw the accuracy on each task over the rounds, and above it in which rounds each task is trained on.
 
     Args:
         rounds: The rounds, (T,).
-        curves: Accuracies in [0, 1] by the name of the task, one row for each run, (S, T).
+        curves: Accuracies in [0, 1], or other values, by the name of the task, one row for each run, (S, T).
         mean: Average accuracies over the tasks that were met, (S, T). None: they are not drawn.
         spans: The rounds of each stage, and the tasks that are trained on in them. Empty: they are not drawn.
-        title: Title above the picture.
+        are_shares: Whether the values are in [0, 1], and shown in percent.
+        title: Title above the picture. None draws no title.
     """
     strip = float(np.clip(0.11 * len(curves), 0.35, 1.6))
     figure = figures.new_figure(8.6, 3.6 + strip, title)
@@ -189,17 +228,20 @@ def plot_task_curves(
     axes = figure.add_subplot(grid[1, 0])
     above = figure.add_subplot(grid[0, 0], sharex=axes)
     colors = colors_of(len(curves))
+    scale = 100 if are_shares else 1
     for index, (name, values) in enumerate(curves.items()):
         style = figures.STYLES[index % len(figures.STYLES)]
-        draw_band(axes, rounds, values, color=colors[index], style=style, label=shortened(name))
+        draw_band(axes, rounds, scale * values, color=colors[index], style=style, label=shortened(name))
     if mean is not None:
-        draw_band(axes, rounds, mean, color="black", style="-", label="mean of met tasks", width=2.4)
+        draw_band(axes, rounds, scale * mean, color="black", style="-", label="mean of met tasks", width=2.4)
     for span in spans:
         axes.axvline(span.last + 0.5, color=figures.GREY, linewidth=1.0, zorder=0)
     draw_spans(above, spans, colors)
     figures.tidy(axes)
     figures.label_rounds(axes, rounds)
-    axes.set(ylabel="accuracy (%)", xlim=(rounds[0] - 0.5, rounds[-1] + 0.5), ylim=(-2, 102))
+    axes.set(ylabel=label_of(are_shares), xlim=(rounds[0] - 0.5, rounds[-1] + 0.5))
+    if are_shares:
+        axes.set_ylim(-2, 102)
     columns = math.ceil(len(curves) / MOST_IN_COLUMN)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False, ncols=columns)
     return figure
@@ -226,25 +268,25 @@ def draw_band(
     label: str,
     width: float = 1.4,
 ) -> None:
-    """Draw the mean of some runs over the rounds in percent, with a band of one standard deviation.
+    """Draw the mean of some runs over the rounds, with a band of one standard deviation.
 
     Args:
         axes: The panel.
         rounds: The rounds, (T,).
-        values: Values in [0, 1], (S, T).
+        values: Values as they are shown, (S, T).
         color: Color of the line.
         style: Style of the line.
         label: Name in the legend.
         width: Width of the line in points.
     """
-    percents = 100 * figures.finite(values)
-    means = percents.mean(0)
+    shown = figures.finite(values)
+    means = shown.mean(0)
     marker = "o" if len(rounds) <= 30 else ""
     axes.plot(
         rounds, means, style, color=color, linewidth=width, marker=marker, markersize=3, label=figures.in_legend(label)
     )
-    if len(percents) > 1:
-        deviations = percents.std(0, ddof=1)
+    if len(shown) > 1:
+        deviations = shown.std(0, ddof=1)
         axes.fill_between(rounds, means - deviations, means + deviations, color=color, alpha=0.15, linewidth=0)
 
 

@@ -1,14 +1,15 @@
 """The tables of tasks of saved runs: what is drawn of them, and intransigence against a cumulative run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fl_lightning.functional.continual import at_rows, intransigence
-from fl_lightning.metrics.history import BY_TASK
-from fl_lightning.metrics.keys import ACC_TASKS, TASK_MEASURES
+from fl_lightning.metrics.history import BY_TASK, BY_TASK_VALUE
+from fl_lightning.metrics.keys import TASK_MEASURES, TASK_VALUE_MEASURES
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.reports.page import Picture
 from fl_lightning.reports.saved import Group, SavedRun
@@ -24,13 +25,39 @@ def tasks_of_run(run: SavedRun) -> SavedTasks | None:
     return read_tasks(run.folder / TASKS) if run.is_whole else None
 
 
-def scope_in(run: SavedRun) -> str:
-    """Return the beginning of the log keys of the global model's tasks. Empty if no round has such a key."""
-    for name in run.history.keys:
-        scope, found, _ = name.partition(BY_TASK)
-        if found and scope != "local":
-            return scope
-    return ""
+class TaskKeys(NamedTuple):
+    """Names the values of the global model on tasks.
+
+    Args:
+        beginning: Beginning of the log keys of single tasks. The name of the task follows it.
+        mean: Log key of the mean over the tasks that were met.
+        are_accuracies: Whether the values are accuracies.
+    """
+
+    beginning: str
+    mean: str
+    are_accuracies: bool
+
+
+def task_keys_in(keys: Iterable[str]) -> TaskKeys | None:
+    """Return the names of the values of the global model on tasks. None if there are none among some log keys.
+
+    >>> task_keys_in(["local/acc_task/0", "val/acc_task/0"])
+    TaskKeys(beginning='val/acc_task/', mean='val/acc_tasks', are_accuracies=True)
+    """
+    parts = {BY_TASK: TASK_MEASURES[0], BY_TASK_VALUE: TASK_VALUE_MEASURES[0]}
+    for key in keys:
+        for part, mean in parts.items():
+            scope, found, _ = key.partition(part)
+            if found and scope != "local":
+                return TaskKeys(f"{scope}{part}", mean=f"{scope}/{mean}", are_accuracies=part == BY_TASK)
+    return None
+
+
+def share_factor(values: Numbers) -> float:
+    """Return the factor that makes accuracies shares in [0, 1]. A module may log them in percent."""
+    largest = float(np.nanmax(np.abs(values), initial=0.0))
+    return 0.01 if largest > 1 else 1.0
 
 
 # --- pictures ---
@@ -54,7 +81,7 @@ def matrices_of(tables: Sequence[SavedTasks]) -> dict[str, TaskMatrix]:
             if saved.names == tables[0].names and rounds_in(lines) == rounds_in(first):
                 alike.append(lines)
         if any(line.row >= 0 for line in first):
-            matrices[shown] = mean_matrix(tables[0].names, alike)
+            matrices[shown] = mean_matrix(tables[0], alike)
     return matrices
 
 
@@ -63,33 +90,35 @@ def rounds_in(lines: Sequence[TaskLine]) -> list[tuple[int, int]]:
     return [(line.row, line.round_idx) for line in lines]
 
 
-def mean_matrix(names: Sequence[str], runs: Sequence[Sequence[TaskLine]]) -> TaskMatrix:
+def mean_matrix(saved: SavedTasks, runs: Sequence[Sequence[TaskLine]]) -> TaskMatrix:
     """Average the tables of tasks of some runs that have rows after the same rounds.
 
     Args:
-        names: Names of the K tasks.
+        saved: Tables of one of the runs.
         runs: The rows of each run.
     """
     values = np.mean([[line.accuracies for line in lines] for lines in runs], axis=0)
+    factor = share_factor(values) if saved.has_accuracies else 1.0
     lines = runs[0]
     after = [index for index, line in enumerate(lines) if line.row >= 0]
     before = [index for index, line in enumerate(lines) if line.row < 0]
-    trained = np.zeros((len(after), len(names)), dtype=bool)
+    trained = np.zeros((len(after), len(saved.names)), dtype=bool)
     for row, index in enumerate(after):
         for of_run in runs:
             trained[row, of_run[index].trained] = True
     measures: dict[str, float] = {}
-    for name in TASK_MEASURES:
+    for name in saved.measures:
         known = [of_run[-1].measures[name] for of_run in runs if name in of_run[-1].measures]
         if known:
-            measures[name] = math.fsum(known) / len(known)
+            measures[name] = factor * math.fsum(known) / len(known)
     return TaskMatrix(
-        names=names,
-        table=values[after],
+        names=saved.names,
+        table=factor * values[after],
         trained=trained,
         rounds=[lines[index].round_idx for index in after],
-        initial=values[before[-1]] if before else None,
+        initial=factor * values[before[-1]] if before else None,
         measures=measures,
+        are_shares=saved.has_accuracies,
     )
 
 
@@ -127,11 +156,12 @@ def tables_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> 
     if not matrices:
         return []
     over = f", mean over {len(tables)} seeds" if len(tables) > 1 else ""
+    name = value_name(tables[0].has_accuracies)
     caption = (
-        f"Accuracy on each task after each stage, in percent: {group.label}{over}. A frame marks the tasks that some "
-        f"client trained on in the stage."
+        f"{name} on each task after each stage: {group.label}{over}. A frame marks the tasks that some client trained "
+        f"on in the stage."
     )
-    figure = plot_tasks(matrices, title=f"{group.label}: accuracy on each task after each stage")
+    figure = plot_tasks(matrices, title=f"{group.label}: each task after each stage")
     return [Picture(f"tasks-{number}", figure, caption, wide=True)]
 
 
@@ -143,29 +173,37 @@ def curves_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> 
         tables: The tables of tasks of those that have some.
         number: Number of the group on the page.
     """
-    scope = scope_in(group.runs[0])
-    if not scope:
+    keys = task_keys_in(group.runs[0].history.keys)
+    if keys is None:
         return []
-    _, names, _ = group.runs[0].history.columns(f"{scope}{BY_TASK}")
+    _, names, table = group.runs[0].history.columns(keys.beginning)
+    factor = share_factor(table.numpy()) if keys.are_accuracies else 1.0
     rounds: list[int] = []
     curves: dict[str, Numbers] = {}
     for name in names:
-        rounds, curves[name] = group.curves(f"{scope}{BY_TASK}{name}")
-    _, averages = group.curves(f"{scope}/{ACC_TASKS}")
+        rounds, values = group.curves(f"{keys.beginning}{name}")
+        curves[name] = factor * values
+    _, averages = group.curves(keys.mean)
     is_known = all(values.shape == averages.shape for values in curves.values())
     over = ", mean and one standard deviation over the seeds" if len(group.runs) > 1 else ""
     caption = (
-        f"Accuracy of the global model on each task after each round: {group.label}{over}. Above: the rounds in which "
-        f"some client trains on a task."
+        f"{value_name(keys.are_accuracies)} of the global model on each task after each round: {group.label}{over}. "
+        f"Above: the rounds in which some client trains on a task."
     )
     figure = plot_task_curves(
         rounds,
         curves,
-        mean=averages if is_known else None,
+        mean=factor * averages if is_known else None,
         spans=spans_of(tables[0]) if tables else (),
-        title=f"{group.label}: accuracy on each task over the rounds",
+        are_shares=keys.are_accuracies,
+        title=f"{group.label}: each task over the rounds",
     )
     return [Picture(f"task-curves-{number}", figure, caption, wide=True)]
+
+
+def value_name(are_accuracies: bool) -> str:
+    """Name values at the beginning of a sentence."""
+    return "Accuracy in percent" if are_accuracies else "Value by which the module is tested"
 
 
 # --- intransigence ---

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fl_lightning.members.tasks import Tasks, laid_out_rows
-from fl_lightning.metrics.keys import TASK_MEASURES
+from fl_lightning.metrics.keys import TASK_MEASURES, TASK_VALUE_MEASURES
 from fl_lightning.metrics.tasks import TaskRows
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.round_table import read_cells, reading
@@ -23,7 +23,8 @@ LAST = "last"
 """Names of lines in place of a number: accuracies before training, and the first and last row of each task."""
 
 ACCURACY = "acc_task/"
-"""Beginning of the names of the columns of accuracies. The name of the task follows it."""
+VALUE = "value_task/"
+"""Beginnings of the names of the columns of accuracies, and of other values. The name of the task follows them."""
 
 COLUMNS = ("model", "row", "round", "clients", "trained")
 
@@ -35,7 +36,7 @@ class TaskLine(NamedTuple):
         model: Whose table it is.
         row: Number of the row, from 0, and of the stage in the clients' table. -1 before training.
         round_idx: The round after which the accuracies were measured, the last one of the clients. -1 before training.
-        accuracies: Accuracy on each of the K tasks. NaN without samples.
+        accuracies: Accuracy on each of the K tasks, or another value of a module. NaN without samples.
         trained: Numbers of the tasks that were trained on since the row before.
         measures: Measures of the table up to this row that are defined, by name.
         num_clients: Number of clients that have the row. None in the table of the global model.
@@ -56,10 +57,22 @@ class SavedTasks(NamedTuple):
     Args:
         names: Names of the K tasks.
         lines: The rows of the global model, and then those of the clients.
+        has_accuracies: Whether the values are accuracies. A module that logs none is tested by another value.
     """
 
     names: list[str]
     lines: list[TaskLine]
+    has_accuracies: bool = True
+
+    @property
+    def beginning(self) -> str:
+        """The beginning of the names of the columns of values."""
+        return ACCURACY if self.has_accuracies else VALUE
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of the measures."""
+        return TASK_MEASURES if self.has_accuracies else TASK_VALUE_MEASURES
 
     def of(self, model: Model) -> list[TaskLine]:
         """Return the rows of one table, the one before training first. Empty: there is no such table."""
@@ -80,7 +93,8 @@ def saved_tasks(tasks: Tasks) -> SavedTasks:
     Args:
         tasks: The member that keeps them.
     """
-    return SavedTasks(tasks.names, [*lines_of_global(tasks), *lines_of_clients(tasks)])
+    lines = [*lines_of_global(tasks), *lines_of_clients(tasks)]
+    return SavedTasks(tasks.names, lines, has_accuracies=tasks.key("acc_tasks") in TASK_MEASURES)
 
 
 def lines_of_global(tasks: Tasks) -> list[TaskLine]:
@@ -97,7 +111,7 @@ def lines_of_global(tasks: Tasks) -> list[TaskLine]:
             round_idx=table.rounds[index],
             accuracies=table.accuracies[index],
             trained=table.trained[index],
-            measures=table.measures(index + 1),
+            measures=tasks.measures(table, index + 1),
         )
         lines.append(line)
     return lines
@@ -119,7 +133,7 @@ def lines_of_clients(tasks: Tasks) -> list[TaskLine]:
                 round_idx=round_idx,
                 accuracies=table.accuracies[index],
                 trained=table.trained[index],
-                measures=table.measures(index + 1),
+                measures=tasks.measures(table, index + 1),
             )
             by_stage.setdefault(stage, []).append(line)
     return [mean_line(lines) for _, lines in sorted(by_stage.items())]
@@ -132,7 +146,7 @@ def mean_line(lines: Sequence[TaskLine]) -> TaskLine:
         trained |= {*line.trained}
     columns = zip(*(line.accuracies for line in lines), strict=True)
     measures: dict[str, float] = {}
-    for name in TASK_MEASURES:
+    for name in (*TASK_MEASURES, *TASK_VALUE_MEASURES):
         known = [line.measures[name] for line in lines if name in line.measures]
         if known:
             measures[name] = mean_of(known)
@@ -163,21 +177,26 @@ def write_tasks(path: Path, saved: SavedTasks) -> None:
         path: The file.
         saved: The tables.
     """
-    header = [*COLUMNS, *(f"{ACCURACY}{name}" for name in saved.names), *TASK_MEASURES]
+    header = [*COLUMNS, *(f"{saved.beginning}{name}" for name in saved.names), *saved.measures]
     written: list[Sequence[Any]] = [header]
     for line in saved.lines:
-        written.append(cells_of(line))
+        written.append(cells_of(line, saved.measures))
     of_global = saved.of("global")
     if of_global:
         rows = rows_of(of_global)
         for name, numbers in ((FIRST, rows.first), (LAST, rows.last)):
             cells = ["" if number < 0 else number for number in numbers.tolist()]
-            written.append(["global", name, "", "", "", *cells, *("" for _ in TASK_MEASURES)])
+            written.append(["global", name, "", "", "", *cells, *("" for _ in saved.measures)])
     write_table(path, written)
 
 
-def cells_of(line: TaskLine) -> list[Any]:
-    """Write one row. A cell is empty where there is no value."""
+def cells_of(line: TaskLine, measures: Sequence[str]) -> list[Any]:
+    """Write one row. A cell is empty where there is no value.
+
+    Args:
+        line: The row.
+        measures: Names of the measures.
+    """
     accuracies = ["" if math.isnan(value) else value for value in line.accuracies]
     return [
         line.model,
@@ -186,7 +205,7 @@ def cells_of(line: TaskLine) -> list[Any]:
         "" if line.num_clients is None else line.num_clients,
         " ".join(str(task) for task in line.trained),
         *accuracies,
-        *(line.measures.get(name, "") for name in TASK_MEASURES),
+        *(line.measures.get(name, "") for name in measures),
     ]
 
 
@@ -201,20 +220,24 @@ def read_tasks(path: Path) -> SavedTasks | None:
     lines: list[TaskLine] = []
     with reading(path, "a table of tasks, and cannot be read as one"):
         columns = read_cells(path)
-        names = [column.removeprefix(ACCURACY) for column in columns if column.startswith(ACCURACY)]
+        has_accuracies = TASK_MEASURES[0] in columns
+        saved = SavedTasks([], lines, has_accuracies=has_accuracies)
+        for column in columns:
+            if column.startswith(saved.beginning):
+                saved.names.append(column.removeprefix(saved.beginning))
         for cells in zip(*columns.values(), strict=True):
             by_column = dict(zip(columns, cells, strict=True))
             if by_column["row"] not in (FIRST, LAST):
-                lines.append(read_line(by_column, names))
-    return SavedTasks(names, lines)
+                lines.append(read_line(by_column, saved))
+    return saved
 
 
-def read_line(cells: Mapping[str, str], names: Sequence[str]) -> TaskLine:
+def read_line(cells: Mapping[str, str], saved: SavedTasks) -> TaskLine:
     """Read one row.
 
     Args:
         cells: Its texts by column.
-        names: Names of the K tasks.
+        saved: The tables, whose tasks are known.
 
     Raises:
         ValueError: A cell has another kind of value.
@@ -223,14 +246,14 @@ def read_line(cells: Mapping[str, str], names: Sequence[str]) -> TaskLine:
     if cells["model"] not in models:
         raise ValueError("no table is of such a model")
     trained = [int(task) for task in cells["trained"].split()]
-    if any(not 0 <= task < len(names) for task in trained):
+    if any(not 0 <= task < len(saved.names) for task in trained):
         raise ValueError("there is no such task")
     return TaskLine(
         model=models[cells["model"]],
         row=-1 if cells["row"] == BEFORE else int(cells["row"]),
         round_idx=int(cells["round"] or -1),
-        accuracies=[float(cells[f"{ACCURACY}{name}"] or math.nan) for name in names],
+        accuracies=[float(cells[f"{saved.beginning}{name}"] or math.nan) for name in saved.names],
         trained=trained,
-        measures={name: float(cells[name]) for name in TASK_MEASURES if cells[name]},
+        measures={name: float(cells[name]) for name in saved.measures if cells[name]},
         num_clients=int(cells["clients"]) if cells["clients"] else None,
     )

@@ -19,10 +19,12 @@ from fl_lightning.reports.task_figures import (
     TaskMatrix,
     TrainedSpan,
     bars_of,
+    panel_title,
     plot_stages,
     plot_task_curves,
     plot_tasks,
 )
+from fl_lightning.reports.tasks import matrices_of
 from fl_lightning.runs.stages import presence_of
 from fl_lightning.runs.tasks import SavedTasks, TaskLine, read_tasks, write_tasks
 from tests.reports.saved_runs import settings, write_table
@@ -143,6 +145,27 @@ def test_the_measures_have_directions_and_words(key, direction):
     assert described.direction == direction
     assert not described.has_best
     assert ": " in described.scope
+
+
+def test_a_module_without_accuracies_has_a_table_of_its_value(tmp_path):
+    measures = {"value_tasks": 2.5, "value_backward_transfer": -0.25}
+    line = TaskLine("global", 0, 1, [2.5, 30.0], [0], measures)
+    write_tasks(tmp_path / "tasks.csv", SavedTasks(NAMES, [line], has_accuracies=False))
+    again = read_tasks(tmp_path / "tasks.csv")
+    assert again == SavedTasks(NAMES, [line], has_accuracies=False)
+    assert "value_task/0-1" in (tmp_path / "tasks.csv").read_text(encoding="utf-8")
+    (matrix,) = matrices_of([again]).values()
+    axes = plot_tasks({"global model": matrix}).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["2.5", "30"]
+    assert axes.get_title() == "global model\nmean 2.5, BWT −0.25"
+    assert not describe("val/value_tasks").has_best
+
+
+def test_accuracies_that_a_module_logs_in_percent_are_drawn_as_others():
+    line = TaskLine("global", 0, 1, [80.0, 0.0], [0], {"acc_tasks": 80.0})
+    (matrix,) = matrices_of([SavedTasks(NAMES, [line])]).values()
+    assert matrix.table.tolist() == [[0.8, 0.0]]
+    assert panel_title("net", matrix) == "net\nACC 80.0 %"
 
 
 # --- pictures ---
