@@ -54,7 +54,8 @@ def task_run(folder, method, seed, table, cumulative=False):
         "init_args": {"tasks": [[0, 1], [2, 3]], "rounds_per_task": 2, "cumulative": cumulative},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    write_tasks(folder / "tasks.csv", SavedTasks(NAMES, lines(table)))
+    trained = ((0,), (0, 1)) if cumulative else ((0,), (1,))
+    write_tasks(folder / "tasks.csv", SavedTasks(NAMES, lines(table, trained=trained)))
     return folder
 
 
