@@ -16,6 +16,9 @@ MOST_CLIENTS = 50
 MOST_ROUNDS = 200
 """Largest number of rounds that are counted, at equal distances."""
 
+MOST_STAGES = 2000
+"""Largest number of stages of all clients that are counted. Of more stages fewer rounds are counted."""
+
 Kind = Literal["class", "task", "samples"]
 """What samples are counted by: their class, the task that the client trains on, or nothing."""
 
@@ -55,7 +58,7 @@ def presence_of(data: FederatedDataModule, num_rounds: int, class_names: Sequenc
     labels = data.split("train").labels if class_names is not None else None
     kind, names = kind_of(data.scenario, None if labels is None else class_names)
     clients = list(range(min(MOST_CLIENTS, data.num_clients)))
-    rounds = sorted({int(place) for place in np.linspace(0, num_rounds - 1, min(num_rounds, MOST_ROUNDS))})
+    rounds = counted_rounds(data.scenario, num_rounds, num_clients=len(clients))
     counts = np.zeros((len(clients), len(rounds), len(names)), dtype=np.int64)
     for client_id in clients:
         known: dict[int, NDArray[np.int64]] = {}
@@ -70,6 +73,25 @@ def presence_of(data: FederatedDataModule, num_rounds: int, class_names: Sequenc
                     known[stage] = all_of(task, len(indices), len(names))
             counts[client_id, place] = known[stage]
     return Presence(counts, rounds=rounds, clients=clients, names=names, kind=kind)
+
+
+def counted_rounds(scenario: Scenario, num_rounds: int, *, num_clients: int) -> list[int]:
+    """Return the rounds that are counted: all, or some at equal distances so that there are few enough stages.
+
+    Args:
+        scenario: How the data change.
+        num_rounds: Number of rounds, at least 1.
+        num_clients: Number of clients that are counted.
+    """
+    number = min(num_rounds, MOST_ROUNDS)
+    while True:
+        rounds = sorted({int(place) for place in np.linspace(0, num_rounds - 1, number)})
+        num_stages = 0
+        for client_id in range(num_clients):
+            num_stages += len({scenario.stage(client_id, round_idx) for round_idx in rounds})
+        if num_stages <= MOST_STAGES or number <= 2:
+            return rounds
+        number //= 2
 
 
 def kind_of(scenario: Scenario, class_names: Sequence[str] | None) -> tuple[Kind, list[str]]:

@@ -1,6 +1,7 @@
 """`--reference`: intransigence against a row that keeps the samples of earlier tasks."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from fl_lightning.experiments import results
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.experiment import Experiment, Runs, Tables
 from fl_lightning.experiments.reference import check_reference
+from fl_lightning.experiments.results import check_measured
+from fl_lightning.reports.results import Comparison, Result
 from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run
 from fl_lightning.reports.tasks import intransigence_of
 from tests.commands import refusal, say
@@ -100,3 +103,11 @@ def test_a_reference_must_be_among_the_rows(here):
     said = refusal("compare -c base.yaml --methods FedAvg --reference none", 1)
     assert "--reference must be one of --methods (FedAvg), got none" in said
     check_reference(Cells(Experiment(["base.yaml"], [Runs(["FedAvg"])]), Request()), "--reference")
+
+
+def test_a_reference_without_tables_of_tasks_is_refused_after_the_runs():
+    shown = Comparison("global/acc", "", {"FedAvg": {}, "all": {}}, "FedAvg", None)
+    with pytest.raises(ValueError, match="no run has intransigence against all"):
+        check_measured([shown], "all")
+    measured = replace(shown, results={"FedAvg": {"intransigence": Result({("0",): 0.1})}, "all": {}})
+    check_measured([shown, measured], "all")

@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift
+from fl_lightning.data.scenario import ScenarioInput
 from fl_lightning.federation.effects import is_data, is_fixed
 from fl_lightning.metrics.keys import describe
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
@@ -25,7 +27,7 @@ from fl_lightning.reports.task_figures import (
     plot_tasks,
 )
 from fl_lightning.reports.tasks import matrices_of
-from fl_lightning.runs.stages import presence_of
+from fl_lightning.runs.stages import MOST_STAGES, counted_rounds, presence_of
 from fl_lightning.runs.tasks import SavedTasks, TaskLine, read_tasks, write_tasks
 from tests.reports.saved_runs import settings, write_table
 from tests.toys import toy_data
@@ -209,6 +211,26 @@ def test_bars_have_the_shares_of_the_classes():
             assert found == (40 * of_round / of_client.sum(1).max()).tolist()
             filled = pixels[pixels[:, place] >= 0, place]
             assert (np.diff(filled) <= 0).all()  # from below
+
+
+def test_rounds_are_left_out_if_there_are_too_many_stages():
+    drift = LabelDrift(alpha=1.0, rounds=1000)
+    assert counted_rounds(drift, 100, num_clients=10) == list(range(100))
+    some = counted_rounds(drift, 1000, num_clients=50)
+    assert 50 * len(some) <= MOST_STAGES
+    assert (some[0], some[-1]) == (0, 999)
+    slow = ClassIncremental([[0], [1]], 30)
+    slow.begin(ScenarioInput([torch.arange(0)] * 50, train=Labelled(), num_classes=lambda: 3, seed=0))
+    assert counted_rounds(slow, 200, num_clients=50) == list(range(200))
+
+
+class Labelled:
+    """A split without samples."""
+
+    labels = torch.arange(0)
+
+    def __len__(self):
+        return 0
 
 
 SCENARIOS = {
