@@ -255,8 +255,8 @@ def words_in(text: str) -> frozenset[str]:
 LOWER = words_in(
     """
     bce bpc bpd brier ce cer cost deviance distance divergence drift ece eer err error errors ergas fdr fid fnr
-    forgetting fpr hausdorff hd95 hinge huber kid kl kld kldiv latency logcosh lpips mae mape mce mer mse msle nll
-    penalty perplexity ppl regret rmse rmsle seconds smape smoothl1 wer wmape xent
+    forgetting fpr hausdorff hd95 hinge huber intransigence kid kl kld kldiv latency logcosh lpips mae mape mce mer mse
+    msle nll penalty perplexity ppl regret rmse rmsle seconds smape smoothl1 wer wmape xent
     """
 )
 """Words in keys of values that are better when lower."""

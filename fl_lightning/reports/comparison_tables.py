@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fl_lightning.functional.summary import Interval
-from fl_lightning.metrics.keys import SCOPES, Unit, is_in_percent, percent_factor, scope_of, unknown_direction
+from fl_lightning.metrics.keys import (
+    SCOPES,
+    Unit,
+    direction_of,
+    is_in_percent,
+    percent_factor,
+    scope_of,
+    unknown_direction,
+)
 from fl_lightning.reports.result_tables import Mark, Table, TableCell
 from fl_lightning.reports.results import (
     AFTER,
@@ -133,7 +141,7 @@ def marks_of(comparison: Comparison, name: str) -> dict[str, Mark]:
     A mean that is not finite is never the best one. Nothing is marked if nobody tells whether lower or higher is
     better.
     """
-    direction = "min" if name == INTRANSIGENCE else comparison.direction
+    direction = direction_of(name) if name == INTRANSIGENCE else comparison.direction
     if direction is None:
         return {}
     column: dict[str, Result] = {}
