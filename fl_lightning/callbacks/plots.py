@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
@@ -27,10 +28,14 @@ from fl_lightning.reports.figures import (
     plot_values,
     save,
 )
+from fl_lightning.reports.task_figures import plot_stages, plot_task_curves, plot_tasks
+from fl_lightning.reports.tasks import matrices_of, share_factor, spans_of, task_keys_in
 from fl_lightning.reports.time_figures import plot_timeline
 from fl_lightning.runs.logged_figures import figure_writer, log_figures
 from fl_lightning.runs.partition import PARTITION, write_partition
 from fl_lightning.runs.plain_fit import epoch_values
+from fl_lightning.runs.stages import presence_of
+from fl_lightning.runs.tasks import TASKS, SavedTasks, saved_tasks, write_tasks
 from fl_lightning.runs.timeline import TIMELINE, jobs_of, write_timeline
 from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least, check_choice
@@ -42,6 +47,13 @@ Format = Literal["png", "pdf", "svg", "metrics", "none"]
 
 LARGEST_SHARE = 0.02
 """Share of the run's time that drawing during the run may take."""
+
+MOST_ROUNDS = 100
+"""Number of rounds in the picture of data that change, if the rounds of the run are not planned."""
+
+TASK_TABLE = "Each task after each stage"
+TASK_CURVES = "Each task over the rounds"
+"""Titles of the pictures of tasks."""
 
 
 class RunPlots(Callback):
@@ -59,10 +71,15 @@ class RunPlots(Callback):
     At the end of fit `timeline`, also as csv, shows which client works when in simulated time, comes back, is lost or
     is stale, if the clients have `data.devices`.
 
+    If the data change over the rounds (`data.scenario`), `stages` shows which classes each client has when. If the
+    scenario has tasks, `tasks`, also as csv, is the table of the accuracies on each task after each stage, and
+    `task_curves` shows them over the rounds.
+
     A metric of `model.metrics` whose value is a matrix or a curve draws its last value itself, as `metrics/NAME-ROUND`.
 
-    At the end of fit every logger that takes pictures gets `local/partition`, `local/timeline`, `global/classwise` and
-    `global/confusion` (`val/…`, if the accuracies of the classes are those of the validation split).
+    At the end of fit every logger that takes pictures gets `local/partition`, `local/stages`, `local/timeline`,
+    `global/classwise`, `global/confusion`, `global/tasks` and `global/task_curves` (`val/…`, if the accuracies are
+    those of the validation split).
 
     Args:
         dirpath: Folder of the pictures. None is the folder of the Trainer's first logger, and no folder without a
@@ -70,8 +87,8 @@ class RunPlots(Callback):
         every: Least number of seconds between two drawings during fit, ≥ 0. It is more if drawing would take over 2 %
             of the time.
         format: Format of the files: png, pdf or svg. `metrics` writes only the pictures of `model.metrics`, as png,
-            which a report cannot draw itself. `none` writes no pictures. The last two write `partition.csv`
-            and `timeline.csv`, too.
+            which a report cannot draw itself. `none` writes no pictures. The last two write `partition.csv`,
+            `timeline.csv` and `tasks.csv`, too.
     """
 
     def __init__(self, dirpath: str | Path | None = None, every: float = 60.0, format: Format = "png") -> None:
@@ -116,6 +133,7 @@ class RunPlots(Callback):
         if not pl_module.parts.is_private:
             self._keep_partition(pl_module)
         if self._draws_all:
+            self._keep_stages(pl_module)
             self._active = True
             self._history = pl_module.recorder.history
             self._any_module = pl_module.client.module is not None
@@ -130,11 +148,13 @@ class RunPlots(Callback):
         now = monotonic()
         if now >= self._due:
             self._draw()
+            self._keep_tasks(trainer, pl_module)
             end = monotonic()
             self._due = end + max(self.every, (end - now) / LARGEST_SHARE)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._draw()
+        self._keep_tasks(trainer, pl_module)
         if isinstance(pl_module, FederatedLoop) and trainer.is_global_zero:
             if self._active:
                 self._draw_confusion(pl_module)
@@ -184,6 +204,7 @@ class RunPlots(Callback):
         # An error of the plots must not hide the error under way.
         with suppress(Exception):
             self._draw()
+            self._keep_tasks(trainer, pl_module)
 
     def _keep_partition(self, loop: FederatedLoop) -> None:
         """Write the partition as csv and as a picture, or the sizes of the clients as a picture without classes."""
@@ -202,6 +223,59 @@ class RunPlots(Callback):
             table, class_names = counts
             figure = plot_partition(table, class_names, client_names=clients, unseen=unseen)
         self._keep(figure, name="partition", logged="local/partition")
+
+    def _keep_stages(self, loop: FederatedLoop) -> None:
+        """Draw which samples the clients have in which rounds, if their data change."""
+        if loop.data.scenario is None or loop.parts.is_private:
+            return
+        counts = label_counts_of(loop)
+        planned = loop.parts.horizon.planned or MOST_ROUNDS
+        found = presence_of(loop.data, planned, None if counts is None else loop.evaluation.class_names)
+        if found is None:
+            return
+        clients = [loop.data.client_names[client_id] for client_id in found.clients]
+        title = None
+        if len(clients) < loop.data.num_clients:
+            title = f"Training samples of the first {len(clients)} of {loop.data.num_clients} clients"
+        figure = plot_stages(
+            found.counts, found.names, rounds=found.rounds, client_names=clients, kind=found.kind, title=title
+        )
+        self._keep(figure, name="stages", logged="local/stages")
+
+    def _keep_tasks(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the tables of tasks as csv, and draw them and the curves of the tasks, if there are any."""
+        if not isinstance(pl_module, FederatedLoop) or not trainer.is_global_zero or pl_module.tasks is None:
+            return
+        saved = saved_tasks(pl_module.tasks)
+        if not saved.lines:
+            return
+        if self._folder is not None:
+            write_tasks(self._folder / TASKS, saved)
+        if self._active:
+            self._draw_tasks(saved, scope=pl_module.data.evaluated_prefix)
+
+    def _draw_tasks(self, saved: SavedTasks, scope: str) -> None:
+        """Draw the tables of tasks, and the curves of the tasks.
+
+        Args:
+            saved: The tables.
+            scope: Beginning of the log keys of the global model.
+        """
+        matrices = matrices_of([saved])
+        if matrices:
+            self._keep(plot_tasks(matrices, title=TASK_TABLE), name="tasks", logged=f"{scope}/tasks")
+        keys = task_keys_in(self._history.keys)
+        if keys is None:
+            return
+        rounds, names, table = self._history.columns(keys.beginning)
+        factor = share_factor(table.numpy()) if keys.are_accuracies else 1.0
+        curves = {name: factor * table[:, place].numpy()[np.newaxis] for place, name in enumerate(names)}
+        averages = self._history.curve(keys.mean)
+        mean = factor * np.array([[averages.get(round_idx, math.nan) for round_idx in rounds]])
+        figure = plot_task_curves(
+            rounds, curves, mean=mean, spans=spans_of(saved), are_shares=keys.are_accuracies, title=TASK_CURVES
+        )
+        self._keep(figure, name="task_curves", logged=f"{scope}/task_curves")
 
     def _draw(self) -> None:
         """Draw the pictures, if anything has happened since they were drawn."""

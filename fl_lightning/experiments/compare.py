@@ -22,6 +22,7 @@ from fl_lightning.experiments.composing import (
 )
 from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_text, check_seeds
 from fl_lightning.experiments.making import Maker
+from fl_lightning.experiments.reference import check_reference
 from fl_lightning.experiments.starting import check_starts
 from fl_lightning.experiments.tuning import check_directions
 from fl_lightning.federation.configured import flat
@@ -70,6 +71,7 @@ def run(argv: list[str]) -> None:
     every = cells.all()
     check_rounds(given.at, every)
     check_clocks(experiment.tables or Tables(), every)
+    check_reference(cells, option="--reference")
     if not given.allow_different_data:
         check_same_data(every)
     if {*COUNTS}.intersection(given.columns):
@@ -108,6 +110,8 @@ def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
     baseline = given.baseline or next(iter(methods))
     if baseline not in methods:
         raise ValueError(f"--baseline must be one of --methods ({', '.join(methods)}), got {baseline}")
+    if given.reference is not None and given.reference not in methods:
+        raise ValueError(f"--reference must be one of --methods ({', '.join(methods)}), got {given.reference}")
     settings = parse_settings(given.set, "--set")
     tuned = parse_settings(given.tune, "--tune")
     shared = dict(overrides)
@@ -138,6 +142,7 @@ def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
             at=given.at,
             columns=given.columns,
             at_seconds=given.at_seconds,
+            reference=given.reference,
         ),
         val_fraction=given.val_fraction,
         tune_metric=given.tune_metric,
@@ -189,6 +194,8 @@ def command_parser() -> CommandParser:
     at_once = "runs at once, what memory or the cores allow; 0: one after the other in this process"
     add("--processes", type=int, default=1, help=at_once)
     add("--baseline", type=str | None, default=None, help="method that the others are compared with; None: the first")
+    reference = "method with data.scenario.cumulative, against which intransigence has a column; None: no column"
+    add("--reference", type=str | None, default=None, help=reference)
     add_more("--metrics", help="log keys; the known ones where none is given")
     target = f"of the columns {', '.join(COUNTS)}; None: the baseline's mean of the last five"
     add("--target", type=float | None, default=None, help=target)

@@ -63,6 +63,7 @@ class Tables:
         at: rounds after which a value has a column, too.
         columns: further ones.
         at_seconds: simulated seconds after which a value has a column, too.
+        reference: row that keeps the samples of earlier tasks, against which intransigence has a column; None: none.
     """
 
     baseline: str | None = None
@@ -71,6 +72,7 @@ class Tables:
     at: list[int] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
     at_seconds: list[float] = field(default_factory=list)
+    reference: str | None = None
 
 
 @dataclass
@@ -159,6 +161,8 @@ class Experiment:
         named = {name for each in drawings for name in each.named_rows()}
         if self.tables and self.tables.baseline:
             named.add(self.tables.baseline)
+        if self.tables and self.tables.reference:
+            named.add(self.tables.reference)
         for row in sorted(named - rows):
             raise ValueError(f"a table names rows of the experiment, got {row!r}{suggestion(row, rows)}")
 

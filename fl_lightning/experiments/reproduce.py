@@ -13,6 +13,7 @@ from fl_lightning.experiments.composing import as_settings, parse_settings, spli
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.merging import check_source
 from fl_lightning.experiments.planning import plan
+from fl_lightning.experiments.reference import check_reference
 from fl_lightning.experiments.results import PictureFormat
 from fl_lightning.experiments.running import duration
 from fl_lightning.experiments.starting import check_starts
@@ -81,6 +82,7 @@ def run(argv: list[str]) -> None:
                 raise ValueError(f"{name}: {error}" if len(paths) > 1 else str(error)) from None
             continue
         cells = Cells(experiment, Request(given.config or (), more, given.seeds, given.rounds))
+        check_reference(cells, option="tables.reference")
         if given.plan:
             print(printable(plan(name, cells, [given.output, *given.merge]), keep="\n"))
             continue

@@ -19,7 +19,7 @@ from fl_lightning.reports.overview import overview_table
 from fl_lightning.reports.page import Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import Table, TableCell, as_latex, as_markdown, latex
-from fl_lightning.reports.results import COUNTS, Comparison, compare, keys_in, known_metrics
+from fl_lightning.reports.results import COUNTS, INTRANSIGENCE, Comparison, compare, keys_in, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.suggestions import suggestion
@@ -216,14 +216,14 @@ def write_tables(
         report: Whether the report is written and everything printed.
 
     Raises:
-        ValueError: A column needs the direction of a metric and nobody tells it, or no run has a metric. The tables
-            have been written before.
+        ValueError: A column needs the direction of a metric and nobody tells it, no run has a metric, or no run has
+            intransigence against the reference. The tables have been written before.
     """
     by_case = {case: groups_of(series, case) for case in unique(each.case for each in series)}
     groups = list(chain.from_iterable(by_case.values()))
     logged = keys_in(chain.from_iterable(group.runs for group in groups))
     asked = [plain_key(key) for key in tables.metrics]
-    keys = known_metrics(groups, asked)
+    keys = known_metrics(groups, asked, with_tasks=tables.reference is not None)
     baseline = tables.baseline or series[0].method
     compared: list[Comparison] = []
     laid_out: list[Table] = []
@@ -253,9 +253,30 @@ def write_tables(
         for comparison in compared:
             if comparison.direction is None:
                 raise ValueError(unknown_direction(comparison.key))
+    if tables.reference is not None:
+        check_measured(compared, tables.reference)
     unknown = [key for key in asked if key not in keys]
     if unknown:
         raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{suggestion(unknown[0], logged)}")
+
+
+def check_measured(comparisons: Sequence[Comparison], reference: str) -> None:
+    """Refuse a reference against which no run has intransigence.
+
+    Args:
+        comparisons: All comparisons.
+        reference: Name of the row.
+
+    Raises:
+        ValueError: No run has it.
+    """
+    for comparison in comparisons:
+        if any(INTRANSIGENCE in columns for columns in comparison.results.values()):
+            return
+    raise ValueError(
+        f"reference must name a row that has tables of tasks of the others' seeds, and no run has intransigence "
+        f"against {reference}; give another row the seeds of {reference}, and evaluate the global model"
+    )
 
 
 def compare_keys(
@@ -286,6 +307,7 @@ def compare_keys(
             at=tables.at,
             at_seconds=tables.at_seconds,
             columns=tables.columns,
+            reference=tables.reference,
         )
         comparisons.append(comparison)
     return comparisons

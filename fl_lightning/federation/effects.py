@@ -48,6 +48,7 @@ RECORDS: Mapping[str, SettingRecord] = MappingProxyType(
         "data.sampling_seed": SettingRecord("data", is_seed=True),
         "data.seed": SettingRecord("data", is_seed=True),
         "data.scenario.cumulative": VALUES,
+        "data.scenario.samples": VALUES,
         "data.shuffle": VALUES,
         "direction": NOTHING,
         "model.chunk": COSTS,
@@ -164,7 +165,7 @@ INPUTS = "data.inputs"
 None means that samples have no digest. It is not compared, as in a checkpoint that has none.
 """
 
-DIGESTS = ("data.labels", "data.clients", "data.class_names", INPUTS)
+DIGESTS = ("data.labels", "data.clients", "data.class_names", "data.scenario.samples", INPUTS)
 """Settings of the run's identity that are digests, known from checkpoints only."""
 
 

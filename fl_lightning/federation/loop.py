@@ -54,6 +54,7 @@ from fl_lightning.federation.run import FederatedRun
 from fl_lightning.federation.scenario_checks import check_changing_data
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import Fault, FaultPolicy
+from fl_lightning.members.tasks import Tasks
 from fl_lightning.members.weights import GlobalWeights
 from fl_lightning.metrics.history import PROMISED, by_all_names
 from fl_lightning.metrics.keys import check_writer
@@ -670,6 +671,11 @@ class FederatedLoop(Forwarding):
     def timeline(self) -> Timeline | None:
         """Who starts and comes back when in the fit. None without devices of the clients."""
         return None if self._pace is None else self._pace.timeline
+
+    @property
+    def tasks(self) -> Tasks | None:
+        """The tables of tasks of the fit. None if the clients' data have no tasks."""
+        return None if self._run is None else self._run.tasks
 
     def _is_last(self, round_idx: int) -> bool:
         """Return True if the round after a round would end after `max_seconds`."""

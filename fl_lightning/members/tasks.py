@@ -45,15 +45,20 @@ class TaskTable:
     Attributes:
         accuracies: The accuracies of each row, K in each. A row before any training comes first, if it was measured.
         trained: The tasks that were trained on since the row before, for each row.
+        rounds: The round after which each row was measured, −1 before training.
         pending: The tasks that were trained on since the last row.
-        last_round: Round of the last row. None: there is none.
     """
 
     def __init__(self) -> None:
         self.accuracies: list[list[float]] = []
         self.trained: list[list[int]] = []
+        self.rounds: list[int] = []
         self.pending: set[int] = set()
-        self.last_round: int | None = None
+
+    @property
+    def last_round(self) -> int | None:
+        """The round of the last row. None: there is none."""
+        return self.rounds[-1] if self.rounds else None
 
     def take(self, accuracies: Sequence[float], round_idx: int, *, begins_row: bool) -> None:
         """Take the accuracies of an evaluation.
@@ -66,41 +71,35 @@ class TaskTable:
         if self.last_round is None or begins_row:
             self.accuracies.append([])
             self.trained.append([])
+            self.rounds.append(round_idx)
         self.accuracies[-1] = [float(value) for value in accuracies]
         self.trained[-1] = sorted(self.pending.union(self.trained[-1]))
+        self.rounds[-1] = round_idx
         self.pending = set()
-        self.last_round = round_idx
 
-    def rows(self) -> TaskRows:
-        """Lay out what was measured."""
-        accuracies = torch.tensor(self.accuracies, dtype=torch.float64)
-        trained = torch.zeros(accuracies.shape, dtype=torch.bool)
-        for index, tasks in enumerate(self.trained):
-            trained[index, tasks] = True
-        return task_rows(accuracies, trained)
+    def rows(self, end: int | None = None) -> TaskRows:
+        """Lay out what was measured.
 
-    def measures(self) -> dict[str, float]:
-        """Return the measures that are defined, by name."""
-        if not self.accuracies:
-            return {}
-        rows = self.rows()
-        if not len(rows.table):
-            return {}
-        found = {
-            "acc_tasks": tasks_accuracy(rows.table, rows.first),
-            "forgetting_tasks": tasks_forgetting(rows.table, rows.first),
-            "backward_transfer": backward_transfer(rows.table, rows.last),
-            "forward_transfer": forward_transfer(rows.table, rows.initial, rows.first),
-        }
-        return {name: float(value) for name, value in found.items() if not math.isnan(value)}
+        Args:
+            end: Number of rows, the first ones. None: all.
+        """
+        return laid_out_rows(self.accuracies[:end], self.trained[:end])
+
+    def measures(self, end: int | None = None) -> dict[str, float]:
+        """Return the measures that are defined, by name.
+
+        Args:
+            end: Number of rows that are known, the first ones. None: all.
+        """
+        return measures_of(self.rows(end)) if self.accuracies[:end] else {}
 
     def state(self) -> dict[str, Any]:
         """Return the table as plain values."""
         return {
             "accuracies": [list(row) for row in self.accuracies],
             "trained": [list(tasks) for tasks in self.trained],
+            "rounds": list(self.rounds),
             "pending": sorted(self.pending),
-            "last_round": self.last_round,
         }
 
     @classmethod
@@ -109,9 +108,36 @@ class TaskTable:
         table = cls()
         table.accuracies = [list(row) for row in state["accuracies"]]
         table.trained = [list(tasks) for tasks in state["trained"]]
+        table.rounds = list(state["rounds"])
         table.pending = set(state["pending"])
-        table.last_round = state["last_round"]
         return table
+
+
+def laid_out_rows(accuracies: Sequence[Sequence[float]], trained: Sequence[Sequence[int]]) -> TaskRows:
+    """Lay out the rows of a table of tasks.
+
+    Args:
+        accuracies: The accuracies of each row, K in each, at least one row.
+        trained: The numbers of the tasks that were trained on since the row before, for each row.
+    """
+    table = torch.tensor(accuracies, dtype=torch.float64)
+    flags = torch.zeros(table.shape, dtype=torch.bool)
+    for index, tasks in enumerate(trained):
+        flags[index, list(tasks)] = True
+    return task_rows(table, flags)
+
+
+def measures_of(rows: TaskRows) -> dict[str, float]:
+    """Return the measures of a table of tasks that are defined, by name."""
+    if not len(rows.table):
+        return {}
+    found = {
+        "acc_tasks": tasks_accuracy(rows.table, rows.first),
+        "forgetting_tasks": tasks_forgetting(rows.table, rows.first),
+        "backward_transfer": backward_transfer(rows.table, rows.last),
+        "forward_transfer": forward_transfer(rows.table, rows.initial, rows.first),
+    }
+    return {name: float(value) for name, value in found.items() if not math.isnan(value)}
 
 
 class Tasks(Member):
@@ -138,6 +164,10 @@ class Tasks(Member):
     def names(self) -> list[str]:
         """The names of the tasks."""
         return [task.name for task in self._scenario.tasks]
+
+    def stage(self, client_id: int, round_idx: int) -> int:
+        """Return the stage of a client in a round."""
+        return self._scenario.stage(client_id, round_idx)
 
     # --- in a round ---
 
@@ -179,7 +209,7 @@ class Tasks(Member):
         before = self.table.last_round
         begins_row = before is not None and any(self._changed(client, before, round_idx) for client in self._clients)
         self.table.take(accuracies, round_idx, begins_row=begins_row)
-        return self._measures(self.table)
+        return self.measures(self.table)
 
     def take_clients(self, accuracies: Mapping[int, Sequence[float]], round_idx: int) -> dict[str, float]:
         """Take the accuracies of the clients' own models, and return the means of the measures by name.
@@ -194,7 +224,7 @@ class Tasks(Member):
             before = table.last_round
             begins_row = before is not None and self._changed(client_id, before, round_idx)
             table.take(of_client, round_idx, begins_row=begins_row)
-            for name, value in self._measures(table).items():
+            for name, value in self.measures(table).items():
                 columns.setdefault(name, []).append(value)
         return {name: math.fsum(values) / len(values) for name, values in columns.items()}
 
@@ -207,16 +237,20 @@ class Tasks(Member):
         is_other = self.value is not None and not is_accuracy(self.value.key)
         return OF_VALUES[name] if is_other else name
 
-    def _measures(self, table: TaskTable) -> dict[str, float]:
+    def measures(self, table: TaskTable, end: int | None = None) -> dict[str, float]:
         """Return the measures of a table that are defined, by the name under which they are logged.
 
         Forgetting is what has become worse and transfer what has become better, whatever the direction of the value.
+
+        Args:
+            table: The table.
+            end: Number of its rows that are known, the first ones. None: all.
         """
-        found = table.measures()
+        found = table.measures(end)
         direction = "max" if self.value is None else self.value.direction
         if direction != "max":
             mean = {name: value for name, value in found.items() if name == "acc_tasks"}
-            found = mean if direction is None else turned(table).measures() | mean
+            found = mean if direction is None else turned(table).measures(end) | mean
         return {self.key(name): value for name, value in found.items()}
 
     def _changed(self, client_id: int, before: int, after: int) -> bool:

@@ -13,6 +13,12 @@ Value = TypeVar("Value")
 BY_CLASS = "/acc_class/"
 """Part of the log key of one class's accuracy; the class's name follows it."""
 
+BY_TASK = "/acc_task/"
+"""Part of the log key of the accuracy on one task of a scenario. The name of the task follows it."""
+
+BY_TASK_VALUE = "/value_task/"
+"""Likewise, of another value of a module on one task."""
+
 EPSILON = "privacy/epsilon"
 EPSILON_SAMPLES = "privacy/epsilon_samples"
 EPSILON_LOCAL = "privacy/epsilon_local"

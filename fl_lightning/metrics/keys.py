@@ -10,7 +10,16 @@ from typing import Literal, NamedTuple
 
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, PROMISED, plain_key
+from fl_lightning.metrics.history import (
+    BY_CLASS,
+    BY_TASK,
+    BY_TASK_VALUE,
+    EPSILON,
+    EPSILON_LOCAL,
+    EPSILON_SAMPLES,
+    PROMISED,
+    plain_key,
+)
 
 Direction = Literal["min", "max"]
 """Whether values of a key are better when they are lower or when they are higher."""
@@ -45,7 +54,8 @@ class LogKey:
         split: The samples that the values are about.
         is_own: Whether the package writes the key. Metrics of the user must not write it.
         writer: Who writes the key, or None for a key of the user.
-        has_best: Whether the best value over the rounds says something. Forgetting is 0 before anything was learnt.
+        has_best: Whether the best value over the rounds says something. Forgetting is 0 before anything was learnt, and
+            the average over the tasks that were met is highest when there is one.
         scope: Words for the value and whose it is, which begin a sentence.
     """
 
@@ -85,6 +95,15 @@ TASKS = (
 )
 """Values of the tasks of a scenario, without the beginning of the key. Those of a module that logs no accuracy begin
 with `value_`."""
+
+ACC_TASKS = "acc_tasks"
+"""Name of the average accuracy over the tasks that were met."""
+
+TASK_MEASURES = (ACC_TASKS, "forgetting_tasks", "backward_transfer", "forward_transfer")
+"""Names of the measures of a table of tasks, without the beginning of the key."""
+
+TASK_VALUE_MEASURES = ("value_tasks", "value_forgetting_tasks", "value_backward_transfer", "value_forward_transfer")
+"""Likewise, of a table of other values than accuracies, in the same order."""
 
 EVALUATED = (
     OwnKey("acc", "share", "max"),
@@ -236,8 +255,8 @@ def words_in(text: str) -> frozenset[str]:
 LOWER = words_in(
     """
     bce bpc bpd brier ce cer cost deviance distance divergence drift ece eer err error errors ergas fdr fid fnr
-    forgetting fpr hausdorff hd95 hinge huber kid kl kld kldiv latency logcosh lpips mae mape mce mer mse msle nll
-    penalty perplexity ppl regret rmse rmsle seconds smape smoothl1 wer wmape xent
+    forgetting fpr hausdorff hd95 hinge huber intransigence kid kl kld kldiv latency logcosh lpips mae mape mce mer mse
+    msle nll penalty perplexity ppl regret rmse rmsle seconds smape smoothl1 wer wmape xent
     """
 )
 """Words in keys of values that are better when lower."""
@@ -321,6 +340,40 @@ SPLITS: Mapping[str, Split] = {
 
 # --- scopes ---
 
+OF_TASKS: Mapping[str, str] = {
+    ACC_TASKS: "average accuracy over the tasks that were met (ACC)",
+    "forgetting_tasks": "forgetting of tasks, the mean over earlier tasks of best earlier − last accuracy",
+    "backward_transfer": "backward transfer (BWT), the mean over tasks that are over of last accuracy − accuracy when "
+    "last trained on",
+    "forward_transfer": "forward transfer (FWT), the mean over later tasks of accuracy before their stage − before any "
+    "training",
+    "value_tasks": "mean over the tasks that were met of the value by which the module is tested",
+    "value_forgetting_tasks": "forgetting of tasks, the mean over earlier tasks of what the value is worse than the "
+    "best earlier one",
+    "value_backward_transfer": "backward transfer (BWT), the mean over tasks that are over of what the value is better "
+    "than when last trained on",
+    "value_forward_transfer": "forward transfer (FWT), the mean over later tasks of what the value is better before "
+    "their stage than before any training",
+}
+"""Measures of a table of tasks in words, by name."""
+
+WITH_TASKS: Mapping[str, str] = {
+    "global": "global model on the test split",
+    "val": "global model in validation",
+    "local": "clients' own models on their own test splits, the mean over the clients",
+}
+"""Whose tables of tasks there are, by the beginning of the keys."""
+
+
+def scopes_of_tasks() -> dict[str, str]:
+    """Return the measures of all tables of tasks in words, by log key."""
+    scopes: dict[str, str] = {}
+    for name, measure in OF_TASKS.items():
+        for beginning, owner in WITH_TASKS.items():
+            scopes[f"{beginning}/{name}"] = f"{measure}: {owner}"
+    return scopes
+
+
 SCOPES: Mapping[str, str] = {
     "global/acc": "accuracy of the global model on the test split",
     "val/acc": "accuracy of the global model in validation",
@@ -331,6 +384,7 @@ SCOPES: Mapping[str, str] = {
     "global/forgetting": "forgetting F of the global model on the test split, the mean over classes of best − last "
     "accuracy",
     "val/forgetting": "forgetting F of the global model in validation, the mean over classes of best − last accuracy",
+    **scopes_of_tasks(),
 }
 """Metric and scope of what is compared unless others are asked for, by log key, in the order of the tables."""
 
@@ -479,7 +533,7 @@ def describe(key: str, given: Directions | None = None) -> LogKey:
         split=split,
         is_own=entry is not None,
         writer=None if entry is None else entry.writer,
-        has_best=words_of(name)[-1:] != ("forgetting",),
+        has_best=words_of(name)[-1:] != ("forgetting",) and not is_measure_of_tasks(name),
         scope=scope_text(name, split),
     )
 
@@ -721,7 +775,7 @@ def word_is_accuracy(word: str) -> bool:
     return word.rstrip("0123456789").endswith(ACCURACIES)
 
 
-NO_ACCURACY = ("alignment", "/acc_class/", "/acc_task/", "_transfer")
+NO_ACCURACY = ("alignment", BY_CLASS, BY_TASK, "_transfer")
 """Parts of the package's keys whose values are shares that are no accuracies, or accuracies on a part of a split."""
 
 
@@ -740,6 +794,24 @@ def is_accuracy(key: str) -> bool:
     return entry.unit == "share" and entry.direction == "max"
 
 
+def is_of_task(key: str) -> bool:
+    """Return True for the key of a value on one task of a scenario.
+
+    >>> is_of_task("global/acc_task/0-1"), is_of_task("local/value_task/0-1"), is_of_task("global/acc_tasks")
+    (True, True, False)
+    """
+    return BY_TASK in key or BY_TASK_VALUE in key
+
+
+def is_measure_of_tasks(key: str) -> bool:
+    """Return True for the key of a measure of a table of tasks.
+
+    >>> is_measure_of_tasks("global/acc_tasks"), is_measure_of_tasks("global/acc_task/0-1")
+    (True, False)
+    """
+    return key.rpartition("/")[2] in (*TASK_MEASURES, *TASK_VALUE_MEASURES)
+
+
 def is_loss(key: str) -> bool:
     """Return True for a key whose values are losses.
 
@@ -753,9 +825,11 @@ def is_loss(key: str) -> bool:
 
 
 def is_value(key: str) -> bool:
-    """Return True for a key of the client's own: no bytes, no count of clients, no class, no budget."""
+    """Return True for a key of the client's own: no bytes, no count of clients, no class, no task, no budget."""
     name = plain_key(key)
-    return BY_CLASS not in name and not name.startswith(("comm/", PROMISED)) and name != "train/skipped"
+    if BY_CLASS in name or is_of_task(name):
+        return False
+    return not name.startswith(("comm/", PROMISED)) and name != "train/skipped"
 
 
 def unit_of(key: str, values: Iterable[float] = ()) -> Unit:

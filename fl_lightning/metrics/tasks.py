@@ -1,5 +1,6 @@
 """Metrics of a model that meets one task after another, updated by the accuracies on all tasks after each stage."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -64,8 +65,9 @@ class TaskMetric(FederatedMetric):
 
     `update` takes `accuracies`, (K,) in [0, 1] on all tasks, and `trained`, (K,) bool or the indices of the tasks that
     were trained on since the update before. Give the accuracies before training first, with `trained=[]`, if forward
-    transfer is asked for. `compute` gives () float64, NaN where the measure is not defined. The metric is not to be
-    reset between stages.
+    transfer is asked for. `stage`, a number, says which row it is: rows of several processes or parts are put in the
+    order of their stages, and of equal stages the last row counts. Without stages rows keep the order of the updates.
+    `compute` gives () float64, NaN where the measure is not defined. The metric is not to be reset between stages.
 
     Args:
         num_tasks: K ≥ 1.
@@ -83,11 +85,17 @@ class TaskMetric(FederatedMetric):
         self.set_dtype(torch.float64)
         self.add_state("rows", [], dist_reduce_fx="cat")
 
-    def update(self, accuracies: Tensor | Sequence[float], trained: Tensor | Sequence[int] = ()) -> None:
+    def update(
+        self,
+        accuracies: Tensor | Sequence[float],
+        trained: Tensor | Sequence[int] = (),
+        stage: int | None = None,
+    ) -> None:
         row = torch.as_tensor(accuracies, dtype=torch.float64, device=self.device)
         if row.shape != (self.num_tasks,):
             raise ValueError(f"accuracies must be ({self.num_tasks},), one for each task, got {tuple(row.shape)}")
-        self.rows.append(torch.cat([row, self._flags(trained)]))
+        number = row.new_tensor([math.nan if stage is None else float(stage)])
+        self.rows.append(torch.cat([number, row, self._flags(trained)]))
 
     def _flags(self, trained: Tensor | Sequence[int]) -> Tensor:
         """Mark the tasks that were trained on by 1, (K,) float64."""
@@ -101,10 +109,11 @@ class TaskMetric(FederatedMetric):
     def table(self) -> TaskRows:
         """Lay out what was measured."""
         if len(self.rows):
-            rows = dim_zero_cat(self.rows).view(-1, 2 * self.num_tasks)
+            rows = dim_zero_cat(self.rows).view(-1, 1 + 2 * self.num_tasks)
         else:
-            rows = torch.empty(0, 2 * self.num_tasks, dtype=torch.float64)
-        return task_rows(rows[:, : self.num_tasks], rows[:, self.num_tasks :] > 0)
+            rows = torch.empty(0, 1 + 2 * self.num_tasks, dtype=torch.float64)
+        values = in_order_of_stages(rows)[:, 1:]
+        return task_rows(values[:, : self.num_tasks], values[:, self.num_tasks :] > 0)
 
     def measured(self, rows: TaskRows) -> Tensor:
         """Compute the measure of a table that has rows."""
@@ -113,6 +122,26 @@ class TaskMetric(FederatedMetric):
     def compute(self) -> Tensor:
         rows = self.table()
         return self.measured(rows) if len(rows.table) else torch.tensor(torch.nan, dtype=torch.float64)
+
+
+def in_order_of_stages(rows: Tensor) -> Tensor:
+    """Put rows in the order of their stages, the last one of each. Rows without stages stay as they are.
+
+    Args:
+        rows: The rows, (T, M) float64. The first column is the stage, NaN if it is not known.
+
+    >>> in_order_of_stages(torch.tensor([[1.0, 0.5], [0.0, 0.25], [1.0, 0.75]]))
+    tensor([[0.0000, 0.2500],
+            [1.0000, 0.7500]])
+    """
+    stages = rows[:, 0]
+    if not len(rows) or stages.isnan().any():
+        return rows
+    order = stages.argsort(stable=True)
+    ordered = rows[order]
+    is_last = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    is_last[:-1] = ordered[:-1, 0] != ordered[1:, 0]
+    return ordered[is_last]
 
 
 class TasksAccuracy(TaskMetric):

@@ -6,13 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fl_lightning.functional.summary import Interval
-from fl_lightning.metrics.keys import SCOPES, Unit, is_in_percent, percent_factor, scope_of, unknown_direction
+from fl_lightning.metrics.keys import (
+    SCOPES,
+    Unit,
+    direction_of,
+    is_in_percent,
+    percent_factor,
+    scope_of,
+    unknown_direction,
+)
 from fl_lightning.reports.result_tables import Mark, Table, TableCell
 from fl_lightning.reports.results import (
     AFTER,
     COSTS,
     COUNTS,
     HEADINGS,
+    INTRANSIGENCE,
     SIMULATED,
     STATISTICS,
     Comparison,
@@ -64,8 +73,8 @@ def difference_cell(comparison: Comparison, label: str, name: str) -> str:
 
 
 def is_statistic(name: str) -> bool:
-    """Return True for a column with values of the metric."""
-    return name in STATISTICS or name.startswith(AFTER)
+    """Return True for a column with values in the unit of the metric."""
+    return name in STATISTICS or name == INTRANSIGENCE or name.startswith(AFTER)
 
 
 def is_after_seconds(name: str) -> bool:
@@ -74,9 +83,11 @@ def is_after_seconds(name: str) -> bool:
 
 
 def column_order(name: str) -> tuple[int, float]:
-    """Return a key that sorts columns: statistics, values after some rounds and some seconds, further columns."""
+    """Return a key that sorts columns: statistics, intransigence, values after rounds and seconds, further columns."""
     if name in STATISTICS:
         return 0, STATISTICS.index(name)
+    if name == INTRANSIGENCE:
+        return 0, len(STATISTICS)
     if is_after_seconds(name):
         return 2, float(name.removeprefix(AFTER).removesuffix(SIMULATED))
     if name.startswith(AFTER):
@@ -101,6 +112,8 @@ def heading(comparison: Comparison, name: str) -> str:
         return COSTS[name].heading
     if name in HEADINGS:
         return HEADINGS[name]
+    if name == INTRANSIGENCE:
+        return INTRANSIGENCE
     if is_after_seconds(name):
         return name
     return f"{name} round" if name == f"{AFTER}1" else f"{name} rounds"
@@ -128,13 +141,14 @@ def marks_of(comparison: Comparison, name: str) -> dict[str, Mark]:
     A mean that is not finite is never the best one. Nothing is marked if nobody tells whether lower or higher is
     better.
     """
-    if comparison.direction is None:
+    direction = direction_of(name) if name == INTRANSIGENCE else comparison.direction
+    if direction is None:
         return {}
     column: dict[str, Result] = {}
     for label, stats in comparison.results.items():
         if name in stats and math.isfinite(stats[name].mean):
             column[label] = stats[name]
-    ranked = sorted(column, key=lambda label: column[label].mean, reverse=comparison.direction == "max")
+    ranked = sorted(column, key=lambda label: column[label].mean, reverse=direction == "max")
     if len(ranked) < 2:
         return {}
     best = column[ranked[0]]
@@ -161,6 +175,8 @@ def note_of(comparison: Comparison) -> str:
     if "best" in columns:
         chosen = "lowest" if comparison.direction == "min" else "highest"
         note += f" The best over rounds is the {chosen} value of each run, which no one knows before its end."
+    if INTRANSIGENCE in columns:
+        note += intransigence_text(comparison)
     moments = [name.removeprefix(AFTER) for name in columns if is_after_seconds(name)]
     if moments:
         note += (
@@ -188,6 +204,14 @@ def note_of(comparison: Comparison) -> str:
             f"bold where the interval of its difference to the next best leaves out 0, else underlined."
         )
     return note
+
+
+def intransigence_text(comparison: Comparison) -> str:
+    """Describe the column of intransigence in a sentence that follows others."""
+    return (
+        f" Intransigence: the mean over the tasks of the accuracy of {comparison.reference} with the same seed, minus "
+        f"that of the method, when a task is new. Lower is better."
+    )
 
 
 def seeds_text(comparison: Comparison) -> str:

@@ -3,9 +3,16 @@
 from collections.abc import Sequence
 
 from fl_lightning.metrics.keys import is_in_percent, unknown_direction
-from fl_lightning.reports.comparison_tables import cell_text, column_names, heading, marks_of, seeds_text
+from fl_lightning.reports.comparison_tables import (
+    cell_text,
+    column_names,
+    heading,
+    intransigence_text,
+    marks_of,
+    seeds_text,
+)
 from fl_lightning.reports.result_tables import Table, TableCell
-from fl_lightning.reports.results import COSTS, Comparison
+from fl_lightning.reports.results import COSTS, INTRANSIGENCE, Comparison
 
 FINAL = "final"
 
@@ -19,12 +26,15 @@ def overview_table(comparisons: Sequence[Comparison]) -> Table:
     first = comparisons[0]
     header = ["method"]
     header += [metric_heading(comparison) for comparison in comparisons]
+    measured = [comparison for comparison in comparisons if INTRANSIGENCE in column_names(comparison)]
+    header += [f"{heading(comparison, INTRANSIGENCE)}, %" for comparison in measured]
     costs = [name for name in column_names(first) if name in COSTS]
     header += [heading(first, name) for name in costs]
     rows: list[list[TableCell]] = []
     for label in first.results:
         row = [TableCell(label)]
-        row += [final_cell(comparison, label) for comparison in comparisons]
+        row += [marked_cell(comparison, label, FINAL) for comparison in comparisons]
+        row += [marked_cell(comparison, label, INTRANSIGENCE) for comparison in measured]
         row += [TableCell(cell_text(first, label, name)) for name in costs]
         rows.append(row)
     return Table(title_of(first), header=header, rows=rows, note=note_of_overview(comparisons, costs))
@@ -37,10 +47,16 @@ def metric_heading(comparison: Comparison) -> str:
     return comparison.key
 
 
-def final_cell(comparison: Comparison, label: str) -> TableCell:
-    """Write the final value of a metric of a group, mean ± deviation, a dash if the group has no such metric."""
-    marks = marks_of(comparison, FINAL)
-    text = cell_text(comparison, label, FINAL)
+def marked_cell(comparison: Comparison, label: str, name: str) -> TableCell:
+    """Write a column's value of a group, mean ± deviation, a dash if the group has no such value.
+
+    Args:
+        comparison: The comparison by one metric.
+        label: Label of the group.
+        name: Name of the column.
+    """
+    marks = marks_of(comparison, name)
+    text = cell_text(comparison, label, name)
     return TableCell(text, marks.get(label, ""))
 
 
@@ -66,6 +82,9 @@ def note_of_overview(comparisons: Sequence[Comparison], costs: Sequence[str]) ->
     for comparison in comparisons:
         if comparison.direction is None:
             note += f" No value of {comparison.key} is marked as the best: {unknown_direction(comparison.key)}."
+    for comparison in comparisons:
+        if INTRANSIGENCE in column_names(comparison):
+            note += intransigence_text(comparison)
     if costs:
         note += f" What a round costs is that of its whole cohort, and × that of {first.baseline}."
     if len(first.results) > 1:

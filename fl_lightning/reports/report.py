@@ -18,6 +18,7 @@ from fl_lightning.metrics.keys import (
     TIME,
     Unit,
     is_in_percent,
+    is_of_task,
     percent_factor,
     scope_of,
 )
@@ -48,6 +49,7 @@ from fl_lightning.reports.saved import (
     differing,
     read_columns,
 )
+from fl_lightning.reports.tasks import tasks_of
 from fl_lightning.reports.terminal import AVERAGES
 from fl_lightning.reports.time_figures import plot_timeline
 from fl_lightning.runs.timeline import TIMELINE, read_timeline
@@ -85,6 +87,10 @@ NAMES = {
     EPSILON: "ε of all rounds so far",
     "local/alma": "ALMA, mean of the clients' own accuracies (%)",
     "local/tuned/alma": "ALMA after fine-tuning (%)",
+    "global/acc_tasks": "mean accuracy over the tasks met, test split (%)",
+    "val/acc_tasks": "mean accuracy over the tasks met, in validation (%)",
+    "global/forgetting_tasks": "forgetting of tasks, test split (%)",
+    "val/forgetting_tasks": "forgetting of tasks, in validation (%)",
     STALENESS: "mean staleness (server steps)",
 }
 """Labels of axes by log key. Any other key is its own label."""
@@ -123,6 +129,7 @@ def write_report(
         Section("Results", results_of(groups, tables, notes, at_seconds=at_seconds)),
         Section("Privacy", privacy_of(groups)),
         Section("Over the rounds", over_rounds),
+        Section("Tasks", tasks_of(shown)),
         Section("Over simulated time", [*clocks_of(groups), *timed_curves_of(shown), *timelines_of(shown)]),
         Section("Classes", [*scores_of(groups), *classes_of(shown), *confusions_of(shown)]),
         Section("Matrices and curves", metric_pictures_of(shown)),
@@ -286,7 +293,7 @@ def axis_label(key: str, unit: Unit) -> str:
 
 
 def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
-    """Draw each value over the rounds, except values of single classes, bytes and simulated time."""
+    """Draw each value over the rounds, except values of single classes and tasks, bytes and simulated time."""
     shown = drawn_keys(groups)
     parts: list[Picture | str] = []
     for key in shown[:MOST_CURVES]:
@@ -313,7 +320,8 @@ def drawn_keys(groups: Sequence[Group]) -> list[str]:
     keys: dict[str, None] = {}
     for run in runs_of(groups):
         keys |= dict.fromkeys(run.history.keys)
-    shown = [key for key in keys if BY_CLASS not in key and not key.startswith(("comm/", TIME))]
+    in_maps = [key for key in keys if BY_CLASS in key or is_of_task(key)]
+    shown = [key for key in keys if key not in in_maps and not key.startswith(("comm/", TIME))]
     return sorted(shown, key=lambda key: ([*NAMES, key].index(key), key))
 
 

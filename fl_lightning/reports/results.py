@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from fl_lightning.functional.summary import Interval, mean_std, paired_difference, speed_up
-from fl_lightning.metrics.keys import SCOPES, Direction, Unit, best_of, describe, tuned_key, unit_of
+from fl_lightning.metrics.keys import ACC_TASKS, SCOPES, Direction, Unit, best_of, describe, tuned_key, unit_of
 from fl_lightning.reports.saved import Group, SavedRun, Seeds
+from fl_lightning.reports.tasks import intransigence_of
 
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
 STATISTICS = tuple(HEADINGS)
@@ -19,6 +20,9 @@ AFTER = "after "
 
 SIMULATED = " s"
 """End of the name of a statistic: the value after some simulated seconds."""
+
+INTRANSIGENCE = "intransigence"
+"""Name of a column: what a method lacks on new tasks against a reference. Lower is better."""
 
 Column = Literal["rounds", "speed_up", "time", "time_speed_up", "bytes", "steps", "seconds", "memory"]
 """Further columns: rounds and simulated seconds to a target, the speed-ups that they are, and what a round costs."""
@@ -95,6 +99,7 @@ class Comparison:
         direction: Whether values are better when lower or higher, or None if nobody tells.
         unit: Unit of the values.
         rounds: A sentence with the rounds of the runs, if these have different numbers or stopped early. Else empty.
+        reference: Label of the group against which intransigence is measured. Empty: it is not.
     """
 
     key: str
@@ -105,12 +110,13 @@ class Comparison:
     direction: Direction | None = None
     unit: Unit = ""
     rounds: str = ""
+    reference: str = ""
 
 
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def known_metrics(groups: Sequence[Group], asked: Sequence[str] = ()) -> list[str]:
+def known_metrics(groups: Sequence[Group], asked: Sequence[str] = (), *, with_tasks: bool = False) -> list[str]:
     """List the keys of the metrics that are compared, in the order of their tables.
 
     They are the keys that were asked for, else those of `SCOPES`, which some run has, under a private name too. Beside
@@ -119,9 +125,12 @@ def known_metrics(groups: Sequence[Group], asked: Sequence[str] = ()) -> list[st
     Args:
         groups: Groups of runs.
         asked: Log keys that were asked for. Empty, or keys that no run has, mean those of `SCOPES`.
+        with_tasks: Whether the average accuracy over tasks is compared, though others were asked for.
     """
     logged = set(keys_in(runs_of(groups)))
     keys = [key for key in asked if key in logged] or [key for key in SCOPES if key in logged]
+    if with_tasks and not any(map(has_intransigence, keys)):
+        keys += [key for key in SCOPES if key in logged and has_intransigence(key)]
     compared: dict[str, None] = {}
     for key in keys:
         compared[key] = None
@@ -246,6 +255,7 @@ def compare(
     at: Sequence[int] = (),
     at_seconds: Sequence[float] = (),
     columns: Sequence[Column] = (),
+    reference: str | None = None,
 ) -> Comparison:
     """Compare the groups by one metric.
 
@@ -258,6 +268,8 @@ def compare(
         at: Rounds after which the value is a statistic, too.
         at_seconds: Simulated seconds after which the value is a statistic, too.
         columns: Further columns. Those of a target are left out unless a round is evaluated and higher is better.
+        reference: Label of the group against which intransigence is measured, beside the average accuracy over tasks.
+            None: it is not.
     """
     runs = runs_of(groups)
     direction = direction_in(runs, key)
@@ -280,6 +292,9 @@ def compare(
     for name in columns:
         if name in COSTS:
             add_costs(values, groups, name)
+    is_measured = reference is not None and has_intransigence(key)
+    if reference is not None and is_measured:
+        add_intransigence(values, groups, reference)
     results: dict[str, dict[str, Result]] = {}
     for label, by_name in values.items():
         results[label] = {}
@@ -295,6 +310,7 @@ def compare(
         direction=direction,
         unit=unit_in(runs, key),
         rounds=rounds_text(groups),
+        reference=reference if reference is not None and is_measured else "",
     )
 
 
@@ -360,6 +376,34 @@ def add_costs(values: Values, groups: Sequence[Group], name: str) -> None:
                 costs[run.seeds] = cost
         if costs:
             values[group.label][name] = costs
+
+
+def has_intransigence(key: str) -> bool:
+    """Return True for the average accuracy of a global model over tasks, beside which intransigence stands.
+
+    >>> has_intransigence("global/acc_tasks"), has_intransigence("local/acc_tasks"), has_intransigence("global/acc")
+    (True, False, False)
+    """
+    return key in (f"global/{ACC_TASKS}", f"val/{ACC_TASKS}")
+
+
+def add_intransigence(values: Values, groups: Sequence[Group], reference: str) -> None:
+    """Add intransigence against the reference's run with the same seeds to the values of the other groups."""
+    of_reference: dict[Seeds, SavedRun] = {}
+    for group in groups:
+        if group.label == reference:
+            of_reference = {run.seeds: run for run in group.runs}
+    for group in groups:
+        if group.label == reference:
+            continue
+        by_seeds: dict[Seeds, float] = {}
+        for run in group.runs:
+            if run.seeds in of_reference:
+                value = intransigence_of(run, of_reference[run.seeds])
+                if value is not None:
+                    by_seeds[run.seeds] = value
+        if by_seeds:
+            values[group.label][INTRANSIGENCE] = by_seeds
 
 
 class Targeted(NamedTuple):

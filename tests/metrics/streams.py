@@ -76,6 +76,13 @@ def activations():
     ]
 
 
+def by_stage():
+    """Accuracies before training and after four stages."""
+    drawn = draw(5, 3, seed=0).sigmoid()
+    trained = [[], [0], [0, 1], [1], [2]]
+    return [{"accuracies": drawn[i], "trained": trained[i], "stage": i} for i in range(5)]
+
+
 STREAMS = {
     "ClasswiseAccuracy": (lambda: M.ClasswiseAccuracy(C), of_model),
     "NormalisedClassAccuracy": (lambda: M.NormalisedClassAccuracy(C), of_model),
@@ -91,6 +98,11 @@ STREAMS = {
     "PredictionConsistency": (lambda: M.PredictionConsistency(C), by_round),
     "RoundsToTarget": (lambda: M.RoundsToTarget(0.5), points),
     "SpeedUp": (lambda: M.SpeedUp(0.65, baseline_rounds=8), points),
+    "TasksAccuracy": (lambda: M.TasksAccuracy(3), by_stage),
+    "TasksForgetting": (lambda: M.TasksForgetting(3), by_stage),
+    "BackwardTransfer": (lambda: M.BackwardTransfer(3), by_stage),
+    "ForwardTransfer": (lambda: M.ForwardTransfer(3), by_stage),
+    "Intransigence": (lambda: M.Intransigence(3, reference=[0.9, 0.8, 0.7]), by_stage),
     "ClientAccuracy": (lambda: M.ClientAccuracy(N), by_client),
     "ALMA": (lambda: M.ALMA(N), by_client),
     "InitialAccuracy": (lambda: M.InitialAccuracy(N), by_client),

@@ -1,0 +1,233 @@
+"""The tables of tasks of saved runs: what is drawn of them, and intransigence against a cumulative run."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fl_lightning.functional.continual import at_rows, intransigence
+from fl_lightning.metrics.history import BY_TASK, BY_TASK_VALUE
+from fl_lightning.metrics.keys import TASK_MEASURES, TASK_VALUE_MEASURES
+from fl_lightning.reports.figures import Numbers
+from fl_lightning.reports.page import Picture
+from fl_lightning.reports.saved import Group, SavedRun
+from fl_lightning.reports.task_figures import TaskMatrix, TrainedSpan, plot_task_curves, plot_tasks
+from fl_lightning.runs.tasks import TASKS, Model, SavedTasks, TaskLine, read_tasks, rows_of
+
+MODELS: Mapping[Model, str] = {"global": "global model", "clients": "mean of the clients' own models"}
+"""Names of models in pictures."""
+
+
+def tasks_of_run(run: SavedRun) -> SavedTasks | None:
+    """Read the tables of tasks of a run. None if it has none, or if later rounds of the run are left out."""
+    return read_tasks(run.folder / TASKS) if run.is_whole else None
+
+
+class TaskKeys(NamedTuple):
+    """Names the values of the global model on tasks.
+
+    Args:
+        beginning: Beginning of the log keys of single tasks. The name of the task follows it.
+        mean: Log key of the mean over the tasks that were met.
+        are_accuracies: Whether the values are accuracies.
+    """
+
+    beginning: str
+    mean: str
+    are_accuracies: bool
+
+
+def task_keys_in(keys: Iterable[str]) -> TaskKeys | None:
+    """Return the names of the values of the global model on tasks. None if there are none among some log keys.
+
+    >>> task_keys_in(["local/acc_task/0", "val/acc_task/0"])
+    TaskKeys(beginning='val/acc_task/', mean='val/acc_tasks', are_accuracies=True)
+    """
+    parts = {BY_TASK: TASK_MEASURES[0], BY_TASK_VALUE: TASK_VALUE_MEASURES[0]}
+    for key in keys:
+        for part, mean in parts.items():
+            scope, found, _ = key.partition(part)
+            if found and scope != "local":
+                return TaskKeys(f"{scope}{part}", mean=f"{scope}/{mean}", are_accuracies=part == BY_TASK)
+    return None
+
+
+def share_factor(values: Numbers) -> float:
+    """Return the factor that makes accuracies shares in [0, 1]. A module may log them in percent."""
+    largest = float(np.nanmax(np.abs(values), initial=0.0))
+    return 0.01 if largest > 1 else 1.0
+
+
+# --- pictures ---
+
+
+def matrices_of(tables: Sequence[SavedTasks]) -> dict[str, TaskMatrix]:
+    """Return the tables of tasks to be drawn, the mean over runs that have rows after the same rounds.
+
+    Args:
+        tables: The tables of each run, of one run at least.
+
+    Returns:
+        The tables by the name of the model.
+    """
+    matrices: dict[str, TaskMatrix] = {}
+    for model, shown in MODELS.items():
+        first = tables[0].of(model)
+        alike: list[list[TaskLine]] = []
+        for saved in tables:
+            lines = saved.of(model)
+            if saved.names == tables[0].names and rounds_in(lines) == rounds_in(first):
+                alike.append(lines)
+        if any(line.row >= 0 for line in first):
+            matrices[shown] = mean_matrix(tables[0], alike)
+    return matrices
+
+
+def rounds_in(lines: Sequence[TaskLine]) -> list[tuple[int, int]]:
+    """Return the number and the round of each row."""
+    return [(line.row, line.round_idx) for line in lines]
+
+
+def mean_matrix(saved: SavedTasks, runs: Sequence[Sequence[TaskLine]]) -> TaskMatrix:
+    """Average the tables of tasks of some runs that have rows after the same rounds.
+
+    Args:
+        saved: Tables of one of the runs.
+        runs: The rows of each run.
+    """
+    values = np.mean([[line.accuracies for line in lines] for lines in runs], axis=0)
+    factor = share_factor(values) if saved.has_accuracies else 1.0
+    lines = runs[0]
+    after = [index for index, line in enumerate(lines) if line.row >= 0]
+    before = [index for index, line in enumerate(lines) if line.row < 0]
+    trained = np.zeros((len(after), len(saved.names)), dtype=bool)
+    for row, index in enumerate(after):
+        for of_run in runs:
+            trained[row, of_run[index].trained] = True
+    measures: dict[str, float] = {}
+    for name in saved.measures:
+        known = [of_run[-1].measures[name] for of_run in runs if name in of_run[-1].measures]
+        if known:
+            measures[name] = factor * math.fsum(known) / len(known)
+    return TaskMatrix(
+        names=saved.names,
+        table=factor * values[after],
+        trained=trained,
+        rounds=[lines[index].round_idx for index in after],
+        initial=factor * values[before[-1]] if before else None,
+        measures=measures,
+        are_shares=saved.has_accuracies,
+    )
+
+
+def spans_of(saved: SavedTasks) -> list[TrainedSpan]:
+    """Return the rounds of each row of the global model's table, and the tasks that are trained on in them."""
+    spans: list[TrainedSpan] = []
+    begin = 0
+    for line in saved.of("global"):
+        if line.row >= 0:
+            spans.append(TrainedSpan(begin, last=line.round_idx, tasks=line.trained))
+        begin = line.round_idx + 1
+    return spans
+
+
+def tasks_of(groups: Sequence[Group]) -> list[Picture]:
+    """Draw the tables of tasks of each group, and the accuracy on each task over the rounds."""
+    pictures: list[Picture] = []
+    for number, group in enumerate(groups):
+        tables = [saved for saved in map(tasks_of_run, group.runs) if saved is not None and saved.lines]
+        if tables:
+            pictures += tables_of_group(group, tables, number)
+        pictures += curves_of_group(group, tables, number)
+    return pictures
+
+
+def tables_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> list[Picture]:
+    """Draw the tables of tasks of a group.
+
+    Args:
+        group: The runs.
+        tables: The tables of tasks of those that have some, at least one.
+        number: Number of the group on the page.
+    """
+    matrices = matrices_of(tables)
+    if not matrices:
+        return []
+    over = f", mean over {len(tables)} seeds" if len(tables) > 1 else ""
+    name = value_name(tables[0].has_accuracies)
+    caption = (
+        f"{name} on each task after each stage: {group.label}{over}. A frame marks the tasks that some client trained "
+        f"on in the stage."
+    )
+    figure = plot_tasks(matrices, title=f"{group.label}: each task after each stage")
+    return [Picture(f"tasks-{number}", figure, caption, wide=True)]
+
+
+def curves_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> list[Picture]:
+    """Draw the accuracy on each task over the rounds for a group.
+
+    Args:
+        group: The runs.
+        tables: The tables of tasks of those that have some.
+        number: Number of the group on the page.
+    """
+    keys = task_keys_in(group.runs[0].history.keys)
+    if keys is None:
+        return []
+    _, names, table = group.runs[0].history.columns(keys.beginning)
+    factor = share_factor(table.numpy()) if keys.are_accuracies else 1.0
+    rounds: list[int] = []
+    curves: dict[str, Numbers] = {}
+    for name in names:
+        rounds, values = group.curves(f"{keys.beginning}{name}")
+        curves[name] = factor * values
+    _, averages = group.curves(keys.mean)
+    is_known = all(values.shape == averages.shape for values in curves.values())
+    over = ", mean and one standard deviation over the seeds" if len(group.runs) > 1 else ""
+    caption = (
+        f"{value_name(keys.are_accuracies)} of the global model on each task after each round: {group.label}{over}. "
+        f"Above: the rounds in which some client trains on a task."
+    )
+    figure = plot_task_curves(
+        rounds,
+        curves,
+        mean=factor * averages if is_known else None,
+        spans=spans_of(tables[0]) if tables else (),
+        are_shares=keys.are_accuracies,
+        title=f"{group.label}: each task over the rounds",
+    )
+    return [Picture(f"task-curves-{number}", figure, caption, wide=True)]
+
+
+def value_name(are_accuracies: bool) -> str:
+    """Name values at the beginning of a sentence."""
+    return "Accuracy in percent" if are_accuracies else "Value by which the module is tested"
+
+
+# --- intransigence ---
+
+
+def intransigence_of(run: SavedRun, reference: SavedRun) -> float | None:
+    """Return the intransigence of a run against one that keeps the samples of earlier tasks.
+
+    Args:
+        run: The run.
+        reference: The run whose accuracies on new tasks are a*.
+
+    Returns:
+        The value, in [-1, 1]. None if one of the runs has no table of the tasks of both.
+    """
+    own = tasks_of_run(run)
+    other = tasks_of_run(reference)
+    if own is None or other is None or own.names != other.names or not own.of("global") or not other.of("global"):
+        return None
+    rows = rows_of(own.of("global"))
+    rows_of_reference = rows_of(other.of("global"))
+    if not len(rows.table) or not len(rows_of_reference.table):
+        return None
+    best = at_rows(rows_of_reference.table, rows_of_reference.first)
+    best = torch.where(rows_of_reference.first >= 0, best, torch.nan)
+    value = float(intransigence(rows.table, best, rows.first))
+    return None if math.isnan(value) else value

@@ -1,0 +1,116 @@
+"""Counts which samples the clients have in the rounds of a run whose data change."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.scenario import Scenario
+
+MOST_CLIENTS = 50
+"""Largest number of clients that are counted, the first ones."""
+
+MOST_ROUNDS = 200
+"""Largest number of rounds that are counted, at equal distances."""
+
+MOST_STAGES = 2000
+"""Largest number of stages of all clients that are counted. Of more stages fewer rounds are counted."""
+
+Kind = Literal["class", "task", "samples"]
+"""What samples are counted by: their class, the task that the client trains on, or nothing."""
+
+
+class Presence(NamedTuple):
+    """Has the numbers of samples of clients in rounds.
+
+    Args:
+        counts: Number of samples of each client, round and class, or task, (N, T, C).
+        rounds: The rounds, ascending, (T,).
+        clients: Ids of the clients, (N,).
+        names: Names of the classes, or of the tasks, (C,).
+        kind: What the samples are counted by.
+    """
+
+    counts: NDArray[np.int64]
+    rounds: list[int]
+    clients: list[int]
+    names: list[str]
+    kind: Kind
+
+
+def presence_of(data: FederatedDataModule, num_rounds: int, class_names: Sequence[str] | None) -> Presence | None:
+    """Count the samples of each client in each round: by class, or by task where a task has samples of all classes.
+
+    Args:
+        data: The data, whose samples are dealt.
+        num_rounds: Number of rounds, at least 1.
+        class_names: Names of the C classes. None: the samples have no classes.
+
+    Returns:
+        The counts. None if the data do not change.
+    """
+    if data.scenario is None:
+        return None
+    samples = data.client_samples()
+    labels = data.split("train").labels if class_names is not None else None
+    kind, names = kind_of(data.scenario, None if labels is None else class_names)
+    clients = list(range(min(MOST_CLIENTS, data.num_clients)))
+    rounds = counted_rounds(data.scenario, num_rounds, num_clients=len(clients))
+    counts = np.zeros((len(clients), len(rounds), len(names)), dtype=np.int64)
+    for client_id in clients:
+        known: dict[int, NDArray[np.int64]] = {}
+        for place, round_idx in enumerate(rounds):
+            stage = data.scenario.stage(client_id, round_idx)
+            if stage not in known:
+                indices = samples.indices(client_id, round_idx)
+                if kind == "class" and labels is not None:
+                    known[stage] = counted(labels[indices], len(names))
+                else:
+                    task = data.scenario.task(client_id, stage) if kind == "task" else 0
+                    known[stage] = all_of(task, len(indices), len(names))
+            counts[client_id, place] = known[stage]
+    return Presence(counts, rounds=rounds, clients=clients, names=names, kind=kind)
+
+
+def counted_rounds(scenario: Scenario, num_rounds: int, *, num_clients: int) -> list[int]:
+    """Return the rounds that are counted: all, or some at equal distances so that there are few enough stages.
+
+    Args:
+        scenario: How the data change.
+        num_rounds: Number of rounds, at least 1.
+        num_clients: Number of clients that are counted.
+    """
+    number = min(num_rounds, MOST_ROUNDS)
+    while True:
+        rounds = sorted({int(place) for place in np.linspace(0, num_rounds - 1, number)})
+        num_stages = 0
+        for client_id in range(num_clients):
+            num_stages += len({scenario.stage(client_id, round_idx) for round_idx in rounds})
+        if num_stages <= MOST_STAGES or number <= 2:
+            return rounds
+        number //= 2
+
+
+def kind_of(scenario: Scenario, class_names: Sequence[str] | None) -> tuple[Kind, list[str]]:
+    """Return what samples are counted by, and the names."""
+    if scenario.tasks and any(task.classes is None for task in scenario.tasks):
+        return "task", [task.name for task in scenario.tasks]
+    if class_names is None:
+        return "samples", ["samples"]
+    return "class", list(class_names)
+
+
+def counted(labels: Tensor, num_classes: int) -> NDArray[np.int64]:
+    """Count the samples of each class, (C,)."""
+    return np.bincount(labels.numpy(), minlength=num_classes).astype(np.int64)
+
+
+def all_of(task: int | None, num_samples: int, num_tasks: int) -> NDArray[np.int64]:
+    """Count all samples as those of one task, (K,). None: of no task, so that none is counted."""
+    counts = np.zeros(num_tasks, dtype=np.int64)
+    if task is not None:
+        counts[task] = num_samples
+    return counts

@@ -1,0 +1,263 @@
+"""Tables of tasks on disk, intransigence in tables of results, and pictures of data that change."""
+
+import csv
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift
+from fl_lightning.data.scenario import ScenarioInput
+from fl_lightning.federation.effects import is_data, is_fixed
+from fl_lightning.metrics.keys import describe
+from fl_lightning.reports.comparison_tables import as_csv, comparison_table
+from fl_lightning.reports.overview import overview_table
+from fl_lightning.reports.results import compare, known_metrics
+from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run
+from fl_lightning.reports.task_figures import (
+    TaskMatrix,
+    TrainedSpan,
+    bars_of,
+    panel_title,
+    plot_stages,
+    plot_task_curves,
+    plot_tasks,
+)
+from fl_lightning.reports.tasks import matrices_of
+from fl_lightning.runs.stages import MOST_STAGES, counted_rounds, presence_of
+from fl_lightning.runs.tasks import SavedTasks, TaskLine, read_tasks, write_tasks
+from tests.reports.saved_runs import settings, write_table
+from tests.toys import toy_data
+
+NAMES = ["0-1", "2, 3"]
+
+
+def lines(table, model="global", trained=((0,), (1,))):
+    """The rows of a table whose first one is before training."""
+    found = [TaskLine(model, -1, -1, [0.1, math.nan], [], {})]
+    for row, accuracies in enumerate(table):
+        found.append(TaskLine(model, row, 2 * row + 1, accuracies, list(trained[row]), {"acc_tasks": accuracies[0]}))
+    return found
+
+
+def task_run(folder, method, seed, table, cumulative=False):
+    folder.mkdir(parents=True)
+    write_table(
+        folder / "metrics.csv",
+        ["round", "global/acc", "global/acc_tasks", "global/acc_task/0-1"],
+        [[r, 0.5, 0.25 + 0.25 * r, 0.5] for r in range(4)],
+    )
+    config = settings(method, seed)
+    config["data"]["scenario"] = {
+        "class_path": "fl_lightning.data.ClassIncremental",
+        "init_args": {"tasks": [[0, 1], [2, 3]], "rounds_per_task": 2, "cumulative": cumulative},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    trained = ((0,), (0, 1)) if cumulative else ((0,), (1,))
+    write_tasks(folder / "tasks.csv", SavedTasks(NAMES, lines(table, trained=trained)))
+    return folder
+
+
+TABLES = {
+    ("FedAvg", 0): [[0.8, 0.0], [0.2, 0.6]],
+    ("FedAvg", 1): [[0.9, 0.0], [0.2, 0.7]],
+    ("FedNTD", 0): [[0.6, 0.0], [0.4, 0.5]],
+    ("FedNTD", 1): [[0.7, 0.0], [0.4, 0.4]],
+    ("FedProx", 0): [[0.9, 0.1], [0.8, 0.8]],
+}
+"""The row FedProx stands for the cumulative one, and has one seed only."""
+
+
+@pytest.fixture
+def groups(tmp_path):
+    for (method, seed), table in TABLES.items():
+        task_run(tmp_path / f"{method}/{seed}", method, seed, table, cumulative=method == "FedProx")
+    return grouped(map(read_run, find_runs([tmp_path])))
+
+
+def test_tables_are_read_as_they_were_written(tmp_path):
+    table = lines(TABLES["FedAvg", 0])
+    own = [TaskLine("clients", 0, 3, [0.5, math.nan], [0, 1], {"forgetting_tasks": -0.5}, 7)]
+    write_tasks(tmp_path / "tasks.csv", SavedTasks(NAMES, table + own))
+    again = read_tasks(tmp_path / "tasks.csv")
+    assert again.names == NAMES
+    assert repr(again.lines) == repr(table + own)
+    assert read_tasks(tmp_path / "none.csv") is None
+    text = (tmp_path / "tasks.csv").read_text(encoding="utf-8")
+    for wrong in (text.replace("clients,0", "servers,0"), text.replace("0 1", "0 2"), text.replace("model", "module")):
+        (tmp_path / "tasks.csv").write_text(wrong, encoding="utf-8")
+        with pytest.raises(ValueError, match="must be a table of tasks, and cannot be read as one"):
+            read_tasks(tmp_path / "tasks.csv")
+
+
+def test_intransigence_is_paired_by_seed_and_lower_is_better(groups):
+    assert known_metrics(groups, ["global/acc"], with_tasks=True) == ["global/acc", "global/acc_tasks"]
+    shown = compare(groups, "global/acc_tasks", "FedAvg", reference="FedProx")
+    found = {label: columns.get("intransigence") for label, columns in shown.results.items()}
+    assert found["FedProx"] is None
+    assert list(found["FedAvg"].values.values()) == [pytest.approx((0.1 + 0.2) / 2)]
+    assert list(found["FedNTD"].values.values()) == [pytest.approx((0.3 + 0.3) / 2)]
+    assert found["FedNTD"].difference.mean == pytest.approx(0.15)
+    table = comparison_table(shown)
+    column = table.header.index("intransigence")
+    cells = {row[0].text: row[column] for row in table.rows}
+    assert {name: cell.text for name, cell in cells.items()} == {"FedAvg": "15.0", "FedNTD": "30.0", "FedProx": "–"}
+    assert [name for name, cell in cells.items() if cell.mark] == ["FedAvg"]
+    assert "accuracy of FedProx with the same seed, minus that of the method" in table.note
+    assert "best over rounds" not in table.header  # with one task the mean over those that were met is highest
+    lines_of_file = list(csv.DictReader(io.StringIO(as_csv([shown]))))
+    assert [row["method"] for row in lines_of_file if row["statistic"] == "intransigence"] == ["FedAvg", "FedNTD"]
+    others = compare(groups, "global/acc", "FedAvg", reference="FedProx")
+    assert "intransigence" not in others.results["FedAvg"]
+    overview = overview_table([others, shown])
+    assert overview.header[-1] == "intransigence, %"
+    assert [row[-1].text for row in overview.rows] == ["15.0", "30.0", "–"]
+
+
+def test_a_cumulative_run_has_the_data_of_the_others(groups):
+    assert not data_differences(groups)
+    # The digest of the samples of each round is that of the run, not of the data that are compared.
+    assert is_fixed("data.scenario.samples")
+    assert not is_data("data.scenario.samples")
+    assert is_data("data.scenario.tasks")
+
+
+def test_a_run_whose_later_rounds_are_left_out_has_no_table(groups):
+    first, *others = groups
+    (run,) = [run for run in first.runs if run.seed == "0"]
+    short = [read_run(run.folder, rounds=2)]
+    shown = compare([type(first)(first.label, short), *others], "global/acc_tasks", "FedNTD", reference="FedProx")
+    assert "intransigence" not in shown.results[first.label]
+    assert "intransigence" in shown.results["FedNTD"]
+
+
+@pytest.mark.parametrize(
+    ("key", "direction"),
+    [
+        ("global/acc_tasks", "max"),
+        ("global/forgetting_tasks", "min"),
+        ("val/backward_transfer", "max"),
+        ("local/forward_transfer", "max"),
+    ],
+)
+def test_the_measures_have_directions_and_words(key, direction):
+    described = describe(key)
+    assert described.direction == direction
+    assert not described.has_best
+    assert ": " in described.scope
+
+
+def test_a_module_without_accuracies_has_a_table_of_its_value(tmp_path):
+    measures = {"value_tasks": 2.5, "value_backward_transfer": -0.25}
+    line = TaskLine("global", 0, 1, [2.5, 30.0], [0], measures)
+    write_tasks(tmp_path / "tasks.csv", SavedTasks(NAMES, [line], has_accuracies=False))
+    again = read_tasks(tmp_path / "tasks.csv")
+    assert again == SavedTasks(NAMES, [line], has_accuracies=False)
+    assert "value_task/0-1" in (tmp_path / "tasks.csv").read_text(encoding="utf-8")
+    (matrix,) = matrices_of([again]).values()
+    axes = plot_tasks({"global model": matrix}).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["2.5", "30"]
+    assert axes.get_title() == "global model\nmean 2.5, BWT −0.25"
+    assert not describe("val/value_tasks").has_best
+
+
+def test_accuracies_that_a_module_logs_in_percent_are_drawn_as_others():
+    line = TaskLine("global", 0, 1, [80.0, 0.0], [0], {"acc_tasks": 80.0})
+    (matrix,) = matrices_of([SavedTasks(NAMES, [line])]).values()
+    assert matrix.table.tolist() == [[0.8, 0.0]]
+    assert panel_title("net", matrix) == "net\nACC 80.0 %"
+
+
+# --- pictures ---
+
+
+def test_the_table_has_its_numbers_and_a_frame_where_a_task_is_trained_on():
+    table = np.array([[0.9, 0.125], [0.25, np.nan]])
+    trained = np.array([[True, False], [False, True]])
+    matrix = TaskMatrix(NAMES, table, trained, [1, 3], np.array([0.5, 0.0]), {"backward_transfer": -0.65})
+    axes = plot_tasks({"global model": matrix}).axes[0]
+    found = {tuple(text.get_position()): text.get_text() for text in axes.texts}
+    assert found == {(0, 0): "50", (1, 0): "90", (2, 0): "25", (0, 1): "0", (1, 1): "12"}
+    frames = {tuple(np.round(patch.get_xy())) for patch in axes.patches}
+    assert frames == {(1.0, 0.0), (2.0, 1.0)}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["before", "1", "3"]
+    assert axes.get_title() == "global model\nBWT −65.0 %"
+
+
+def test_curves_are_those_of_the_tasks_and_bars_those_of_the_training():
+    curves = {name: np.array([[0.1, 0.2, 0.3], [0.3, 0.4, 0.5]]) + i / 4 for i, name in enumerate(NAMES)}
+    spans = [TrainedSpan(0, 1, [0]), TrainedSpan(2, 2, [0, 1])]
+    figure = plot_task_curves([0, 1, 2], curves, mean=np.full((2, 3), 0.5), spans=spans)
+    axes, above = figure.axes
+    lines_of = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    assert np.allclose(lines_of["2, 3"], [45, 55, 65])
+    assert np.allclose(lines_of["mean of met tasks"], 50)
+    bars = [collection.get_paths()[0].get_extents() for collection in above.collections]
+    assert [(bar.x0, bar.x1, round(bar.y0 + 0.4)) for bar in bars] == [(-0.5, 1.5, 0), (1.5, 2.5, 0), (1.5, 2.5, 1)]
+
+
+def test_bars_have_the_shares_of_the_classes():
+    counts = np.array([[[5, 0, 5], [2, 3, 0]], [[0, 0, 0], [0, 4, 4]]], dtype=float)
+    shown = bars_of(counts, bar=40, gap=3)
+    assert shown.shape == (86, 2)
+    for client, of_client in enumerate(counts):
+        pixels = shown[43 * client : 43 * (client + 1)]
+        assert (pixels[:3] == -1).all()
+        for place, of_round in enumerate(of_client):
+            found = [(pixels[:, place] == class_idx).sum() for class_idx in range(3)]
+            assert found == (40 * of_round / of_client.sum(1).max()).tolist()
+            filled = pixels[pixels[:, place] >= 0, place]
+            assert (np.diff(filled) <= 0).all()  # from below
+
+
+def test_rounds_are_left_out_if_there_are_too_many_stages():
+    drift = LabelDrift(alpha=1.0, rounds=1000)
+    assert counted_rounds(drift, 100, num_clients=10) == list(range(100))
+    some = counted_rounds(drift, 1000, num_clients=50)
+    assert 50 * len(some) <= MOST_STAGES
+    assert (some[0], some[-1]) == (0, 999)
+    slow = ClassIncremental([[0], [1]], 30)
+    slow.begin(ScenarioInput([torch.arange(0)] * 50, train=Labelled(), num_classes=lambda: 3, seed=0))
+    assert counted_rounds(slow, 200, num_clients=50) == list(range(200))
+
+
+class Labelled:
+    """A split without samples."""
+
+    labels = torch.arange(0)
+
+    def __len__(self):
+        return 0
+
+
+SCENARIOS = {
+    "tasks": lambda: ClassIncremental([[0], [1, 2]], 2, delay=1, order="shuffled"),
+    "domains": lambda: DomainIncremental(2, noises=[0.0, 0.5], order="shuffled"),
+    "drift": lambda: LabelDrift(alpha=1.0, rounds=4),
+}
+
+
+@pytest.mark.parametrize("kind", SCENARIOS)
+def test_samples_are_counted_as_the_clients_see_them(kind):
+    changing = toy_data((14, 9, 12, 11), scenario=SCENARIOS[kind]())
+    changing.setup("fit")
+    found = presence_of(changing, 6, ["a", "b", "c"])
+    assert found.rounds == list(range(6))
+    for client in found.clients:
+        for round_idx in found.rounds:
+            view = changing.view(client, round_idx)
+            of_round = found.counts[client, round_idx]
+            if kind == "domains":
+                assert found.names == ["σ=0", "σ=0.5"]
+                assert of_round[changing.scenario.task(client, view.stage)] == view.size() == of_round.sum()
+            else:
+                assert of_round.tolist() == view.label_counts.tolist()
+    figure = plot_stages(
+        found.counts, found.names, rounds=found.rounds, client_names=["ann", "bob", "eve", "dan"], kind=found.kind
+    )
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["ann", "bob", "eve", "dan"]
+    assert presence_of(toy_data(), 6, None) is None
