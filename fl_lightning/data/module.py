@@ -124,6 +124,9 @@ class FederatedDataModule(Participation):
             of a comparison. None: time is not simulated.
         scenario: How the clients' data change over the rounds: which of the samples that it was dealt a client has in a
             round, and how it sees them. None: the data stay as they were dealt.
+        stays: First and last round, from 0, in which a client is there, by client id, for clients that join and leave.
+            Both are included, and a last round of None is the end. A csv file with the columns `client`, `first` and
+            `last` in their place. Cohorts are drawn among the clients that are there. None: all clients stay.
         unseen: Clients that never train and are only tested, as clients are that come after the training: their share
             in (0, 1), their number, or a list of their ids and, with `by`, of names of owners. They are in no cohort,
             no number N of a method and no set of the server. None: all clients train.
@@ -173,6 +176,7 @@ class FederatedDataModule(Participation):
         test_on_val: bool = False,
         devices: Devices | None = None,
         scenario: Scenario | None = None,
+        stays: dict[int, list[int | None]] | str | None = None,
     ) -> None:
         # Datasets in place of a source are the commonest mistake, so the source is checked first.
         read = as_source(source)
@@ -197,6 +201,7 @@ class FederatedDataModule(Participation):
             pooled=pooled,
             cohort_size=cohort_size,
             unseen=Unseen(unseen, seed, has_owners=dealt_by.column is not None),
+            stays=stays,
         )
         self.source = read
         self.seed = seed

@@ -13,7 +13,7 @@ SETS = ("transfer", "proxy", "shared")
 
 
 def check_changing_data(data: FederatedDataModule, parts: FederationParts, rounds: int | None) -> None:
-    """Refuse data that change where something counts on fixed samples, and rounds in which nobody has samples.
+    """Refuse data that change where something counts on fixed samples, and rounds without clients or samples.
 
     A warning says if a set that everyone has holds samples of tasks that nobody has met.
 
@@ -25,6 +25,8 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
     Raises:
         ValueError: The run is private, or there is such a round.
     """
+    num_rounds = MOST_ROUNDS if rounds is None else rounds
+    check_somebody_there(data, num_rounds)
     if data.scenario is None:
         return
     if parts.is_private:
@@ -32,7 +34,7 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             "data.scenario changes which samples a client has, and the guarantees of differential privacy are counted "
             "for fixed ones; leave it out, or train without privacy"
         )
-    check_rounds(data, MOST_ROUNDS if rounds is None else rounds)
+    check_rounds(data, num_rounds)
     known = [name for name in SETS if name in parts.needs]
     if known and data.scenario.tasks:
         rank_zero_warn(
@@ -40,6 +42,26 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             f"{type(parts.client).__name__} knows something of tasks that no client has met; give data.extra_splits."
             f"{known[0]} without them if that must not be"
         )
+
+
+def check_somebody_there(data: FederatedDataModule, num_rounds: int) -> None:
+    """Refuse rounds in which no client is there, because all have left or none has joined.
+
+    Args:
+        data: The data of the run.
+        num_rounds: Number of rounds to look at.
+
+    Raises:
+        ValueError: There is such a round.
+    """
+    if data.stays is None:
+        return
+    for round_idx in data.cohort.begins:
+        if round_idx < num_rounds and not data.cohort.there(round_idx):
+            raise ValueError(
+                f"data.stays must leave a client in each round, and in round {round_idx} none is there; let one join "
+                f"earlier or leave later{f', or set trainer.max_epochs to {round_idx}' if round_idx else ''}"
+            )
 
 
 def check_rounds(data: FederatedDataModule, num_rounds: int) -> None:

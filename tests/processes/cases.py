@@ -22,10 +22,10 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, FedBuff, GatheringAggregator, NormClip, TopK, UpdateTransform
-from fl_lightning.data import Devices, Stragglers
+from fl_lightning.data import ClassIncremental, Devices, Stragglers
 from fl_lightning.distributed import ClientParallelStrategy
 from fl_lightning.functional import state as S
-from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedEXPAggregator, FedNTD, Local, dp_sgd
+from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedEWC, FedEXPAggregator, FedNTD, Local, dp_sgd
 from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
@@ -335,6 +335,15 @@ def dropped():
     return stragglers("drop")
 
 
+def changing():
+    """Clients that meet tasks of their own order, join and leave, and keep their heads."""
+    client = FedEWC(net=BatchNormNet, optimizer=sgd())
+    loop = FederatedLoop(client, seed=5, threads=1, personal="*head*", evaluate_clients_every=1)
+    scenario = ClassIncremental([[0], [1], [2]], rounds_per_task=1, order="shuffled")
+    stays = {1: [1, None], 4: [0, 1], 6: [0, 2]}
+    return loop, toy_data(SIZES, cohort_size=4, scenario=scenario, stays=stays)
+
+
 LIST = (
     fedavg,
     late,
@@ -366,6 +375,7 @@ LIST = (
     unlike,
     stragglers,
     dropped,
+    changing,
 )
 CASES = {case.__name__: case for case in LIST}
 RESTLESS = ("restless", "restless_clients")
