@@ -1,6 +1,6 @@
 """The clients' training samples where a scenario says which of them a client has in a round."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from hashlib import blake2b
 from typing import Any
@@ -125,6 +125,9 @@ class ChangingSamples(ClientSamples):
             # The transform is kept, so that no other one gets its identity.
             self._seen[key] = (transform, split.through(transform))
         return self._seen[key][1]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take nothing, because a scenario keeps nothing. An earlier version saved what SampleReduction had taken."""
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         raise ValueError(

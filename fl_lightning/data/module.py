@@ -139,6 +139,9 @@ class FederatedDataModule(Participation):
     _division: Division
     """Divides the samples once they are loaded."""
 
+    _takes_scenario = False
+    """Whether the scenario was taken from a callback, by `take_scenario`."""
+
     @checks_arguments
     def __init__(
         self,
@@ -620,6 +623,34 @@ class FederatedDataModule(Participation):
         if self.scenario is not None:
             return ChangingSamples(train=train, dealt=dealt, data=self, seed=self.seed, scenario=self.scenario)
         return ClientSamples(train=train, dealt=dealt, data=self, seed=self.seed)
+
+    def take_scenario(self, scenario: Scenario, setting: str) -> None:
+        """Let a scenario say how the clients' data change, for a callback of a fit whose samples are loaded.
+
+        Args:
+            scenario: The scenario. It takes the place of one that was taken before.
+            setting: Name of the callback, for the error.
+
+        Raises:
+            ValueError: The data have a scenario of their own, or `set_class_count` holds samples back, or the data
+                cannot have a scenario.
+        """
+        if self.scenario is not None and not self._takes_scenario:
+            raise ValueError(
+                f"{setting} takes samples from a client, and data.scenario={type(self.scenario).__name__} says which "
+                f"samples a client has; leave one of them out"
+            )
+        if self.client_samples().state_dict()["class_counts"]:
+            raise ValueError(
+                f"{setting} takes samples from a client, and set_class_count has held some back; leave one of them out"
+            )
+        self.scenario = scenario
+        self._takes_scenario = True
+        check_scenario(self, self._splits["train"])
+        self._samples = None
+        self._kept_state = {}
+        self._forget_counts()
+        self.client_samples()
 
     def _check_loaded(self) -> None:
         """Refuse a question about samples that are not loaded. Samples that wait for the first question are loaded.
