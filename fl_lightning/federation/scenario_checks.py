@@ -1,8 +1,10 @@
 """Checks of data that change over the rounds, when a fit begins."""
 
+import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from fl_lightning.data import FederatedDataModule
+from fl_lightning.data import FederatedDataModule, Scenario
+from fl_lightning.data.changing import belongs
 from fl_lightning.federation.parts import FederationParts
 
 MOST_ROUNDS = 1000
@@ -35,13 +37,32 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             "for fixed ones; leave it out, or train without privacy"
         )
     check_rounds(data, num_rounds)
-    known = [name for name in SETS if name in parts.needs]
-    if known and data.scenario.tasks:
+    known = [name for name in SETS if name in parts.needs and holds_later_tasks(data, data.scenario, name)]
+    if known:
         rank_zero_warn(
-            f"the {known[0]} set has samples of all tasks of data.scenario from the first round on, so that "
+            f"the {known[0]} set has samples of later tasks of data.scenario from the first round on, so that "
             f"{type(parts.client).__name__} knows something of tasks that no client has met; give data.extra_splits."
             f"{known[0]} without them if that must not be"
         )
+
+
+def holds_later_tasks(data: FederatedDataModule, scenario: Scenario, name: str) -> bool:
+    """Return True if a set has samples of a task that no client is in when the run begins, as the task sees them.
+
+    Args:
+        data: The data of the run.
+        scenario: The scenario of the data.
+        name: Name of the set.
+    """
+    begun = {scenario.task(client_id, scenario.stage(client_id, 0)) for client_id in data.training_clients}
+    split = data.split(name)
+    everything = torch.arange(len(split))
+    for number, task in enumerate(scenario.tasks):
+        # A set of the user's own need not have the column of the training samples.
+        is_known = task.column is None or name not in data.extra_splits
+        if number not in begun and task.seen is None and is_known and bool(belongs(split, everything, task).any()):
+            return True
+    return False
 
 
 def check_somebody_there(data: FederatedDataModule, num_rounds: int) -> None:
