@@ -121,8 +121,11 @@ def test_clients_are_tested_on_tasks_that_they_have_met_and_by_test_as_of_the_la
         hits.append(float((loop.client(x).argmax(1) == y).double().mean()))
     after_fit = loop.round_metrics["local/alma"]
     assert after_fit == pytest.approx(sum(hits) / 2)
+    loop.deploy("all")
     tested = fitted.test(loop, datamodule=data, verbose=False)[0]
     assert tested["local/alma"] == pytest.approx(after_fit)
+    loop.deploy(0)
+    assert fitted.test(loop, datamodule=data, verbose=False)[0]["test/acc"] == pytest.approx(hits[0])
 
 
 # --- 6: ways of seeing ---
