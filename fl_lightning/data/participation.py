@@ -73,8 +73,8 @@ class Participation(LightningDataModule):
         stays: Mapping[int, Sequence[int | None]] | str | None = None,
     ) -> None:
         super().__init__()
-        self._spans = spans_of(stays)
-        self.stays = written(self._spans)
+        self._spans = None if stays is None else spans_of(stays)
+        self.stays = None if self._spans is None else written(self._spans)
         if pooled and self._spans is not None:
             raise ValueError(
                 "data.pooled gives one client the samples of all, and data.stays says which clients are there; leave "

@@ -69,23 +69,18 @@ class Stays:
         return any(first <= round_idx and (last is None or round_idx <= last) for first, last in self._spans[client_id])
 
 
-def spans_of(given: Any) -> Spans | None:
+def spans_of(given: Any) -> Spans:
     """Read when clients are there.
 
     Args:
         given: `[first, last]` by client id, or the path of a csv file with the columns `client`, `first` and `last`. A
-            client in several lines of the file is there in all of their rounds. None: all clients are always there.
-
-    Returns:
-        The spans. None: all clients are always there.
+            client in several lines of the file is there in all of their rounds.
 
     Raises:
         TypeError: It is of another kind.
         ValueError: A span or a line is wrong.
         FileNotFoundError: There is no such file.
     """
-    if not given and not isinstance(given, str):
-        return None
     if isinstance(given, str | Path):
         return spans_in(Path(given))
     check_kind(Mapping, "spans by client id, or a csv file", "give such as {3: [10, null]}", **{SETTING: given})
@@ -176,14 +171,12 @@ def numbers_in(row: Mapping[str, str | None], place: str) -> tuple[int, int, int
         ) from None
 
 
-def written(spans: Spans | None) -> dict[int, Any] | None:
+def written(spans: Spans) -> dict[int, Any]:
     """Return spans as a configuration has them, so that a file and its content are one setting.
 
     >>> written({3: [(10, None)], 4: [(0, 1), (5, 6)]})
     {3: [10, None], 4: [[0, 1], [5, 6]]}
     """
-    if spans is None:
-        return None
     texts: dict[int, Any] = {}
     for client_id, of_client in sorted(spans.items()):
         pairs = [list(span) for span in of_client]
