@@ -197,6 +197,10 @@ def test_another_scenario_or_file_is_another_run(tmp_path):
     file.write_text("\n".join(["sample,first,last", *lines[:-1]]))
     with pytest.raises(ValueError, match=r"data\.scenario"):
         run(ListedSamples(file), 2, path)
+    # The first rounds, of whose samples there is a digest, are the same.
+    file.write_text("\n".join(["sample,first,last", *lines[:-1], f"{lines[-1]}150"]))
+    with pytest.raises(ValueError, match=r"data\.scenario\.content"):
+        run(ListedSamples(file), 2, path)
 
 
 def test_another_answer_of_a_scenario_of_ones_own_is_another_run(tmp_path):
