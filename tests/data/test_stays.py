@@ -48,6 +48,8 @@ def test_cohorts_are_of_clients_that_are_there_and_within_the_bounds(settings, t
         cohort = data.cohort(round_idx)
         assert all(is_there(client_id, round_idx) for client_id in cohort)
         assert cohort == sorted(set(cohort))
+        present = [client_id for client_id in range(CLIENTS) if is_there(client_id, round_idx)]
+        assert data.present_clients(round_idx) == data.cohort.there(round_idx) == present
         seen.append(len(cohort))
     least, most = data.cohort.bounds
     assert least <= min(seen) <= max(seen) <= most
