@@ -44,7 +44,7 @@ _NAMES = {
         FedBN FedCL FedCurv FedDFServer FedDecorr FedDyn FedED FedEWC FedEXPAggregator FedFOMO FedGKD FedGen FedKA
         FedLC FedLMD FedLwF FedMD FedNTD FedNovaAggregator FedPAC FedProto FedProx FedRS FedRep FedRoD FedYogi IFCA
         KnFu Local MOON PFedMe PerFedAvg Replay SAM SCAFFOLD SelectiveFD dp_sgd local_dp""",
-    "monitors": """ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
+    "monitors": """ClassCount ClientTable DriftMonitor FeatureProbe ForgettingMonitor GroupMetrics LossLandscape Monitor
         NeuronActivations PredictedDistribution SampleReduction""",
     "nets": """Backbone CIFARMobileNetV2 CIFARResNet CharLSTM CharTransformer FedCLCIFARCNN FedCLMNISTCNN FedKATCNN
         FedNTDCNN FedNTDHypersphere HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",

@@ -138,7 +138,7 @@ MISTAKES = {
     "a class beyond": (lambda: fit(callbacks=[SampleReduction(99)]), r"class_idx must lie in \[0, 3\), got 99"),
     "a client beyond": (
         lambda: fit(callbacks=[SampleReduction(0, client=99)]),
-        r"client_id must lie in \[0, 5\), got 99",
+        r"client must lie in \[0, 5\), got 99",
     ),
     "no such layer": (
         lambda: fit(callbacks=[FeatureProbe(layer="net.no")]),

@@ -97,6 +97,17 @@ def options_of(parser: LightningArgumentParser) -> list[str]:
     return list(dict.fromkeys([*given, *nested]))
 
 
+def add_own_options(command: argparse.ArgumentParser, name: str) -> None:
+    """Add the options that a command has besides those of a fit and `--output`.
+
+    Args:
+        command: The parser of the command.
+        name: Name of the command.
+    """
+    if name == "partition":
+        command.add_argument("--round", type=int)
+
+
 def whole_parser(parsers_of_commands: Sequence[CommandParser]) -> argparse.ArgumentParser:
     """Build a parser of argparse's that has all commands and options.
 
@@ -123,6 +134,7 @@ def whole_parser(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
             command.add_argument(f"--{FROM}").complete = shtab.FILE  # type: ignore[attr-defined]
         if name in OF_A_FIT:
             command.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+            add_own_options(command, name)
         else:
             command.add_argument("--print_config", action="store_true")
         for option in options_of(parser):

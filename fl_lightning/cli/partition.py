@@ -20,6 +20,8 @@ from fl_lightning.runs.partition import PARTITION, write_partition
 from fl_lightning.utils.files import check_output
 from fl_lightning.utils.text import printable
 
+ROUND = "--round"
+
 MOST = 20
 """Clients that have a line each."""
 
@@ -31,25 +33,38 @@ def run(argv: list[str]) -> None:
     """Print a description of the split and of the clients' devices, and draw both where a folder is given.
 
     Args:
-        argv: the command line of a fit, and `--output DIR` for `partition.png`, `partition.csv`, `devices.png` and
-            `devices.csv`.
+        argv: The command line of a fit, `--round T` for the samples of a round of data that change, and `--output DIR`
+            for `partition.png`, `partition.csv`, `devices.png` and `devices.csv`. Of a round the first two files have
+            its number in their names.
 
     Raises:
-        ValueError: there is something else in the folder's place, or it may not be written.
+        ValueError: There is something else in the folder's place, or it may not be written, or the round is no round in
+            which data may have changed.
     """
     arguments, folder = taken(argv)
+    arguments, round_idx = round_taken(arguments)
     if folder is not None:
         check_output(folder)
     with quiet_lightning():
         data: FederatedDataModule = parts_of(["fit", *arguments]).datamodule
         data.prepare_data()
         data.setup("fit")
-        sizes = torch.tensor([data.size(client_id, round_idx=0) for client_id in range(data.num_clients)])
-        counts = None if data.split("train").labels is None or data.num_classes is None else data.label_counts
+        if round_idx is not None and data.scenario is None and data.stays is None:
+            raise ValueError(
+                f"{ROUND} shows the samples of a round, which are the same in all rounds without data.scenario and "
+                f"data.stays, got {round_idx}; leave it out"
+            )
+        has_classes = data.split("train").labels is not None and data.num_classes is not None
+        parts = parts_in(data, round_idx)
+        counts = None
+        if has_classes:
+            counts = data.label_counts if round_idx is None else data.count_labels(parts)
+        sizes = sizes_of(data, parts)
         devices = None
         if data.devices is not None:
             devices = columns_of(data.devices.draw(data.num_clients, seed=data.cohort.seed))
-    print(printable("\n".join(describe(sizes, counts, data, devices or {})), keep="\n"))
+    lines = [*notes_on_rounds(data, round_idx), *describe(sizes, counts, data, devices or {})]
+    print(printable("\n".join(lines), keep="\n"))
     if folder is None:
         print("--output DIR draws it")
         return
@@ -59,15 +74,87 @@ def run(argv: list[str]) -> None:
         figure = plot_sizes(sizes, client_names=data.client_names, unseen=data.unseen_clients)
     else:
         figure = plot_bubbles(counts, names, client_names=data.client_names, unseen=data.unseen_clients)
-    save(figure, folder / "partition.png")
+    ending = "" if round_idx is None else f"-{round_idx}"
+    save(figure, folder / f"partition{ending}.png")
     if counts is not None:
-        path = folder / PARTITION
+        path = (folder / PARTITION).with_stem(f"partition{ending}")
         clients = data.client_names
         write_partition(path, counts.tolist(), names=names, clients=clients, unseen=data.unseen_clients)
-    written = sorted(Path(folder).glob("partition.*"))
+    written = sorted(Path(folder).glob(f"partition{ending}.*"))
     if devices is not None:
         written += draw_devices(folder, devices, data)
     print(f"{folder}: {', '.join(path.name for path in written)}")
+
+
+def round_taken(words: list[str]) -> tuple[list[str], int | None]:
+    """Take the round out of a command line.
+
+    Args:
+        words: The command line, without `--output`.
+
+    Returns:
+        The other words, and the round. None: the command line names no round.
+
+    Raises:
+        ValueError: The round is no whole number of at least 0.
+    """
+    split: list[str] = []
+    for word in words:
+        split += word.split("=", 1) if word.startswith(f"{ROUND}=") else [word]
+    if ROUND not in split:
+        return words, None
+    place = split.index(ROUND)
+    value = split[place + 1] if place + 1 < len(split) else "none"
+    if not value.isdecimal():
+        raise ValueError(f"{ROUND} needs a round, a whole number from 0, got {value}; write {ROUND} 10")
+    return split[:place] + split[place + 2 :], int(value)
+
+
+def parts_in(data: FederatedDataModule, round_idx: int | None) -> list[Tensor]:
+    """Return the samples that each client has in a round, (n,) int64. A client that is away has none.
+
+    Args:
+        data: The data.
+        round_idx: Communication round, from 0. None: the samples that a client has in any round.
+    """
+    samples = data.client_samples()
+    if round_idx is None:
+        return [samples.all_indices(client_id) for client_id in range(data.num_clients)]
+    there = data.present_clients(round_idx)
+    parts: list[Tensor] = []
+    for client_id in range(data.num_clients):
+        part = samples.indices(client_id, round_idx)
+        parts.append(part if client_id in there else part[:0])
+    return parts
+
+
+def sizes_of(data: FederatedDataModule, parts: Sequence[Tensor]) -> Tensor:
+    """Return the number of samples of each client, (N,) int64. Those of a stream are of its longest pass.
+
+    Args:
+        data: The data.
+        parts: The samples of each client, (n,) int64.
+    """
+    if data.has_streams:
+        return torch.tensor([data.size(client_id, round_idx=0) for client_id in range(data.num_clients)])
+    return torch.tensor([len(part) for part in parts])
+
+
+def notes_on_rounds(data: FederatedDataModule, round_idx: int | None) -> list[str]:
+    """Return lines that tell of which round the numbers are, where data change or clients join and leave.
+
+    Args:
+        data: The data.
+        round_idx: Communication round, from 0. None: all rounds.
+    """
+    if data.scenario is None and data.stays is None:
+        return []
+    name = "data.stays" if data.scenario is None else type(data.scenario).__name__
+    if round_idx is None:
+        return [f"{name}: in all rounds together ({ROUND} T shows round T)"]
+    there = len(data.present_clients(round_idx))
+    away = f", {there} of {data.num_clients} clients are there" if there < data.num_clients else ""
+    return [f"{name}: in round {round_idx}{away}"]
 
 
 def draw_devices(folder: Path, columns: Mapping[str, Sequence[float]], data: FederatedDataModule) -> list[Path]:

@@ -46,6 +46,7 @@ def run(argv: list[str]) -> None:
         made = parts_of(["fit", *arguments])
         data: FederatedDataModule = made.datamodule
         data.prepare_data()
+        check_the_same_in_all_rounds(data)
         data.setup("fit")
         names = made.model.parts.needs - CONDITIONS
         write_server(folder / "server", data=data, names=names)
@@ -57,6 +58,20 @@ def run(argv: list[str]) -> None:
                 client_id=client_id,
             )
     print(f"{folder}: server and {data.num_clients} clients, each with its data.yaml, whose paths are of this machine")
+
+
+def check_the_same_in_all_rounds(data: FederatedDataModule) -> None:
+    """Refuse clients whose data change or that join and leave, which folders cannot say.
+
+    Raises:
+        ValueError: There are such clients.
+    """
+    for name in ("scenario", "stays"):
+        if getattr(data, name) is not None:
+            raise ValueError(
+                f"split writes what each party has in all rounds, and data.{name} says it for each round; set "
+                f"data.{name} to null"
+            )
 
 
 def taken(argv: list[str]) -> tuple[list[str], Path | None]:

@@ -106,31 +106,41 @@ class AvailableCohorts(Cohorts):
 
     @cached_property
     def bounds(self) -> CohortBounds:
-        rounds = self._available.period if self.schedule is None else len(self.schedule)
-        every = [self._bounds_of(round_idx) for round_idx in range(rounds)]
+        every = [self._bounds_of(round_idx) for round_idx in self._different_rounds()]
         return CohortBounds(
             least=min((bounds.least for bounds in every), default=0),
             most=max((bounds.most for bounds in every), default=0),
         )
 
+    def _different_rounds(self) -> list[int]:
+        """List rounds in which all that can be different is so."""
+        if self.schedule is not None:
+            return list(range(len(self.schedule)))
+        rounds: list[int] = []
+        for begin, following in zip(self.begins, [*self.begins[1:], None], strict=True):
+            end = begin + self._available.period
+            rounds += range(begin, end if following is None else min(end, following))
+        return rounds
+
     def _bounds_of(self, round_idx: int) -> CohortBounds:
         """Count the clients of a round, at least and at most, before it is drawn."""
-        always = self._available.always(round_idx).intersection(self.clients)
-        ever = self._available.ever(round_idx).intersection(self.clients)
+        there = self.there(round_idx)
+        always = self._available.always(round_idx).intersection(there)
+        ever = self._available.ever(round_idx).intersection(there)
         if self.schedule is not None:
             cohort = set(self.schedule[round_idx])
             return CohortBounds(len(cohort & always), len(cohort & ever))
         if self.draws_each and self.share < 1:
             return CohortBounds(0, len(ever))
-        missing = len(self.clients) - len(always)
-        least = max(0, self._num_asked - missing)
+        missing = len(there) - len(always)
+        least = max(0, min(self._num_asked, len(there)) - missing)
         return CohortBounds(min(self.size, least), min(self.size, len(ever)))
 
     def __call__(self, round_idx: int) -> list[int]:
         if self._num_asked == self.size:
             return self._available.of(super().__call__(round_idx), round_idx)
         generator = keyed_numpy(self.seed, "cohort", round_idx)
-        asked = self.drawn(generator, self._num_asked)
+        asked = self.drawn(generator, self._num_asked, among=self.there(round_idx))
         return sorted(self._available.of(asked, round_idx)[: self.size])
 
 

@@ -1,6 +1,6 @@
 """The clients' training samples where a scenario says which of them a client has in a round."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from hashlib import blake2b
 from typing import Any
@@ -124,6 +124,9 @@ class ChangingSamples(ClientSamples):
             # Both are kept, so that no others get their identities.
             self._seen[key] = (split, transform, split.through(transform))
         return self._seen[key][2]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take nothing, because a scenario keeps nothing. An earlier version saved what SampleReduction had taken."""
 
     def set_count(self, client_id: int, class_idx: int, count: int | None) -> None:
         raise ValueError(

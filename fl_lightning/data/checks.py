@@ -197,6 +197,7 @@ def check_simulated(data: Any) -> None:
         "pooled": False,
         "devices": None,
         "scenario": None,
+        "stays": None,
     }.items():
         if getattr(data, name) != plain:
             raise ValueError(

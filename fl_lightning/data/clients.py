@@ -19,6 +19,7 @@ from fl_lightning.utils.settings import check_choice, check_count, check_kind, c
 
 if TYPE_CHECKING:
     from fl_lightning.data.changing import ClientChanges
+    from fl_lightning.data.stays import Stays
 
 SamplesPerClass = dict[int, dict[int, int]]
 """The number of samples that are left, by client and class. A class that is not named has all its samples."""
@@ -51,6 +52,7 @@ class Cohorts:
             probability `participation`, so that a cohort may have any size, even 0.
         cohort_size: Number of clients in a drawn cohort, in place of `participation`. None: it is not given.
         unseen: Ids of clients that never train, and are in no cohort.
+        stays: Tells which clients are there in a round, among whom its cohort is drawn. None: all are.
 
     Attributes:
         clients: Ids of the clients that may be in a cohort, ascending. Below, N is their number.
@@ -74,6 +76,7 @@ class Cohorts:
         sampling: Literal["uniform", "poisson"] = "uniform",
         cohort_size: int | None = None,
         unseen: Sequence[int] = (),
+        stays: "Stays | None" = None,
     ) -> None:
         check_numbers("it is the share of the clients in a round", participation=participation)
         if participation is None or not 0 < participation <= 1:
@@ -92,8 +95,14 @@ class Cohorts:
         )
         for cohort in schedule or []:
             check_scheduled(cohort, num_clients, unseen)
+        if stays is not None and schedule is not None:
+            raise ValueError(
+                "data.schedule names the clients of every round, and data.stays says who is there to be drawn; leave "
+                "one of them out"
+            )
         self.num_clients = num_clients
         self.schedule = schedule
+        self.stays = stays
         self.seed = seed
         self.size = int(cohort_size) if cohort_size else max(1, int(participation * num_training + 1e-9))
         self.draws_each = sampling == "poisson"
@@ -115,9 +124,23 @@ class Cohorts:
         if self.schedule is not None:
             sizes = [len(cohort) for cohort in self.schedule]
             return CohortBounds(least=min(sizes, default=0), most=max(sizes, default=0))
+        there = [len(self.there(round_idx)) for round_idx in self.begins]
         if self.draws_each and self.share < 1:
-            return CohortBounds(least=0, most=len(self.clients))
-        return CohortBounds(least=self.size, most=self.size)
+            return CohortBounds(least=0, most=max(there))
+        return CohortBounds(least=min(self.size, *there), most=min(self.size, max(there)))
+
+    @property
+    def begins(self) -> Sequence[int]:
+        """The rounds in which other clients are there than in the round before, and round 0, ascending."""
+        return [0] if self.stays is None else self.stays.begins
+
+    def there(self, round_idx: int) -> Sequence[int]:
+        """List the clients among whom the cohort of a round is drawn, ascending.
+
+        Args:
+            round_idx: Communication round, from 0.
+        """
+        return self.clients if self.stays is None else self.stays.of(self.clients, round_idx)
 
     def rekey(self, seed: int) -> None:
         """Draw the cohorts by another seed."""
@@ -134,20 +157,25 @@ class Cohorts:
         """
         if self.schedule is not None:
             return scheduled(self.schedule, round_idx)
+        there = self.there(round_idx)
         if self.share == 1:
-            return list(self.clients)
+            return list(there)
         # The guarantees of differential privacy hold only if nobody can tell who takes part.
         if self.draws_each:
+            # A client's chance does not depend on who else is there.
             chances = keyed_noise(self.seed, "cohort", round_idx).random(len(self.clients))
-            return [self.clients[place] for place in np.flatnonzero(chances < self.share).tolist()]
+            chosen = [self.clients[place] for place in np.flatnonzero(chances < self.share).tolist()]
+            return chosen if self.stays is None else self.stays.of(chosen, round_idx)
         generator = keyed_numpy(self.seed, "cohort", round_idx)
-        return sorted(self.drawn(generator, self.size))
+        return sorted(self.drawn(generator, self.size, among=there))
 
     @property
     def not_of_one_size(self) -> str:
         """The setting because of which cohorts are not drawn with one size, or an empty text."""
         if self.schedule is not None:
             return "data.schedule"
+        if self.stays is not None:
+            return "data.stays"
         return "data.sampling=poisson" if self.draws_each else ""
 
     def asked(self, round_idx: int, over_selection: float) -> list[int]:
@@ -160,17 +188,18 @@ class Cohorts:
         count = min(len(self.clients), math.ceil((1 + over_selection) * self.size - 1e-9))
         if count == len(self.clients):
             return list(self.clients)
-        return sorted(self.drawn(keyed_numpy(self.seed, "cohort", round_idx), count))
+        return sorted(self.drawn(keyed_numpy(self.seed, "cohort", round_idx), count, among=self.clients))
 
-    def drawn(self, generator: np.random.Generator, count: int) -> list[int]:
-        """Draw different clients that train, in drawn order.
+    def drawn(self, generator: np.random.Generator, count: int, *, among: Sequence[int]) -> list[int]:
+        """Draw different clients, in drawn order.
 
         Args:
             generator: The generator of the draw.
-            count: Number of clients.
+            count: Number of clients. All are drawn if there are fewer.
+            among: Ids of the clients that may be drawn, ascending.
         """
-        places: list[int] = generator.choice(len(self.clients), count, replace=False).tolist()
-        return [self.clients[place] for place in places]
+        places: list[int] = generator.choice(len(among), min(count, len(among)), replace=False).tolist()
+        return [among[place] for place in places]
 
 
 def check_cohort_size(

@@ -124,6 +124,9 @@ class FederatedDataModule(Participation):
             of a comparison. None: time is not simulated.
         scenario: How the clients' data change over the rounds: which of the samples that it was dealt a client has in a
             round, and how it sees them. None: the data stay as they were dealt.
+        stays: First and last round, from 0, in which a client is there, by client id, for clients that join and leave.
+            Both are included, and a last round of None is the end. A csv file with the columns `client`, `first` and
+            `last` in their place. Cohorts are drawn among the clients that are there. None: all clients stay.
         unseen: Clients that never train and are only tested, as clients are that come after the training: their share
             in (0, 1), their number, or a list of their ids and, with `by`, of names of owners. They are in no cohort,
             no number N of a method and no set of the server. None: all clients train.
@@ -135,6 +138,9 @@ class FederatedDataModule(Participation):
 
     _division: Division
     """Divides the samples once they are loaded."""
+
+    _takes_scenario = False
+    """Whether the scenario was taken from a callback, by `take_scenario`."""
 
     @checks_arguments
     def __init__(
@@ -173,6 +179,7 @@ class FederatedDataModule(Participation):
         test_on_val: bool = False,
         devices: Devices | None = None,
         scenario: Scenario | None = None,
+        stays: dict[int, list[int | None]] | str | None = None,
     ) -> None:
         # Datasets in place of a source are the commonest mistake, so the source is checked first.
         read = as_source(source)
@@ -197,6 +204,7 @@ class FederatedDataModule(Participation):
             pooled=pooled,
             cohort_size=cohort_size,
             unseen=Unseen(unseen, seed, has_owners=dealt_by.column is not None),
+            stays=stays,
         )
         self.source = read
         self.seed = seed
@@ -615,6 +623,34 @@ class FederatedDataModule(Participation):
         if self.scenario is not None:
             return ChangingSamples(train=train, dealt=dealt, data=self, seed=self.seed, scenario=self.scenario)
         return ClientSamples(train=train, dealt=dealt, data=self, seed=self.seed)
+
+    def take_scenario(self, scenario: Scenario, setting: str) -> None:
+        """Let a scenario say how the clients' data change, for a callback of a fit whose samples are loaded.
+
+        Args:
+            scenario: The scenario. It takes the place of one that was taken before.
+            setting: Name of the callback, for the error.
+
+        Raises:
+            ValueError: The data have a scenario of their own, or `set_class_count` holds samples back, or the data
+                cannot have a scenario.
+        """
+        if self.scenario is not None and not self._takes_scenario:
+            raise ValueError(
+                f"{setting} takes samples from a client, and data.scenario={type(self.scenario).__name__} says which "
+                f"samples a client has; leave one of them out"
+            )
+        if self.client_samples().state_dict()["class_counts"]:
+            raise ValueError(
+                f"{setting} takes samples from a client, and set_class_count has held some back; leave one of them out"
+            )
+        self.scenario = scenario
+        self._takes_scenario = True
+        check_scenario(self, self._splits["train"])
+        self._samples = None
+        self._kept_state = {}
+        self._forget_counts()
+        self.client_samples()
 
     def _check_loaded(self) -> None:
         """Refuse a question about samples that are not loaded. Samples that wait for the first question are loaded.

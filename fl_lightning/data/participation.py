@@ -1,7 +1,7 @@
 """The part of the data module that says who takes part in every round, and by which seeds that is drawn."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pytorch_lightning import LightningDataModule
@@ -9,6 +9,7 @@ from pytorch_lightning import LightningDataModule
 from fl_lightning.data.availability import cohorts
 from fl_lightning.data.clients import Cohorts
 from fl_lightning.data.local_work import PooledCohorts
+from fl_lightning.data.stays import Stays, spans_of, written
 from fl_lightning.data.stragglers import Stragglers, work_for
 from fl_lightning.data.unseen import Unseen
 from fl_lightning.utils.settings import check_count
@@ -39,6 +40,7 @@ class Participation(LightningDataModule):
         pooled: whether one client has the samples of all.
         cohort_size: as `Cohorts` takes it.
         unseen: which clients never train.
+        stays: as `spans_of` takes it.
 
     Attributes:
         num_clients: N, 0 as long as it is not known, 1 where samples are pooled. Those that never train count.
@@ -68,8 +70,16 @@ class Participation(LightningDataModule):
         pooled: bool,
         cohort_size: int | None = None,
         unseen: Unseen | None = None,
+        stays: Mapping[int, Sequence[int | None]] | str | None = None,
     ) -> None:
         super().__init__()
+        self._spans = None if stays is None else spans_of(stays)
+        self.stays = None if self._spans is None else written(self._spans)
+        if pooled and self._spans is not None:
+            raise ValueError(
+                "data.pooled gives one client the samples of all, and data.stays says which clients are there; leave "
+                "one of them out"
+            )
         self.schedule = None if pooled else schedule
         self.sampling = sampling
         self.local_work = local_work
@@ -113,8 +123,14 @@ class Participation(LightningDataModule):
             ValueError: a setting of the cohorts that is out of its range.
         """
         self.unseen_owners = unseen
+        stays = None if self._spans is None else Stays(self._spans, self.num_owners, unseen)
         asked = cohorts(
-            self.availability, self.over_selection, num_clients=self.num_owners, unseen=unseen, **self._drawn
+            self.availability,
+            self.over_selection,
+            num_clients=self.num_owners,
+            unseen=unseen,
+            stays=stays,
+            **self._drawn,
         )
         drawn = self._work.taking_part(asked)
         self.cohort = PooledCohorts(drawn) if self.pooled else drawn
@@ -130,6 +146,16 @@ class Participation(LightningDataModule):
     def training_clients(self) -> Sequence[int]:
         """The ids of the clients that train, ascending, known with N."""
         return self.cohort.clients
+
+    def present_clients(self, round_idx: int) -> Sequence[int]:
+        """List the clients that are there in a round, ascending, known with N. Clients that never train are.
+
+        Args:
+            round_idx: Communication round, from 0.
+        """
+        everyone = range(self.num_clients)
+        stays = self.cohort.stays
+        return everyone if stays is None else stays.of(everyone, round_idx)
 
     @property
     def cohort_size(self) -> int:

@@ -146,6 +146,7 @@ class PunctualCohorts(Cohorts):
         self.clients = cohorts.clients
         self.num_clients = cohorts.num_clients
         self.schedule = cohorts.schedule
+        self.stays = cohorts.stays
         self.seed = cohorts.seed
         self.size = cohorts.size
         self.draws_each = cohorts.draws_each

@@ -352,7 +352,7 @@ class ClientsEvaluation:
         return models
 
     def _jobs(self, round_idx: int, task: int | None = None) -> Iterator[ClientJob]:
-        """Make the job of every client of this process that has test samples.
+        """Make the job of every client of this process that is there in the round and has test samples.
 
         Args:
             round_idx: Index of the round.
@@ -361,7 +361,7 @@ class ClientsEvaluation:
         global_weights = self._run.engine.global_weights
         with self._evaluated():
             start = global_weights.snapshot(global_weights.shared)
-        clients = range(self._data.num_clients)
+        clients = self._data.present_clients(round_idx)
         ranks = self._communicator.assign_clients(clients, cost=self._run.client_cost, owners=self._parts.store.owners)
         for client_id in clients:
             if ranks[client_id] != self._communicator.rank:

@@ -2,10 +2,12 @@
 
 from itertools import pairwise
 
+import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
 from fl_lightning.client import ClientModule
-from fl_lightning.data import FederatedDataModule
+from fl_lightning.data import FederatedDataModule, Scenario
+from fl_lightning.data.changing import belongs
 from fl_lightning.federation.parts import FederationParts
 
 MOST_ROUNDS = 1000
@@ -19,7 +21,7 @@ SETS = ("transfer", "proxy", "shared")
 
 
 def check_changing_data(data: FederatedDataModule, parts: FederationParts, rounds: int | None) -> None:
-    """Refuse data that change where something counts on fixed samples, and rounds in which nobody has samples.
+    """Refuse data that change where something counts on fixed samples, and rounds without clients or samples.
 
     A warning says if a set that everyone has holds samples of tasks that nobody has met.
 
@@ -31,6 +33,8 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
     Raises:
         ValueError: The run is private, a task is known to a module that cannot know it, or there is such a round.
     """
+    num_rounds = MOST_ROUNDS if rounds is None else rounds
+    check_somebody_there(data, num_rounds)
     if data.scenario is None:
         return
     names = [task.name for task in data.scenario.tasks]
@@ -50,12 +54,12 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             "data.scenario changes which samples a client has, and the guarantees of differential privacy are counted "
             "for fixed ones; leave it out, or train without privacy"
         )
-    check_rounds(data, MOST_ROUNDS if rounds is None else rounds)
-    check_every_round(data, parts.client, MOST_ROUNDS if rounds is None else rounds)
-    known = [name for name in SETS if name in parts.needs]
-    if known and data.scenario.tasks:
+    check_rounds(data, num_rounds)
+    check_every_round(data, parts.client, num_rounds)
+    known = [name for name in SETS if name in parts.needs and holds_later_tasks(data, data.scenario, name)]
+    if known:
         rank_zero_warn(
-            f"the {known[0]} set has samples of all tasks of data.scenario from the first round on, so that "
+            f"the {known[0]} set has samples of later tasks of data.scenario from the first round on, so that "
             f"{type(parts.client).__name__} knows something of tasks that no client has met; give data.extra_splits."
             f"{known[0]} without them if that must not be"
         )
@@ -86,6 +90,45 @@ def check_every_round(data: FederatedDataModule, client: ClientModule, num_round
                     f"data.scenario changes the data of client {client_id} in every round, and "
                     f"{type(client).__name__} does not go with that: {reason}"
                 )
+
+
+def holds_later_tasks(data: FederatedDataModule, scenario: Scenario, name: str) -> bool:
+    """Return True if a set has samples of a task that no client is in when the run begins, as the task sees them.
+
+    Args:
+        data: The data of the run.
+        scenario: The scenario of the data.
+        name: Name of the set.
+    """
+    begun = {scenario.task(client_id, scenario.stage(client_id, 0)) for client_id in data.training_clients}
+    split = data.split(name)
+    everything = torch.arange(len(split))
+    for number, task in enumerate(scenario.tasks):
+        # A set of the user's own need not have the column of the training samples.
+        is_known = task.column is None or name not in data.extra_splits
+        if number not in begun and task.seen is None and is_known and bool(belongs(split, everything, task).any()):
+            return True
+    return False
+
+
+def check_somebody_there(data: FederatedDataModule, num_rounds: int) -> None:
+    """Refuse rounds in which no client is there, because all have left or none has joined.
+
+    Args:
+        data: The data of the run.
+        num_rounds: Number of rounds to look at.
+
+    Raises:
+        ValueError: There is such a round.
+    """
+    if data.stays is None:
+        return
+    for round_idx in data.cohort.begins:
+        if round_idx < num_rounds and not data.cohort.there(round_idx):
+            raise ValueError(
+                f"data.stays must leave a client in each round, and in round {round_idx} none is there; let one join "
+                f"earlier or leave later{f', or set trainer.max_epochs to {round_idx}' if round_idx else ''}"
+            )
 
 
 def check_rounds(data: FederatedDataModule, num_rounds: int) -> None:

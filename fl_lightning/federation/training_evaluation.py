@@ -89,7 +89,7 @@ class TrainingEvaluation:
 
     def _batches(self, round_idx: int, batch_size: int) -> Iterator[Batch]:
         """Yield the training samples of each client, one client after the other."""
-        for client_id in self._data.training_clients:
+        for client_id in self._data.cohort.there(round_idx):
             view = self._data.view(client_id, round_idx)
             yield from self._local.transfer.each(view.batches("train", batch_size=batch_size))
 
@@ -110,7 +110,7 @@ class TrainingEvaluation:
 
     def _of_module(self, round_idx: int, how: Scoring) -> Found:
         """Return what the module's own step and the further metrics say."""
-        clients = self._data.training_clients
+        clients = self._data.cohort.there(round_idx)
         self._local.seed("training samples", self._data.view(clients[0], round_idx))
         loader = PassLoader(
             partial(self._batches, round_idx, how.batch_size),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fl_lightning.monitors.monitor import Monitor as Monitor
     from fl_lightning.monitors.neurons import NeuronActivations as NeuronActivations
     from fl_lightning.monitors.predicted import PredictedDistribution as PredictedDistribution
+    from fl_lightning.monitors.reduction import ClassCount as ClassCount
     from fl_lightning.monitors.reduction import SampleReduction as SampleReduction
 else:
     __getattr__, __dir__ = lazy_names(__name__)

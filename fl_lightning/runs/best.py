@@ -29,7 +29,9 @@ class BestCheckpoint(ModelCheckpoint):
 
     The first evaluation names the value that is compared: an accuracy, else the first key that the module logs
     there. Of clients that share no weights it is such a mean of their own models. Nothing is kept if a run
-    evaluates nothing, if every value is NaN or infinite, or if nobody tells whether lower or higher is better.
+    evaluates nothing, if every value is NaN or infinite, or if nobody tells whether lower or higher is better. If the
+    data have tasks (`data.scenario`), nothing is kept unless `monitor` is given, because such a round may lie in the
+    middle of a task.
 
     Args:
         dirpath: Folder of the checkpoint.
@@ -46,8 +48,8 @@ class BestCheckpoint(ModelCheckpoint):
         self._asked = monitor
         self._mode = mode
         self._place = (str(dirpath), filename)
-        self._is_unknown = False
-        """Whether the user was told that nobody tells the direction."""
+        self._is_told = False
+        """Whether the user was told why nothing is kept."""
         self._watch(None, mode or "max")
 
     def _watch(self, key: str | None, mode: Direction) -> None:
@@ -139,20 +141,30 @@ class BestCheckpoint(ModelCheckpoint):
                     f"best.monitor must be a key that is logged, one of {', '.join(sorted(logged))}; got {self._asked}"
                 )
             return
+        if self._asked is None and loop.data.scenario is not None and loop.data.scenario.tasks:
+            self._tell(
+                f"the best round by {key} may lie in the middle of a task of data.scenario; take last.ckpt, or set "
+                f"best.monitor, such as to global/acc_tasks"
+            )
+            return
         given = loop.recorder.directions
         if self._asked and self._mode is None:
             needed_direction(key, given)
         mode = self._mode or direction_of(key, given)
-        filename = self._place[1]
         if mode is None:
-            if not self._is_unknown:
-                rank_zero_warn(f"{filename}.ckpt is not kept: {unknown_direction(key)}")
-            self._is_unknown = True
+            self._tell(unknown_direction(key))
             return
+        filename = self._place[1]
         self._watch(key, mode)
         if self._asked is None and loop.client.module is not None:
             lowest = "lowest" if self.mode == "min" else "highest"
             rank_zero_info(f"{filename}.ckpt is that of the round with the {lowest} {key}")
+
+    def _tell(self, reason: str) -> None:
+        """Tell once why nothing is kept."""
+        if not self._is_told:
+            rank_zero_warn(f"{self._place[1]}.ckpt is not kept: {reason}")
+        self._is_told = True
 
 
 def mode_of_earlier_version(key: str) -> Direction | None:

@@ -13,7 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_lightning import callbacks, monitors
 from fl_lightning.methods import FedProx
 
-ARGUMENTS = {"GroupMetrics": {"groups": {"a": [0]}}, "SampleReduction": {"class_idx": 0}}
+ARGUMENTS = {
+    "GroupMetrics": {"groups": {"a": [0]}},
+    "ClassCount": {"class_idx": 0},
+    "SampleReduction": {"class_idx": 0},
+}
 WORK = {"ClasswiseReport", "ClientCheckpoint", "CostMonitor", "RunPlots"}
 OUTSIDE = {"ClientsReport", "MetricArrays", "SavePredictions"}
 """Callbacks of `test`, `validate` and `predict`."""

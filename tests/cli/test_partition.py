@@ -97,3 +97,47 @@ def test_devices_that_are_all_alike_have_no_picture(tmp_path, without_pictures):
     assert said.code == 0, said.err
     assert said.out.splitlines()[-1].endswith("partition.csv, partition.png, devices.csv")
     assert "step_seconds of all clients: 0.1" in said.out.splitlines()
+
+
+CHANGING = """
+data:
+  num_clients: 4
+  stays: {2: [1, null]}
+  scenario:
+    class_path: fl_lightning.data.ClassIncremental
+    init_args: {tasks: [[0, 1], [2, 3, 4]], rounds_per_task: 2}
+"""
+
+
+def test_the_samples_of_a_round_are_shown_where_data_change(tmp_path, without_pictures):
+    (tmp_path / "changing.yaml").write_text(CHANGING)
+    command = f"{COMMAND} -c {tmp_path}/changing.yaml --output {tmp_path}/drawn"
+    together = say(command).out.splitlines()
+    assert together[0] == "ClassIncremental: in all rounds together (--round T shows round T)"
+    assert together[1].startswith("200 training samples, 4 clients")
+    first = say(f"{command} --round 0").out.splitlines()
+    assert first[0] == "ClassIncremental: in round 0, 3 of 4 clients are there"
+    later = say(f"{command} --round=2").out.splitlines()
+    assert later[0] == "ClassIncremental: in round 2"
+    tables = {}
+    for name in ("partition", "partition-0", "partition-2"):
+        with (tmp_path / "drawn" / f"{name}.csv").open() as file:
+            tables[name] = [[int(row[f"{c:02d}"]) for c in range(10)] for row in csv.DictReader(file)]
+    for client_id, whole in enumerate(tables["partition"]):
+        is_there = client_id != 2
+        assert tables["partition-0"][client_id] == [is_there * count * (c < 2) for c, count in enumerate(whole)]
+        assert tables["partition-2"][client_id] == [count * (c in {2, 3, 4}) for c, count in enumerate(whole)]
+    sizes = [sum(counts) for counts in tables["partition-2"]]
+    assert [int(line.split()[1]) for line in later[-5:-1]] == sizes
+
+
+def test_a_round_that_shows_nothing_else_is_refused():
+    assert "--round shows the samples of a round, which are the same in all" in refusal(f"{COMMAND} --round 3", 1)
+    assert "--round needs a round, a whole number from 0, got x; write --round 10" in refusal(f"{COMMAND} --round x", 1)
+
+
+def test_split_refuses_data_that_change(tmp_path):
+    words = COMMAND.removeprefix("partition")
+    for setting in ("scenario Window --data.scenario.per_round 0.1", "stays '{2: [1, null]}'"):
+        said = refusal(f"split {words} --data.{setting} --output {tmp_path}/parties", 1)
+        assert f"data.{setting.split()[0]} says it for each round; set data.{setting.split()[0]} to null" in said

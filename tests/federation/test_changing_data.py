@@ -197,6 +197,32 @@ def test_another_scenario_or_file_is_another_run(tmp_path):
     file.write_text("\n".join(["sample,first,last", *lines[:-1]]))
     with pytest.raises(ValueError, match=r"data\.scenario"):
         run(ListedSamples(file), 2, path)
+    # The first rounds, of whose samples there is a digest, are the same.
+    file.write_text("\n".join(["sample,first,last", *lines[:-1], f"{lines[-1]}150"]))
+    with pytest.raises(ValueError, match=r"data\.scenario\.content"):
+        run(ListedSamples(file), 2, path)
+
+
+def test_another_answer_of_a_scenario_of_ones_own_is_another_run(tmp_path):
+    def of(present):
+        class Own(Scenario):
+            def stage(self, client_id, round_idx):
+                return 0
+
+            def keeps(self, client_id, stage):
+                return [index < present for index in range(SIZES[client_id])]
+
+        return data_of(Own())
+
+    def loop():
+        return FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()))
+
+    first = trainer(1)
+    first.fit(loop(), datamodule=of(7))
+    first.save_checkpoint(tmp_path / "run.ckpt")
+    trainer(2).fit(loop(), datamodule=of(7), ckpt_path=tmp_path / "run.ckpt")
+    with pytest.raises(ValueError, match=r"data\.scenario\.samples"):
+        trainer(2).fit(loop(), datamodule=of(8), ckpt_path=tmp_path / "run.ckpt")
 
 
 def test_a_private_run_is_refused():

@@ -55,7 +55,7 @@ class Watch(pl.Callback):
 
     def on_client_end(self, trainer, loop, update):
         if update.client_id == 0:
-            indices = loop.data.client_indices("train", 0)
+            indices = loop.data.client_samples().indices(0, trainer.current_epoch)
             trained, held = loop.client.parts(loop.data.view(0, trainer.current_epoch))
             self.trained |= set(indices[trained].tolist())
             self.held |= set(indices[held].tolist())

@@ -11,6 +11,7 @@ from fl_lightning import monitors as kinds
 from fl_lightning.data import DirichletPartition
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedNTD, KnFu
 from fl_lightning.monitors import (
+    ClassCount,
     ClientTable,
     CostMonitor,
     GroupMetrics,
@@ -51,7 +52,8 @@ def _without_pictures_of_probes(monkeypatch):
 def every_monitor(folder):
     """One of each kind, and the experiment that takes samples away."""
     groups = GroupMetrics({"first": [0], "others": [1, 2, 3]}, {"f1": MulticlassF1Score(3)}, dirpath=folder)
-    own = [PredictedDistribution(dirpath=folder), groups, SampleReduction(class_idx=0, start=1, every=1, step=0.1)]
+    study = SampleReduction(class_idx=0, start=1, every=1, step=0.1)
+    own = [PredictedDistribution(dirpath=folder), groups, ClassCount(class_idx=0), study]
     return [*test_monitors.monitors(folder), *test_probes.probes(folder), *own]
 
 

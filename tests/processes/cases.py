@@ -345,6 +345,15 @@ def dropped():
     return stragglers("drop")
 
 
+def changing():
+    """Clients that meet tasks of their own order, join and leave, and keep their heads."""
+    client = FedEWC(net=BatchNormNet, optimizer=sgd())
+    loop = FederatedLoop(client, seed=5, threads=1, personal="*head*", evaluate_clients_every=1)
+    scenario = ClassIncremental([[0], [1], [2]], rounds_per_task=1, order="shuffled")
+    stays = {1: [1, None], 4: [0, 1], 6: [0, 2]}
+    return loop, toy_data(SIZES, cohort_size=4, scenario=scenario, stays=stays)
+
+
 LIST = (
     fedavg,
     late,
@@ -377,6 +386,7 @@ LIST = (
     unlike,
     stragglers,
     dropped,
+    changing,
 )
 CASES = {case.__name__: case for case in LIST}
 RESTLESS = ("restless", "restless_clients")

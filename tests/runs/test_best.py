@@ -201,3 +201,28 @@ def test_scores_of_0_2_0_which_has_saved_no_mode_count_where_their_direction_is_
         assert read.monitor is None
     else:
         assert (read.monitor, read.mode, read.best_model_score) == (key, mode, 0.25)
+
+
+TASKS = """
+trainer: {accelerator: cpu, max_epochs: 3, enable_progress_bar: false}
+data:
+  num_clients: 3
+  source: {class_path: fl_lightning.data.Digits, init_args: {limit: 120}}
+  scenario:
+    class_path: fl_lightning.data.ClassIncremental
+    init_args: {tasks: [[0, 1], [2, 3]], rounds_per_task: 2}
+"""
+
+
+@pytest.mark.parametrize(("more", "kept"), [("", False), (" --best.monitor global/acc_tasks", True)])
+def test_with_tasks_the_best_round_is_kept_only_where_it_is_asked_for(more, kept, tmp_path, without_pictures, recwarn):
+    with working_in(tmp_path, OWN):
+        (tmp_path / "tasks.yaml").write_text(TASKS)
+        said = say(f"fit -c tasks.yaml --model.client FedAvg{more}")
+        assert said.code == 0, said.err
+        files = {path.name for path in (run_in(tmp_path, stem="tasks") / "checkpoints").glob("*.ckpt")}
+    assert ("best-on-test.ckpt" in files) == kept
+    assert "last.ckpt" in files
+    reason = "best-on-test.ckpt is not kept: the best round by global/acc may lie in the middle of a task"
+    told = [str(warning.message) for warning in recwarn if reason in str(warning.message)]
+    assert len(told) == (not kept)
