@@ -12,7 +12,11 @@ from fl_lightning.__main__ import COMMANDS, RUNS, main
 from fl_lightning.cli.output import HANDLER, any_encoding
 from tests.commands import CONFIGS, TINY, empty_pictures, say
 
-ENCODINGS = ("latin-1", "cp1252", "ascii")
+ENCODINGS = (  # ascii, the smallest, is in the others
+    "ascii",
+    pytest.param("latin-1", marks=pytest.mark.slow),
+    pytest.param("cp1252", marks=pytest.mark.slow),
+)
 QUIET = "--trainer.enable_progress_bar false --trainer.max_epochs 1"
 GRID = f"compare {TINY} --trainer.max_epochs 1 --methods FedAvg FedNTD --seeds 0 --output there"
 

@@ -165,6 +165,11 @@ WRAPPERS = {path: "client" for path in package_wrappers()} | {
 }
 """Import paths of wrappers, with the argument that takes the client."""
 
+FIRST = ("fl_lightning.methods.dp_sgd", f"{HERE}.Shield")
+"""A wrapper that is a function of the package, and one that is a user's class: the others are like one of them."""
+
+LIKE_THEM = [pytest.param(path, marks=() if path in FIRST else pytest.mark.slow) for path in WRAPPERS]
+
 METHODS = sorted((CONFIGS / "method").glob("*.yaml"))
 CLIENT = {
     "class_path": "fl_lightning.methods.FedAvg",
@@ -245,7 +250,7 @@ def test_a_wrapper_stays_around_every_method(path, method, client_of, tmp_path):
     assert settings["init_args"][WRAPPERS[path]]["init_args"]["net"]["class_path"].endswith("Perceptron")
 
 
-@pytest.mark.parametrize("path", WRAPPERS)
+@pytest.mark.parametrize("path", LIKE_THEM)
 def test_a_wrapper_stands_before_between_and_after_other_files(path, client_of, tmp_path):
     name = path.rpartition(".")[2]
     bare = written(tmp_path, "bare", wrapped(path))
@@ -279,7 +284,7 @@ OPTION_BETWEEN = (
 )
 
 
-@pytest.mark.parametrize("path", WRAPPERS)
+@pytest.mark.parametrize("path", LIKE_THEM)
 @pytest.mark.parametrize("option", OPTION_BETWEEN)
 def test_an_option_between_two_files_does_not_drop_a_wrapper(path, option, parser, tmp_path, capsys):
     base = written(tmp_path, "base", wrapped(path, CLIENT))
@@ -505,7 +510,13 @@ def test_compare_keeps_the_wrapper_of_the_base(tmp_path):
         composer.compose("FedAvg", [("model.client", "FedProx")])
 
 
-@pytest.mark.parametrize("option", ["model.client.optimizer.lr", "model.client.init_args.optimizer.lr"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "model.client.optimizer.lr",
+        pytest.param("model.client.init_args.optimizer.lr", marks=pytest.mark.slow),
+    ],
+)
 def test_an_option_of_compare_reaches_the_client_in_every_wrapper(option, tmp_path):
     """A comparison of clean and attacked runs would compare two learning rates."""
     dp = written(tmp_path, "dp", wrapped("fl_lightning.methods.dp_sgd"))

@@ -378,8 +378,16 @@ class Held(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-@pytest.mark.parametrize("settings", [{}, {"chunk": 3}, {"method": FedALA}, {"method": FedCurv}])
+def holders_and_settings():
+    """All holders of clients at once, and a few of each kind with other settings."""
+    for holder in HOLDERS:
+        yield pytest.param(holder, {})
+        marks = () if holder in ("list", "ModuleDict", "dataclass", "collection in a list") else pytest.mark.slow
+        for settings in ({"chunk": 3}, {"method": FedALA}, {"method": FedCurv}):
+            yield pytest.param(holder, settings, marks=marks)
+
+
+@pytest.mark.parametrize(("holder", "settings"), list(holders_and_settings()))
 def test_a_metric_object_counts_wherever_a_module_keeps_it(holder, settings):
     def run(kept_in):
         module = Held(kept_in)
