@@ -383,6 +383,8 @@ MONITORS = [
     if kind is not monitors.Monitor
 ]
 MONITORS_WITH = {
+    "ClassCount": {"class_idx": 0},
+    "SampleReduction": {"class_idx": 0},
     "FeatureProbe": {"layer": "module.net"},
     "GroupMetrics": {"groups": {"all": [0, 1]}, "metrics": MulticlassAccuracy(3)},
     "NeuronActivations": {"layer": "module.net"},

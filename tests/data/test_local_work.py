@@ -114,7 +114,7 @@ def test_a_pooled_round_has_the_steps_of_the_cohorts_share_of_samples():
     for round_idx in range(6):
         pooled.setup()
         cohort = split.cohort(round_idx)
-        share = sum(split.size(c) * split.work_of(c, round_idx) for c in cohort) / 120
+        share = sum(split.size(c, round_idx) * split.work_of(c, round_idx) for c in cohort) / 120
         assert pooled.work_of(0, round_idx) == pytest.approx(share)
         assert pooled.cohort(round_idx) == ([0] if cohort else [])
     full = federation(pooled=True, participation=0.5, batch_size=1)

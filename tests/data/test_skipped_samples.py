@@ -106,6 +106,8 @@ def test_a_server_module_only_looks_at_its_validation_samples(kind):
 
 
 MONITORS = {name: {} for name in found_in(monitors, monitors.Monitor)}
+MONITORS["ClassCount"] = {"class_idx": 0}
+MONITORS["SampleReduction"] = {"class_idx": 0}
 MONITORS["GroupMetrics"] = {"groups": {"all": [0, 1, 2]}, "metrics": {"f1": MulticlassF1Score(3)}}
 MONITORS["FeatureProbe"] = {"every": 1, "plot": False}
 MONITORS["LossLandscape"] = {"every": 1, "grid": 3, "repeats": 1, "iterations": 2}

@@ -136,7 +136,7 @@ def dealt(partition, num_clients=3, **settings):
         if name in data._splits and not (name == "proxy" and data.proxy_overlap)
     ]
     clients = [
-        data.view(k, 0).all()[0].flatten().long().tolist() if data.size(k) else [] for k in range(data.num_clients)
+        data.view(k, 0).all()[0].flatten().long().tolist() if data.size(k, 0) else [] for k in range(data.num_clients)
     ]
     return clients, {i for part in held for i in part}
 

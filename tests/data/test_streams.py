@@ -145,7 +145,7 @@ def test_a_pass_of_a_method_s_own_ends_where_training_does():
     positions = [index.tolist() for _, index in views[1].batches("train", epoch=0, with_index=True)]
     assert positions == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert views[1].num_samples == 10
-    assert data.size(1) == 12
+    assert data.size(1, 0) == 12
 
 
 def test_sizes_of_the_callbacks_are_those_of_a_pass(tmp_path):

@@ -288,7 +288,8 @@ def test_every_method_gives_the_same_at_once_or_says_why_not(name):
     declared = vars(type(make().client)).get("stackable")
     data = partial(data_of, sizes=(7, 0, 9, 1, 10, 10))
     engine = one_by_one_and_at_once(make, data, rounds=2 if declared else 1).engine
-    assert (engine.why_not() is None) == (declared and name != "SAM"), engine.why_not()
+    # An empty buffer of Replay must not reach the BatchNorm of the net.
+    assert (engine.why_not() is None) == (declared and name not in ("SAM", "Replay")), engine.why_not()
     assert engine.why_not() is None or len(engine.why_not()) > 10
 
 

@@ -251,7 +251,7 @@ def test_only_some_parameters_are_trained():
 
 def test_a_client_without_training_samples_is_tested_as_it_is():
     loop = fit(FedAvg(), rounds=1, data=data_of(), evaluate_clients_every=1, fine_tuning=TUNED)
-    sizes = [loop.data.size(client_id) for client_id in range(loop.data.num_clients)]
+    sizes = [loop.data.size(client_id, 0) for client_id in range(loop.data.num_clients)]
     for client_id, values in loop.recorder.client_values.items():
         if not sizes[client_id]:
             assert values["local/alma"] == values["local/tuned/alma"]

@@ -321,10 +321,10 @@ def test_no_set_of_the_server_has_their_samples(unseen, num_clients):
         assert owners
         assert not owners & never
     for client_id in data.unseen_clients:
-        assert data.size(client_id) == 30
+        assert data.size(client_id, 0) == 30
     others = 30 * (5 - len(never))
     assert len(data.split("val")) == round(0.3 * others)
-    sizes = sum(data.size(client_id) for client_id in data.training_clients)
+    sizes = sum(data.size(client_id, 0) for client_id in data.training_clients)
     assert sizes == others - len(data.split("val")) - 35
 
 
@@ -332,8 +332,8 @@ def test_positions_that_are_stored():
     data = toy_data((10, 10, 10), unseen=[1], val_fraction=0.4, proxy_size=4)
     data.prepare_data()
     data.setup("fit")
-    assert data.size(1) == 10
-    assert data.size(0) + data.size(2) == 20 - 8 - 4
+    assert data.size(1, 0) == 10
+    assert data.size(0, 0) + data.size(2, 0) == 20 - 8 - 4
 
 
 # --- values ---

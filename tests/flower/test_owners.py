@@ -135,7 +135,7 @@ def test_nothing_at_the_server_reads_the_clients_samples(tmp_path):
     data = FederatedDataModule(Elsewhere(tmp_path), num_clients=2, num_classes=3, input_shape=(4,))
     data.setup("fit")
     data.source.sizes = {1: {"train": 7, "test": 2}}
-    assert [data.size(client_id) for client_id in range(2)] == [0, 7]
+    assert [data.size(client_id, 0) for client_id in range(2)] == [0, 7]
     view = data.view(1, 0)
     assert (view.num_samples, view.size("test")) == (7, 2)
     for read in (lambda: view.label_counts, view.all, lambda: list(view.batches("test")), lambda: data.label_counts):

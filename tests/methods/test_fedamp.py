@@ -188,7 +188,7 @@ def test_frozen_parameters_stay_as_they_are():
 def test_a_client_whose_samples_fill_no_batch_has_no_model():
     """It sends the mean that it was sent, which is nobody's model."""
     loop = fit(fedamp(), 2, dropped(8, num_clients=4))
-    sizes = [loop.data.size(client_id) for client_id in range(4)]
+    sizes = [loop.data.size(client_id, 0) for client_id in range(4)]
     assert sorted(sizes) == [7, 7, 8, 8]
     assert loop.server_module.trained.tolist() == [size == 8 for size in sizes]
     assert [own_of(loop, client_id) is not None for client_id in range(4)] == [size == 8 for size in sizes]

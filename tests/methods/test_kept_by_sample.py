@@ -166,7 +166,7 @@ class Changes(pl.Callback):
     def on_train_epoch_start(self, trainer, loop):
         for class_idx, count in COUNTS[trainer.current_epoch].items():
             loop.data.set_class_count(0, class_idx, count)
-        self.sizes.append(loop.data.size(0))
+        self.sizes.append(loop.data.size(0, trainer.current_epoch))
 
     def watch(self, monkeypatch):
         """Note which samples client 0 trains on by a phase of its own choice, and which it reads besides."""
