@@ -122,7 +122,9 @@ def test_a_wrong_file_is_refused(text, error, tmp_path):
         made(stays=str(tmp_path / "none.csv"))
 
 
-@pytest.mark.parametrize("pacing", [FedBuff(buffer=2), FedAsync(), Rounds(over_selection=0.5)], ids=lambda pacing: type(pacing).__name__)
+@pytest.mark.parametrize(
+    "pacing", [FedBuff(buffer=2), FedAsync(), Rounds(over_selection=0.5)], ids=lambda pacing: type(pacing).__name__
+)
 def test_a_pacing_that_counts_on_cohorts_of_one_size_is_refused(pacing):
     data = made(cohort_size=3, devices=Devices(step_seconds=0.1))
     with pytest.raises(ValueError, match=r"got data\.stays; leave data\.stays out, or model\.pacing"):
