@@ -149,6 +149,8 @@ class ListedSamples(Scenario):
         ValueError: A line is wrong.
     """
 
+    stores_positions = True
+
     @checks_arguments
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -157,6 +159,10 @@ class ListedSamples(Scenario):
         ends = {first for _, first, _ in self._lines} | {last + 1 for _, _, last in self._lines if last is not None}
         self._begins = sorted({0} | ends)
         """The rounds in which stages begin, ascending."""
+        self._samples = np.array([sample for sample, _, _ in self._lines], dtype=np.int64)
+        self._firsts = np.array([first for _, first, _ in self._lines], dtype=np.int64)
+        self._lasts = np.array([last_of(line) for line in self._lines], dtype=np.int64)
+        """The sample, the first and the last round of each line, (L,)."""
         self._data: ScenarioInput | None = None
 
     def begin(self, data: ScenarioInput) -> None:
@@ -175,9 +181,7 @@ class ListedSamples(Scenario):
         data = begun(self._data)
         round_idx = self._begins[stage]
         there = np.zeros(data.num_samples, dtype=bool)
-        for sample, first, last in self._lines:
-            if first <= round_idx and (last is None or round_idx <= last):
-                there[sample] = True
+        there[self._samples[(self._firsts <= round_idx) & (round_idx <= self._lasts)]] = True
         mask: Array = there[data.parts[client_id].numpy()]
         return mask
 
@@ -337,6 +341,12 @@ def read_lines(path: Path) -> list[tuple[int, int, int | None]]:
     if not lines:
         raise ValueError(f"data.scenario.path must list samples, and {path} has no line below its columns; add some")
     return lines
+
+
+def last_of(line: tuple[int, int, int | None]) -> int:
+    """Return the last round of a line of listed samples, the largest integer if it has none."""
+    last = line[2]
+    return int(np.iinfo(np.int64).max) if last is None else last
 
 
 def read_line(row: dict[str, str], place: str) -> tuple[int, int, int | None]:

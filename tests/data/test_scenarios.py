@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_lightning import data as D
-from fl_lightning.data.changing import samples_of_tasks
+from fl_lightning.data.changing import SeveralWays, samples_of_tasks
 from fl_lightning.utils.keyed import keyed_numpy
 
 SEED = 3
@@ -167,6 +167,35 @@ def test_two_splits_seen_in_the_same_way_stay_two():
         (plain,) = split.batches([indices], None)
         assert torch.equal(batch[1], plain[1])
         assert torch.equal(batch[0], task.seen(plain[0]))
+
+
+def test_a_sample_has_its_loader_in_each_way_of_seeing():
+    split = samples(num=6)
+    split.loader_sizes = (2, 4)
+    several = SeveralWays(split, [None, torch.neg])
+    chosen = torch.tensor([0, 5, 7, 8, 11])
+    assert [part.tolist() for part in several.by_loader(chosen)] == [[0, 7], [5, 8, 11]]
+    assert several.by_loader(chosen)[0].tolist() == [0, 6 + 1]
+
+
+def test_what_is_seen_follows_samples_that_are_moved():
+    """On a GPU the samples are moved when a fit begins. Here they get other values."""
+    data = data_with(D.DomainIncremental(1, permutations=2))
+    before = data.view(0, 1).source("train")
+    assert data.view(1, 1).source("train") is before
+    split = data.split("train")
+    split.x = split.x + 1
+    assert torch.equal(data.view(0, 1).source("train").x, split.x)
+
+
+def test_a_scenario_that_two_data_modules_are_given_has_the_draws_of_each():
+    scenario = D.ClassIncremental(TASKS, rounds_per_task=2, order="shuffled")
+    first = data_with(scenario)
+    other = D.FederatedDataModule(Given(), num_clients=2, seed=SEED + 1, scenario=scenario)
+    other.setup("fit")
+    alone = data_with(D.ClassIncremental(TASKS, rounds_per_task=2, order="shuffled"))
+    for client_id in range(NUM_CLIENTS):
+        assert labels_in(first, client_id, 3) == labels_in(alone, client_id, 3)
 
 
 def test_cumulative_rotations_are_drawn_for_each_sample_among_those_so_far():
@@ -332,6 +361,8 @@ def test_a_missing_column_file_or_sample_is_named(tmp_path):
         D.ListedSamples(tmp_path / "none.csv")
     with pytest.raises(ValueError, match=r"samples in \[0, 120\), the training samples, got 120"):
         data_with(D.ListedSamples(write(tmp_path / "rounds.csv", ["120,0,"])))
+    with pytest.raises(ValueError, match=r"ListedSamples numbers all .* data\.source\.limit leaves \d+ of \d+ out"):
+        data_with(D.ListedSamples(write(tmp_path / "rounds.csv", ["1,0,"])), D.Digits(limit=200))
 
 
 def test_samples_are_removed_as_set_class_count_holds_them_back():
