@@ -99,16 +99,19 @@ class ChangingSamples(ClientSamples):
         return mask
 
     def digest(self) -> str:
-        """Return a digest of which samples the first clients have in the first rounds, the same in every process.
+        """Return a digest of the tasks, and of which the first clients have in the first rounds, with which samples.
 
         It tells a changed scenario of the user's own, whose arguments may not tell all.
         """
         found = blake2b(digest_size=6)
+        tasks = [(task.name, task.classes, task.column, task.value) for task in self.scenario.tasks]
+        found.update(repr(tasks).encode())
         for client_id in range(min(DIGESTED_CLIENTS, len(self.dealt))):
             stages = [self.scenario.stage(client_id, round_idx) for round_idx in range(DIGESTED_ROUNDS)]
             found.update(repr(stages).encode())
             for stage in sorted(set(stages)):
                 found.update(self._chosen(client_id, stage).numpy().tobytes())
+                found.update(repr(self.scenario.task(client_id, stage)).encode())
         return found.hexdigest()
 
     def seen(self, split: Split, transform: Transform | None) -> Split:

@@ -1,10 +1,12 @@
 """Scenarios: which samples a client has in a round, and how it sees them."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from fl_lightning import data as D
 from fl_lightning.data.changing import SeveralWays, samples_of_tasks
@@ -304,6 +306,14 @@ def test_samples_arrive_and_leave(first, keep):
                 assert view.arrived(round_idx - 1).tolist() == new
         last = data.view(client_id, 100)
         assert last.size() == (n if keep is None else 0)
+
+
+def test_the_window_of_the_configurations_lasts_for_their_rounds():
+    configs = Path(__file__).parents[2] / "configs"
+    rounds = yaml.safe_load((configs / "experiment/digits_fedavg.yaml").read_text())["trainer"]["max_epochs"]
+    given = yaml.safe_load((configs / "scenario/window.yaml").read_text())["data"]["scenario"]["init_args"]
+    data = data_with(D.Window(**given))
+    assert all(data.size(0, round_idx) for round_idx in range(rounds))
 
 
 def test_samples_arrive_in_the_order_of_a_column():

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import FederatedLoop
-from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift, ListedSamples, Scenario, Window
+from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift, ListedSamples, Scenario, Task, Window
 from fl_lightning.functional import continual
 from fl_lightning.members.tasks import TaskTable
 from fl_lightning.methods import DPFedAvg, FedAvg, FedEWC, FedLwF, FedNovaAggregator, Replay
@@ -204,8 +204,10 @@ def test_another_scenario_or_file_is_another_run(tmp_path):
 
 
 def test_another_answer_of_a_scenario_of_ones_own_is_another_run(tmp_path):
-    def of(present):
+    def of(present, name="all"):
         class Own(Scenario):
+            tasks = (Task(name),)
+
             def stage(self, client_id, round_idx):
                 return 0
 
@@ -223,6 +225,8 @@ def test_another_answer_of_a_scenario_of_ones_own_is_another_run(tmp_path):
     trainer(2).fit(loop(), datamodule=of(7), ckpt_path=tmp_path / "run.ckpt")
     with pytest.raises(ValueError, match=r"data\.scenario\.samples"):
         trainer(2).fit(loop(), datamodule=of(8), ckpt_path=tmp_path / "run.ckpt")
+    with pytest.raises(ValueError, match=r"data\.scenario\.samples"):
+        trainer(2).fit(loop(), datamodule=of(7, name="other"), ckpt_path=tmp_path / "run.ckpt")
 
 
 def test_a_private_run_is_refused():
