@@ -13,6 +13,7 @@ from fl_lightning.members.tasks import TaskTable
 from fl_lightning.methods import DPFedAvg, FedAvg, FedEWC, FedLwF, FedNovaAggregator, Replay
 from fl_lightning.monitors import ClientTable
 from fl_lightning.nets import Perceptron
+from fl_lightning.runs.tasks import saved_tasks
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
 SIZES = (14, 9, 12, 11)
@@ -239,3 +240,15 @@ def test_fednova_and_lwf_train_on_changing_sizes():
     for kind, settings in ((FedLwF, {}), (FedAvg, {"aggregator": FedNovaAggregator()})):
         loop = fit(kind(net=BatchNormNet, optimizer=sgd()), 6, data_of(by_tasks(delay=1)), **settings)
         assert all(value.isfinite().all() for value in weights_of(loop).values())
+
+
+def test_a_client_that_begins_late_has_no_forward_transfer_of_what_others_have_trained():
+    schedule = [[0], [0], [1], [1], [1], [1]]
+    data = toy_data(SIZES, scenario=by_tasks(), schedule=schedule)
+    loop = fit(FedAvg(net=Perceptron, optimizer=sgd()), 6, data, evaluate_clients_every=1)
+    assert loop.tasks.of_clients[1].trained == [[], [1], [2]]
+    row = loop.round_metrics
+    assert "global/forward_transfer" in row
+    assert "local/acc_tasks" in row
+    assert "local/forward_transfer" not in row
+    assert not any("forward_transfer" in line.measures for line in saved_tasks(loop.tasks).of("clients"))
