@@ -96,7 +96,7 @@ def tables_alike(tables: Sequence[SavedTasks], model: Model) -> list[list[TaskLi
 
 
 def words_for_seeds(tables: Sequence[SavedTasks]) -> str:
-    """Say over how many seeds the tables are averaged, after a comma. With delays each seed has rows of its own."""
+    """Tell over how many seeds tables are averaged, after a comma. With delays a seed may have rows of its own."""
     if len(tables) == 1:
         return ""
     counts = {len(tables_alike(tables, model)) for model in MODELS if tables[0].of(model)}
