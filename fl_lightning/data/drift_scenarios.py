@@ -187,9 +187,9 @@ class ListedSamples(Scenario):
         ends = {first for _, first, _ in self._lines} | {last + 1 for _, _, last in self._lines if last is not None}
         self._begins = sorted({0} | ends)
         """The rounds in which stages begin, ascending."""
-        self._samples = np.array([sample for sample, _, _ in self._lines], dtype=np.int64)
-        self._firsts = np.array([first for _, first, _ in self._lines], dtype=np.int64)
-        self._lasts = np.array([last_of(line) for line in self._lines], dtype=np.int64)
+        self._samples = np.array([bounded(sample) for sample, _, _ in self._lines], dtype=np.int64)
+        self._firsts = np.array([bounded(first) for _, first, _ in self._lines], dtype=np.int64)
+        self._lasts = np.array([bounded(last) for _, _, last in self._lines], dtype=np.int64)
         """The sample, the first and the last round of each line, (L,)."""
         self._data: ScenarioInput | None = None
 
@@ -371,10 +371,10 @@ def read_lines(path: Path) -> list[tuple[int, int, int | None]]:
     return lines
 
 
-def last_of(line: tuple[int, int, int | None]) -> int:
-    """Return the last round of a line of listed samples, the largest integer if it has none."""
-    last = line[2]
-    return int(np.iinfo(np.int64).max) if last is None else last
+def bounded(value: int | None) -> int:
+    """Return a number that int64 can hold: its largest one for larger ones, and for None, which has no end."""
+    largest = int(np.iinfo(np.int64).max)
+    return largest if value is None else min(value, largest)
 
 
 def read_line(row: dict[str, str], place: str) -> tuple[int, int, int | None]:

@@ -340,6 +340,7 @@ def test_listed_samples_are_there_in_their_rounds(tmp_path):
         last = "" if generator.random() < 0.3 else str(first + int(generator.integers(4)))
         lines.append((sample, first, last))
     lines.append((7, 9, "9"))
+    lines.append((8, 11, str(10**30)))
     file = write(tmp_path / "rounds.csv", [f"{sample},{first},{last}" for sample, first, last in lines])
     data = data_with(D.ListedSamples(file))
     for round_idx in range(12):
@@ -505,9 +506,19 @@ def test_samples_that_do_not_fit_are_refused():
         D.FederatedDataModule(regression, scenario=D.ClassIncremental([[0]], 1)).setup("fit")
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Samples of which nobody knows the number."""
+
+    def __iter__(self):
+        return iter(())
+
+
 def test_what_a_scenario_contradicts_is_refused():
     with pytest.raises(ValueError, match=r"data\.pooled puts the samples of all rounds"):
         data_with(D.Window(per_round=0.1), pooled=True)
+    streams = {client_id: Stream() for client_id in range(2)}
+    with pytest.raises(ValueError, match=r"data\.scenario chooses among samples that are dealt .* these are streams"):
+        D.FederatedDataModule.from_datasets(streams, num_classes=2, scenario=D.Window(per_round=0.1)).setup("fit")
     with pytest.raises(ValueError, match=r"data\.feature_shift lets each client"):
         data_with(D.Window(per_round=0.1), feature_shift=D.FeatureShift(noise=0.1))
     with pytest.raises(ValueError, match="set_class_count takes samples from a client"):
