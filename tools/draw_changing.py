@@ -17,7 +17,7 @@ from fl_lightning.reports.figures import new_figure, save, tidy
 from fl_lightning.utils.files import write_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-CASES = {"split_digits": "split digits", "rotated_MNIST": "rotated MNIST", "split_CIFAR-10": "split CIFAR-10"}
+CASES = {"split_digits": "split digits", "rotated_MNIST": "rotated MNIST"}
 """The data sets by their names in the folders of runs."""
 
 RUN = re.compile(rf"(?P<method>.+?)-(?P<case>{'|'.join(CASES)})(-\w+=[\d.]+)*-seed(?P<seed>\d+)-[0-9a-f]{{8}}")

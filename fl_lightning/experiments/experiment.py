@@ -204,6 +204,11 @@ class Experiment:
                 f"--methods and --cases must leave a row with a column, and leave {'; '.join(labels)} none"
             )
         self.runs = kept
+        if self.tables and self.tables.reference:
+            rows = {runs.label or method for runs in kept for method in runs.methods}
+            if self.tables.reference not in rows:
+                # Nothing can be measured against a row that was not asked for.
+                self.tables = replace(self.tables, reference=None)
         left = {name for runs in kept for name in self.cases_of(runs)}
         for letter, drawing in list(self.draw.items()):
             of_cases = set(getattr(drawing, "cases", ()))

@@ -261,7 +261,7 @@ def write_tables(
 
 
 def check_measured(comparisons: Sequence[Comparison], reference: str) -> None:
-    """Refuse a reference against which no run has intransigence.
+    """Refuse a reference against which no run has intransigence, if there are runs besides its own.
 
     Args:
         comparisons: All comparisons.
@@ -270,6 +270,11 @@ def check_measured(comparisons: Sequence[Comparison], reference: str) -> None:
     Raises:
         ValueError: No run has it.
     """
+    labels: set[str] = set()
+    for comparison in comparisons:
+        labels |= set(comparison.results)
+    if labels <= {reference}:
+        return
     for comparison in comparisons:
         if any(INTRANSIGENCE in columns for columns in comparison.results.values()):
             return

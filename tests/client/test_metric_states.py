@@ -259,6 +259,8 @@ MONITORS = {
     and kind is not monitors.Monitor
 }
 SETTINGS = {
+    "ClassCount": {"class_idx": 0},
+    "SampleReduction": {"class_idx": 0},
     "NeuronActivations": {"layer": "module.net"},
     "FeatureProbe": {"layer": "module.net"},
     "GroupMetrics": {"groups": {"first": [0]}, "metrics": {"f1": MulticlassF1Score(3)}},

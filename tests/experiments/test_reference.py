@@ -115,9 +115,19 @@ def test_a_reference_must_be_among_the_rows(here):
     check_reference(Cells(Experiment(["base.yaml"], [Runs(["FedAvg"])]), Request()), "--reference")
 
 
+def test_a_reference_that_is_not_among_the_chosen_rows_is_left_out():
+    rows = [Runs(["FedAvg"]), Runs(["FedAvg"], label="all")]
+    for chosen, reference in (["FedAvg"], None), (["all"], "all"), ([], "all"):
+        experiment = Experiment(["base.yaml"], rows, tables=Tables(reference="all"))
+        experiment.select(chosen, [])
+        assert experiment.tables == Tables(reference=reference)
+
+
 def test_a_reference_without_tables_of_tasks_is_refused_after_the_runs():
     shown = Comparison("global/acc", "", {"FedAvg": {}, "all": {}}, "FedAvg", None)
     with pytest.raises(ValueError, match="no run has intransigence against all"):
         check_measured([shown], "all")
     measured = replace(shown, results={"FedAvg": {"intransigence": Result({("0",): 0.1})}, "all": {}})
     check_measured([shown, measured], "all")
+    alone = replace(shown, results={"all": {}})
+    check_measured([alone], "all")  # by --methods of its row alone
