@@ -222,6 +222,20 @@ def test_cumulative_rotations_are_drawn_for_each_sample_among_those_so_far():
     assert len(x) == 3 * len(data.client_indices("test", 0))
 
 
+@pytest.mark.parametrize("settings", [{"noises": [0.0, 0.5]}, {"rotations": [0.0, 90.0], "cumulative": True}])
+def test_what_is_drawn_in_a_test_does_not_depend_on_the_batch(settings):
+    data = data_with(D.DomainIncremental(1, **settings))
+    view = data.view(0, 1)
+    x, _ = view.all()
+    for batch_size in (1, 7):
+        batches = view.batches(batch_size=batch_size)
+        assert torch.cat([batch[0] for batch in batches]).allclose(x, atol=1e-6)
+    plain = data.split("train").x[dealt(data, 0)]
+    is_same = torch.isclose(x, plain, atol=1e-5).flatten(1).all(1)
+    assert not is_same.all()
+    assert is_same.any() == ("rotations" in settings)
+
+
 def test_cumulative_domains_of_a_column_keep_what_came_before():
     sites = np.array(list("abc"))[np.arange(120) % 3]
     data = data_with(
