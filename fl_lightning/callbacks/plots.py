@@ -14,6 +14,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fl_lightning.callbacks.report import split_text
+from fl_lightning.data import FederatedDataModule
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.federation.metric_files import FOLDER, stem_of
 from fl_lightning.metrics.history import BY_CLASS, History, plain_key
@@ -217,7 +218,7 @@ class RunPlots(Callback):
         if not self._draws_all:
             return
         if counts is None:
-            sizes = [loop.data.size(client_id, round_idx=0) for client_id in range(loop.data.num_clients)]
+            sizes = [num_samples_of(loop.data, client_id) for client_id in range(loop.data.num_clients)]
             figure = plot_sizes(sizes, client_names=clients, unseen=unseen)
         else:
             table, class_names = counts
@@ -366,6 +367,13 @@ def name_epochs(figure: Figure) -> None:
     for text in figure.findobj(Text):
         words = text.get_text()
         text.set_text(renamed.get(words, words))
+
+
+def num_samples_of(data: FederatedDataModule, client_id: int) -> int:
+    """Return the number of training samples of a client, in all rounds together if its data change."""
+    if data.scenario is None:
+        return data.size(client_id, round_idx=0)
+    return len(data.client_indices("train", client_id))
 
 
 def label_counts_of(loop: FederatedLoop) -> tuple[Tensor, list[str]] | None:

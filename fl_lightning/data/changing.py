@@ -40,6 +40,7 @@ class ChangingSamples(ClientSamples):
         """Which of the samples that it was dealt a client has, (n,) bool, by client and stage."""
         self._seen: dict[tuple[int, int], tuple[Split, Transform, Split]] = {}
         """A split, a transform, and the split through the transform, by the identities of the first two."""
+        scenario.has_begun = True
         scenario.begin(ScenarioInput(parts=dealt, train=train, num_classes=lambda: data.num_classes, seed=seed))
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
@@ -98,16 +99,19 @@ class ChangingSamples(ClientSamples):
         return mask
 
     def digest(self) -> str:
-        """Return a digest of which samples the first clients have in the first rounds, the same in every process.
+        """Return a digest of the tasks, and of which the first clients have in the first rounds, with which samples.
 
         It tells a changed scenario of the user's own, whose arguments may not tell all.
         """
         found = blake2b(digest_size=6)
+        tasks = [(task.name, task.classes, task.column, task.value) for task in self.scenario.tasks]
+        found.update(repr(tasks).encode())
         for client_id in range(min(DIGESTED_CLIENTS, len(self.dealt))):
             stages = [self.scenario.stage(client_id, round_idx) for round_idx in range(DIGESTED_ROUNDS)]
             found.update(repr(stages).encode())
             for stage in sorted(set(stages)):
                 found.update(self._chosen(client_id, stage).numpy().tobytes())
+                found.update(repr(self.scenario.task(client_id, stage)).encode())
         return found.hexdigest()
 
     def seen(self, split: Split, transform: Transform | None) -> Split:
@@ -120,7 +124,7 @@ class ChangingSamples(ClientSamples):
         if transform is None:
             return split
         key = (id(split), id(transform))
-        if key not in self._seen:
+        if key not in self._seen or not self._seen[key][2].has_samples_of(split):
             # Both are kept, so that no others get their identities.
             self._seen[key] = (split, transform, split.through(transform))
         return self._seen[key][2]
@@ -268,6 +272,14 @@ class SeveralWays(TensorSplit):
 
     def __len__(self) -> int:
         return self._num_samples * len(self._splits)
+
+    def by_loader(self, positions: Tensor) -> list[Tensor]:
+        if not self.loader_sizes:
+            return [positions]
+        # A sample has the loader that gives it, in whatever way it is seen.
+        of_split = positions % self._num_samples
+        parts = super().by_loader(torch.arange(self._num_samples))
+        return [positions[torch.isin(of_split, part)] for part in parts]
 
     def batches(self, indices: Any, generator: torch.Generator | None) -> Any:
         for index in indices:

@@ -165,10 +165,17 @@ def check_scenario(data: Any, train: Split) -> None:
         train: The training split.
 
     Raises:
-        ValueError: There are streams or samples of several owners, or the setting stands beside the scenario.
+        ValueError: There are streams or samples of several owners, the setting stands beside the scenario, or the
+            scenario numbers samples of which the source's limit leaves some out.
     """
     if data.scenario is None:
         return
+    left_out = data.source.left_out.get("train", 0)
+    if left_out and data.scenario.stores_positions:
+        raise ValueError(
+            f"data.scenario {type(data.scenario).__name__} numbers all training samples, and data.source.limit leaves "
+            f"{left_out} of {left_out + len(train)} out; leave out data.source.limit"
+        )
     if isinstance(train, StreamSplit | SplitElsewhere):
         kind = "streams" if isinstance(train, StreamSplit) else "samples that stay with their owners"
         raise ValueError(

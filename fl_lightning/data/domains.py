@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from fl_lightning.data.feature_shift import rotated
 from fl_lightning.data.splits import Transform
 from fl_lightning.utils.devices import copy_to_device
-from fl_lightning.utils.keyed import keyed_generator, keyed_numpy
+from fl_lightning.utils.keyed import keyed_numpy
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Noise:
-    """Adds Gaussian noise, anew for each sample and epoch of a training, and the same in all tests.
+    """Adds Gaussian noise, anew for each sample and epoch of a training, and the same to a sample in all tests.
 
     Args:
         std: Standard deviation σ of the noise, ≥ 0.
@@ -57,9 +58,11 @@ class Noise:
     augments: ClassVar[bool] = True
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        draws = generator or keyed_generator(0, "scenario/noise")
-        noise = self.std * torch.randn(x.shape, generator=draws, dtype=torch.float32)
-        return x + copy_to_device(noise.to(x.dtype), x.device)
+        if generator is None:
+            noise = noise_of_samples(x)
+        else:
+            noise = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+        return x + copy_to_device((self.std * noise).to(x.dtype), x.device)
 
     def check(self, x: Tensor) -> None:
         """Refuse samples that are no numbers.
@@ -76,8 +79,33 @@ class Noise:
             )
 
 
+def seeds_of_samples(x: Tensor) -> list[int]:
+    """Return a seed for each sample of a batch by its values, so that no draw depends on the other samples.
+
+    Args:
+        x: Samples, (B, ...).
+    """
+    rows = x.detach().to(device="cpu", dtype=torch.float32).numpy()
+    return [int.from_bytes(blake2b(row.tobytes(), digest_size=7).digest(), "big") for row in rows]
+
+
+def noise_of_samples(x: Tensor) -> Tensor:
+    """Draw standard Gaussian noise for each sample by its values, of the shape of the batch, float32 on the CPU.
+
+    Args:
+        x: Samples, (B, ...).
+    """
+    draws = torch.Generator()
+    noise = torch.empty(x.shape, dtype=torch.float32)
+    for place, seed in enumerate(seeds_of_samples(x)):
+        torch.randn(x.shape[1:], generator=draws.manual_seed(seed), out=noise[place])
+    return noise
+
+
 class Drawn:
     """Sees each sample in one of several ways, drawn anew for each sample and epoch of a training.
+
+    Outside of a training a sample is always seen in the same one.
 
     Args:
         ways: The ways, at least one.
@@ -89,8 +117,10 @@ class Drawn:
         self._ways = list(ways)
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        draws = generator or keyed_generator(0, "scenario/drawn")
-        numbers = torch.randint(len(self._ways), (len(x),), generator=draws)
+        if generator is None:
+            numbers = torch.tensor(seeds_of_samples(x)) % len(self._ways)
+        else:
+            numbers = torch.randint(len(self._ways), (len(x),), generator=generator)
         seen = torch.empty_like(x)
         for number, way in enumerate(self._ways):
             places = (numbers == number).nonzero().flatten()

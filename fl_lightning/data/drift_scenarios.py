@@ -4,6 +4,7 @@ import csv
 import math
 from bisect import bisect_right
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,22 @@ from fl_lightning.utils.files import content_digest
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_above, check_at_least, check_at_most, check_count
 from fl_lightning.utils.signatures import checks_arguments
+
+
+class DriftDraws(NamedTuple):
+    """Holds what is drawn for a client whose classes drift.
+
+    Args:
+        first: Shares of the classes at the beginning, (C,).
+        last: Shares of the classes at the end, (C,).
+        labels: Class of each sample, (n,) int64.
+        ranks: Place of each sample in the order of its class, (n,) int64.
+    """
+
+    first: Array
+    last: Array
+    labels: Array
+    ranks: Array
 
 
 class LabelDrift(Scenario):
@@ -47,6 +64,8 @@ class LabelDrift(Scenario):
         self.samples = samples
         self.steps = steps
         self._data: ScenarioInput | None = None
+        self._draws: dict[int, DriftDraws] = {}
+        """The draws of the clients that were asked for, which are the same in all stages."""
 
     @property
     def num_steps(self) -> int:
@@ -57,25 +76,34 @@ class LabelDrift(Scenario):
         if data.num_clients:
             data.classes_of(0, "data.scenario LabelDrift")
         self._data = data
+        self._draws = {}
 
     def stage(self, client_id: int, round_idx: int) -> int:
         return min(round_idx * self.num_steps // self.rounds, self.num_steps)
 
     def keeps(self, client_id: int, stage: int) -> Array:
+        if client_id not in self._draws:
+            self._draws[client_id] = self._drawn(client_id)
+        draws = self._draws[client_id]
+        shares = draws.first + (draws.last - draws.first) * stage / self.num_steps
+        available = np.bincount(draws.labels, minlength=len(shares))
+        wanted = counts_for_shares(shares, size=rounded_up(self.samples * len(draws.labels)), available=available)
+        mask: Array = draws.ranks < wanted[draws.labels]
+        return mask
+
+    def _drawn(self, client_id: int) -> "DriftDraws":
+        """Draw the shares of the classes at a client, and the order in which it gets the samples of each class."""
         data = begun(self._data)
         labels = data.classes_of(client_id)
         num_classes = data.num_classes or 0
-        draws = keyed_numpy(data.seed, "scenario/label_drift", client_id=client_id)
-        first, last = draws.dirichlet([self.alpha] * num_classes, size=2)
-        shares = first + (last - first) * stage / self.num_steps
-        available = np.bincount(labels, minlength=num_classes)
-        wanted = counts_for_shares(shares, size=rounded_up(self.samples * len(labels)), available=available)
-        mask = np.zeros(len(labels), dtype=bool)
-        for class_idx, count in enumerate(wanted):
+        shares = keyed_numpy(data.seed, "scenario/label_drift", client_id=client_id)
+        first, last = shares.dirichlet([self.alpha] * num_classes, size=2)
+        ranks = np.zeros(len(labels), dtype=np.int64)
+        for class_idx in range(num_classes):
             places = np.flatnonzero(labels == class_idx)
             order = keyed_numpy(data.seed, f"scenario/class/{class_idx}", client_id=client_id).permutation(len(places))
-            mask[places[order[:count]]] = True
-        return mask
+            ranks[places[order]] = np.arange(len(places))
+        return DriftDraws(first=first, last=last, labels=labels, ranks=ranks)
 
 
 class Window(Scenario):
@@ -149,6 +177,8 @@ class ListedSamples(Scenario):
         ValueError: A line is wrong.
     """
 
+    stores_positions = True
+
     @checks_arguments
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -157,6 +187,10 @@ class ListedSamples(Scenario):
         ends = {first for _, first, _ in self._lines} | {last + 1 for _, _, last in self._lines if last is not None}
         self._begins = sorted({0} | ends)
         """The rounds in which stages begin, ascending."""
+        self._samples = np.array([bounded(sample) for sample, _, _ in self._lines], dtype=np.int64)
+        self._firsts = np.array([bounded(first) for _, first, _ in self._lines], dtype=np.int64)
+        self._lasts = np.array([bounded(last) for _, _, last in self._lines], dtype=np.int64)
+        """The sample, the first and the last round of each line, (L,)."""
         self._data: ScenarioInput | None = None
 
     def begin(self, data: ScenarioInput) -> None:
@@ -175,9 +209,7 @@ class ListedSamples(Scenario):
         data = begun(self._data)
         round_idx = self._begins[stage]
         there = np.zeros(data.num_samples, dtype=bool)
-        for sample, first, last in self._lines:
-            if first <= round_idx and (last is None or round_idx <= last):
-                there[sample] = True
+        there[self._samples[(self._firsts <= round_idx) & (round_idx <= self._lasts)]] = True
         mask: Array = there[data.parts[client_id].numpy()]
         return mask
 
@@ -337,6 +369,12 @@ def read_lines(path: Path) -> list[tuple[int, int, int | None]]:
     if not lines:
         raise ValueError(f"data.scenario.path must list samples, and {path} has no line below its columns; add some")
     return lines
+
+
+def bounded(value: int | None) -> int:
+    """Return a number that int64 can hold: its largest one for larger ones, and for None, which has no end."""
+    largest = int(np.iinfo(np.int64).max)
+    return largest if value is None else min(value, largest)
 
 
 def read_line(row: dict[str, str], place: str) -> tuple[int, int, int | None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -621,6 +622,9 @@ class FederatedDataModule(Participation):
         if isinstance(self.cohort, PooledCohorts):
             dealt = self.cohort.pool(dealt)
         if self.scenario is not None:
+            if self.scenario.has_begun:
+                # Another data module was given it, too, and goes on with its own samples.
+                self.scenario = copy(self.scenario)
             return ChangingSamples(train=train, dealt=dealt, data=self, seed=self.seed, scenario=self.scenario)
         return ClientSamples(train=train, dealt=dealt, data=self, seed=self.seed)
 

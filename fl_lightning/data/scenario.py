@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -111,10 +111,14 @@ class Scenario(ABC):
     Attributes:
         tasks: What is tested apart. Empty: nothing is.
         knows_task: Whether the task is known in a test, so that only the classes of the task are answers.
+        stores_positions: Whether the arguments number the training samples as their source gives them.
+        has_begun: Whether some samples were given to it. Further samples are given to a copy.
     """
 
     tasks: Sequence[Task] = ()
     knows_task: bool = False
+    stores_positions: ClassVar[bool] = False
+    has_begun: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -168,6 +168,14 @@ class Split(ABC):
             f"read by code of their own; change them there, or give tensors"
         )
 
+    def has_samples_of(self, other: "Split") -> bool:
+        """Return True if a split that was made of another one still reads its samples, which may have been moved.
+
+        Args:
+            other: The other split.
+        """
+        return True
+
     def column(self, name: str) -> Array:
         """Read the value of every sample in a column, (n,).
 
@@ -338,6 +346,9 @@ class TensorSplit(Split):
         else:
             split.transform = partial(after, self.transform, seen)
         return split
+
+    def has_samples_of(self, other: Split) -> bool:
+        return isinstance(other, TensorSplit) and self.x is other.x and self._staging is other._staging
 
     def to(self, device: torch.device) -> None:
         if self._staging is not None and self._staging.device == device:

@@ -54,7 +54,13 @@ def check_cumulative(cell: Cell, option: str) -> None:
             f"{option} must name a row with tasks, got {cell.method}, which has no data.scenario; set "
             f"data.scenario to ClassIncremental for all rows"
         )
-    if settings.get(CUMULATIVE) is not True:
+    if CUMULATIVE not in settings:
+        kind = str(settings[SCENARIO]).rpartition(".")[2]
+        raise ValueError(
+            f"{option} must name a row that keeps the samples of earlier tasks, got {cell.method} with {kind}, which "
+            f"has no setting cumulative; set data.scenario to ClassIncremental for all rows"
+        )
+    if settings[CUMULATIVE] is not True:
         raise ValueError(
             f"{option} must name a row that keeps the samples of earlier tasks, got {cell.method} without it; set "
             f"{CUMULATIVE}: true for that row"

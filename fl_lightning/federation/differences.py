@@ -36,7 +36,7 @@ LISTS_OF_TEXTS = ("model.keep", "model.personal")
 LISTS_OF_OBJECTS = ("model.transforms", "trainer.callbacks", "trainer.plugins")
 """Settings that take a list of objects, or its one object."""
 
-EMPTY_IS_NONE = (*LISTS_OF_TEXTS, *LISTS_OF_OBJECTS, "data.extra_splits")
+EMPTY_IS_NONE = (*LISTS_OF_TEXTS, *LISTS_OF_OBJECTS, "data.extra_splits", "data.stays")
 """Settings in which an empty list or dict is the same as None."""
 
 SERVER_MODULE = "model.server_module"

@@ -519,6 +519,17 @@ class Evaluation:
             found[name] += int(min(most, size))
         return found
 
+    def _positions(self, name: str) -> Tensor:
+        """Return which samples of a split a pass of validation evaluates: the first ones of each loader, (n,) int64."""
+        trainer = self.data.trainer
+        split = self.data.split(name)
+        at_once = self.data.eval_batch_size * trainer.world_size
+        parts: list[Tensor] = []
+        for part in split.by_loader(torch.arange(len(split))):
+            num_batches = batches_within(trainer.limit_val_batches, math.ceil(len(part) / at_once))
+            parts.append(part[: num_batches * at_once])
+        return torch.cat(parts)
+
     def initial_tasks(self) -> None:
         """Measure the model before round 0 on each task, for what earlier tasks give. Every process must call it.
 
@@ -527,8 +538,8 @@ class Evaluation:
         tasks = self._run.tasks
         if tasks is None or tasks.table.last_round is not None:
             return
-        if self.has_global and self.data.evaluated is not None:
-            initial, value = self.of_tasks.evaluate(self.data.evaluated)
+        if self.has_global and self.data.evaluated is not None and self.data.trainer.enable_validation:
+            initial, value = self.of_tasks.evaluate(self.data.evaluated, self._positions(self.data.evaluated))
             self.of_clients.take_task_value(value, self.data.evaluated_prefix)
             tasks.take(initial, round_idx=-1)
 
@@ -543,10 +554,12 @@ class Evaluation:
         if tasks is None or not self.has_global or self.data.evaluated is None:
             return {}
         class_accuracy = self.parts.recorder.class_accuracy
-        if self.of_tasks.by_classes and class_accuracy is not None and self.class_samples is not None:
+        # The pass counts the classes of further validation loaders, too.
+        by_classes = self.of_tasks.by_classes and not self.data.further_validation
+        if by_classes and class_accuracy is not None and self.class_samples is not None:
             accuracies = self.of_tasks.of_classes(class_accuracy, self.class_samples)
         else:
-            accuracies, value = self.of_tasks.evaluate(self.data.evaluated)
+            accuracies, value = self.of_tasks.evaluate(self.data.evaluated, self._positions(self.data.evaluated))
             self.of_clients.take_task_value(value, prefix)
         measures = tasks.take(accuracies, round_idx)
         return task_keys(f"{prefix}/{tasks.key('acc_task')}", tasks.names, accuracies) | {
@@ -581,6 +594,15 @@ class Evaluation:
             undone.enter_context(self._kept_generators(foreign=True))
             undone.enter_context(self.evaluated_entries())
             yield
+
+
+def batches_within(limit: int | float, num_batches: int) -> int:
+    """Return how many batches of a loader Lightning evaluates under a limit: a number, or a share of them.
+
+    >>> batches_within(3, 10), batches_within(0.25, 10), batches_within(1.0, 10)
+    (3, 2, 10)
+    """
+    return min(limit, num_batches) if isinstance(limit, int) else int(limit * num_batches)
 
 
 def task_keys(beginning: str, names: Sequence[str], values: Sequence[float]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_lightning.data.changing import ChangingSamples, samples_of_tasks
 from fl_lightning.data.scenario import Task
+from fl_lightning.data.splits import Split
 from fl_lightning.engines.deployed import PassLoader, laid_out
 from fl_lightning.federation.clients_evaluation import value_on_task
 from fl_lightning.federation.run import FederatedRun
@@ -79,11 +80,12 @@ class TasksEvaluation:
         return accuracies
 
     @torch.no_grad()
-    def evaluate(self, split: str) -> tuple[list[float], TaskValue | None]:
+    def evaluate(self, split: str, among: Tensor) -> tuple[list[float], TaskValue | None]:
         """Return the values on each task, by a pass over its samples, and which they are. Every process must call it.
 
         Args:
             split: Name of the split.
+            among: Samples of the split that are evaluated, int64 (n,).
 
         Returns:
             The accuracies of a net and None, or another value on each task and its name.
@@ -94,7 +96,7 @@ class TasksEvaluation:
         communicator = self._run.communicator
         if communicator.rank == 0:
             try:
-                accuracies = self._accuracies(split)
+                accuracies = self._accuracies(split, among)
             except Exception as raised:
                 # The other processes wait for this one.
                 error = raised
@@ -102,25 +104,31 @@ class TasksEvaluation:
         everywhere = communicator.all_gather_or_raise((accuracies, self._value), error)
         return everywhere[0]
 
-    def _accuracies(self, split: str) -> list[float]:
+    def _accuracies(self, split: str, among: Tensor) -> list[float]:
         """Evaluate the model in this process."""
         how = self._how()
         modes = [(module, module.training) for module in self._client.modules()]
         with self._evaluated_model():
             self._client.eval()
             try:
-                return [self._accuracy(task, split, how) for task in self.tasks]
+                return [self._accuracy(task, self._data.split(split), among, how=how) for task in self.tasks]
             finally:
                 for module, was_training in modes:
                     module.training = was_training
 
-    def _accuracy(self, task: Task, split: str, how: Scoring) -> float:
-        """Return the accuracy on one task, or the value of a module. NaN without samples, or without a value."""
+    def _accuracy(self, task: Task, split: Split, among: Tensor, *, how: Scoring) -> float:
+        """Return the accuracy on one task, or the value of a module. NaN without samples, or without a value.
+
+        Args:
+            task: The task.
+            split: The split.
+            among: Samples of the split that are evaluated, int64 (n,).
+            how: How the model is evaluated.
+        """
         samples = self._data.client_samples()
         if not isinstance(samples, ChangingSamples):
             return math.nan
-        given = self._data.split(split)
-        seen, indices = samples_of_tasks(samples, given, among=torch.arange(len(given)), tasks=[task])
+        seen, indices = samples_of_tasks(samples, split, among=among, tasks=[task])
         if not len(indices):
             return math.nan
 

@@ -224,7 +224,7 @@ class Tasks(Member):
             before = table.last_round
             begins_row = before is not None and self._changed(client_id, before, round_idx)
             table.take(of_client, round_idx, begins_row=begins_row)
-            for name, value in self.measures(table).items():
+            for name, value in self.client_measures(client_id).items():
                 columns.setdefault(name, []).append(value)
         return {name: math.fsum(values) / len(values) for name, values in columns.items()}
 
@@ -252,6 +252,19 @@ class Tasks(Member):
             mean = {name: value for name, value in found.items() if name == "acc_tasks"}
             found = mean if direction is None else turned(table).measures(end) | mean
         return {self.key(name): value for name, value in found.items()}
+
+    def client_measures(self, client_id: int, end: int | None = None) -> dict[str, float]:
+        """Return the measures of a client's own table, as `measures` does, without forward transfer.
+
+        A client is first tested after others have trained, so that nobody knows its accuracies before any training.
+
+        Args:
+            client_id: Id of the client, which was tested.
+            end: Number of the rows that are known, the first ones. None: all.
+        """
+        found = self.measures(self.of_clients[client_id], end)
+        found.pop(self.key("forward_transfer"), None)
+        return found
 
     def _changed(self, client_id: int, before: int, after: int) -> bool:
         """Return True if a stage of a client has begun after the first round, up to the second one. −1: no round."""

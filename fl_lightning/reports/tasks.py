@@ -74,15 +74,35 @@ def matrices_of(tables: Sequence[SavedTasks]) -> dict[str, TaskMatrix]:
     """
     matrices: dict[str, TaskMatrix] = {}
     for model, shown in MODELS.items():
-        first = tables[0].of(model)
-        alike: list[list[TaskLine]] = []
-        for saved in tables:
-            lines = saved.of(model)
-            if saved.names == tables[0].names and rounds_in(lines) == rounds_in(first):
-                alike.append(lines)
-        if any(line.row >= 0 for line in first):
-            matrices[shown] = mean_matrix(tables[0], alike)
+        if any(line.row >= 0 for line in tables[0].of(model)):
+            matrices[shown] = mean_matrix(tables[0], tables_alike(tables, model))
     return matrices
+
+
+def tables_alike(tables: Sequence[SavedTasks], model: Model) -> list[list[TaskLine]]:
+    """Return the rows of the runs whose table has the tasks of the first one, and rows after the same rounds.
+
+    Args:
+        tables: The tables of each run, of one run at least.
+        model: Whose table it is.
+    """
+    first = tables[0]
+    alike: list[list[TaskLine]] = []
+    for saved in tables:
+        lines = saved.of(model)
+        if saved.names == first.names and rounds_in(lines) == rounds_in(first.of(model)):
+            alike.append(lines)
+    return alike
+
+
+def words_for_seeds(tables: Sequence[SavedTasks]) -> str:
+    """Tell over how many seeds tables are averaged, after a comma. With delays a seed may have rows of its own."""
+    if len(tables) == 1:
+        return ""
+    counts = {len(tables_alike(tables, model)) for model in MODELS if tables[0].of(model)}
+    if counts == {len(tables)}:
+        return f", mean over {len(tables)} seeds"
+    return ", of the first seed and of the others with rows after the same rounds"
 
 
 def rounds_in(lines: Sequence[TaskLine]) -> list[tuple[int, int]]:
@@ -155,11 +175,10 @@ def tables_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> 
     matrices = matrices_of(tables)
     if not matrices:
         return []
-    over = f", mean over {len(tables)} seeds" if len(tables) > 1 else ""
     name = value_name(tables[0].has_accuracies)
     caption = (
-        f"{name} on each task after each stage: {group.label}{over}. A frame marks the tasks that some client trained "
-        f"on in the stage."
+        f"{name} on each task after each stage: {group.label}{words_for_seeds(tables)}. A frame marks the tasks that "
+        f"some client trained on in the stage."
     )
     figure = plot_tasks(matrices, title=f"{group.label}: each task after each stage")
     return [Picture(f"tasks-{number}", figure, caption, wide=True)]
@@ -185,10 +204,14 @@ def curves_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> 
         curves[name] = factor * values
     _, averages = group.curves(keys.mean)
     is_known = all(values.shape == averages.shape for values in curves.values())
-    over = ", mean and one standard deviation over the seeds" if len(group.runs) > 1 else ""
+    over = ""
+    of_first = ""
+    if len(group.runs) > 1:
+        over = ", mean and one standard deviation over the seeds"
+        of_first = ", of the first seed"
     caption = (
         f"{value_name(keys.are_accuracies)} of the global model on each task after each round: {group.label}{over}. "
-        f"Above: the rounds in which some client trains on a task."
+        f"Above: the rounds in which some client trains on a task{of_first}."
     )
     figure = plot_task_curves(
         rounds,

@@ -133,7 +133,7 @@ def lines_of_clients(tasks: Tasks) -> list[TaskLine]:
                 round_idx=round_idx,
                 accuracies=table.accuracies[index],
                 trained=table.trained[index],
-                measures=tasks.measures(table, index + 1),
+                measures=tasks.client_measures(client_id, index + 1),
             )
             by_stage.setdefault(stage, []).append(line)
     return [mean_line(lines) for _, lines in sorted(by_stage.items())]

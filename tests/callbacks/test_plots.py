@@ -8,10 +8,13 @@ import pytest
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import ClasswiseReport, RunPlots, plot_accuracy, plot_classwise, plot_partition
 from fl_lightning.callbacks import plots as module
+from fl_lightning.callbacks.plots import num_samples_of
+from fl_lightning.data import Window
 from fl_lightning.reports.figures import plot_bubbles, plot_sizes, plot_values
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.saved import Group, read_run
 from tests.callbacks.toy import CLASSES, At, Regression, data, loop, trainer
+from tests.toys import toy_data
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALL = {"partition.png", "accuracy.png", "classwise.png", "confusion.png"}
@@ -271,3 +274,10 @@ def test_users_pyplot_is_left_alone():
     assert type(figure.canvas).__name__ == "FigureCanvasAgg"
     assert (mpl.get_backend(), dict(mpl.rcParams)) == (before, rc)
     assert ("matplotlib.pyplot" in sys.modules) == loaded
+
+
+def test_sizes_are_those_of_all_rounds_where_data_change():
+    changing = toy_data((10, 6), scenario=Window(per_round=0.5))
+    changing.setup("fit")
+    assert changing.size(0, round_idx=0) == 5
+    assert [num_samples_of(changing, client_id) for client_id in range(2)] == [10, 6]

@@ -1,13 +1,15 @@
 """Scenarios: which samples a client has in a round, and how it sees them."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from fl_lightning import data as D
-from fl_lightning.data.changing import samples_of_tasks
+from fl_lightning.data.changing import SeveralWays, samples_of_tasks
 from fl_lightning.utils.keyed import keyed_numpy
 
 SEED = 3
@@ -169,6 +171,35 @@ def test_two_splits_seen_in_the_same_way_stay_two():
         assert torch.equal(batch[0], task.seen(plain[0]))
 
 
+def test_a_sample_has_its_loader_in_each_way_of_seeing():
+    split = samples(num=6)
+    split.loader_sizes = (2, 4)
+    several = SeveralWays(split, [None, torch.neg])
+    chosen = torch.tensor([0, 5, 7, 8, 11])
+    assert [part.tolist() for part in several.by_loader(chosen)] == [[0, 7], [5, 8, 11]]
+    assert several.by_loader(chosen)[0].tolist() == [0, 6 + 1]
+
+
+def test_what_is_seen_follows_samples_that_are_moved():
+    """On a GPU the samples are moved when a fit begins. Here they get other values."""
+    data = data_with(D.DomainIncremental(1, permutations=2))
+    before = data.view(0, 1).source("train")
+    assert data.view(1, 1).source("train") is before
+    split = data.split("train")
+    split.x = split.x + 1
+    assert torch.equal(data.view(0, 1).source("train").x, split.x)
+
+
+def test_a_scenario_that_two_data_modules_are_given_has_the_draws_of_each():
+    scenario = D.ClassIncremental(TASKS, rounds_per_task=2, order="shuffled")
+    first = data_with(scenario)
+    other = D.FederatedDataModule(Given(), num_clients=2, seed=SEED + 1, scenario=scenario)
+    other.setup("fit")
+    alone = data_with(D.ClassIncremental(TASKS, rounds_per_task=2, order="shuffled"))
+    for client_id in range(NUM_CLIENTS):
+        assert labels_in(first, client_id, 3) == labels_in(alone, client_id, 3)
+
+
 def test_cumulative_rotations_are_drawn_for_each_sample_among_those_so_far():
     data = data_with(D.DomainIncremental(1, rotations=[0.0, 90.0, 180.0], cumulative=True))
     plain = data.split("train").x[dealt(data, 0)]
@@ -189,6 +220,20 @@ def test_cumulative_rotations_are_drawn_for_each_sample_among_those_so_far():
         assert view.source("train") is data.view(1, round_idx).source("train")
     x, _ = data.view(0, 2).all("test")
     assert len(x) == 3 * len(data.client_indices("test", 0))
+
+
+@pytest.mark.parametrize("settings", [{"noises": [0.0, 0.5]}, {"rotations": [0.0, 90.0], "cumulative": True}])
+def test_what_is_drawn_in_a_test_does_not_depend_on_the_batch(settings):
+    data = data_with(D.DomainIncremental(1, **settings))
+    view = data.view(0, 1)
+    x, _ = view.all()
+    for batch_size in (1, 7):
+        batches = view.batches(batch_size=batch_size)
+        assert torch.cat([batch[0] for batch in batches]).allclose(x, atol=1e-6)
+    plain = data.split("train").x[dealt(data, 0)]
+    is_same = torch.isclose(x, plain, atol=1e-5).flatten(1).all(1)
+    assert not is_same.all()
+    assert is_same.any() == ("rotations" in settings)
 
 
 def test_cumulative_domains_of_a_column_keep_what_came_before():
@@ -277,6 +322,14 @@ def test_samples_arrive_and_leave(first, keep):
         assert last.size() == (n if keep is None else 0)
 
 
+def test_the_window_of_the_configurations_lasts_for_their_rounds():
+    configs = Path(__file__).parents[2] / "configs"
+    rounds = yaml.safe_load((configs / "experiment/digits_fedavg.yaml").read_text())["trainer"]["max_epochs"]
+    given = yaml.safe_load((configs / "scenario/window.yaml").read_text())["data"]["scenario"]["init_args"]
+    data = data_with(D.Window(**given))
+    assert all(data.size(0, round_idx) for round_idx in range(rounds))
+
+
 def test_samples_arrive_in_the_order_of_a_column():
     times = np.random.default_rng(0).permutation(120)
     data = data_with(D.Window(per_round=0.25, by="time"), Given({"time": times}))
@@ -301,6 +354,7 @@ def test_listed_samples_are_there_in_their_rounds(tmp_path):
         last = "" if generator.random() < 0.3 else str(first + int(generator.integers(4)))
         lines.append((sample, first, last))
     lines.append((7, 9, "9"))
+    lines.append((8, 11, str(10**30)))
     file = write(tmp_path / "rounds.csv", [f"{sample},{first},{last}" for sample, first, last in lines])
     data = data_with(D.ListedSamples(file))
     for round_idx in range(12):
@@ -332,6 +386,8 @@ def test_a_missing_column_file_or_sample_is_named(tmp_path):
         D.ListedSamples(tmp_path / "none.csv")
     with pytest.raises(ValueError, match=r"samples in \[0, 120\), the training samples, got 120"):
         data_with(D.ListedSamples(write(tmp_path / "rounds.csv", ["120,0,"])))
+    with pytest.raises(ValueError, match=r"ListedSamples numbers all .* data\.source\.limit leaves \d+ of \d+ out"):
+        data_with(D.ListedSamples(write(tmp_path / "rounds.csv", ["1,0,"])), D.Digits(limit=200))
 
 
 def test_samples_are_removed_as_set_class_count_holds_them_back():
@@ -464,9 +520,19 @@ def test_samples_that_do_not_fit_are_refused():
         D.FederatedDataModule(regression, scenario=D.ClassIncremental([[0]], 1)).setup("fit")
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Samples of which nobody knows the number."""
+
+    def __iter__(self):
+        return iter(())
+
+
 def test_what_a_scenario_contradicts_is_refused():
     with pytest.raises(ValueError, match=r"data\.pooled puts the samples of all rounds"):
         data_with(D.Window(per_round=0.1), pooled=True)
+    streams = {client_id: Stream() for client_id in range(2)}
+    with pytest.raises(ValueError, match=r"data\.scenario chooses among samples that are dealt .* these are streams"):
+        D.FederatedDataModule.from_datasets(streams, num_classes=2, scenario=D.Window(per_round=0.1)).setup("fit")
     with pytest.raises(ValueError, match=r"data\.feature_shift lets each client"):
         data_with(D.Window(per_round=0.1), feature_shift=D.FeatureShift(noise=0.1))
     with pytest.raises(ValueError, match="set_class_count takes samples from a client"):

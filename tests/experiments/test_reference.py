@@ -27,6 +27,10 @@ CUMULATIVE = """
 data:
   scenario: {class_path: fl_lightning.data.ClassIncremental, init_args: {cumulative: true}}
 """
+DRIFT = """
+data:
+  scenario: {class_path: fl_lightning.data.LabelDrift, init_args: {alpha: 0.5, rounds: 2}}
+"""
 FILE = """
 base: [base.yaml, tasks.yaml]
 config: {trainer: {max_epochs: 2}}
@@ -45,6 +49,7 @@ def here(tmp_path, monkeypatch, cells_here, without_pictures):
     Path("base.yaml").write_text(BASE, encoding="utf-8")
     Path("tasks.yaml").write_text(SCENARIO, encoding="utf-8")
     Path("cumulative.yaml").write_text(CUMULATIVE, encoding="utf-8")
+    Path("drift.yaml").write_text(DRIFT, encoding="utf-8")
     monkeypatch.setattr(results, "write_report", lambda groups, folder, **_: folder / "report.html")
     return cells_here
 
@@ -83,6 +88,11 @@ def made(base, settings, label="all"):
             ["base.yaml", "tasks.yaml"],
             {"model.local_epochs": 2},
             "that keeps the samples of earlier tasks, got all without it; set data.scenario.cumulative: true for that",
+        ),
+        (
+            ["base.yaml", "drift.yaml"],
+            {"model.local_epochs": 2},
+            "got all with LabelDrift, which has no setting cumulative; set data.scenario to ClassIncremental for all",
         ),
         (
             ["base.yaml", "tasks.yaml"],

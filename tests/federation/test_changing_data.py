@@ -7,12 +7,13 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import FederatedLoop
-from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift, ListedSamples, Scenario, Window
+from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift, ListedSamples, Scenario, Task, Window
 from fl_lightning.functional import continual
 from fl_lightning.members.tasks import TaskTable
 from fl_lightning.methods import DPFedAvg, FedAvg, FedEWC, FedLwF, FedNovaAggregator, Replay
 from fl_lightning.monitors import ClientTable
 from fl_lightning.nets import Perceptron
+from fl_lightning.runs.tasks import saved_tasks
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
 
 SIZES = (14, 9, 12, 11)
@@ -204,8 +205,10 @@ def test_another_scenario_or_file_is_another_run(tmp_path):
 
 
 def test_another_answer_of_a_scenario_of_ones_own_is_another_run(tmp_path):
-    def of(present):
+    def of(present, name="all"):
         class Own(Scenario):
+            tasks = (Task(name),)
+
             def stage(self, client_id, round_idx):
                 return 0
 
@@ -223,6 +226,8 @@ def test_another_answer_of_a_scenario_of_ones_own_is_another_run(tmp_path):
     trainer(2).fit(loop(), datamodule=of(7), ckpt_path=tmp_path / "run.ckpt")
     with pytest.raises(ValueError, match=r"data\.scenario\.samples"):
         trainer(2).fit(loop(), datamodule=of(8), ckpt_path=tmp_path / "run.ckpt")
+    with pytest.raises(ValueError, match=r"data\.scenario\.samples"):
+        trainer(2).fit(loop(), datamodule=of(7, name="other"), ckpt_path=tmp_path / "run.ckpt")
 
 
 def test_a_private_run_is_refused():
@@ -235,3 +240,15 @@ def test_fednova_and_lwf_train_on_changing_sizes():
     for kind, settings in ((FedLwF, {}), (FedAvg, {"aggregator": FedNovaAggregator()})):
         loop = fit(kind(net=BatchNormNet, optimizer=sgd()), 6, data_of(by_tasks(delay=1)), **settings)
         assert all(value.isfinite().all() for value in weights_of(loop).values())
+
+
+def test_a_client_that_begins_late_has_no_forward_transfer_of_what_others_have_trained():
+    schedule = [[0], [0], [1], [1], [1], [1]]
+    data = toy_data(SIZES, scenario=by_tasks(), schedule=schedule)
+    loop = fit(FedAvg(net=Perceptron, optimizer=sgd()), 6, data, evaluate_clients_every=1)
+    assert loop.tasks.of_clients[1].trained == [[], [1], [2]]
+    row = loop.round_metrics
+    assert "global/forward_transfer" in row
+    assert "local/acc_tasks" in row
+    assert "local/forward_transfer" not in row
+    assert not any("forward_transfer" in line.measures for line in saved_tasks(loop.tasks).of("clients"))

@@ -7,10 +7,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from fl_lightning import FederatedLoop
 from fl_lightning.data import ClassIncremental, DomainIncremental, FederatedDataModule, Source, TensorSplit
-from fl_lightning.methods import FedAvg
+from fl_lightning.methods import FedAvg, Local
 from fl_lightning.nets import Perceptron
-from tests.toys import fit, samples, sgd, toy_data
+from tests.toys import fit, samples, sgd, toy_data, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -90,14 +91,15 @@ class SitesOfTraining(Sites):
         return train, TensorSplit(test.x, test.y)
 
 
-def test_test_samples_without_the_column_are_named_before_any_client_trains():
+@pytest.mark.parametrize("kind", [FedAvg, Local])
+def test_test_samples_without_the_column_are_named_before_any_client_trains(kind):
     class Never(pl.Callback):
         def on_client_start(self, trainer, loop, client_id):
             pytest.fail("a client was trained")
 
     data = FederatedDataModule(SitesOfTraining(), 3, seed=0, scenario=DomainIncremental(1, column="site"))
     with pytest.raises(ValueError, match=r"a column of the test samples as well, and the samples have no column"):
-        fit(FedAvg(net=Perceptron, optimizer=sgd()), 2, data, callbacks=[Never()])
+        fit(kind(net=Perceptron, optimizer=sgd()), 2, data, callbacks=[Never()])
 
 
 def test_clients_that_never_train_are_no_part_of_the_means():
@@ -126,3 +128,53 @@ class OneName(ClassIncremental):
 def test_tasks_have_names_of_their_own():
     with pytest.raises(ValueError, match=r"data\.scenario must have tasks of different names, got 'task' twice"):
         fit(FedAvg(net=Perceptron, optimizer=sgd()), 1, toy_data((14, 9), scenario=OneName()))
+
+
+class Answers(ClassIncremental):
+    """A user's scenario, one of whose answers is wrong."""
+
+    def __init__(self, task=None, stages=(0, 1)):
+        super().__init__([[0, 1], [2]], rounds_per_task=1)
+        self.wrong = task
+        self.stages = stages
+
+    def stage(self, client_id, round_idx):
+        return self.stages[min(round_idx, 1)]
+
+    def task(self, client_id, stage):
+        return stage if self.wrong is None else self.wrong
+
+
+@pytest.mark.parametrize(
+    ("scenario", "sentence"),
+    [
+        (
+            Answers(task=-1),
+            r"Answers\.task must return a number in \[0, 2\), the tasks, got -1 for client 0 in stage 0",
+        ),
+        (Answers(task=2), r"Answers\.task must return a number in \[0, 2\), the tasks, got 2"),
+        (Answers(stages=(1, 0)), r"Answers\.stage must begin at 0 or above and never fall, got 0 after 1 for client 0"),
+    ],
+)
+def test_a_wrong_answer_of_a_scenario_of_ones_own_is_named_before_any_client_trains(scenario, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fit(FedAvg(net=Perceptron, optimizer=sgd()), 1, toy_data((14, 9), scenario=scenario))
+
+
+@pytest.mark.parametrize("knows_task", [True, False])
+def test_all_rows_are_of_the_samples_that_a_limited_validation_evaluates(knows_task):
+    """The model stays as it is, so that all rows are equal, the one before training among them."""
+    data = toy_data((14, 9), scenario=ClassIncremental([[0, 1], [2]], 1, knows_task=knows_task), eval_batch_size=5)
+    loop = FederatedLoop(FedAvg(net=Perceptron, optimizer=sgd(0.0)), seed=3)
+    trainer(2, limit_val_batches=2).fit(loop, datamodule=data)
+    x, y = data.split("test").x[:10], data.split("test").y[:10]
+    with torch.no_grad():
+        logits = loop.client(x)
+    if knows_task:
+        logits[y != 2, 2] = -torch.inf
+    right = logits.argmax(1) == y
+    last = 1.0 if knows_task else share(right[y == 2])
+    assert loop.tasks.table.accuracies == [pytest.approx([share(right[y != 2]), last])] * 3
+    unmeasured = FederatedLoop(FedAvg(net=Perceptron, optimizer=sgd(0.0)), seed=3)
+    trainer(1, limit_val_batches=0).fit(unmeasured, datamodule=data)
+    assert not unmeasured.tasks.table.rounds

@@ -26,7 +26,7 @@ from fl_lightning.reports.task_figures import (
     plot_task_curves,
     plot_tasks,
 )
-from fl_lightning.reports.tasks import matrices_of
+from fl_lightning.reports.tasks import matrices_of, words_for_seeds
 from fl_lightning.runs.stages import MOST_STAGES, counted_rounds, presence_of
 from fl_lightning.runs.tasks import SavedTasks, TaskLine, read_tasks, write_tasks
 from tests.reports.saved_runs import settings, write_table
@@ -115,6 +115,14 @@ def test_intransigence_is_paired_by_seed_and_lower_is_better(groups):
     overview = overview_table([others, shown])
     assert overview.header[-1] == "intransigence, %"
     assert [row[-1].text for row in overview.rows] == ["15.0", "30.0", "–"]
+
+
+def test_a_page_says_if_seeds_have_rows_of_their_own():
+    same = [SavedTasks(NAMES, lines(table)) for table in (TABLES["FedAvg", 0], TABLES["FedAvg", 1])]
+    assert words_for_seeds(same[:1]) == ""
+    assert words_for_seeds(same) == ", mean over 2 seeds"
+    late = SavedTasks(NAMES, [line._replace(round_idx=line.round_idx + 1) for line in lines(TABLES["FedAvg", 0])])
+    assert "of the first seed" in words_for_seeds([*same, late])
 
 
 def test_a_cumulative_run_has_the_data_of_the_others(groups):
