@@ -233,8 +233,15 @@ def fitted(make, **settings):
     return weights_of(module), values, run.predict(loop, datamodule=data)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("shuffle", "num_workers"),
+    [
+        (False, 0),
+        (True, 1),
+        pytest.param(True, 0, marks=pytest.mark.slow),
+        pytest.param(False, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_dataset_that_reads_a_batch_at_once_gives_the_same_as_one_that_reads_items(shuffle, num_workers):
     order = RandomSampler if shuffle else SequentialSampler
     weights, values, predictions = fitted(lambda: in_batches(order(TABLE), num_workers=num_workers))

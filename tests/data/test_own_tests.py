@@ -141,7 +141,14 @@ def odd(kind):
     return [kind(**dict(zip(names, values, strict=True))) for values in product(*map(ODD.get, names))]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+MANY = ("ClientDirichletPartition", "DirichletPartition", "QuantityPartition", "QuantityDirichletPartition")
+"""Partitions with many combinations of odd arguments."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, id=kind.__name__, marks=pytest.mark.slow if kind.__name__ in MANY else ()) for kind in KINDS],
+)
 def test_so_it_is_with_odd_arguments_and_few_samples(kind):
     """Each federation is refused by a ValueError, or tests each client on classes, or on the owner, that it has."""
     made_ones = 0

@@ -62,6 +62,7 @@ def test_each_row_is_tuned_by_its_own_metric(here):
         assert f"Tuned in validation: {chosen} for {method} ({key} " in said.out
 
 
+@pytest.mark.slow
 def test_a_method_may_be_tuned_by_another_metric_in_another_case(here):
     """What the global model decides, no client's test samples decide, and the other way round."""
     tune = {"model.client.mu": [0.1, 1.0]}
