@@ -168,6 +168,7 @@ def test_names_of_members_are_those_of_stored_checkpoints():
         "plateau",
         "recorder",
         "store",
+        "tasks",
         "traffic",
         "transforms",
     }

@@ -130,7 +130,7 @@ def features_under(weights, x):
 
 def parts(data, cohort):
     """Samples and classes of the cohort, in the order of its clients."""
-    batches = [data.view(i, 0).all("train") for i in cohort if data.size(i)]
+    batches = [data.view(i, 0).all("train") for i in cohort if data.size(i, 0)]
     return [torch.cat(values) for values in zip(*batches, strict=True)]
 
 
