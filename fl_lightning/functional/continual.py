@@ -24,7 +24,7 @@ def tasks_accuracy(table: Tensor, first: Tensor) -> Tensor:
     >>> tasks_accuracy(torch.tensor([[0.5, 0.0], [0.25, 0.75]]), first=torch.tensor([0, 1]))
     tensor(0.5000)
     """
-    return mean_of(table[-1], first >= 0)
+    return mean_of_tasks(table[-1], first >= 0)
 
 
 def tasks_forgetting(table: Tensor, first: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def tasks_forgetting(table: Tensor, first: Tensor) -> Tensor:
         return table.new_tensor(torch.nan)
     fallen = table[:-1].amax(0) - table[-1]
     is_old = (first >= 0) & (first < len(table) - 1)
-    return mean_of(fallen, is_old)
+    return mean_of_tasks(fallen, is_old)
 
 
 def backward_transfer(table: Tensor, last: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def backward_transfer(table: Tensor, last: Tensor) -> Tensor:
     """
     gained = table[-1] - at_rows(table, last)
     is_over = (last >= 0) & (last < len(table) - 1)
-    return mean_of(gained, is_over)
+    return mean_of_tasks(gained, is_over)
 
 
 def forward_transfer(table: Tensor, initial: Tensor, first: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def forward_transfer(table: Tensor, initial: Tensor, first: Tensor) -> Tensor:
     tensor(-0.0500)
     """
     gained = at_rows(table, first - 1) - initial
-    return mean_of(gained, first > 0)
+    return mean_of_tasks(gained, first > 0)
 
 
 def intransigence(table: Tensor, reference: Tensor, first: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def intransigence(table: Tensor, reference: Tensor, first: Tensor) -> Tensor:
     tensor(0.0500)
     """
     missing = reference - at_rows(table, first)
-    return mean_of(missing, first >= 0)
+    return mean_of_tasks(missing, first >= 0)
 
 
 def at_rows(table: Tensor, rows: Tensor) -> Tensor:
@@ -127,10 +127,10 @@ def at_rows(table: Tensor, rows: Tensor) -> Tensor:
     return table.gather(0, rows.clamp(min=0).unsqueeze(0))[0]
 
 
-def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
+def mean_of_tasks(values: Tensor, chosen: Tensor) -> Tensor:
     """Average the values that are chosen and not NaN.
 
-    >>> mean_of(torch.tensor([0.5, 0.25, 1.0]), chosen=torch.tensor([True, True, False]))
+    >>> mean_of_tasks(torch.tensor([0.5, 0.25, 1.0]), chosen=torch.tensor([True, True, False]))
     tensor(0.3750)
     """
     return values[chosen].nanmean()
