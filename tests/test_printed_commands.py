@@ -48,6 +48,9 @@ def folder(tmp_path, monkeypatch):
     for name in ("patients.py", "clinics.yaml"):
         (tmp_path / name).symlink_to(ROOT / "examples/clinics" / name)
     make_patients(tmp_path)
+    cumulative = "data: {scenario: {class_path: fl_lightning.data.ClassIncremental, init_args: {cumulative: true}}}"
+    assert cumulative in (ROOT / "docs/compare.md").read_text(encoding="utf-8")
+    (tmp_path / "cumulative.yaml").write_text(cumulative, encoding="utf-8")
     drawn = np.random.default_rng(0)
     rows = [f"{drawn.normal():.3f},{'abc'[i % 3]},{['yes', 'no'][i % 2]}" for i in range(60)]
     (tmp_path / "patients.csv").write_text("\n".join(["age,hospital,risk", *rows]) + "\n", encoding="utf-8")
