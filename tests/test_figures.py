@@ -76,6 +76,7 @@ def make_run(folder, cell, curve):
     (folder / "cells" / f"{cell.name}.yaml").write_text(yaml.safe_dump(dict(cell.config)))
 
 
+@pytest.mark.slow  # it composes the cells of all experiments, twice
 def test_captions_are_stored_of_the_runs_in_a_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(add_captions, "CAPTIONS", tmp_path / "figures.csv")
     cells = Cells(files.read_experiment(files.shipped_path("fedcl/2")), Request()).all()

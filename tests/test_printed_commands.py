@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +32,16 @@ ABSENT = {
 """Parts of commands that cannot run here, with the reason. Such a command is only read."""
 
 
-def documents() -> list[str]:
-    """Return the documents with commands that no other test runs."""
+LONG = ("docs/changing-data.md", "docs/time.md")
+"""Documents whose experiments have many cells, which takes a minute to compose."""
+
+
+def documents() -> list[Any]:
+    """Return the documents with commands that no other test runs. Those that take long are slow tests."""
     paths = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     names = sorted(path.relative_to(ROOT).as_posix() for path in paths)
-    return [name for name in names if name not in ELSEWHERE and commands(name)]
+    found = [name for name in names if name not in ELSEWHERE and commands(name)]
+    return [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in found]
 
 
 @pytest.fixture
