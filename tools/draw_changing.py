@@ -4,7 +4,6 @@ fl-lightning reproduce configs/comparison/changing.yaml
 python -m tools.draw_changing reproduced
 """
 
-import csv
 import re
 import shutil
 import sys
@@ -15,6 +14,7 @@ from statistics import mean
 
 from fl_lightning.reports.figures import new_figure, save, tidy
 from fl_lightning.utils.files import write_table
+from tools.draw_time import evaluated_rounds
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 CASES = {"split_digits": "split digits", "rotated_MNIST": "rotated MNIST"}
@@ -59,14 +59,8 @@ def evaluations(folder: Path) -> Iterator[dict[str, str]]:
     Args:
         folder: The output of `reproduce`.
     """
-    for path in sorted(folder.glob("runs/*/*/metrics.csv")):
-        match = RUN.fullmatch(path.parents[1].name)
-        if match is None:
-            continue
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["global/acc"]:
-                    yield line_of(row, case=CASES[match["case"]], method=match["method"], seed=match["seed"])
+    for match, row in evaluated_rounds(folder, RUN):
+        yield line_of(row, case=CASES[match["case"]], method=match["method"], seed=match["seed"])
 
 
 def line_of(row: Mapping[str, str], *, case: str, method: str, seed: str) -> dict[str, str]:

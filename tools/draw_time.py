@@ -47,15 +47,26 @@ def evaluations(folder: Path) -> Iterator[dict[str, str]]:
     Args:
         folder: The output of `reproduce`.
     """
+    for match, row in evaluated_rounds(folder, RUN):
+        method = LABELS.get(match["method"], match["method"])
+        yield line_of(row, method=method, seed=match["seed"])
+
+
+def evaluated_rounds(folder: Path, name: re.Pattern[str]) -> Iterator[tuple[re.Match[str], dict[str, str]]]:
+    """Give the row of metrics.csv for each evaluation of the global model, with the match of the run's name.
+
+    Args:
+        folder: The output of `reproduce`.
+        name: Names of the runs. Others are left out.
+    """
     for path in sorted(folder.glob("runs/*/*/metrics.csv")):
-        match = RUN.fullmatch(path.parents[1].name)
+        match = name.fullmatch(path.parents[1].name)
         if match is None:
             continue
-        method = LABELS.get(match["method"], match["method"])
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 if row["global/acc"]:
-                    yield line_of(row, method=method, seed=match["seed"])
+                    yield match, row
 
 
 def line_of(row: Mapping[str, str], *, method: str, seed: str) -> dict[str, str]:

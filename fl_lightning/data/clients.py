@@ -125,9 +125,11 @@ class Cohorts:
             sizes = [len(cohort) for cohort in self.schedule]
             return CohortBounds(least=min(sizes, default=0), most=max(sizes, default=0))
         there = [len(self.there(round_idx)) for round_idx in self.begins]
+        fewest = min(there)
+        most = max(there)
         if self.draws_each and self.share < 1:
-            return CohortBounds(least=0, most=max(there))
-        return CohortBounds(least=min(self.size, *there), most=min(self.size, max(there)))
+            return CohortBounds(least=0, most=most)
+        return CohortBounds(least=min(self.size, fewest), most=min(self.size, most))
 
     @property
     def begins(self) -> Sequence[int]:

@@ -186,7 +186,8 @@ def write_tasks(path: Path, saved: SavedTasks) -> None:
         rows = rows_of(of_global)
         for name, numbers in ((FIRST, rows.first), (LAST, rows.last)):
             cells = ["" if number < 0 else number for number in numbers.tolist()]
-            written.append(["global", name, "", "", "", *cells, *("" for _ in saved.measures)])
+            without_measures = [""] * len(saved.measures)
+            written.append(["global", name, "", "", "", *cells, *without_measures])
     write_table(path, written)
 
 
