@@ -1,6 +1,5 @@
 """Scenarios of data that change by and by: classes that drift, samples that arrive, leave or are taken away."""
 
-import csv
 import math
 from bisect import bisect_right
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from fl_lightning.data.partitioning import counts_for_shares
 from fl_lightning.data.reduction import kept_of_classes
 from fl_lightning.data.scenario import Scenario, ScenarioInput
+from fl_lightning.data.spans import read_spans
 from fl_lightning.data.splits import Array
 from fl_lightning.utils.files import content_digest
 from fl_lightning.utils.keyed import keyed_numpy
@@ -182,19 +182,23 @@ class ListedSamples(Scenario):
     @checks_arguments
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lines = read_lines(self.path)
+        self._lines = read_spans(self.path, setting="data.scenario.path", column="sample")
         self._digest = content_digest(self.path) or ""
-        ends = {first for _, first, _ in self._lines} | {last + 1 for _, _, last in self._lines if last is not None}
-        self._begins = sorted({0} | ends)
+        begins = {0}
+        for line in self._lines:
+            begins.add(line.first)
+            if line.last is not None:
+                begins.add(line.last + 1)
+        self._begins = sorted(begins)
         """The rounds in which stages begin, ascending."""
-        self._samples = np.array([bounded(sample) for sample, _, _ in self._lines], dtype=np.int64)
-        self._firsts = np.array([bounded(first) for _, first, _ in self._lines], dtype=np.int64)
-        self._lasts = np.array([bounded(last) for _, _, last in self._lines], dtype=np.int64)
+        self._samples = np.array([bounded(line.index) for line in self._lines], dtype=np.int64)
+        self._firsts = np.array([bounded(line.first) for line in self._lines], dtype=np.int64)
+        self._lasts = np.array([bounded(line.last) for line in self._lines], dtype=np.int64)
         """The sample, the first and the last round of each line, (L,)."""
         self._data: ScenarioInput | None = None
 
     def begin(self, data: ScenarioInput) -> None:
-        outside = [sample for sample, _, _ in self._lines if sample >= data.num_samples]
+        outside = [line.index for line in self._lines if line.index >= data.num_samples]
         if outside:
             raise ValueError(
                 f"{self.path} must name samples in [0, {data.num_samples}), the training samples, got {outside[0]}; "
@@ -342,63 +346,7 @@ def rounded_up(value: float) -> int:
     return math.ceil(value - 1e-9)
 
 
-def read_lines(path: Path) -> list[tuple[int, int, int | None]]:
-    """Read the lines of a file of listed samples: the sample, its first and its last round. None: to the end.
-
-    Args:
-        path: The csv file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A column is missing, or a line has something else. The sentence names the line.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"data.scenario.path must be a csv file with the columns sample, first and last, got {path}, which does "
-            f"not exist"
-        )
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        missing = {"sample", "first", "last"} - set(reader.fieldnames or ())
-        if missing:
-            raise ValueError(
-                f"data.scenario.path must have the columns sample, first and last, and {path} has no "
-                f"{' and no '.join(sorted(missing))}; add it"
-            )
-        lines = [read_line(row, f"line {reader.line_num} of {path}") for row in reader]
-    if not lines:
-        raise ValueError(f"data.scenario.path must list samples, and {path} has no line below its columns; add some")
-    return lines
-
-
 def bounded(value: int | None) -> int:
     """Return a number that int64 can hold: its largest one for larger ones, and for None, which has no end."""
     largest = int(np.iinfo(np.int64).max)
     return largest if value is None else min(value, largest)
-
-
-def read_line(row: dict[str, str], place: str) -> tuple[int, int, int | None]:
-    """Read a line of a file of listed samples.
-
-    Args:
-        row: Its texts by column.
-        place: The line, for the error.
-
-    Raises:
-        ValueError: A value is no whole number of at least 0, or the last round comes before the first.
-    """
-    try:
-        sample = int(row["sample"])
-        first = int(row["first"])
-        last = int(row["last"]) if row["last"].strip() else None
-    except (AttributeError, TypeError, ValueError):
-        found = [value for value in row.values() if value is not None]
-        raise ValueError(
-            f"a line of data.scenario.path must have whole numbers, and {place} has {found}; mend it"
-        ) from None
-    if min(sample, first) < 0 or (last is not None and last < first):
-        raise ValueError(
-            f"a line of data.scenario.path must have a sample and rounds of at least 0, the first not after the last, "
-            f"and {place} has {sample}, {first}, {last}; mend it"
-        )
-    return sample, first, last

@@ -1,10 +1,10 @@
 """Clients that join and leave: the rounds in which each of them is there."""
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.data.spans import check_span, read_spans
 from fl_lightning.utils.settings import check_kind, check_whole, described
 
 Span = tuple[int, int | None]
@@ -14,7 +14,6 @@ Spans = dict[int, list[Span]]
 """The spans of some clients, by client id. A client without any is always there."""
 
 SETTING = "data.stays"
-COLUMNS = ("client", "first", "last")
 
 
 class Stays:
@@ -81,10 +80,12 @@ def spans_of(given: Any) -> Spans:
         ValueError: A span or a line is wrong.
         FileNotFoundError: There is no such file.
     """
-    if isinstance(given, str | Path):
-        return spans_in(Path(given))
-    check_kind(Mapping, "spans by client id, or a csv file", "give such as {3: [10, null]}", **{SETTING: given})
     spans: Spans = {}
+    if isinstance(given, str | Path):
+        for line in read_spans(Path(given), setting=SETTING, column="client"):
+            spans.setdefault(line.index, []).append((line.first, line.last))
+        return spans
+    check_kind(Mapping, "spans by client id, or a csv file", "give such as {3: [10, null]}", **{SETTING: given})
     for client_id, span in given.items():
         check_whole("the id of a client", **{SETTING: client_id})
         spans[client_id] = [checked_span(span, f"client {client_id}")]
@@ -108,67 +109,8 @@ def checked_span(span: Any, place: str) -> Span:
             f"such as [10, 20], or [10, null] for a client that stays"
         )
     first, last = span
-    for value in (first, 0 if last is None else last):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{SETTING} must give rounds, from 0, got {described(value)} for {place}; give such as 10")
-    if first < 0 or (last is not None and last < first):
-        raise ValueError(
-            f"{SETTING} must give rounds of at least 0, the first not after the last, got {[first, last]} for {place}; "
-            f"mend it"
-        )
+    check_span(first, last, setting=SETTING, place=place)
     return first, last
-
-
-def spans_in(path: Path) -> Spans:
-    """Read the spans in a csv file.
-
-    Args:
-        path: The file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A column is missing, or a line has something else. The sentence names the line.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{SETTING} must be spans by client id or a csv file with the columns client, first and last, got {path}, "
-            f"which does not exist"
-        )
-    spans: Spans = {}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise ValueError(
-                f"{SETTING} must have the columns client, first and last, and {path} has no "
-                f"{' and no '.join(missing)}; add it"
-            )
-        for row in reader:
-            place = f"line {reader.line_num} of {path}"
-            client_id, first, last = numbers_in(row, place)
-            spans.setdefault(client_id, []).append(checked_span([first, last], place))
-    return spans
-
-
-def numbers_in(row: Mapping[str, str | None], place: str) -> tuple[int, int, int | None]:
-    """Read a line: the client, its first and its last round.
-
-    Args:
-        row: The texts by column.
-        place: The line, for the error.
-
-    Raises:
-        ValueError: A text is no whole number.
-    """
-    texts = [(row[column] or "").strip() for column in COLUMNS]
-    client_id, first, last = texts
-    try:
-        return int(client_id), int(first), int(last) if last else None
-    except ValueError:
-        raise ValueError(
-            f"a line of {SETTING} must have whole numbers, or an empty last round for a client that stays, and {place} "
-            f"has {texts}; mend it"
-        ) from None
 
 
 def written(spans: Spans) -> dict[int, Any]:

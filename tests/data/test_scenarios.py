@@ -368,10 +368,11 @@ def test_listed_samples_are_there_in_their_rounds(tmp_path):
     ("lines", "error"),
     [
         ([], "no line below its columns"),
-        (["1,2"], "whole numbers, and line 2 of"),
-        (["1,0,", "x,0,1"], "whole numbers, and line 3 of"),
-        (["1,3,2"], "the first not after the last, and line 2 of"),
-        (["-1,0,2"], "at least 0"),
+        (["1,2"], "whole numbers.* and line 2 of"),
+        (["1,0,", "x,0,1"], "whole numbers.* and line 3 of"),
+        (["1,3,2"], r"the first not after the last, got \[3, 2\] for line 2 of"),
+        (["-1,0,2"], "a sample of at least 0, and line 2 of"),
+        (["1,0,2,5"], "whole numbers.* and line 2 of"),
     ],
 )
 def test_a_wrong_line_is_named(lines, error, tmp_path):
