@@ -35,7 +35,7 @@ from fl_lightning.aggregation import (
     TrimmedMeanAggregator,
 )
 from fl_lightning.cli.configs import small_experiment
-from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.data import ClassIncremental, DomainIncremental, FixedPartition, LabelDrift, TensorSource, Window
 from fl_lightning.functional.state import clone
 from fl_lightning.metrics.history import UNPROTECTED
 from tests.toys import BatchNormNet, EdgePartition, equal, fit, samples, sgd, toy_data, trainer, weights_of
@@ -508,23 +508,64 @@ def test_two_rounds_with_awkward_clients_are_finite_and_count_their_bytes(name):
     assert loop.trainer.global_step == 2
 
 
-@pytest.mark.parametrize("name", some(NAMES))
-def test_resume_after_the_first_round_is_the_uninterrupted_run(name, tmp_path):
-    class Save(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, loop: Any) -> None:
-            if trainer.current_epoch == 0:
-                trainer.save_checkpoint(tmp_path / "half.ckpt")
+class SaveAfter(pl.Callback):
+    """Saves a checkpoint after some rounds."""
 
-    def two_rounds(**settings: Any) -> FederatedLoop:
-        return trained(data_of(), evaluate_clients_every=1, **with_net(name), **settings)
+    def __init__(self, folder: Path, rounds: Iterable[int]) -> None:
+        self.paths = {round_idx: folder / f"{round_idx}.ckpt" for round_idx in rounds}
 
-    whole = two_rounds(callbacks=[Save()])
-    resumed = two_rounds(ckpt_path=tmp_path / "half.ckpt")
+    def on_train_epoch_end(self, trainer: Any, loop: Any) -> None:
+        if trainer.current_epoch in self.paths:
+            trainer.save_checkpoint(self.paths[trainer.current_epoch])
+
+
+def check_same_end(resumed: FederatedLoop, whole: FederatedLoop) -> None:
+    """See that two runs have the same weights, values, records of clients and server optimizers, bit for bit."""
     assert equal(weights_of(resumed), weights_of(whole))
     assert same(resumed.round_metrics, whole.round_metrics)
     kept = [[loop.store.record(i) for i in sorted(loop.store.clients)] for loop in (resumed, whole)]
     assert same(*kept)
     assert same(*([optimizer.state_dict() for optimizer in loop.trainer.optimizers] for loop in (resumed, whole)))
+
+
+@pytest.mark.parametrize("name", some(NAMES))
+def test_resume_after_the_first_round_is_the_uninterrupted_run(name, tmp_path):
+    def two_rounds(**settings: Any) -> FederatedLoop:
+        return trained(data_of(), evaluate_clients_every=1, **with_net(name), **settings)
+
+    save = SaveAfter(tmp_path, [0])
+    whole = two_rounds(callbacks=[save])
+    check_same_end(two_rounds(ckpt_path=save.paths[0]), whole)
+
+
+CHANGING = {
+    "classes": lambda: ClassIncremental([[0], [1], [2]], rounds_per_task=1, order="shuffled", delay=1),
+    "rotated": lambda: DomainIncremental(rounds_per_task=1, permutations=3),
+    "drift": lambda: LabelDrift(alpha=1.0, rounds=3, samples=0.8),
+    "window": lambda: Window(per_round=0.3, keep=2, first=0.3),
+}
+"""Scenarios in which the data of a client change after each round."""
+
+
+@pytest.mark.slow  # the runs of tests/federation/test_changing_resume.py, for all methods
+@pytest.mark.parametrize("scenario", CHANGING)
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_where_data_change_is_the_uninterrupted_run(name, scenario, tmp_path):
+    def three_rounds(**settings: Any) -> FederatedLoop:
+        data = data_of(scenario=CHANGING[scenario](), sizes=(17, 0, 19, 12, 16))
+        return trained(data, rounds=3, evaluate_clients_every=1, **with_net(name), **settings)
+
+    if getattr(PARTS.get(name), "is_private", False):
+        with pytest.raises(ValueError, match=r"data\.scenario"):
+            three_rounds()
+        return
+    save = SaveAfter(tmp_path, [0, 1])
+    whole = three_rounds(callbacks=[save])
+    for path in save.paths.values():
+        resumed = three_rounds(ckpt_path=path)
+        check_same_end(resumed, whole)
+        tables = [loop._run.tasks and loop._run.tasks.state_dict() for loop in (resumed, whole)]
+        assert str(tables[0]) == str(tables[1])
 
 
 @pytest.mark.parametrize("name", some(NAMES))

@@ -1,16 +1,24 @@
 """Data that change, and a run that is cut anywhere: in a hook of a round, by a client that fails, in a stack."""
 
+from itertools import product
+
 import pytest
 import pytorch_lightning as pl
 
 from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift, Scenario, Window
-from fl_lightning.methods import FedEWC, FedLwF, Replay
+from fl_lightning.methods import SCAFFOLD, FedAvg, FedEWC, FedLwF, Replay
 from fl_lightning.nets import Perceptron
 from tests.test_resume import SaveIn
 from tests.toys import equal, fit, sgd, toy_data, weights_of
 
 SIZES = (14, 9, 12, 11)
-METHODS = {"FedEWC": (FedEWC, {}), "FedLwF": (FedLwF, {"classes": "new"}), "DER++": (Replay, {"size": 8, "alpha": 0.5})}
+METHODS = {
+    "FedAvg": (FedAvg, {}),
+    "SCAFFOLD": (SCAFFOLD, {}),
+    "FedEWC": (FedEWC, {}),
+    "FedLwF": (FedLwF, {"classes": "new"}),
+    "DER++": (Replay, {"size": 8, "alpha": 0.5}),
+}
 SCENARIOS = {
     "shuffled": lambda: ClassIncremental([[0], [1], [2]], rounds_per_task=2, order="shuffled", delay=1, blur=0.2),
     "rotated": lambda: DomainIncremental(2, permutations=2),
@@ -57,18 +65,14 @@ def test_a_run_that_is_cut_in_its_first_round_has_measured_the_first_model(tmp_p
 HOOKS = ("on_client_end", "on_train_batch_end", "on_validation_end", "on_train_epoch_end")
 
 
-@pytest.mark.parametrize(
-    ("method", "scenario", "chunk"),
-    [
-        pytest.param("FedEWC", "shuffled", 1, marks=pytest.mark.slow),
-        pytest.param("FedEWC", "rotated", 3, marks=pytest.mark.slow),
-        pytest.param("FedLwF", "rotated", 1, marks=pytest.mark.slow),
-        pytest.param("FedLwF", "shuffled", 1, marks=pytest.mark.slow),
-        ("DER++", "window", 3),
-        pytest.param("DER++", "shuffled", 1, marks=pytest.mark.slow),
-        pytest.param("DER++", "drift", 1, marks=pytest.mark.slow),
-    ],
-)
+def combinations():
+    """Each method with each scenario, one by one and in stacks; one of them is fast."""
+    for method, scenario, chunk in product(METHODS, SCENARIOS, (1, 3)):
+        is_fast = (method, scenario, chunk) == ("DER++", "window", 3)
+        yield pytest.param(method, scenario, chunk, marks=() if is_fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("method", "scenario", "chunk"), list(combinations()))
 def test_a_run_is_continued_from_every_hook_of_a_round(method, scenario, chunk, tmp_path):
     """In round 2, in which a stage begins."""
     paths = {hook: tmp_path / f"{hook}.ckpt" for hook in HOOKS}
