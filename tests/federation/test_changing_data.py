@@ -133,6 +133,14 @@ def test_a_table_is_its_state():
     assert again.trained == [[1], [0]]
 
 
+def test_a_task_that_is_trained_on_again_was_learned_in_its_first_row():
+    table = TaskTable()
+    for round_idx, (tasks, accuracies) in enumerate([({0}, [0.5, 0.0]), ({1}, [0.25, 0.75]), ({0}, [0.875, 0.5])]):
+        table.pending = tasks
+        table.take(accuracies, round_idx, begins_row=True)
+    assert table.measures()["learning_accuracy"] == (0.5 + 0.75) / 2
+
+
 def test_the_weight_of_a_client_is_the_number_of_its_samples_in_the_round():
     data = data_of(by_tasks(), cohort_size=4)
     data.setup("fit")
