@@ -41,6 +41,8 @@ ABBREVIATIONS = {
     "forgetting_tasks": "F",
     "backward_transfer": "BWT",
     "forward_transfer": "FWT",
+    "learning_accuracy": "LA",
+    "value_learned": "learned",
 }
 """Measures in the title of a table, by name without the mark of values that are no accuracies."""
 

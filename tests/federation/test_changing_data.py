@@ -99,6 +99,7 @@ def test_the_table_has_a_row_for_each_stage_and_its_measures_are_those_of_the_cu
     assert last["global/backward_transfer"] == pytest.approx(float(continual.backward_transfer(table, rows.last)))
     ahead = continual.forward_transfer(table, rows.initial, rows.first)
     assert last["global/forward_transfer"] == pytest.approx(float(ahead))
+    assert last["global/learning_accuracy"] == pytest.approx((curve[1][0] + curve[3][1] + curve[6][2]) / 3)
 
 
 def test_rows_are_the_last_evaluations_before_a_stage_where_not_every_round_is_evaluated():
@@ -130,6 +131,14 @@ def test_a_table_is_its_state():
         each.take([0.3, 0.4], 3, begins_row=True)
     assert again.state() == table.state()
     assert again.trained == [[1], [0]]
+
+
+def test_a_task_that_is_trained_on_again_was_learned_in_its_first_row():
+    table = TaskTable()
+    for round_idx, (tasks, accuracies) in enumerate([({0}, [0.5, 0.0]), ({1}, [0.25, 0.75]), ({0}, [0.875, 0.5])]):
+        table.pending = tasks
+        table.take(accuracies, round_idx, begins_row=True)
+    assert table.measures()["learning_accuracy"] == (0.5 + 0.75) / 2
 
 
 def test_the_weight_of_a_client_is_the_number_of_its_samples_in_the_round():
@@ -258,4 +267,7 @@ def test_a_client_that_begins_late_has_no_forward_transfer_of_what_others_have_t
     assert "global/forward_transfer" in row
     assert "local/acc_tasks" in row
     assert "local/forward_transfer" not in row
+    # Client 0 trains in the stage of task 0, and client 1 in those of tasks 1 and 2. The others never train.
+    one, other = (loop.tasks.of_clients[client].accuracies for client in (0, 1))
+    assert row["local/learning_accuracy"] == pytest.approx((one[0][0] + (other[1][1] + other[2][2]) / 2) / 2)
     assert not any("forward_transfer" in line.measures for line in saved_tasks(loop.tasks).of("clients"))
