@@ -94,10 +94,12 @@ def test_a_run_draws_its_tasks_and_a_page_draws_them_once(tmp_path, monkeypatch)
     assert not [key for key in curves if "acc_task/" in key]
 
 
-def test_without_a_scenario_there_are_no_tasks(tmp_path, monkeypatch):
+def test_without_a_scenario_there_are_no_tasks_and_who_comes_and_goes_is_drawn(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("fl_lightning.callbacks.plots.save", lambda figure, path: drawn.append(path.stem))
     trainer([RunPlots()], tmp_path, rounds=1).fit(loop(), datamodule=data())
     assert "partition" in drawn
     assert not {"stages", "tasks", "task_curves"} & {*drawn}
     assert not (tmp_path / "tasks.csv").exists()
+    trainer([RunPlots()], tmp_path, rounds=1).fit(loop(), datamodule=data(stays={0: [1, None]}))
+    assert [name for name in drawn if name in ("stages", "tasks", "task_curves")] == ["stages"]
