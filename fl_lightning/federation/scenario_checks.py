@@ -10,6 +10,7 @@ from fl_lightning.data import FederatedDataModule, Scenario
 from fl_lightning.data.changing import DIGESTED_CLIENTS, DIGESTED_ROUNDS, belongs
 from fl_lightning.federation.pace import Pace
 from fl_lightning.federation.parts import FederationParts
+from fl_lightning.functional.classes import clean_name
 
 MOST_ROUNDS = 1000
 """Number of rounds whose cohorts are looked at where the rounds of a run are not planned."""
@@ -38,18 +39,14 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
         rounds: The planned rounds. None means no limit.
 
     Raises:
-        ValueError: The run is private, a task is known to a module that cannot know it, or there is such a round.
+        ValueError: The run is private, a task is known to a module that cannot know it, tasks have no names of their
+            own, or there is such a round.
     """
     num_rounds = MOST_ROUNDS if rounds is None else rounds
     check_somebody_there(data, rounds)
     if data.scenario is None:
         return
-    names = [task.name for task in data.scenario.tasks]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(
-                f"data.scenario must have tasks of different names, got {name!r} twice; name each of its tasks"
-            )
+    check_names(data.scenario)
     module = parts.client.module
     if data.scenario.knows_task and module is not None:
         raise ValueError(
@@ -71,6 +68,29 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             f"{type(parts.client).__name__} knows something of tasks that no client has met; give data.extra_splits."
             f"{known[0]} without them if that must not be"
         )
+
+
+def check_names(scenario: Scenario) -> None:
+    """Refuse tasks without names of their own, and names that cannot be part of a log key.
+
+    Args:
+        scenario: The scenario of the data.
+
+    Raises:
+        ValueError: There is such a task.
+    """
+    names = [task.name for task in scenario.tasks]
+    for name in names:
+        cleaned = clean_name(name)
+        if not cleaned or cleaned != name:
+            raise ValueError(
+                f"data.scenario must name its tasks without slashes and line breaks, got {name!r}; name it such as "
+                f"{cleaned or 'first'!r}"
+            )
+        if names.count(name) > 1:
+            raise ValueError(
+                f"data.scenario must have tasks of different names, got {name!r} twice; name each of its tasks"
+            )
 
 
 def check_answers(data: FederatedDataModule, scenario: Scenario) -> None:
