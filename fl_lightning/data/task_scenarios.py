@@ -309,12 +309,33 @@ def domain_names(values: Sequence[Any]) -> list[str]:
 
 
 def task_name(classes: Sequence[int]) -> str:
-    """Name a task by its classes.
+    """Name a task by its classes. Three or more of them in a row are written by the first and the last.
 
-    >>> task_name([0, 1]), task_name([3])
-    ('0-1', '3')
+    >>> task_name([0, 1]), task_name([3]), task_name(range(10, 20)), task_name([4, 5, 6, 0])
+    ('0-1', '3', '10..19', '4..6-0')
     """
-    return "-".join(str(class_idx) for class_idx in classes)
+    parts: list[str] = []
+    for first, last in rows_of(classes):
+        if last - first < 2:
+            parts += [str(class_idx) for class_idx in range(first, last + 1)]
+        else:
+            parts.append(f"{first}..{last}")
+    return "-".join(parts)
+
+
+def rows_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and the last number of each row in which every number is one more than that before it.
+
+    >>> rows_of([4, 5, 6, 0])
+    [(4, 6), (0, 0)]
+    """
+    rows: list[tuple[int, int]] = []
+    for number in numbers:
+        if rows and number == rows[-1][1] + 1:
+            rows[-1] = (rows[-1][0], number)
+        else:
+            rows.append((number, number))
+    return rows
 
 
 def check_tasks(tasks: Any) -> None:
