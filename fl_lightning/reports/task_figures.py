@@ -134,12 +134,36 @@ def num_columns(matrix: TaskMatrix) -> int:
 
 def panel_title(model: str, matrix: TaskMatrix) -> str:
     """Name the model of a table, and below it its measures."""
-    parts = []
+    parts = [text.replace("-", "−", 1) for text in measure_texts(matrix)]
+    return f"{model}\n{', '.join(parts)}" if parts else model
+
+
+def measure_texts(matrix: TaskMatrix) -> list[str]:
+    """Return each measure of a table as text, such as `ACC 80.0 %`."""
+    texts: list[str] = []
     for name, value in matrix.measures.items():
         short = ABBREVIATIONS.get(name) or ABBREVIATIONS[name.removeprefix(OF_VALUE)]
-        text = f"{100 * value:.1f} %" if matrix.are_shares else f"{value:.3g}"
-        parts.append(f"{short} {text.replace('-', '−', 1)}")
-    return f"{model}\n{', '.join(parts)}" if parts else model
+        texts.append(f"{short} {value_text(value, are_shares=matrix.are_shares)}")
+    return texts
+
+
+def task_texts(matrix: TaskMatrix) -> list[str]:
+    """Return the value on each task in the last row of a table as text, such as `0-1 80.0 %`."""
+    texts: list[str] = []
+    for name, value in zip(matrix.names, matrix.table[-1].tolist(), strict=True):
+        texts.append(f"{shortened(name)} {value_text(value, are_shares=matrix.are_shares)}")
+    return texts
+
+
+def value_text(value: float, *, are_shares: bool) -> str:
+    """Write a value of a table, a share in percent and NaN as a dash.
+
+    >>> value_text(0.805, are_shares=True), value_text(2.5, are_shares=False), value_text(math.nan, are_shares=True)
+    ('80.5 %', '2.5', '-')
+    """
+    if math.isnan(value):
+        return "-"
+    return f"{100 * value:.1f} %" if are_shares else f"{value:.3g}"
 
 
 def draw_tasks(axes: Axes, matrix: TaskMatrix, limits: tuple[float, float]) -> AxesImage:
