@@ -318,4 +318,27 @@ def test_samples_are_counted_as_the_clients_see_them(kind):
     )
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["ann", "bob", "eve", "dan"]
+    assert not figure.legends
     assert presence_of(toy_data(), 6, None) is None
+
+
+@pytest.mark.parametrize("kind", [None, "tasks"])
+def test_a_client_that_is_away_has_no_samples_and_is_hatched(kind):
+    stays = {0: [2, None], 1: [1, 3]}
+    scenario = None if kind is None else SCENARIOS[kind]()
+    coming = toy_data((14, 9, 12, 11), scenario=scenario, stays=stays)
+    coming.setup("fit")
+    found = presence_of(coming, 6, ["a", "b", "c"])
+    for client in found.clients:
+        for round_idx in found.rounds:
+            is_there = client in coming.present_clients(round_idx)
+            expected = coming.view(client, round_idx).label_counts.tolist() if is_there else [0, 0, 0]
+            assert found.counts[client, round_idx].tolist() == expected
+            assert found.there[client, round_idx] == is_there
+    figure = plot_stages(
+        found.counts, found.names, rounds=found.rounds, client_names=list("abcd"), there=found.there, kind=found.kind
+    )
+    hatched = [path.get_extents() for of_client in figure.axes[0].collections for path in of_client.get_paths()]
+    assert [(box.x0, box.x1, box.y1 - 0.5) for box in hatched] == [(-0.5, 1.5, 0), (-0.5, 0.5, 1), (3.5, 5.5, 1)]
+    (legend,) = figure.legends
+    assert legend.get_texts()[0].get_text() == "away (data.stays)"
