@@ -107,7 +107,13 @@ def test_the_last_values_on_the_tasks_and_their_measures_are_printed_in_lines_th
     for scope, values, below in (("global", tasks, measures), ("local", own_tasks, own_measures)):
         expected = [f"{name} {100 * float(row[f'{scope}/acc_task/{name}']):.1f} %" for name in NAMES]
         assert values.split("   ") == expected
-        names = {"ACC": "acc_tasks", "F": "forgetting_tasks", "BWT": "backward_transfer", "FWT": "forward_transfer"}
+        names = {
+            "ACC": "acc_tasks",
+            "F": "forgetting_tasks",
+            "BWT": "backward_transfer",
+            "FWT": "forward_transfer",
+            "LA": "learning_accuracy",
+        }
         known = {short: row.get(f"{scope}/{name}") for short, name in names.items()}
         assert below.split("   ") == [f"{short} {100 * float(value):.1f} %" for short, value in known.items() if value]
 
