@@ -81,14 +81,14 @@ class FedGKDServer(ServerModule):
 
 
 class FedGKD(ClientModule):
-    """Local loss CE + (gamma/2) · τ² KL(teacher ‖ local model) from round 1 on.
+    """Trains with the loss CE + (gamma/2) · τ² KL(teacher ‖ local model) from round 1 on.
 
     Args:
-        gamma: γ, weight of the distillation, >= 0. 0 is FedAvg.
+        gamma: Weight γ of the distillation, >= 0. 0 is FedAvg.
         temperature: Softmax temperature τ, > 0.
-        models: M, number of the last global models whose mean teaches, >= 1. With 1 the received model teaches, and
+        models: Number M of the last global models whose mean teaches, >= 1. With 1 the received model teaches, and
             nothing more is sent.
-        base: Of `ClientModule`. It needs `net` unless gamma is 0.
+        base: Arguments of `ClientModule`, which must include `net` unless gamma is 0.
     """
 
     server_class = FedGKDServer
@@ -118,6 +118,6 @@ class FedGKD(ClientModule):
         self.log("train/ce", ce)
         if "taught" not in self.round:
             return ce
-        kd = kl_divergence(logits, self.teacher("global")(x), self.temperature)
+        kd = kl_divergence(logits, self.teacher("global")(x), temperature=self.temperature)
         self.log("train/kd", kd)
         return ce + self.gamma / 2 * kd

@@ -18,7 +18,7 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_choic
 
 
 class FedLwF(ClientModule):
-    """Local loss CE + alpha · τ² KL(old model ‖ local model) over the classes that the client met before this stage.
+    """Trains with CE + alpha · τ² KL(old model ‖ local model) over the classes that the client met before this stage.
 
     The old model is the global model that the client received when the stage of its data last changed. It is in eval
     mode. In its first stage a client trains as FedAvg's does.
@@ -26,8 +26,9 @@ class FedLwF(ClientModule):
     Args:
         alpha: Weight of the distillation, >= 0. 0 is FedAvg.
         temperature: Softmax temperature τ, > 0.
-        classes: Classes of the cross-entropy. `all`: all classes. `new`: those that the client has not met before.
-        base: Of `ClientModule`. It needs `net`.
+        classes: Classes of the cross-entropy. `all`: all classes. `new`: the classes that the client has not met
+            before.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     needs = frozenset({"logits"})
@@ -75,7 +76,7 @@ class FedLwF(ClientModule):
         self.log("train/ce", ce)
         if met is None:
             return ce
-        kd = kl_divergence(logits, self.teacher("old")(x), self.temperature, exclude=~met)
+        kd = kl_divergence(logits, self.teacher("old")(x), temperature=self.temperature, exclude=~met)
         self.log("train/kd", kd)
         return ce + self.alpha * kd
 

@@ -22,7 +22,7 @@ from fl_lightning.utils.settings import check_at_least, check_choice
 
 
 class Replay(ClientModule):
-    """Local loss CE + beta · CE(buffer) + alpha · mean squared difference of the buffer's logits and the stored ones.
+    """Trains with CE + beta · CE(buffer) + alpha · mean squared difference of the buffer's logits and the stored ones.
 
     Args:
         size: Number of samples in a client's buffer, >= 0. 0 is FedAvg.
@@ -30,7 +30,7 @@ class Replay(ClientModule):
         beta: Weight of the cross-entropy of the buffer's samples, >= 0.
         select: Samples that stay in a full buffer. `reservoir`: each sample that has come stays with one probability.
             `balanced`: classes get as many places as they can fill.
-        base: Of `ClientModule`. It needs `net`.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     needs = frozenset({"logits"})
