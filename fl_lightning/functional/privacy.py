@@ -148,7 +148,7 @@ def gaussian_noise(shape: Iterable[int], draws: np.random.Generator, device: tor
 
 
 def kept_positive(name: str, new: Tensor, old: Tensor) -> Tensor:
-    """Return a new entry. Of BatchNorm's variances, those that noise has made negative keep the old value.
+    """Return a new entry, in which a variance of BatchNorm that noise has made negative keeps the old value.
 
     Args:
         name: Name of the entry.

@@ -91,8 +91,8 @@ class APFL(InitialModelClient):
         alpha: α, the share of v in the mixture before a client's first round, in [0, 1]. 0 deploys the global model, 1
             the own model alone.
         adaptive: Whether every client's α takes a step in each of its rounds.
-        alpha_lr: Learning rate of α, > 0, the same in all rounds. None: that of the optimizer in the round, which must
-            be SGD with one rate.
+        alpha_lr: Learning rate of α, > 0, the same in all rounds. None takes the rate of the optimizer in the round,
+            which must be SGD with one rate.
         base: Arguments of `ClientModule`.
 
     Raises:
@@ -199,7 +199,7 @@ class APFL(InitialModelClient):
         side.mixed = {}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Let α step once the first step of the round is taken. A step that a scaler skips is none."""
+        """Step α after the first step of the round. A step that a scaler skips does not count."""
         side = self.own_side
         if side is None or not side.may_step or side.slope is None or not self.num_steps:
             return
@@ -276,7 +276,7 @@ def join(optimizers: Sequence[Optimizer], params: State, twins: dict[str, nn.Par
 
 
 def leave(optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Take the parameters of an earlier v out of a group of an optimizer, in place."""
+    """Remove the parameters of an earlier v from a group of an optimizer, in place."""
     stay = [place for place, parameter in enumerate(group["params"]) if not hasattr(parameter, IS_TWIN)]
     if len(stay) == len(group["params"]):
         return

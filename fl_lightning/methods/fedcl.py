@@ -4,11 +4,11 @@ Source: Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-3, Alg. 1. Server: FedA
 Two further Ω that the paper names: `importance: mas`, Memory Aware Synapses (Aljundi et al., ECCV 2018,
 arXiv:1711.09601, Eq. 2 with the squared norm of the outputs), and `importance: si`, Synaptic Intelligence (Zenke et
 al., ICML 2017, arXiv:1703.04200, Eqs. 3 and 5).
-Note: the released code squares gradients of batch means and keeps one number for each tensor (`importance: tensor`),
-and has the clients estimate Ω on their own data where none is sent (`when_missing: local`); the defaults are the
-paper's. Its `mas` is of batch means and one number for each tensor too, divided by the number of logits: ours is the
-source's. `si` is defined along a training, and no source says how a server that does not train finds it: the walk is
-ours.
+Note: the released code squares gradients of batch means and keeps one number for each tensor (`importance: tensor`). It
+has the clients estimate Ω on their own data in rounds that send none (`when_missing: local`). The defaults here are the
+paper's. The code's `mas` is of batch means and one number for each tensor, too, divided by the number of logits. Ours
+is the source's. `si` is defined along a training, and no source says how a server that does not train finds it: the
+walk is ours.
 """
 
 from collections.abc import Iterable

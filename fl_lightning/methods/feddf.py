@@ -2,7 +2,7 @@
 
 Source: Lin et al., NeurIPS 2020, arXiv:2006.07242, Algorithm 1; Adam with a cosine schedule as in its experiments.
 Clients and rule: any that share all their weights; set as `model.server_module`. The unlabelled data are the server's
-proxy split; its labels are not read.
+proxy split, whose labels are not read.
 """
 
 import math

@@ -67,7 +67,7 @@ class FedEWC(ClientModule):
         self.round_buffer("anchor", self.memory.get("anchor") or S.clone(self.received))
 
     def _end_stage(self, last: State | None) -> None:
-        """Let the last estimate count, and hold the weights at those that are received now.
+        """Add the last estimate to Ω, and hold the weights at the received ones from now on.
 
         Args:
             last: The estimate of F in the stage that is over. None: the client made no step since it was counted.

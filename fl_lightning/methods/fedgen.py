@@ -3,10 +3,11 @@
 Source: Zhu et al., ICML 2021, arXiv:2105.10056, Eqs. 4-5, Algorithm 1, and its code. Server: FedAvg, and the training
 of the generator G, between the clients' training and the mean.
 Note: the paper has one term at the clients, without a decay. The released code lets it fade, has a second one (beta),
-and weighs each client's loss by its share of a class (`ensemble: losses`); the paper takes the loss of the mean logits.
-In the code all samples of a batch have the client's mean share, because (B,) losses meet (B, 1) shares; here each has
-the share of its class. The code counts one sample too many of each class; here the counts are the samples. Its alpha =
-beta = 10 are for SGD with lr 0.01 without momentum. A robust rule guards the weights only: G learns from every head.
+and weighs each client's loss by its share of a class (`ensemble: losses`). The paper takes the loss of the mean logits.
+In the code all samples of a batch have the client's mean share, because (B,) losses meet (B, 1) shares. Here each has
+the share of its class. The code counts one sample too many of each class. Here the counts are the samples. The code's
+alpha = beta = 10 are for SGD with lr 0.01 without momentum. A robust rule guards the weights only: G learns from every
+head.
 """
 
 import math
@@ -392,7 +393,7 @@ class FedGen(ClientModule):
         return logits
 
     def labels(self) -> Tensor:
-        """Draw the classes of B_g generated features, (B_g,) int64, among those that anybody has had."""
+        """Draw the classes of B_g generated features, (B_g,) int64, among the classes that anybody has had."""
         classes: Tensor = self.round["classes"]
         chosen = torch.randint(len(classes), (self.gen_batch,), generator=self.round["draws"])
         return classes[copy_to_device(chosen, classes.device)]

@@ -1,7 +1,7 @@
 """FedGKD: distil the mean of the last global models, beside the cross-entropy.
 
 Source: Yao et al. 2021, arXiv:2107.00051. Server: FedAvg, which keeps the last M global models.
-Note: the last models are the ones with which rounds end, after a server optimizer. A round that is given up ends with
+Note: the last models are the models at the ends of rounds, after a server optimizer. A round that is given up ends with
 no model. The initial model never teaches, so that round 0 is FedAvg's. The teacher is in eval mode, with the mean of
 the running statistics. A client with personal entries has its own in the teacher.
 """

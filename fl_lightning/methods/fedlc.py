@@ -1,4 +1,4 @@
-"""FedLC: calibrate the logits of each class by how many samples of it the client has.
+"""FedLC: calibrate the logit of each class by the client's number of samples of the class.
 
 Source: Zhang et al., ICML 2022, arXiv:2209.00189. Server: FedAvg. Only the client's own training counts enter.
 Note: the paper's denominator leaves the true class out (`form: paper`), which has no lower bound: the gradient on the

@@ -2,7 +2,7 @@
 
 Source: Reddi et al., ICLR 2021, arXiv:2003.00295, Algorithm 2. Clients and rule: any; set as `model.server_optimizer`.
 `torch.optim.Adam` is not FedAdam: it corrects the bias of its means and has ε = 1e-8 where the paper has τ = 1e-3.
-Note: the paper starts v at τ² or more; as in common codes `v_init` is 0 here.
+Note: the paper starts v at τ² or more. Here `v_init` is 0, as in common codes.
 """
 
 from abc import abstractmethod

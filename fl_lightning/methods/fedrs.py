@@ -1,7 +1,7 @@
 """FedRS: scale down the logits of the classes that a client lacks, so that it does not push them away.
 
 Source: Li and Zhan, KDD 2021 (FedRS: Federated Learning with Restricted Softmax). Server: FedAvg. The paper's
-classifier has no bias; here the whole logit is scaled, bias included. `form: soft` is the scaling of the authors' code.
+classifier has no bias. Here the whole logit is scaled, with the bias. `form: soft` is the scaling of the authors' code.
 """
 
 from typing import Any, Literal

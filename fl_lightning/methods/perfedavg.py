@@ -127,6 +127,6 @@ class PerFedAvg(ClientModule):
 
 
 def gradient(loss: Tensor, params: State) -> State:
-    """Return the gradient of a loss in parameters by name, 0 in those that it does not depend on."""
+    """Return the gradient of a loss in parameters by name, 0 in a parameter that does not enter the loss."""
     values = torch.autograd.grad(loss, [*params.values()], materialize_grads=True)
     return dict(zip(params, values, strict=True))

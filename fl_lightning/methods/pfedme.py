@@ -75,8 +75,8 @@ class PFedMeSteps(Optimizer):
 class PFedMe(OwnModelClient):
     """Trains the client's own θ with the loss L(θ) + (lam/2) ‖θ − w‖², and moves w ← w − eta·lam (w − θ) after a batch.
 
-    The steps on a batch, inner_steps, are those of the local optimizer, whose rate is that of θ (the paper's 0.09).
-    Keep rate · lam well below 2. The client sends w, and keeps and deploys θ. Before its first round it deploys the
+    The local optimizer takes inner_steps steps of θ on each batch, with its learning rate (0.09 in the paper). Keep
+    rate · lam well below 2. The client sends w, and keeps and deploys θ. Before its first round it deploys the
     global model.
 
     Args:

@@ -75,7 +75,7 @@ class Replay(ClientModule):
 
     @property
     def _keeps_statistics(self) -> bool:
-        """Whether a forward pass over an empty buffer would change the net, as that of BatchNorm does."""
+        """Whether the net has statistics, such as BatchNorm's, which a pass over an empty buffer would change."""
         return any(True for _ in self.built_net.buffers())
 
     def why_not_stacked(self) -> str | None:
@@ -119,7 +119,7 @@ class Replay(ClientModule):
         return {}
 
     def _keep(self, local: ClientData) -> None:
-        """Let the samples that have arrived since the client's last round come to the buffer."""
+        """Offer the samples that have arrived since the client's last round to the buffer."""
         arrived = local.arrived(self.memory.get("round"))
         self.memory["round"] = local.round_idx
         if not len(arrived):

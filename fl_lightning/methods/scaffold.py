@@ -1,7 +1,7 @@
 """SCAFFOLD: cancel the drift of local training by one control variate per client and one on the server.
 
 Source: Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1. The paper weighs clients equally
-(`Aggregator(weighting="uniform")`); its server lr η_g is that of the server optimizer (torch.optim.SGD), else 1.
+(`Aggregator(weighting="uniform")`). Its server lr η_g is the lr of a server optimizer (torch.optim.SGD), else 1.
 Note: the paper divides by K · lr. The accumulated lr (K · lr for plain SGD) is right under momentum and schedules, too.
 """
 
