@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fl_lightning.experiments.cells import Cells, Request, located, prepare, started, with_fewer_rounds
+from fl_lightning.experiments.cell_files import located, prepare
+from fl_lightning.experiments.cells import Cells, Request, started, with_fewer_rounds
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.naming import cell_name
 

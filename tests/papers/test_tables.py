@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from fl_lightning.data import DirichletPartition, FederatedDataModule, TensorSource
-from fl_lightning.experiments import experiment as files
+from fl_lightning.experiments import experiment_files as files
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.papers import PaperTable
 from fl_lightning.papers.paper_table import NEVER, number_in
