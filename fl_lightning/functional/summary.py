@@ -1,7 +1,7 @@
 """Summaries of runs and clients: mean and deviation, fairness, rounds to a target value, speed-up."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -142,15 +142,16 @@ def welch_difference(
     return Interval(average - mean, average - mean - half, average - mean + half)
 
 
-def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
-    """Find the first round whose value reaches the target, counted from 1.
+def rounds_to_target(curve: Sequence[float] | Mapping[int, float], target: float) -> int | None:
+    """Return the number of rounds until a value reaches the target.
 
     Args:
-        curve: value after each round, such as the accuracy; NaN reaches nothing.
-        target: value to be reached, such as FedAvg's accuracy after its last round.
+        curve: Value after each round, such as the accuracy, or values by the index of the round, in order. A value that
+            is not finite reaches nothing.
+        target: Value to be reached, such as FedAvg's accuracy after its last round.
 
     Returns:
-        The round, 1 ... T; None if the target is never reached.
+        The number of rounds, at least 1, or None if the target is never reached.
 
     Source:
         FedKA, Table 2.
@@ -158,7 +159,11 @@ def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
     >>> rounds_to_target([0.2, 0.5, 0.4, 0.6], target=0.5), rounds_to_target([0.2, 0.5], target=0.9)
     (2, None)
     """
-    return next((round_nr for round_nr, value in enumerate(curve, start=1) if value >= target), None)
+    values = curve.items() if isinstance(curve, Mapping) else enumerate(curve)
+    for round_idx, value in values:
+        if math.isfinite(value) and value >= target:
+            return round_idx + 1
+    return None
 
 
 def speed_up(rounds: float | None, baseline_rounds: float) -> float | None:
