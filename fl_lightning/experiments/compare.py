@@ -165,7 +165,7 @@ def counts_to_target(columns: Sequence[str]) -> bool:
 
 
 def check_columns(given: Any) -> None:
-    """Refuse rounds and seconds of columns that are no such number, and a target that no column uses.
+    """Refuse columns after less than one round or no second, and a target that no column uses.
 
     Args:
         given: Options of the command.
@@ -191,7 +191,7 @@ def named_methods(given: Sequence[str]) -> dict[str, str]:
         The methods by name.
 
     Raises:
-        ValueError: Two methods have the same name, or a method has none.
+        ValueError: Two methods have the same name, a method has none, or a text has a comma.
 
     >>> named_methods(["FedAvg", "ours=my_methods.FedLS", "my_methods.FedLS"])
     {'FedAvg': 'FedAvg', 'ours': 'my_methods.FedLS', 'FedLS': 'my_methods.FedLS'}
@@ -220,7 +220,8 @@ def command_parser() -> CommandParser:
     parser.further = OF_FIT
     add = parser.add_argument
     add_list = partial(parser.add_argument, nargs="+")
-    add_more = partial(add_list, action="extend", type=str, default=[])  # given again, it adds; for text only
+    # An option that is given again adds its values. `extend` works for text only.
+    add_more = partial(add_list, action="extend", type=str, default=[])
     add("-c", "--config", action="append", required=True, help="a YAML file that all methods share; several are merged")
     methods = "files in configs/method by name, paths of files or classes; A+B takes both, NAME=A names it"
     add_list("--methods", type=str, required=True, help=methods)

@@ -121,7 +121,7 @@ def method_config(name: str) -> str:
 
 
 def is_file_name(name: str) -> bool:
-    """Return True if a name of a method is the path of a file."""
+    """Return True if a name is the path of a YAML file."""
     return name.endswith((".yaml", ".yml"))
 
 

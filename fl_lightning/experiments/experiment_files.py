@@ -10,6 +10,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from fl_lightning.cli.configs import HOME
 from fl_lightning.cli.yaml_keys import check_keys
+from fl_lightning.experiments.composing import is_file_name
 from fl_lightning.experiments.experiment import Experiment, Runs, Tables
 from fl_lightning.papers import Drawing
 from fl_lightning.utils.suggestions import suggestion
@@ -64,7 +65,7 @@ def paths_of(asked: Sequence[str]) -> list[Path]:
 
 def _paths_of_one(name: str) -> list[Path]:
     """Find the files of one name, see `paths_of`."""
-    if name.endswith((".yaml", ".yml")):
+    if is_file_name(name):
         if not Path(name).is_file():
             raise ValueError(f"the file of an experiment must exist, got {name}")
         return [Path(name).resolve()]

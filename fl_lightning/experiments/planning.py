@@ -32,7 +32,7 @@ def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
         files = files_in(cell, [folder / part for folder in folders])
         done = max(each.rounds for each in files)
         method = ", ".join(filter(None, (cell.method, part and settings_text(cell.tuned), part)))
-        lines.append((str(cell.seed), cell.case, method, rounds_text(cell, done), cell.name))
+        lines.append((str(cell.seed), cell.case, method, progress_text(cell, done), cell.name))
         # A run of several cells is as long as the longest.
         run = f"{part}/{cell.name}"
         left[run] = max(left.get(run, (0, 0.0)), left_of(cell, files, done))
@@ -46,7 +46,7 @@ def plan(name: str, cells: Cells, folders: Sequence[Path]) -> str:
     return "\n".join([*padded(lines), total])
 
 
-def rounds_text(cell: Cell, done: int) -> str:
+def progress_text(cell: Cell, done: int) -> str:
     """Write how many rounds of a cell are done, and its limits."""
     text = f"{done} of {cell.max_rounds}" if cell.max_rounds > 0 else str(done)
     if cell.max_seconds is not None:

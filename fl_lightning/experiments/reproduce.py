@@ -88,7 +88,7 @@ def run(argv: list[str]) -> None:
 
 
 def check_numbers(given: Any) -> None:
-    """Refuse numbers of processes and rounds, and seeds, that are none.
+    """Refuse wrong numbers of processes and rounds, and wrong seeds.
 
     Args:
         given: Options of the command.

@@ -42,7 +42,7 @@ def check_starts(experiments: Iterable[Cells], processes: int, folders: Sequence
     begun: set[Place] = set()
     for number, cells in enumerate(experiments):
         check_targets(cells)
-        for cell, has_rounds in runs_of(cells, folders):
+        for cell, has_rounds in cells_to_begin(cells, folders):
             place = (number, name_of_setting(cell))
             first.setdefault(place, cell)
             if has_rounds:
@@ -139,7 +139,7 @@ def processes_of_starts(cells: Iterable[Cell], processes: int) -> int:
     return 1 if may_use_gpu else 0
 
 
-def runs_of(cells: Cells, folders: Sequence[Path]) -> Iterator[tuple[Cell, bool]]:
+def cells_to_begin(cells: Cells, folders: Sequence[Path]) -> Iterator[tuple[Cell, bool]]:
     """Compose the runs of an experiment, with the candidates of what is tuned.
 
     Args:

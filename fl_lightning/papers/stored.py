@@ -62,7 +62,12 @@ def lines_of(series: Series, run: SavedRun, keys: Iterable[str]) -> list[dict[st
         run: The run.
         keys: Log keys.
     """
-    of_run = {"case": series.case, "method": series.method, "seed": run.seed, **made(run, series.all_rounds)}
+    of_run: dict[str, Any] = {
+        "case": series.case,
+        "method": series.method,
+        "seed": run.seed,
+        **made(run, series.all_rounds),
+    }
     if run.stopped_early:
         of_run[STOPPED] = "yes"
     if run.budget is not None:
