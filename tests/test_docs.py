@@ -157,6 +157,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
     without = [path for path in (tmp_path / "site").rglob("index.html") if version not in path.read_text("utf-8")]
     assert not without
     prox = (tmp_path / "site/methods/fedprox/index.html").read_text(encoding="utf-8")
-    assert "Local loss L + (mu/2)" in prox
+    assert "Trains with the loss L + (mu/2)" in prox
     assert "<svg viewBox" in prox
     assert "fl-lightning fit -c experiment/digits_fedprox" in re.sub("<[^>]+>", "", prox)

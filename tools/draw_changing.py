@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 
+from matplotlib.axes import Axes
+
 from fl_lightning.reports.figures import new_figure, save, tidy
 from fl_lightning.utils.files import write_table
 from tools.draw_time import evaluated_rounds
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-CASES = {"split_digits": "split digits", "rotated_MNIST": "rotated MNIST"}
+CASES = {"split_digits": "split digits", "rotated_MNIST": "rotated MNIST", "split_CIFAR-10": "split CIFAR-10"}
 """The data sets by their names in the folders of runs."""
 
 RUN = re.compile(rf"(?P<method>.+?)-(?P<case>{'|'.join(CASES)})(-\w+=[\d.]+)*-seed(?P<seed>\d+)-[0-9a-f]{{8}}")
@@ -105,18 +107,12 @@ def draw(curves: Curves, path: Path) -> None:
         curves: The accuracies.
         path: The picture.
     """
-    figure = new_figure(11, 4.2)
+    figure = new_figure(13, 4.2)
     panels = figure.subplots(1, len(CASES), sharey=True)
     for axes, case in zip(panels, CASES.values(), strict=True):
         for task in range(1, NUM_TASKS):
             axes.axvline(task * ROUNDS_PER_TASK - 0.5, color="0.85", linewidth=1, zorder=0)
-        for method, (line, marker) in STYLES.items():
-            if (case, method) not in curves:
-                continue
-            of_row = curves[case, method]
-            rounds = sorted(of_row)
-            means = [mean(of_row[round_idx]) for round_idx in rounds]
-            axes.plot(rounds, means, label=method, linestyle=line, marker=marker, markersize=3.5, linewidth=1.2)
+        draw_rows(axes, case, curves)
         axes.set_title(case)
         axes.set_xlabel("round")
         axes.set_ylim(0, 100)
@@ -125,6 +121,23 @@ def draw(curves: Curves, path: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(STYLES))
     save(figure, path)
+
+
+def draw_rows(axes: Axes, case: str, curves: Curves) -> None:
+    """Draw the rows of one data set.
+
+    Args:
+        axes: The panel.
+        case: The data set.
+        curves: The accuracies.
+    """
+    for method, (line, marker) in STYLES.items():
+        if (case, method) not in curves:
+            continue
+        of_row = curves[case, method]
+        rounds = sorted(of_row)
+        means = [mean(of_row[round_idx]) for round_idx in rounds]
+        axes.plot(rounds, means, label=method, linestyle=line, marker=marker, markersize=3.5, linewidth=1.2)
 
 
 def main() -> None:

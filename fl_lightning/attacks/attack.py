@@ -11,18 +11,20 @@ from fl_lightning.types import Broadcast, ClientData, TrainableModule
 
 
 class Attack(ClientModule):
-    """Part of a malicious client, to be derived together with the class of the client, or made by `attacked`.
+    """Makes some clients malicious, as a base in front of the class of the clients.
+
+    `attacked` derives such a class. A class statement with both bases does the same.
 
     Attributes:
-        attackers: ids of the malicious clients.
+        attackers: The ids of the malicious clients.
     """
 
-    stackable = False  # some clients attack, others do not
+    stackable = False  # Some clients attack, others do not.
     attackers: frozenset[int] = frozenset()
 
     @property
     def is_attacker(self) -> bool:
-        """Tell whether a malicious client is being trained."""
+        """Whether the client that is being trained is malicious."""
         return self.context.client_id in self.attackers
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
@@ -37,13 +39,17 @@ def attacked(
     """Make some clients malicious.
 
     Args:
-        client: of any method, or a LightningModule (then FedAvg's); the same object is returned, of another class.
-        attack: what the malicious ones do.
-        attackers: their ids.
-        settings: attributes of the attack.
+        client: The client of any method, or a LightningModule, which becomes a client of FedAvg. A client gets another
+            class and stays the same object.
+        attack: The class of the attack.
+        attackers: The ids of the malicious clients.
+        settings: The attributes of the attack, by name.
+
+    Returns:
+        The client.
 
     Raises:
-        ValueError: if the client is malicious already, or no attacker is named.
+        ValueError: The client has an attack already, or no attacker is named.
     """
     whole = client if isinstance(client, ClientModule) else ClientModule(module=client)
     ids = frozenset(attackers)

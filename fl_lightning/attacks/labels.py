@@ -12,11 +12,16 @@ from fl_lightning.client import ClientModule
 from fl_lightning.types import Batch, Broadcast, ClientData, TrainableModule
 
 EVALUATED = ("test", "val")
-"""Splits for evaluation only, which keep their labels."""
+"""The splits for evaluation only, which keep their labels."""
 
 
 def flipped(batch: Batch, num_classes: int) -> Batch:
-    """Turn class y into C − 1 − y in a batch (x, y), or ((x, y), positions). A skipped batch stays None."""
+    """Turn class y into C − 1 − y in a batch (x, y), or ((x, y), positions). A skipped batch stays as it is.
+
+    Args:
+        batch: The batch. None, or None in the place of (x, y), is a skipped one.
+        num_classes: The number of classes C.
+    """
     if batch is None:
         return None
     first, second = batch
@@ -28,11 +33,11 @@ def flipped(batch: Batch, num_classes: int) -> Batch:
 
 
 class FlippedData:
-    """A client's data with flipped labels, in every split but those of `EVALUATED` (the `ClientData` protocol).
+    """Flips the labels of a client's data in every split except those of `EVALUATED` (the `ClientData` protocol).
 
     Args:
-        local: the client's data.
-        num_classes: C.
+        local: The client's data.
+        num_classes: The number of classes C.
     """
 
     def __init__(self, local: ClientData, num_classes: int) -> None:
@@ -40,13 +45,14 @@ class FlippedData:
         self.num_classes = num_classes
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("local", "num_classes"):  # not there yet: this is being copied
+        # A copy asks before it has these attributes.
+        if name in ("local", "num_classes"):
             raise AttributeError(name)
         return getattr(self.local, name)
 
     @property
     def label_counts(self) -> Tensor:
-        """Samples of each class, (C,) int64."""
+        """The number of samples of each class, (C,) int64."""
         return self.local.label_counts.flip(0)
 
     def all(self, split: str = "train") -> Batch:
@@ -60,9 +66,11 @@ class FlippedData:
         return labels if split in EVALUATED else self.num_classes - 1 - labels
 
     def batches(self, split: str = "train", *args: Any, **settings: Any) -> Iterator[Batch]:
-        """Yield batches of a split."""
+        """Return the batches of a split."""
         batches = self.local.batches(split, *args, **settings)
-        return batches if split in EVALUATED else (flipped(batch, self.num_classes) for batch in batches)
+        if split in EVALUATED:
+            return batches
+        return (flipped(batch, self.num_classes) for batch in batches)
 
     def restricted(self, split: str, positions: Tensor) -> "FlippedData":
         """Restrict the client to some samples of a split."""
@@ -70,13 +78,15 @@ class FlippedData:
 
 
 class LabelFlip(Attack):
-    """Trains on class C − 1 − y in place of y, in all sets that it has, and counts its classes so."""
+    """Trains on class C − 1 − y in place of y, in all splits for training, and counts its classes so."""
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         super().receive(broadcast, self._seen(local))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return super().training_step(flipped(batch, self._known_classes) if self.is_attacker else batch, batch_idx)
+        if self.is_attacker:
+            batch = flipped(batch, self._known_classes)
+        return super().training_step(batch, batch_idx)
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         return super().reply(exchange, self._seen(local))
@@ -85,11 +95,14 @@ class LabelFlip(Attack):
         return super().answer(inquiry, broadcast, self._seen(local))
 
     def _seen(self, local: ClientData) -> ClientData:
-        return cast(ClientData, FlippedData(local, self._known_classes)) if self.is_attacker else local
+        """Return the data as the client sees them."""
+        if not self.is_attacker:
+            return local
+        return cast(ClientData, FlippedData(local, self._known_classes))
 
     @property
     def _known_classes(self) -> int:
-        """C, once the net is built for the data."""
+        """The number of classes C, once the net is built for the data."""
         if self.num_classes is None:
             raise RuntimeError("LabelFlip knows the number of classes once its net is built for the data")
         return self.num_classes
@@ -99,11 +112,11 @@ def label_flip(client: LightningModule | TrainableModule, attackers: list[int]) 
     """Make some clients train on class C − 1 − y in place of y.
 
     Args:
-        client: of any method, built with `net=`.
-        attackers: ids of the malicious clients.
+        client: The client of any method, built with `net=`.
+        attackers: The ids of the malicious clients.
 
     Raises:
-        ValueError: if the client is built around a module, whose batches may be anything.
+        ValueError: The client is built around a module, whose batches may be anything.
     """
     if not isinstance(client, ClientModule) or client.module is not None:
         raise ValueError("label_flip needs a client built with net=, whose batches are (x, y); flip your own data")

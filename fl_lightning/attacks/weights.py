@@ -15,14 +15,20 @@ from fl_lightning.utils.settings import check_above
 
 
 class WeightAttack(Attack):
-    """An attack on the shared trainable weights that are sent, which leaves all else that is sent and kept.
+    """Poisons the shared trainable weights that a client sends. The rest that it sends or keeps is honest.
 
     The attack replaces the output of an honest client's transforms.
     """
 
     @abstractmethod
     def poisoned(self, received: Tensor, trained: Tensor, generator: torch.Generator) -> Tensor:
-        """Poison a weight to be sent, given as received and as trained, all of one shape."""
+        """Return the entry that is sent in place of a trained one.
+
+        Args:
+            received: The entry as the client received it.
+            trained: The entry as the client's transforms send it, of the same shape.
+            generator: The generator of the attack's draws in this round.
+        """
 
     def fix_trainable(self, personal: Iterable[str] = ()) -> list[tuple[str, nn.Module, str]]:
         kept = set(personal)
@@ -35,10 +41,10 @@ class WeightAttack(Attack):
         return owners
 
     def transmitted(self, update: ClientUpdate, broadcast: Broadcast, local: ClientData) -> ClientUpdate:
-        """Poison what a malicious client sends, whatever an honest one's transforms have made of it.
+        """Poison the weights that a malicious client sends, after its transforms.
 
         Raises:
-            ValueError: those have taken the weights out.
+            ValueError: A transform has taken the weights out of the message.
         """
         sent = super().transmitted(update, broadcast, local)
         if sent.client_id not in self.attackers or not broadcast.uploads:
@@ -50,7 +56,7 @@ class WeightAttack(Attack):
             )
         generator = local.generator("attack")
         received = self.received
-        poisoned = {n: self.poisoned(received[n], sent.weights[n], generator) for n in self.params()}
+        poisoned = {name: self.poisoned(received[name], sent.weights[name], generator) for name in self.params()}
         return replace(sent, weights={**sent.weights, **poisoned})
 
 
@@ -58,7 +64,7 @@ class SignFlip(WeightAttack):
     """Sends x − factor · (y − x) for the received x and the trained y.
 
     Attributes:
-        factor: > 0.
+        factor: The length of the step back, as a multiple of the trained one, > 0.
     """
 
     factor: float = 10.0
@@ -71,7 +77,7 @@ class Noise(WeightAttack):
     """Sends the trained weights with normal noise.
 
     Attributes:
-        std: of the noise, > 0.
+        std: The standard deviation of the noise, > 0.
     """
 
     std: float = 1.0
@@ -84,9 +90,9 @@ def sign_flip(client: LightningModule | TrainableModule, attackers: list[int], f
     """Make some clients send x − factor · (y − x) for the received weights x and the trained ones y.
 
     Args:
-        client: of any method that shares weights.
-        attackers: ids of the malicious clients.
-        factor: > 0.
+        client: The client of any method that shares weights.
+        attackers: The ids of the malicious clients.
+        factor: The length of the step back, as a multiple of the trained one, > 0.
     """
     check_above(0, factor=factor)
     return attacked(client, SignFlip, attackers, factor=factor)
@@ -96,9 +102,9 @@ def noise(client: LightningModule | TrainableModule, attackers: list[int], std: 
     """Make some clients add normal noise to the weights that they send.
 
     Args:
-        client: of any method that shares weights.
-        attackers: ids of the malicious clients.
-        std: of the noise, > 0.
+        client: The client of any method that shares weights.
+        attackers: The ids of the malicious clients.
+        std: The standard deviation of the noise, > 0.
     """
     check_above(0, std=std)
     return attacked(client, Noise, attackers, std=std)

@@ -72,9 +72,9 @@ class RunPlots(Callback):
     At the end of fit `timeline`, also as csv, shows which client works when in simulated time, comes back, is lost or
     is stale, if the clients have `data.devices`.
 
-    If the data change over the rounds (`data.scenario`), `stages` shows which classes each client has when. If the
-    scenario has tasks, `tasks`, also as csv, is the table of the accuracies on each task after each stage, and
-    `task_curves` shows them over the rounds.
+    If the data change over the rounds (`data.scenario`), or clients join and leave (`data.stays`), `stages` shows which
+    classes each client has when. If the scenario has tasks, `tasks`, also as csv, is the table of the accuracies on
+    each task after each stage, and `task_curves` shows them over the rounds.
 
     A metric of `model.metrics` whose value is a matrix or a curve draws its last value itself, as `metrics/NAME-ROUND`.
 
@@ -226,8 +226,8 @@ class RunPlots(Callback):
         self._keep(figure, name="partition", logged="local/partition")
 
     def _keep_stages(self, loop: FederatedLoop) -> None:
-        """Draw which samples the clients have in which rounds, if their data change."""
-        if loop.data.scenario is None or loop.parts.is_private:
+        """Draw which samples the clients have in which rounds, if their data change, or if they join and leave."""
+        if loop.parts.is_private or (loop.data.scenario is None and loop.data.stays is None):
             return
         counts = label_counts_of(loop)
         planned = loop.parts.horizon.planned or MOST_ROUNDS
@@ -239,7 +239,13 @@ class RunPlots(Callback):
         if len(clients) < loop.data.num_clients:
             title = f"Training samples of the first {len(clients)} of {loop.data.num_clients} clients"
         figure = plot_stages(
-            found.counts, found.names, rounds=found.rounds, client_names=clients, kind=found.kind, title=title
+            found.counts,
+            found.names,
+            rounds=found.rounds,
+            client_names=clients,
+            kind=found.kind,
+            there=found.there,
+            title=title,
         )
         self._keep(figure, name="stages", logged="local/stages")
 

@@ -15,15 +15,21 @@ from fl_lightning.functional.accuracy import class_accuracy, class_counts
 from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.metrics.keys import plain_name, split_of
 from fl_lightning.reports.saved import CLASSIFICATION
-from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_note, print_rounds
+from fl_lightning.reports.task_figures import measure_texts, task_texts
+from fl_lightning.reports.tasks import matrices_of
+from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_note, print_rounds, print_texts
 from fl_lightning.runs.confusion import CONFUSION, write_confusion
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.plain_fit import epoch_values
+from fl_lightning.runs.tasks import saved_tasks
 from fl_lightning.utils.batches import joined_rows
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.run_folder import run_folder
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import write_cells
+
+MOST_TASKS = 10
+"""Largest number of tasks whose values are printed one by one."""
 
 
 class ClasswiseReport(Callback):
@@ -34,6 +40,9 @@ class ClasswiseReport(Callback):
     scores belong to the last global model, and the file has the round of this model. `confusion.csv` tells as which
     class the samples of each class are taken, by the model of the last evaluated round and by that of the round with
     the highest accuracy. It is written for up to 50 classes.
+
+    After the fit of a scenario with tasks it also prints the last accuracy on each of up to ten tasks, and the measures
+    of the tasks.
 
     Two kinds of runs have no classes, and the callback prints other values:
 
@@ -139,6 +148,8 @@ class ClasswiseReport(Callback):
             self._print_clients(trainer)
         else:
             self._print_values(trainer, loop)
+        if trainer.state.fn == "fit":
+            print_tasks(loop)
         if loop.evaluation.note:
             print_note(loop.evaluation.note)
 
@@ -188,8 +199,7 @@ class ClasswiseReport(Callback):
                 write_confusion(self._file.with_name(CONFUSION), loop.recorder.confusions, table.names)
         title = "Class-wise accuracy of the global model"
         if num_rounds:
-            plural = "" if num_rounds == 1 else "s"
-            title += f" after {num_rounds} round{plural}"
+            title += f" {after_rounds(num_rounds)}"
         print_classes(
             title=f"{title} ({split_text(list(splits))})",
             names=table.names,
@@ -199,6 +209,31 @@ class ClasswiseReport(Callback):
             scores=table.scores,
             max_rows=self.max_rows,
         )
+
+
+def print_tasks(loop: FederatedLoop) -> None:
+    """Print the last values on the tasks of a scenario, if there are few tasks, and the measures of the tasks.
+
+    Args:
+        loop: The federation, after its fit.
+    """
+    if loop.tasks is None:
+        return
+    for model, matrix in matrices_of([saved_tasks(loop.tasks)]).items():
+        tasks = task_texts(matrix) if len(matrix.names) <= MOST_TASKS else []
+        value = "Accuracy" if matrix.are_shares else "Value"
+        title = f"{value} on the tasks {after_rounds(matrix.rounds[-1] + 1)} ({model})"
+        print_texts(title, paragraphs=[tasks, measure_texts(matrix)])
+
+
+def after_rounds(num_rounds: int) -> str:
+    """Write after how many rounds a model is tested.
+
+    >>> after_rounds(1), after_rounds(10)
+    ('after 1 round', 'after 10 rounds')
+    """
+    plural = "" if num_rounds == 1 else "s"
+    return f"after {num_rounds} round{plural}"
 
 
 class ClassTable:

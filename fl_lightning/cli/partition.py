@@ -63,7 +63,8 @@ def run(argv: list[str]) -> None:
         devices = None
         if data.devices is not None:
             devices = columns_of(data.devices.draw(data.num_clients, seed=data.cohort.seed))
-    lines = [*notes_on_rounds(data, round_idx), *describe(sizes, counts, data, devices or {})]
+    away = away_in(data, round_idx)
+    lines = [*notes_on_rounds(data, round_idx), *describe(sizes, counts, data, devices=devices or {}, away=away)]
     print(printable("\n".join(lines), keep="\n"))
     if folder is None:
         print("--output DIR draws it")
@@ -128,6 +129,14 @@ def parts_in(data: FederatedDataModule, round_idx: int | None) -> list[Tensor]:
     return parts
 
 
+def away_in(data: FederatedDataModule, round_idx: int | None) -> list[int]:
+    """Return the ids of the clients that are away in a round, ascending. None: in no round, so that nobody is."""
+    if round_idx is None:
+        return []
+    there = set(data.present_clients(round_idx))
+    return [client_id for client_id in range(data.num_clients) if client_id not in there]
+
+
 def sizes_of(data: FederatedDataModule, parts: Sequence[Tensor]) -> Tensor:
     """Return the number of samples of each client, (N,) int64. Those of a stream are of its longest pass.
 
@@ -179,7 +188,12 @@ def draw_devices(folder: Path, columns: Mapping[str, Sequence[float]], data: Fed
 
 
 def describe(
-    sizes: Tensor, counts: Tensor | None, data: FederatedDataModule, devices: Mapping[str, Sequence[float]]
+    sizes: Tensor,
+    counts: Tensor | None,
+    data: FederatedDataModule,
+    *,
+    devices: Mapping[str, Sequence[float]],
+    away: Sequence[int] = (),
 ) -> list[str]:
     """Describe a split in lines.
 
@@ -188,6 +202,7 @@ def describe(
         counts: of each client and class, (N, C); None: the samples have no classes.
         data: that divided them.
         devices: values of the N clients by setting; empty: time is not simulated.
+        away: ids of the clients that are not there, if the numbers are of one round.
     """
     kind = type(data.partition).__name__ + (f" by {data.by}" if data.by else "")
     unseen = data.unseen_clients
@@ -215,8 +230,9 @@ def describe(
             columns.append((name, f".{digits_of(values)}f", torch.tensor(values)))
         elif values[0]:
             lines.append(f"{name} of all clients: {values[0]:.4g}")
-    if unseen:
-        columns.append(("unseen", "", torch.tensor([int(client_id in unseen) for client_id in range(len(sizes))])))
+    for name, marked in {"unseen": unseen, "away": away}.items():
+        if marked:
+            columns.append((name, "", torch.tensor([int(client_id in marked) for client_id in range(len(sizes))])))
     return [*lines, "", *by_client(data.client_names, columns)] if len(sizes) <= MOST else lines
 
 

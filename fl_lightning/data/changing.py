@@ -88,7 +88,7 @@ class ChangingSamples(ClientSamples):
         """Ask the scenario which samples a client has in a stage."""
         num_dealt = len(self.dealt[client_id])
         keeps = self.scenario.keeps(client_id, stage)
-        if keeps is None:
+        if keeps is None or not num_dealt:
             return torch.ones(num_dealt, dtype=torch.bool)
         mask = torch.as_tensor(keeps)
         if mask.dtype != torch.bool or mask.shape != (num_dealt,):

@@ -191,14 +191,14 @@ class ListedSamples(Scenario):
                 begins.add(line.last + 1)
         self._begins = sorted(begins)
         """The rounds in which stages begin, ascending."""
-        self._samples = np.array([bounded(line.index) for line in self._lines], dtype=np.int64)
+        self._samples = np.array([bounded(line.number) for line in self._lines], dtype=np.int64)
         self._firsts = np.array([bounded(line.first) for line in self._lines], dtype=np.int64)
         self._lasts = np.array([bounded(line.last) for line in self._lines], dtype=np.int64)
         """The sample, the first and the last round of each line, (L,)."""
         self._data: ScenarioInput | None = None
 
     def begin(self, data: ScenarioInput) -> None:
-        outside = [line.index for line in self._lines if line.index >= data.num_samples]
+        outside = [line.number for line in self._lines if line.number >= data.num_samples]
         if outside:
             raise ValueError(
                 f"{self.path} must name samples in [0, {data.num_samples}), the training samples, got {outside[0]}; "

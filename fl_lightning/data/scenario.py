@@ -18,7 +18,7 @@ class Task:
     """Describes what is tested apart: some classes, the samples of a column's value, or all samples seen in some way.
 
     Args:
-        name: Name of the task, for log keys and tables.
+        name: Name of the task, for log keys and tables, without slashes and line breaks.
         classes: The classes of the task. None: all.
         seen: Transform through which the samples of the task are seen, on their device. None: as they are.
         column: Column of the samples that tells which of them belong to the task. None: all do.

@@ -12,12 +12,12 @@ class Line(NamedTuple):
     """A line of a file of spans.
 
     Attributes:
-        index: Number of what is there, >= 0: a client or a sample.
+        number: Number of what is there, >= 0: a client or a sample.
         first: The first round, from 0.
         last: The last round, included. None: to the end.
     """
 
-    index: int
+    number: int
     first: int
     last: int | None
 
@@ -74,17 +74,17 @@ def _line_of(row: Mapping[str, str | None], columns: tuple[str, str, str], *, se
     try:
         if None in texts or None in row:
             raise ValueError("a line has fewer or more cells than the file has columns")
-        index, first, last = (str(text).strip() for text in texts)
-        line = Line(index=int(index), first=int(first), last=int(last) if last else None)
+        number, first, last = (str(text).strip() for text in texts)
+        line = Line(number=int(number), first=int(first), last=int(last) if last else None)
     except ValueError:
         found = [text for text in row.values() if text is not None]
         raise ValueError(
             f"a line of {setting} must have whole numbers, or an empty last round for one that stays, and {place} has "
             f"{found}; mend it"
         ) from None
-    if line.index < 0:
+    if line.number < 0:
         raise ValueError(
-            f"a line of {setting} must have a {columns[0]} of at least 0, and {place} has {line.index}; mend it"
+            f"a line of {setting} must have a {columns[0]} of at least 0, and {place} has {line.number}; mend it"
         )
     return line
 

@@ -83,7 +83,7 @@ def spans_of(given: Any) -> Spans:
     spans: Spans = {}
     if isinstance(given, str | Path):
         for line in read_spans(Path(given), setting=SETTING, column="client"):
-            spans.setdefault(line.index, []).append((line.first, line.last))
+            spans.setdefault(line.number, []).append((line.first, line.last))
         return spans
     check_kind(Mapping, "spans by client id, or a csv file", "give such as {3: [10, null]}", **{SETTING: given})
     for client_id, span in given.items():

@@ -3,6 +3,7 @@
 Every client goes through the tasks by itself. A client begins late by its own delay, and may have an order of its own.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -12,12 +13,16 @@ import numpy as np
 from fl_lightning.data.domains import Drawn, Noise, Permutation, Rotation
 from fl_lightning.data.scenario import Scenario, ScenarioInput, Task
 from fl_lightning.data.splits import Array, Transform
+from fl_lightning.functional.classes import clean_name, unique_names
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_at_least, check_at_most, check_choice, check_count
 from fl_lightning.utils.signatures import checks_arguments
 
 Order = Literal["same", "shuffled"]
 """Orders of the tasks: one for all clients, or one of its own for each."""
+
+EMPTY = "(empty)"
+"""Name of the domain whose samples have an empty text in a column."""
 
 
 class TaskSequence(Scenario):
@@ -251,9 +256,14 @@ class DomainIncremental(TaskSequence):
         """Take a task for each value of the column.
 
         Raises:
-            ValueError: No sample has one of the values.
+            ValueError: A sample has no number, or no sample has one of the values.
         """
         found = data.column(column).tolist()
+        if any(isinstance(value, float) and math.isnan(value) for value in found):
+            raise ValueError(
+                f"data.scenario.column must have a value for each sample, and {column!r} has NaN; fill it in, or name "
+                f"another column"
+            )
         known = sorted(set(found), key=lambda value: (str(type(value)), value))
         values = known if self.values is None else self.values
         for value in values:
@@ -262,7 +272,8 @@ class DomainIncremental(TaskSequence):
                     f"data.scenario.values must be values of the column {column!r}, got {value!r}; it has "
                     f"{', '.join(map(str, known[:10]))}"
                 )
-        self.tasks = [Task(name=str(value), column=column, value=value) for value in values]
+        names = domain_names(values)
+        self.tasks = [Task(name, column=column, value=value) for name, value in zip(names, values, strict=True)]
         places = {value: index for index, value in enumerate(values)}
         domains = np.array([places.get(value, -1) for value in found], dtype=np.int64)
         self._domains = [domains[part.numpy()] for part in data.parts]
@@ -285,13 +296,46 @@ class DomainIncremental(TaskSequence):
         return self._drawn[numbers]
 
 
-def task_name(classes: Sequence[int]) -> str:
-    """Name a task by its classes.
+def domain_names(values: Sequence[Any]) -> list[str]:
+    """Name the domains of a column, each in its own way and without characters that log keys do not hold.
 
-    >>> task_name([0, 1]), task_name([3])
-    ('0-1', '3')
+    Args:
+        values: Different values of the column.
+
+    >>> domain_names(["ann", "a/b", "", 3])
+    ['ann', 'a-b', '(empty)', '3']
     """
-    return "-".join(str(class_idx) for class_idx in classes)
+    return unique_names([clean_name(value) or EMPTY for value in values], num_classes=None)
+
+
+def task_name(classes: Sequence[int]) -> str:
+    """Name a task by its classes. Three or more of them in a row are written by the first and the last.
+
+    >>> task_name([0, 1]), task_name([3]), task_name(range(10, 20)), task_name([4, 5, 6, 0])
+    ('0-1', '3', '10..19', '4..6-0')
+    """
+    parts: list[str] = []
+    for first, last in rows_of(classes):
+        if last - first < 2:
+            parts += [str(class_idx) for class_idx in range(first, last + 1)]
+        else:
+            parts.append(f"{first}..{last}")
+    return "-".join(parts)
+
+
+def rows_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and the last number of each row in which every number is one more than that before it.
+
+    >>> rows_of([4, 5, 6, 0])
+    [(4, 6), (0, 0)]
+    """
+    rows: list[tuple[int, int]] = []
+    for number in numbers:
+        if rows and number == rows[-1][1] + 1:
+            rows[-1] = (rows[-1][0], number)
+        else:
+            rows.append((number, number))
+    return rows
 
 
 def check_tasks(tasks: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
+from fl_lightning.client.context import ClientContext
 from fl_lightning.client.hooks import overridden
 from fl_lightning.client.module import ClientModule
 from fl_lightning.client.progress import ClientProgress
@@ -22,7 +23,7 @@ from fl_lightning.engines.stacking import MIN_CLIENTS_PER_STEP, clients_at_once,
 from fl_lightning.engines.training import EpochHook
 from fl_lightning.functional.state import FlatState
 from fl_lightning.members.faults import client_error
-from fl_lightning.types import ClientJob, ClientResult, State
+from fl_lightning.types import ClientJob, ClientResult, Phase, State
 from fl_lightning.utils.settings import check_at_least
 
 IGNORES = "ignores_client_module"
@@ -231,7 +232,7 @@ class CohortEngine(SequentialEngine):
         stack = ClientStack(
             self.client,
             states=[stacked.entries for stacked in rows],
-            contexts=[stacked.context for stacked in rows],
+            contexts=self._contexts(rows, phases),
             places=self.global_weights.entries,
             tied=self.global_weights.tied,
         )
@@ -245,6 +246,28 @@ class CohortEngine(SequentialEngine):
             self._proven.add(exchange)
         states = dict(zip(order, self._trained_states(stack), strict=True))
         return [(stacked, states[place]) for place, stacked in enumerate(clients)]
+
+    def _contexts(self, rows: Sequence[StackedClient], phases: Sequence[Phase]) -> list[ClientContext]:
+        """Return the context of each row, where a row without a batch has that of a row with some.
+
+        Nobody reads the context of such a row, which may lack what a client makes of its samples (Replay's buffer).
+
+        Args:
+            rows: The clients of the stack, by row.
+            phases: The phases of the exchange.
+        """
+        contexts = [stacked.context for stacked in rows]
+        if not self._receives:
+            return contexts
+        idle: list[int] = []
+        for place, stacked in enumerate(rows):
+            if not any(self._stacks.passes(stacked.job, phase).steps for phase in phases):
+                idle.append(place)
+        stepped = [context for place, context in enumerate(contexts) if place not in idle]
+        if stepped:
+            for place in idle:
+                contexts[place] = stepped[0]
+        return contexts
 
     def _trained_states(self, stack: ClientStack) -> Sequence[State]:
         """Return the trained entries of each row: all entries if somebody looks at them, else the transmitted ones."""

@@ -19,7 +19,7 @@ from fl_lightning.federation.final import summary_key
 from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.accuracy import class_accuracy
 from fl_lightning.functional.state import to_host
-from fl_lightning.members.tasks import TaskValue
+from fl_lightning.members.tasks import MEANS, TaskValue
 from fl_lightning.metrics.keys import Directions, direction_of, metric_directions, unknown_direction
 from fl_lightning.metrics.user_metrics import alone, values_of
 from fl_lightning.types import Broadcast, ClientData, ClientJob, ClientScore, Scoring, State
@@ -230,7 +230,7 @@ class ClientsEvaluation:
                     f"tasks are compared by {value.key} without forgetting and transfer: {unknown_direction(value.key)}"
                 )
         if value.direction is not None:
-            names = (tasks.key("acc_task"), tasks.key("acc_tasks"))
+            names = [tasks.key(name) for name in ("acc_task", *MEANS)]
             self._parts.recorder.take_directions({f"{prefix}/{name}": value.direction for name in names})
 
     def _answers(self, task: int) -> tuple[int, ...] | None:

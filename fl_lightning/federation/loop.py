@@ -51,7 +51,7 @@ from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.resume import catch_up
 from fl_lightning.federation.rounds import Rounds
 from fl_lightning.federation.run import FederatedRun
-from fl_lightning.federation.scenario_checks import check_changing_data
+from fl_lightning.federation.scenario_checks import check_changing_data, check_samples
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.tasks import Tasks
@@ -593,9 +593,10 @@ class FederatedLoop(Forwarding):
             rounds=self.parts.horizon.planned,
         )
         check_changing_data(self.data, self.parts, self.parts.horizon.planned)
+        tells_empty = check_samples(self.data, built(self._run).pace, self.parts.horizon.planned)
         self.parts.plateau.begin_fit(self.client, optimizers, schedulers)
         self._saved.begin_fit(self.trainer, self.global_weights)
-        self._rounds = Rounds(built(self._run), built(self._server_step))
+        self._rounds = Rounds(built(self._run), built(self._server_step), tells_empty=tells_empty)
         if self.max_seconds is not None and self._is_last(-1):
             first = self._rounds.pace.ends(0) if self._rounds.pace else 0.0
             raise ValueError(

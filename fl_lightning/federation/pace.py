@@ -55,6 +55,11 @@ class Pace:
         self._jobs: dict[int, Job] = {}
         """The jobs of the last round that was asked for, by client id."""
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether time decides which of the clients that are asked come back in a round."""
+        return self.is_asynchronous or self._loses_clients
+
     def cohort(self, round_idx: int) -> list[int]:
         """Return the clients that come back in a round: in the order of the cohort, or by version and id."""
         arrivals = self.timeline.round(round_idx).arrivals

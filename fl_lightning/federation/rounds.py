@@ -5,6 +5,7 @@ from contextlib import closing, contextmanager
 from itertools import chain
 from typing import Any
 
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.aggregation.timeline import Job
@@ -33,6 +34,7 @@ class Rounds:
     Args:
         run: The objects of the Trainer's run.
         server_step: Steps the global model.
+        tells_empty: Whether a warning tells of the first round that no client with samples takes part in.
 
     Attributes:
         under_way: Undoes the current round. None between rounds.
@@ -42,7 +44,7 @@ class Rounds:
         Exception: The store could not be opened, in this or another process.
     """
 
-    def __init__(self, run: FederatedRun, server_step: ServerOptimizer) -> None:
+    def __init__(self, run: FederatedRun, server_step: ServerOptimizer, *, tells_empty: bool) -> None:
         self.parts = run.parts
         self.server = run.server
         self.members = run.members
@@ -54,6 +56,7 @@ class Rounds:
         """The names of the exchanges of the present round, in order."""
         self._run = run
         self._server_step = server_step
+        self._tells_empty = tells_empty
         run.begin_fit()
         self._view = run.data.views()
         self.pace = run.pace
@@ -83,6 +86,7 @@ class Rounds:
                 while outcome.repeats:
                     outcome = self._undo_attempt(outcome, undo)
                     shares = self._attempt(outcome)
+                self._tell_empty(outcome)
                 logged = recorder.reduce(outcome, shared=[part[recorder.name] for part in shares])
             except StopIteration as stop:  # Lightning would take it for the end of the epoch.
                 raise RuntimeError(f"a StopIteration ended round {round_idx}; end a generator by return") from stop
@@ -99,6 +103,19 @@ class Rounds:
             if outcome.aborted:
                 undo.undo()
         return values
+
+    def _tell_empty(self, outcome: RoundOutcome) -> None:
+        """Warn once of a round that leaves the model as it is because no client has samples."""
+        if not self._tells_empty or outcome.weights is not None or outcome.is_over:
+            return
+        clients = outcome.asked
+        sizes = [self._run.data.size(client_id, self._version(client_id, outcome.round_idx)) for client_id in clients]
+        if clients and not any(sizes):
+            self._tells_empty = False
+            rank_zero_warn(
+                f"no client of round {outcome.round_idx} has samples: this round, and any like it, leaves the model as "
+                f"it is"
+            )
 
     def _end_members(self, outcome: RoundOutcome, shares: Shares) -> dict[str, float]:
         """End the round for its members, and return their values by log key."""
@@ -448,10 +465,12 @@ class Rounds:
 
     def _started(self, client_id: int, round_idx: int) -> str:
         """Return words for the round in which a client started, or an empty text if it is the present one."""
-        if self.pace is None:
-            return ""
-        version = self.pace.job(client_id, round_idx).version
+        version = self._version(client_id, round_idx)
         return "" if version == round_idx else f" (started in round {version})"
+
+    def _version(self, client_id: int, round_idx: int) -> int:
+        """Return the round in which a client of a round has started."""
+        return round_idx if self.pace is None else self.pace.job(client_id, round_idx).version
 
     def _overflow(self, round_idx: int) -> str:
         """Return the sentence about a server step with NaN or infinite values.

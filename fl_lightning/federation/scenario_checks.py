@@ -8,10 +8,18 @@ from pytorch_lightning.utilities import rank_zero_warn
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, Scenario
 from fl_lightning.data.changing import DIGESTED_CLIENTS, DIGESTED_ROUNDS, belongs
+from fl_lightning.federation.pace import Pace
 from fl_lightning.federation.parts import FederationParts
+from fl_lightning.functional.classes import clean_name
 
 MOST_ROUNDS = 1000
 """Number of rounds whose cohorts are looked at where the rounds of a run are not planned."""
+
+MOST_TIMED_ROUNDS = 1000
+"""Largest number of rounds whose times are simulated to see who comes back in them."""
+
+TIMED_ROUNDS = 100
+"""Likewise, where the rounds of a run are not planned."""
 
 IN_A_ROW = 10
 """Number of rounds, one after another, each of which begins a stage of a client, that count as every round."""
@@ -21,7 +29,7 @@ SETS = ("transfer", "proxy", "shared")
 
 
 def check_changing_data(data: FederatedDataModule, parts: FederationParts, rounds: int | None) -> None:
-    """Refuse data that change where something counts on fixed samples, and rounds without clients or samples.
+    """Refuse data that change where something counts on fixed samples, and rounds without clients.
 
     A warning says if a set that everyone has holds samples of tasks that nobody has met.
 
@@ -31,18 +39,14 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
         rounds: The planned rounds. None means no limit.
 
     Raises:
-        ValueError: The run is private, a task is known to a module that cannot know it, or there is such a round.
+        ValueError: The run is private, a task is known to a module that cannot know it, tasks have no names of their
+            own, or there is such a round.
     """
     num_rounds = MOST_ROUNDS if rounds is None else rounds
-    check_somebody_there(data, num_rounds)
+    check_somebody_there(data, rounds)
     if data.scenario is None:
         return
-    names = [task.name for task in data.scenario.tasks]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(
-                f"data.scenario must have tasks of different names, got {name!r} twice; name each of its tasks"
-            )
+    check_names(data.scenario)
     module = parts.client.module
     if data.scenario.knows_task and module is not None:
         raise ValueError(
@@ -56,7 +60,6 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
         )
     check_answers(data, data.scenario)
     check_columns(data, data.scenario)
-    check_rounds(data, num_rounds)
     check_every_round(data, parts.client, num_rounds)
     known = [name for name in SETS if name in parts.needs and holds_later_tasks(data, data.scenario, name)]
     if known:
@@ -65,6 +68,29 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             f"{type(parts.client).__name__} knows something of tasks that no client has met; give data.extra_splits."
             f"{known[0]} without them if that must not be"
         )
+
+
+def check_names(scenario: Scenario) -> None:
+    """Refuse tasks without names of their own, and names that cannot be part of a log key.
+
+    Args:
+        scenario: The scenario of the data.
+
+    Raises:
+        ValueError: There is such a task.
+    """
+    names = [task.name for task in scenario.tasks]
+    for name in names:
+        cleaned = clean_name(name)
+        if not cleaned or cleaned != name:
+            raise ValueError(
+                f"data.scenario must name its tasks without slashes and line breaks, got {name!r}; name it such as "
+                f"{cleaned or 'first'!r}"
+            )
+        if names.count(name) > 1:
+            raise ValueError(
+                f"data.scenario must have tasks of different names, got {name!r} twice; name each of its tasks"
+            )
 
 
 def check_answers(data: FederatedDataModule, scenario: Scenario) -> None:
@@ -158,12 +184,12 @@ def holds_later_tasks(data: FederatedDataModule, scenario: Scenario, name: str) 
     return False
 
 
-def check_somebody_there(data: FederatedDataModule, num_rounds: int) -> None:
+def check_somebody_there(data: FederatedDataModule, rounds: int | None) -> None:
     """Refuse rounds in which no client is there, because all have left or none has joined.
 
     Args:
         data: The data of the run.
-        num_rounds: Number of rounds to look at.
+        rounds: The planned rounds. None means no limit.
 
     Raises:
         ValueError: There is such a round.
@@ -171,11 +197,80 @@ def check_somebody_there(data: FederatedDataModule, num_rounds: int) -> None:
     if data.stays is None:
         return
     for round_idx in data.cohort.begins:
-        if round_idx < num_rounds and not data.cohort.there(round_idx):
+        is_planned = rounds is None or round_idx < rounds
+        if is_planned and not data.cohort.there(round_idx):
             raise ValueError(
                 f"data.stays must leave a client in each round, and in round {round_idx} none is there; let one join "
                 f"earlier or leave later{f', or set trainer.max_epochs to {round_idx}' if round_idx else ''}"
             )
+
+
+# --- rounds in which nobody has samples ---
+
+
+def check_samples(data: FederatedDataModule, pace: Pace | None, rounds: int | None) -> bool:
+    """Refuse rounds in which no client of the cohort has samples, or warn of them if time decides who comes back.
+
+    A client without samples comes back early, so that the rounds of a few clients cannot all have samples.
+
+    Args:
+        data: The data of the run.
+        pace: Tells who comes back in which round. None: the cohort does.
+        rounds: The planned rounds. None means no limit.
+
+    Returns:
+        Whether such a round, if one comes, is still to be told of.
+
+    Raises:
+        ValueError: There is such a round of a cohort, or nobody that comes back has samples in any round.
+    """
+    if data.scenario is None:
+        return False
+    if pace is None or not pace.is_chosen:
+        check_rounds(data, MOST_ROUNDS if rounds is None else rounds)
+        return rounds is None
+    num_rounds = TIMED_ROUNDS if rounds is None else min(rounds, MOST_TIMED_ROUNDS)
+    if data.schedule is not None:
+        num_rounds = min(num_rounds, len(data.schedule))
+    empty = [round_idx for round_idx in range(num_rounds) if comes_back_empty(data, pace, round_idx)]
+    if not empty:
+        return True
+    if len(empty) == num_rounds:
+        raise ValueError(
+            f"data.scenario must leave clients that come back samples, and in {rounds_text(num_rounds, rounds)} none "
+            f"of them has any; change the scenario"
+        )
+    rank_zero_warn(
+        f"no client that comes back has samples in {len(empty)} of {rounds_text(num_rounds, rounds)}, the first of "
+        f"which is round {empty[0]}: these rounds leave the model as it is"
+    )
+    return False
+
+
+def rounds_text(number: int, rounds: int | None) -> str:
+    """Write a number of rounds of a run.
+
+    Args:
+        number: The number.
+        rounds: The planned rounds. None means no limit.
+
+    >>> rounds_text(20, 20), rounds_text(100, None)
+    ('20 rounds', 'the first 100 rounds')
+    """
+    return f"{number} rounds" if number == rounds else f"the first {number} rounds"
+
+
+def comes_back_empty(data: FederatedDataModule, pace: Pace, round_idx: int) -> bool:
+    """Return True if clients come back in a round, and none of them had samples when it started.
+
+    Args:
+        data: The data of the run.
+        pace: Tells who comes back in the round.
+        round_idx: Index of the round.
+    """
+    cohort = pace.cohort(round_idx)
+    sizes = [data.size(client_id, pace.job(client_id, round_idx).version) for client_id in cohort]
+    return bool(cohort) and not any(sizes)
 
 
 def check_rounds(data: FederatedDataModule, num_rounds: int) -> None:

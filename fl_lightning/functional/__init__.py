@@ -12,16 +12,28 @@ def __getattr__(name: str) -> Any:
 
     A module goes before a function of the same name.
     """
-    for home in () if name[0] == "_" or name in _MODULES else _MODULES:
-        module = import_module(f"{__name__}.{home}")
-        if getattr(value := vars(module).get(name), "__module__", None) == module.__name__:
-            return value
+    if not name.startswith("_") and name not in _MODULES:
+        for home in _MODULES:
+            functions = _functions_of(home)
+            if name in functions:
+                return functions[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """List the modules and functions that can be imported from here."""
-    modules = [import_module(f"{__name__}.{home}") for home in _MODULES]
-    named = [(name, value, m.__name__) for m in modules for name, value in vars(m).items() if name[0] != "_"]
-    public = [name for name, value, home in named if getattr(value, "__module__", "") == home]
-    return sorted({*globals(), *_MODULES, *public})
+    names = {*globals(), *_MODULES}
+    for home in _MODULES:
+        names.update(_functions_of(home))
+    return sorted(names)
+
+
+def _functions_of(home: str) -> dict[str, Any]:
+    """Return the public functions and classes that a module defines itself, by name."""
+    module = import_module(f"{__name__}.{home}")
+    functions: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        is_defined_here = getattr(value, "__module__", None) == module.__name__
+        if is_defined_here and not name.startswith("_"):
+            functions[name] = value
+    return functions

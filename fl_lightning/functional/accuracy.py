@@ -1,4 +1,4 @@
-"""Class-wise accuracies: how they are counted, their shape, their change, how they fit a class distribution."""
+"""Class-wise accuracies: counts, shape, change over the rounds, and fit to a class distribution."""
 
 import math
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ def class_counts(preds: Tensor, target: Tensor, num_classes: int) -> Tensor:
     """Count right answers and samples of each class.
 
     Args:
-        preds: scores (B, C, ...), whose largest along dimension 1 is the answer; or classes (B, ...), integers.
-        target: class of each sample, (B, ...) integers in 0 ... C-1.
-        num_classes: C.
+        preds: Scores (B, C, ...), whose largest along dimension 1 is the answer, or classes (B, ...), integers.
+        target: Class of each sample, (B, ...) integers in 0 ... C-1.
+        num_classes: Number of classes C.
 
     Returns:
         (2, C) float64: hits, samples. Counts of several batches add up.
 
     Raises:
-        IndexError: a class outside 0 ... C-1 (on the CPU; on a GPU the device asserts).
-        ValueError: as many answers as targets are needed.
+        IndexError: A class lies outside 0 ... C-1. On a GPU the device asserts instead.
+        ValueError: There are not as many answers as targets.
 
     >>> class_counts(torch.tensor([0, 2, 2, 1]), torch.tensor([0, 2, 1, 1]), num_classes=3)
     tensor([[1., 1., 1.],
@@ -41,17 +41,17 @@ def confusion_counts(preds: Tensor, target: Tensor, num_classes: int) -> Tensor:
     """Count for each class as which class its samples are taken.
 
     Args:
-        preds: as of `class_counts`.
-        target: likewise.
-        num_classes: C.
+        preds: Answers, as in `class_counts`.
+        target: Class of each sample, as in `class_counts`.
+        num_classes: Number of classes C.
 
     Returns:
-        (C, C + 1) float64: a row for each class of a sample, a column for each answer, and in the last column the
+        (C, C + 1) float64: a row for each class of a sample, a column for each answer. The last column counts the
         answers that are none of the C classes. Counts of several batches add up.
 
     Raises:
-        IndexError: a class outside 0 ... C-1 (on the CPU; on a GPU the device asserts).
-        ValueError: as many answers as targets are needed.
+        IndexError: A class lies outside 0 ... C-1. On a GPU the device asserts instead.
+        ValueError: There are not as many answers as targets.
 
     >>> confusion_counts(torch.tensor([0, 2, 1, 1]), torch.tensor([0, 0, 1, 1]), num_classes=2)
     tensor([[1., 0., 1.],
@@ -68,10 +68,10 @@ def confusion_counts(preds: Tensor, target: Tensor, num_classes: int) -> Tensor:
 
 
 def answers_and_samples(confusion: Tensor) -> Tensor:
-    """Read right answers and samples of each class off `confusion_counts`.
+    """Return right answers and samples of each class, from `confusion_counts`.
 
     Args:
-        confusion: (C, C + 1).
+        confusion: The counts, (C, C + 1).
 
     Returns:
         (2, C): hits, samples, as `class_counts` gives them.
@@ -87,11 +87,11 @@ def checked_answers(preds: Tensor, target: Tensor) -> Tensor:
     """Return the answer for each target.
 
     Args:
-        preds: as of `class_counts`.
-        target: likewise.
+        preds: Answers, as in `class_counts`.
+        target: Class of each sample, as in `class_counts`.
 
     Raises:
-        ValueError: as many answers as targets are needed.
+        ValueError: There are not as many answers as targets.
     """
     answers = preds.argmax(1) if preds.is_floating_point() else preds
     if answers.shape != target.shape:
@@ -106,27 +106,31 @@ def answer_counts(preds: Tensor, target: Tensor) -> Tensor:
     """Count right answers and samples of all classes together.
 
     Args:
-        preds: as of `class_counts`.
-        target: likewise.
+        preds: Answers, as in `class_counts`.
+        target: Class of each sample, as in `class_counts`.
 
     Returns:
         (2,) float64: hits, samples.
 
+    Raises:
+        ValueError: There are not as many answers as targets.
+
     >>> answer_counts(torch.tensor([0, 2, 2]), torch.tensor([0, 1, 2]))
     tensor([2., 3.], dtype=torch.float64)
     """
-    answers = preds.argmax(1) if preds.is_floating_point() else preds
-    return class_counts((answers == target).long(), torch.ones_like(target), 2)[:, 1]
+    is_right = checked_answers(preds, target) == target
+    counts = class_counts(is_right.long(), torch.ones_like(target), num_classes=2)
+    return counts[:, 1]
 
 
 def class_accuracy(counts: Tensor) -> Tensor:
     """Compute the accuracy of each class, A_c = hits_c / samples_c.
 
     Args:
-        counts: (..., 2, C), as `class_counts` gives them.
+        counts: Hits and samples, (..., 2, C), as `class_counts` gives them.
 
     Returns:
-        (..., C), in [0, 1]; NaN for a class without samples.
+        (..., C), in [0, 1]. NaN for a class without samples.
 
     >>> class_accuracy(torch.tensor([[1.0, 0.0, 2.0], [2.0, 0.0, 2.0]]))
     tensor([0.5000,    nan, 1.0000])
@@ -141,22 +145,23 @@ def group_means(values: Tensor, groups: ClassSplit) -> ClassSplit:
     FedED calls these classes empty, minority and majority.
 
     Args:
-        values: of each class, (..., C), such as A_c or τ_c; NaN is left out.
-        groups: masks (..., C) bool, as `class_split` gives them.
+        values: Values of the classes, (..., C), such as A_c or τ_c. NaN is left out.
+        groups: Masks (..., C) bool, as `class_split` gives them.
 
     Returns:
-        Three means (...); NaN for a group without a defined value.
+        Three means (...). NaN for a group without a defined value.
 
     >>> from fl_lightning.functional.classes import class_split
     >>> split = class_split(torch.tensor([0, 0, 4, 96]), gamma=0.05)
     >>> [round(float(mean), 2) for mean in group_means(torch.tensor([0.1, 0.3, 0.4, 0.8]), split)]
     [0.2, 0.4, 0.8]
     """
-    return ClassSplit(*(values.masked_fill(~mask, torch.nan).nanmean(-1) for mask in groups))
+    means = [values.masked_fill(~mask, torch.nan).nanmean(-1) for mask in groups]
+    return ClassSplit(*means)
 
 
 def _over_defined(weights: Tensor, accuracy: Tensor) -> Tensor:
-    """Scale weights to sum 1 over the classes whose accuracy is defined, 0 at the others: (..., C)."""
+    """Scale weights to the sum 1 over the classes whose accuracy is defined, and set the others to 0: (..., C)."""
     weights = weights.masked_fill(accuracy.isnan(), 0.0)
     return weights / weights.sum(-1, keepdim=True)
 
@@ -167,12 +172,12 @@ def class_weighted_accuracy(accuracy: Tensor, weights: Tensor) -> Tensor:
     With the in-local distribution of a client it is the in-local accuracy, with the out-local one the out-local.
 
     Args:
-        accuracy: A, (..., C), fractions in [0, 1]; a class without test samples is NaN.
-        weights: p, (..., C), ≥ 0, as `in_local` or `out_local` gives it; it is renormalised over the classes
-            whose accuracy is defined.
+        accuracy: Accuracies A, (..., C), fractions in [0, 1]. A class without test samples is NaN.
+        weights: Shares p, (..., C), ≥ 0, as `in_local` or `out_local` gives them. They are renormalized over the
+            classes whose accuracy is defined.
 
     Returns:
-        (...), in [0, 1]; NaN if the defined classes have no weight, and for a client without samples.
+        (...), in [0, 1]. NaN if the defined classes have no weight, and for a client without samples.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, Sec. 2.2 and Definition 1.
@@ -184,13 +189,13 @@ def class_weighted_accuracy(accuracy: Tensor, weights: Tensor) -> Tensor:
 
 
 def normalised_class_accuracy(accuracy: Tensor) -> Tensor:
-    """Normalise class-wise accuracies to a distribution over the classes, Ã_c = A_c / Σ_c A_c.
+    """Normalize class-wise accuracies to a distribution over the classes, Ã_c = A_c / Σ_c A_c.
 
     Args:
-        accuracy: A, (..., C), fractions in [0, 1]; a class without test samples is NaN.
+        accuracy: Accuracies A, (..., C), fractions in [0, 1]. A class without test samples is NaN.
 
     Returns:
-        (..., C), the defined ones sum to 1; NaN where the class is NaN, and everywhere if no sample is recognised.
+        (..., C), whose defined entries sum to 1. NaN where the class is NaN, and everywhere if no sample is recognized.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, Fig. 10 and Sec. 5.2.
@@ -202,14 +207,14 @@ def normalised_class_accuracy(accuracy: Tensor) -> Tensor:
 
 
 def distribution_distance(accuracy: Tensor, distribution: Tensor) -> Tensor:
-    """Compute the L1 distance between normalised class accuracies and a class distribution, ‖Ã − p‖₁.
+    """Compute the L1 distance between normalized class accuracies and a class distribution, ‖Ã − p‖₁.
 
     Args:
-        accuracy: A, (..., C), fractions in [0, 1]; a class without test samples is NaN and left out of both.
-        distribution: p, (..., C), ≥ 0, sums to 1, as `in_local` gives it.
+        accuracy: Accuracies A, (..., C), fractions in [0, 1]. A class without test samples is NaN and left out of both.
+        distribution: Shares p, (..., C), ≥ 0, with the sum 1, as `in_local` gives them.
 
     Returns:
-        (...), in [0, 2]; NaN if no sample is recognised, and for a client without samples.
+        (...), in [0, 2]. NaN if no sample is recognized, and for a client without samples.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, Sec. 5.2 (Fig. 8).
@@ -226,11 +231,11 @@ def prediction_consistency(accuracy: Tensor) -> Tensor:
     """Compute the cosine between class-wise accuracies of successive rounds, cos(A^(t−1), A^(t)).
 
     Args:
-        accuracy: A, (T, C), fractions in [0, 1], one row per round; a class without test samples is NaN in every
-            row and left out.
+        accuracy: Accuracies A, (T, C), fractions in [0, 1], one row for each round. A class without test samples is
+            NaN in every row and left out.
 
     Returns:
-        (T − 1,), in [0, 1], 1 = the same classes are recognised; NaN where a round recognises no sample.
+        (T − 1,), in [0, 1]. 1 means that the same classes are recognized. NaN where a round recognizes no sample.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, Fig. 2b.
@@ -245,7 +250,7 @@ def prediction_consistency(accuracy: Tensor) -> Tensor:
 
 
 def answers_among(logits: Tensor, classes: Sequence[int]) -> Tensor:
-    """Leave all but some classes out of the answers.
+    """Set the logits of all classes except some to −inf, so that only these are answers.
 
     Args:
         logits: Logits, (B, C, ...).

@@ -26,7 +26,7 @@ WHOLE = frozenset(
 
 
 class ClassSplit(NamedTuple):
-    """Three masks (..., C) bool, of which exactly one is True for each class."""
+    """Holds three masks (..., C) bool, of which exactly one is True for each class."""
 
     missing: Tensor
     non_dominant: Tensor
@@ -85,15 +85,15 @@ def label_counts(labels: Tensor, indices_per_client: Sequence[Tensor | np.ndarra
     """Count the samples of each class on each client.
 
     Args:
-        labels: class of each sample, (n,) int64 in 0 ... C-1.
-        indices_per_client: N index arrays into `labels`, int64; may be empty, may overlap.
-        num_classes: C.
+        labels: Class of each sample, (n,) int64 in 0 ... C-1.
+        indices_per_client: N index arrays into `labels`, int64. They may be empty, and may overlap.
+        num_classes: Number of classes C.
 
     Returns:
         (N, C) int64 on the CPU.
 
     Raises:
-        ValueError: a label outside 0 ... C-1.
+        ValueError: A label lies outside 0 ... C-1.
 
     >>> label_counts(torch.tensor([0, 2, 2, 1]), [np.array([0, 1, 2]), np.array([3])], num_classes=3)
     tensor([[1, 0, 2],
@@ -116,9 +116,9 @@ def class_split(counts: Tensor, gamma: float) -> ClassSplit:
     """Sort the classes of a client: missing n_c = 0, non-dominant 0 < n_c/n < γ, dominant n_c/n ≥ γ.
 
     Args:
-        counts: n_c, (..., C), integers ≥ 0. A client without samples misses every class.
-        gamma: γ ≥ 0, least share of a dominant class. A share equal to γ is dominant: the quotient, rounded
-            as γ itself is, is compared, not n_c with γ·n.
+        counts: Numbers of samples n_c, (..., C), integers ≥ 0. A client without samples misses every class.
+        gamma: Least share of a dominant class, γ ≥ 0. A share equal to γ is dominant. The rounded quotient n_c/n is
+            compared with γ, and not n_c with γ·n.
 
     Returns:
         Masks (..., C) bool.
@@ -135,19 +135,19 @@ def class_split(counts: Tensor, gamma: float) -> ClassSplit:
     """
     check_at_least(0, gamma=gamma)
     missing = counts == 0
-    share = counts.double() / counts.sum(-1, keepdim=True).clamp(min=1).double()
-    dominant = ~missing & (share >= gamma)
-    return ClassSplit(missing, ~missing & ~dominant, dominant)
+    shares = counts.double() / counts.sum(-1, keepdim=True).clamp(min=1).double()
+    dominant = ~missing & (shares >= gamma)
+    return ClassSplit(missing=missing, non_dominant=~missing & ~dominant, dominant=dominant)
 
 
 def in_local(counts: Tensor) -> Tensor:
     """Compute the in-local distribution p_c = n_c / n.
 
     Args:
-        counts: n_c, (..., C), integers ≥ 0.
+        counts: Numbers of samples n_c, (..., C), integers ≥ 0.
 
     Returns:
-        (..., C) float64, sums to 1; NaN for a client without samples.
+        (..., C) float64, with the sum 1. NaN for a client without samples.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, Definition 1.
@@ -159,13 +159,13 @@ def in_local(counts: Tensor) -> Tensor:
 
 
 def out_local(counts: Tensor) -> Tensor:
-    """Compute the out-local distribution p̃_c = (1 − p_c) / (C − 1): large where the client has few samples.
+    """Compute the out-local distribution p̃_c = (1 − p_c) / (C − 1), large where the client has few samples.
 
     Args:
-        counts: n_c, (..., C), integers ≥ 0.
+        counts: Numbers of samples n_c, (..., C), integers ≥ 0.
 
     Returns:
-        (..., C) float64, sums to 1; NaN for a client without samples and for C = 1.
+        (..., C) float64, with the sum 1. NaN for a client without samples, and for C = 1.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, Definition 1.
@@ -177,13 +177,13 @@ def out_local(counts: Tensor) -> Tensor:
 
 
 def effective_classes(counts: Tensor) -> Tensor:
-    """Count the classes of each client as equally frequent ones: exp of the entropy of p, in [1, C].
+    """Compute how many equally frequent classes have the entropy of each client's p: exp of the entropy, in [1, C].
 
     Args:
-        counts: n_c, (..., C), integers ≥ 0.
+        counts: Numbers of samples n_c, (..., C), integers ≥ 0.
 
     Returns:
-        (...) float64; NaN for a client without samples.
+        (...) float64. NaN for a client without samples.
 
     >>> effective_classes(torch.tensor([[5, 5, 0], [9, 0, 0]]))
     tensor([2., 1.], dtype=torch.float64)
@@ -196,10 +196,10 @@ def distance_from_uniform(counts: Tensor) -> Tensor:
     """Compute the total variation distance ½ Σ |p_c − 1/C| of each client, in [0, 1 − 1/C].
 
     Args:
-        counts: n_c, (..., C), integers ≥ 0.
+        counts: Numbers of samples n_c, (..., C), integers ≥ 0.
 
     Returns:
-        (...) float64; NaN for a client without samples.
+        (...) float64. NaN for a client without samples.
 
     >>> distance_from_uniform(torch.tensor([[5, 5], [9, 0]]))
     tensor([0.0000, 0.5000], dtype=torch.float64)
@@ -220,10 +220,10 @@ def estimated_distribution(probabilities: Tensor) -> Tensor:
     """Estimate a model's class distribution (EPD): the mean of its predictions on the transfer set.
 
     Args:
-        probabilities: predictions, (..., K, C), ≥ 0, each sums to 1.
+        probabilities: Predictions, (..., K, C), ≥ 0, each with the sum 1.
 
     Returns:
-        (..., C) float64, sums to 1.
+        (..., C) float64, with the sum 1.
 
     Source:
         Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu), Eq. 5.

@@ -1,14 +1,15 @@
-"""Coding of vectors in fewer bits: equations without draws, packed bits, and what each loses at most."""
+"""Coding of vectors in fewer bits: equations without draws, bounds of their errors, and packed bits."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 BYTE = 8
+"""Number of bits in a byte."""
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Lay whole numbers of `bits` bits each end to end, (n,) in [0, 2^bits) -> (⌈n · bits / 8⌉,) uint8.
+    """Pack whole numbers of `bits` bits each end to end, (n,) in [0, 2^bits) -> (⌈n · bits / 8⌉,) uint8.
 
     >>> pack(torch.tensor([1, 0, 3, 2, 1]), bits=2)
     tensor([177,   1], dtype=torch.uint8)
@@ -24,7 +25,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
-    """Read `size` whole numbers of `bits` bits each, (⌈size · bits / 8⌉,) uint8 -> (size,) int32.
+    """Return `size` whole numbers of `bits` bits each, (⌈size · bits / 8⌉,) uint8 -> (size,) int32.
 
     >>> unpack(torch.tensor([177, 1], dtype=torch.uint8), bits=2, size=5)
     tensor([1, 0, 3, 2, 1], dtype=torch.int32)
@@ -40,7 +41,7 @@ def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
 
 
 def index_bits(size: int) -> int:
-    """Count the bits of an index into a vector of so many numbers.
+    """Return the number of bits of an index into a vector of `size` numbers.
 
     >>> index_bits(1), index_bits(1024), index_bits(1025)
     (1, 10, 11)
@@ -49,46 +50,47 @@ def index_bits(size: int) -> int:
 
 
 def in_buckets(x: Tensor, bucket: int) -> Tensor:
-    """Cut a vector into rows of so many neighbours, the last filled up with 0: (n,) -> (⌈n / bucket⌉, bucket)."""
+    """Cut a vector into rows of `bucket` neighbors, the last filled up with 0: (n,) -> (⌈n / bucket⌉, bucket)."""
     return pad(x, (0, -len(x) % bucket)).view(-1, bucket)
 
 
 def quantise(x: Tensor, levels: int, bucket: int, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Round the numbers of a bucket to multiples of its greatest magnitude M over `levels`.
+    """Round the numbers of a bucket to multiples of M / s, where M is the greatest magnitude in the bucket.
 
-    With noise in [0, 1) rounding is up or down so that the mean is right: floor(x / M · s + u). Without it is to the
-    nearest multiple, of which 0 is one, so that no number is further from its own than from 0, and the greatest is
-    exact: ‖x − C(x)‖² ≤ (1 − 1 / bucket) ‖x‖².
+    With noise a number is rounded up or down, floor(x / M · s + u), so that the mean over uniform u is the number.
+    Without noise it is rounded to the nearest multiple. 0 is a multiple, so that no number is further from its code
+    than from 0, and the greatest magnitude is exact: ‖x − C(x)‖² ≤ (1 − 1 / bucket) ‖x‖².
 
     Args:
-        x: (n,) floats.
-        levels: s ≥ 1, multiples above 0.
-        bucket: neighbours that share a scale, ≥ 1.
-        noise: u, (n,); or None.
+        x: The numbers, (n,) floats.
+        levels: Number of multiples above 0, s ≥ 1.
+        bucket: Number of neighbors that share a scale, ≥ 1.
+        noise: Noise u in [0, 1), (n,). None rounds to the nearest multiple.
 
     Returns:
-        Codes in [0, 2 s], (n,) int32, s standing for 0; and M of every bucket, (⌈n / bucket⌉,).
+        Codes in [0, 2 s], (n,) int32, where s stands for 0. The scale M of every bucket, (⌈n / bucket⌉,).
 
     >>> codes, scales = quantise(torch.tensor([1.0, -0.2, 0.6, 2.0]), levels=1, bucket=2)
     >>> codes, scales, dequantise(codes, scales, levels=1, bucket=2)
     (tensor([2, 1, 1, 2], dtype=torch.int32), tensor([1., 2.]), tensor([1., 0., 0., 2.]))
     """
     scales = in_buckets(x, bucket).abs().amax(1)
-    spread = scales.repeat_interleave(bucket)[: len(x)]
-    share = torch.where(spread > 0, x / spread, 0.0) * levels
-    rounded = share.round() if noise is None else (share + noise).floor()
+    scale_of = scales.repeat_interleave(bucket)[: len(x)]
+    multiples = torch.where(scale_of > 0, x / scale_of, 0.0) * levels
+    rounded = multiples.round() if noise is None else (multiples + noise).floor()
     return rounded.clamp(-levels, levels).to(torch.int32) + levels, scales
 
 
 def dequantise(codes: Tensor, scales: Tensor, levels: int, bucket: int) -> Tensor:
-    """Read what `quantise` gave: (n,), (⌈n / bucket⌉,) -> (n,)."""
-    return (codes - levels).to(scales.dtype) / levels * scales.repeat_interleave(bucket)[: len(codes)]
+    """Return the numbers that `quantise` has coded: (n,), (⌈n / bucket⌉,) -> (n,)."""
+    scale_of = scales.repeat_interleave(bucket)[: len(codes)]
+    return (codes - levels).to(scales.dtype) / levels * scale_of
 
 
 def largest(x: Tensor, k: int) -> Tensor:
     """Find the k numbers of greatest magnitude: (n,) -> their places (k,) int64, without an order.
 
-    What they leave out has ‖x − C(x)‖² ≤ (1 − k / n) ‖x‖².
+    The vector C(x) of these numbers, 0 elsewhere, has ‖x − C(x)‖² ≤ (1 − k / n) ‖x‖².
 
     >>> largest(torch.tensor([0.1, -3.0, 2.0]), 2).sort().values
     tensor([1, 2])

@@ -27,6 +27,25 @@ def tasks_accuracy(table: Tensor, first: Tensor) -> Tensor:
     return mean_of_tasks(table[-1], first >= 0)
 
 
+def learning_accuracy(table: Tensor, first: Tensor) -> Tensor:
+    """Average the accuracies on tasks when they are new: LA = mean over met k of R[first_k, k].
+
+    Args:
+        table: R, (T, K), fractions in [0, 1], T ≥ 1.
+        first: First row of each task, (K,) int64.
+
+    Returns:
+        (), in [0, 1]. NaN if no task was met.
+
+    Source:
+        Riemer et al. 2019, arXiv:1810.11910, learning accuracy (LA), over the tasks that were met.
+
+    >>> learning_accuracy(torch.tensor([[0.5, 0.0], [0.25, 0.75]]), first=torch.tensor([0, 1]))
+    tensor(0.6250)
+    """
+    return mean_of_tasks(at_rows(table, first), first >= 0)
+
+
 def tasks_forgetting(table: Tensor, first: Tensor) -> Tensor:
     """Average best earlier accuracy minus the last: F = mean over k with first_k < T of max_{i<T} R[i, k] − R[T, k].
 

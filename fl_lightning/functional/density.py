@@ -14,14 +14,14 @@ def gaussian(x: Tensor, y: Tensor, width: float) -> Tensor:
 
 
 class DensityRatio(NamedTuple):
-    """KuLSIF, an estimate of the density of known samples over that of reference points.
+    """Estimates the density of known samples over that of reference points, by KuLSIF.
 
     Args:
-        alpha: weights of the reference points, (n,).
-        reference: (n, d).
-        known: (m, d).
-        lam: λ of the fit.
-        width: σ of the kernel.
+        alpha: Weights α of the reference points, (n,).
+        reference: Reference points u_j, (n, d).
+        known: Known samples x_i, (m, d).
+        lam: Regularization λ of the fit.
+        width: Width σ of the kernel.
 
     Source:
         Kanamori et al. 2012, Machine Learning 86, "Statistical analysis of kernel-based least-squares density-ratio
@@ -36,14 +36,27 @@ class DensityRatio(NamedTuple):
 
     @classmethod
     def fit(cls, known: Tensor, reference: Tensor, width: float, lam: float | None = None) -> "DensityRatio":
-        """Solve (K₁₁/n + λI) α = −K₁₂1 / (nmλ), by default with λ = n^(−1/2)."""
+        """Solve (K₁₁/n + λI) α = −K₁₂1 / (nmλ).
+
+        Args:
+            known: Known samples, (m, d).
+            reference: Reference points, (n, d).
+            width: Width σ of the kernel, > 0.
+            lam: Regularization λ > 0. None is n^(−1/2).
+        """
         n = len(reference)
         m = len(known)
         lam = n**-0.5 if lam is None else lam
         system = gaussian(reference, reference, width) / n
         system.diagonal().add_(lam)
         right = gaussian(reference, known, width).sum(1) / (-n * m * lam)
-        return cls(torch.linalg.solve(system, right), reference, known, lam, width)
+        return cls(
+            alpha=torch.linalg.solve(system, right),
+            reference=reference,
+            known=known,
+            lam=lam,
+            width=width,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute r̂(x) = Σ_j α_j k(x, u_j) + Σ_i k(x, x_i) / (mλ): (a, d) -> (a,)."""
@@ -55,12 +68,12 @@ def kernel_density(x: Tensor, known: Tensor, width: float) -> Tensor:
     """Estimate a density with Gaussian kernels.
 
     Args:
-        x: points at which it is estimated, (a, d).
-        known: samples, (n, d), n ≥ 1.
-        width: σ > 0 of the kernel.
+        x: Points at which the density is estimated, (a, d).
+        known: Samples, (n, d), n ≥ 1.
+        width: Width σ > 0 of the kernel.
 
     Returns:
-        (a,), integrates to 1.
+        (a,). The density integrates to 1.
 
     >>> kernel_density(torch.tensor([[0.0]]), torch.tensor([[0.0]]), width=1.0)
     tensor([0.3989])
@@ -70,15 +83,15 @@ def kernel_density(x: Tensor, known: Tensor, width: float) -> Tensor:
 
 
 def angle_density(angles: Tensor, known: Tensor, width: float) -> Tensor:
-    """Estimate a density on the circle with Gaussian kernels, which go on behind ±π.
+    """Estimate a density on the circle with Gaussian kernels that continue beyond ±π.
 
     Args:
-        angles: at which it is estimated, (a,) in radians.
-        known: samples, (n,) in radians, n ≥ 1.
-        width: σ of the kernel in radians, in (0, 1].
+        angles: Angles at which the density is estimated, (a,) in radians.
+        known: Samples, (n,) in radians, n ≥ 1.
+        width: Width σ of the kernel in radians, in (0, 1].
 
     Returns:
-        (a,), integrates to 1 over the circle.
+        (a,). The density integrates to 1 over the circle.
 
     >>> there, behind = angle_density(torch.tensor([3.1, -3.1]), torch.tensor([3.1416]), width=0.1)
     >>> bool((there - behind).abs() < 1e-3)

@@ -8,16 +8,16 @@ from fl_lightning.functional.state import StateLike
 
 
 def drift_diversity(squares: Tensor, total: Tensor) -> Tensor:
-    """Compute the drift diversity Σ_k ‖m_k‖² / ‖Σ_k m_k‖² of sums over K clients.
+    """Compute the drift diversity Σ_k ‖m_k‖² / ‖Σ_k m_k‖² from sums over K clients.
 
-    K times it is the gradient diversity Λ.
+    K times the drift diversity is the gradient diversity Λ.
 
     Args:
-        squares: Σ_k ‖m_k‖², ().
-        total: Σ_k m_k, (D,); m_k = w_k − w, what the client moved, or any other vector.
+        squares: Sum of squared lengths Σ_k ‖m_k‖², (). m_k = w_k − w is the move of a client, or any other vector.
+        total: Sum of the vectors Σ_k m_k, (D,).
 
     Returns:
-        (), ≥ 1/K, and 1/K only if all are equal; +inf if they cancel (or are all 0).
+        (), ≥ 1/K, and 1/K only if all vectors are equal. +inf if they cancel or are all 0.
 
     Source:
         Reported by FedVLS (AAAI 2025); Λ: Lee et al. 2022, arXiv:2106.03097, Definition 2.
@@ -34,9 +34,9 @@ def weight_divergence(weights: StateLike, other: StateLike, order: float = 1) ->
     """Compute the distance ‖w − w_k‖ between two states, over all entries of `weights`.
 
     Args:
-        weights: w, tensors by name, any shapes; not empty.
-        other: w_k, the same names and shapes (further entries are ignored).
-        order: 1 for the sum of absolute differences, 2 for the Euclidean distance; any order ≥ 1.
+        weights: State w, at least one tensor by name, of any shapes.
+        other: State w_k of the same names and shapes. Further entries are ignored.
+        order: Order of the norm, ≥ 1. 1 is the sum of absolute differences, 2 the Euclidean distance.
 
     Returns:
         (), float64, ≥ 0.
@@ -62,12 +62,12 @@ def activation_sums(activations: Tensor, target: Tensor, num_classes: int) -> tu
     Sums of several batches add up.
 
     Args:
-        activations: (..., B, n).
-        target: class of each sample, (B,) int64 in 0 ... C-1.
-        num_classes: C.
+        activations: Outputs of n neurons, (..., B, n).
+        target: Class of each sample, (B,) int64 in 0 ... C-1.
+        num_classes: Number of classes C.
 
     Returns:
-        The sums (..., C, n), and the samples of each class (C,), both float64.
+        The sums (..., C, n), and the number of samples of each class (C,), both float64.
 
     >>> activation_sums(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 1, 1]), num_classes=2)[0].tolist()
     [[1.0], [6.0]]
@@ -80,11 +80,12 @@ def preferred_by_sums(sums: Tensor, samples: Tensor) -> Tensor:
     """Find the class on whose samples each neuron is most active on average, argmax_c h_c.
 
     Args:
-        sums: of a layer's outputs after its ReLU, over the samples of each class (`activation_sums`), (C, n).
-        samples: of each class, (C,).
+        sums: Sums of a layer's outputs after its ReLU over the samples of each class, as `activation_sums` gives them,
+            (C, n).
+        samples: Number of samples of each class, (C,).
 
     Returns:
-        (n,) int64 in 0 ... C-1, never a class without samples; of equal ones the lowest, so that a dead neuron
+        (n,) int64 in 0 ... C-1, never a class without samples. Of equal classes it is the lowest, so that a dead neuron
         (`dead_neurons`) prefers the lowest class.
 
     Source:
@@ -97,10 +98,10 @@ def preferred_by_sums(sums: Tensor, samples: Tensor) -> Tensor:
 
 
 def dead_neurons(activations: Tensor) -> Tensor:
-    """Find the neurons that no sample activates: they prefer the same class in any two models.
+    """Find the neurons that no sample activates. They prefer the same class in any two models.
 
     Args:
-        activations: outputs of a layer after its ReLU, (B, n), or their sums, (C, n).
+        activations: Outputs of a layer after its ReLU, (B, n), or their sums, (C, n).
 
     Returns:
         (n,) bool, True for a dead neuron.
@@ -115,8 +116,8 @@ def weight_alignment(first: Tensor, second: Tensor) -> Tensor:
     """Compute the share of a layer's neurons that prefer the same class in two models.
 
     Args:
-        first: `preferred_by_sums` of one model, (n,) int64, n ≥ 1.
-        second: that of the other, on the same samples, (n,).
+        first: Preferred classes in one model, as `preferred_by_sums` gives them, (n,) int64, n ≥ 1.
+        second: Preferred classes in the other model, on the same samples, (n,) int64.
 
     Returns:
         (), float64, in [0, 1].

@@ -8,10 +8,10 @@ def peak_accuracy(accuracy: Tensor) -> Tensor:
     """Find the best accuracy of each class over the rounds, max_t A_c^(t).
 
     Args:
-        accuracy: A, (T, C), fractions in [0, 1]; NaN is left out.
+        accuracy: Accuracies A, (T, C), fractions in [0, 1]. NaN is left out.
 
     Returns:
-        (C,); NaN where no round is left.
+        (C,). NaN where no round is left.
 
     >>> peak_accuracy(torch.tensor([[0.5, torch.nan], [0.25, torch.nan]]))
     tensor([0.5000,    nan])
@@ -26,14 +26,14 @@ def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tenso
     """Subtract each class's final accuracy from its peak: max_t A_c^(t) − A_c^(T).
 
     Args:
-        accuracy: A, (T, C), fractions in [0, 1], one row per round 1 ... T (not the one before training); a
-            class without test samples is NaN. The rounds before the last may be given as one row, the best accuracy of
-            each class.
-        exclude_final: the peak is taken over rounds 1 ... T-1, as in continual learning.
+        accuracy: Accuracies A, (T, C), fractions in [0, 1], one row for each of the rounds 1 ... T, without the
+            evaluation before training. A class without test samples is NaN. The rounds before the last may be given as
+            one row, the best accuracy of each class.
+        exclude_final: Whether the peak is taken over rounds 1 ... T-1, as in continual learning.
 
     Returns:
-        (C,), in [0, 1], or in [-1, 1] with `exclude_final`; a round that is NaN is left out. NaN where the last round
-        is, or no other is left.
+        (C,), in [0, 1], or in [-1, 1] with `exclude_final`. A round that is NaN is left out. NaN where the last round
+        is NaN, or no other round is left.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, Eq. 5; `exclude_final`: Chaudhry et al. 2018, arXiv:1801.10112.
@@ -45,19 +45,21 @@ def forgetting_per_class(accuracy: Tensor, exclude_final: bool = False) -> Tenso
     tensor([ 0.3000, -0.1000])
     """
     best = peak_accuracy(accuracy[:-1] if exclude_final else accuracy)
-    return best - accuracy[-1] if len(accuracy) else best
+    if not len(accuracy):
+        return best
+    return best - accuracy[-1]
 
 
 def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
     """Average peak minus final accuracy over the classes, F = (1/C) Σ_c [max_t A_c^(t) − A_c^(T)].
 
     Args:
-        accuracy: A, (T, C), as in `forgetting_per_class`.
-        exclude_final: the peak is taken over rounds 1 ... T-1, as in continual learning.
+        accuracy: Accuracies A, (T, C), as in `forgetting_per_class`.
+        exclude_final: Whether the peak is taken over rounds 1 ... T-1, as in continual learning.
 
     Returns:
-        (), in [0, 1] (or [-1, 1]), 0 = nothing was forgotten. Classes that are NaN are left out of the mean;
-        NaN where no class or no round is left.
+        (), in [0, 1], or in [-1, 1] with `exclude_final`. 0 means that nothing was forgotten. Classes that are NaN are
+        left out of the mean. NaN where no class or no round is left.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, Eq. 5.
@@ -66,18 +68,18 @@ def forgetting(accuracy: Tensor, exclude_final: bool = False) -> Tensor:
     >>> forgetting(torch.tensor([[0.5, 0.2, nan], [0.9, 0.3, nan], [0.6, 0.4, nan]]))
     tensor(0.1500)
     """
-    return forgetting_per_class(accuracy, exclude_final).nanmean()
+    return forgetting_per_class(accuracy, exclude_final=exclude_final).nanmean()
 
 
 def forgetting_since(peak: Tensor, now: Tensor) -> Tensor:
-    """Compute `forgetting` where the best accuracies are known: (1/C) Σ_c [peak_c − now_c].
+    """Compute `forgetting` from the best accuracies: (1/C) Σ_c [peak_c − now_c].
 
     Args:
-        peak: best accuracy of each class, (C,), fractions in [0, 1].
-        now: final ones, (C,).
+        peak: Best accuracy of each class, (C,), fractions in [0, 1].
+        now: Final accuracy of each class, (C,).
 
     Returns:
-        (), as `forgetting`.
+        (), as `forgetting` returns it.
 
     >>> forgetting_since(torch.tensor([0.5, 0.25, torch.nan]), torch.tensor([0.5, 0.0, torch.nan]))
     tensor(0.1250)
@@ -89,13 +91,14 @@ def forgetting_degree(global_accuracy: Tensor, local_accuracy: Tensor, xi: float
     """Compute the share of accuracy that local training loses, τ_c = (A_c(w_g) − A_c(w_i)) / (A_c(w_g) + ξ).
 
     Args:
-        global_accuracy: A(w_g), (..., C), fractions in [0, 1], of the model that the client received.
-        local_accuracy: A(w_i), (..., C), of the client's model after training, on the same test set.
-        xi: ξ > 0, keeps the quotient finite.
+        global_accuracy: Accuracies A(w_g) of the model that the client received, (..., C), fractions in [0, 1].
+        local_accuracy: Accuracies A(w_i) of the client's model after training, on the same test set, (..., C).
+        xi: Number ξ > 0 that keeps the quotient finite.
 
     Returns:
-        (..., C), in (−∞, 1]: 1 = all forgotten, 0 = nothing, negative = learned. Without meaning where
-        `global_accuracy` is 0: average over `global_accuracy > 0` only. NaN where an accuracy is.
+        (..., C), in (−∞, 1]. 1 means that all is forgotten, 0 nothing, and a negative value that the class is learned.
+        The value has no meaning where `global_accuracy` is 0, so average over `global_accuracy > 0` only. NaN where an
+        accuracy is NaN.
 
     Source:
         FedKA, Eq. 1.

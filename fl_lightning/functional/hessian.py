@@ -17,10 +17,10 @@ def hessian_product(
     """Multiply the Hessian H of a mean loss with a vector v, one batch at a time.
 
     Args:
-        loss: `(params, batch) -> ()`, mean loss of a batch; twice differentiable in the parameters.
-        params: point w, by name.
-        batches: with the number of samples in each.
-        vector: v, shaped as the parameters.
+        loss: Function `(params, batch) -> ()`, the mean loss of a batch, twice differentiable in the parameters.
+        params: Point w, by name.
+        batches: Batches, each with its number of samples.
+        vector: Vector v, shaped as the parameters.
 
     Returns:
         H v, shaped as the parameters.
@@ -31,22 +31,24 @@ def hessian_product(
     {'w': tensor([ 6., 12.])}
     """
     point = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+    values = list(point.values())
     total = {name: torch.zeros_like(value) for name, value in vector.items()}
-    count = 0
+    num_samples = 0
     with torch.enable_grad():
         for batch, size in batches:
-            gradients = torch.autograd.grad(
-                to_float32(loss(point, batch)), list(point.values()), create_graph=True, materialize_grads=True
-            )
-            slope = torch.stack([(g * vector[name]).sum() for name, g in zip(point, gradients, strict=True)]).sum()
-            products = torch.autograd.grad(slope, list(point.values()), materialize_grads=True)
+            value = to_float32(loss(point, batch))
+            gradients = torch.autograd.grad(value, values, create_graph=True, materialize_grads=True)
+            # The gradient of ⟨∇f(w), v⟩ in w is H v.
+            terms = [(gradient * vector[name]).sum() for name, gradient in zip(point, gradients, strict=True)]
+            slope = torch.stack(terms).sum()
+            products = torch.autograd.grad(slope, values, materialize_grads=True)
             for name, product in zip(point, products, strict=True):
                 total[name] += size * product
-            count += size
-    return {name: value / count for name, value in total.items()}
+            num_samples += size
+    return {name: value / num_samples for name, value in total.items()}
 
 
-def leading_eigenvectors(
+def leading_eigenvectors(  # noqa: PLR0917 - called by position
     product: Callable[[Tensor], Tensor],
     size: int,
     count: int = 2,
@@ -57,15 +59,16 @@ def leading_eigenvectors(
     """Find the eigenvalues of largest magnitude of a symmetric matrix and their eigenvectors, by scipy's Lanczos.
 
     Args:
-        product: v (D,) -> A v (D,), float64 on the CPU.
-        size: D > count.
-        count: how many.
-        iterations: restarts at most.
-        tolerance: relative, of the eigenvalues.
-        generator: draws where it begins.
+        product: Function v (D,) -> A v (D,), float64 on the CPU.
+        size: Number of rows of the matrix, D > count.
+        count: Number of eigenvalues.
+        iterations: Largest number of restarts.
+        tolerance: Relative error of the eigenvalues.
+        generator: Generator of the vector at which the method begins. None is torch's own.
 
     Returns:
-        (count,) float64, magnitudes falling, and orthonormal vectors (count, D). NaN if a product is not finite.
+        The eigenvalues (count,) float64, by falling magnitude, and orthonormal eigenvectors (count, D). NaN if a
+        product is not finite.
 
     Raises:
         RuntimeError: An eigenvalue needs more than `iterations` restarts.
@@ -84,11 +87,12 @@ def leading_eigenvectors(
     first = product(start)
     if not bool(first.isfinite().all()):
         return first.new_full((count,), math.nan), first.new_full((count, size), math.nan)
-    if not bool(first.any()):  # a flat loss: all directions are alike
+    if not bool(first.any()):
+        # The loss is flat, and all directions are alike.
         return first.new_zeros(count), torch.eye(count, size, dtype=torch.float64)
     matrix = LinearOperator((size, size), matvec=multiply, dtype=float)
     try:
-        values, vectors = eigsh(matrix, count, v0=start.numpy(), maxiter=iterations, tol=tolerance)
+        values, vectors = eigsh(matrix, k=count, v0=start.numpy(), maxiter=iterations, tol=tolerance)
     except ArpackNoConvergence as error:
         raise RuntimeError(f"the Hessian's eigenvalues need more than {iterations} restarts; set iterations") from error
     order = np.argsort(-np.abs(values))

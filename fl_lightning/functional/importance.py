@@ -24,18 +24,20 @@ def importance(
     """Compute Ω_j = (1/|P|) Σ over samples of |∂ℓ/∂w_j|, of its square, or one number for each tensor.
 
     Args:
-        loss: `(params, batch) -> ()`, the mean loss of a batch (a pytree of tensors, samples along dimension 0).
-        params: trainable parameters w, by name.
-        batches: P, cut so that the gradients of one batch's samples fit in memory together; with `tensor` its cut
-            matters.
-        kind: `abs` or `square` of per-sample gradients; `tensor`: squared gradients of batch means, summed over the
+        loss: Function `(params, batch) -> ()`, the mean loss of a batch. A batch is a pytree of tensors with the
+            samples along dimension 0.
+        params: Trainable parameters w, by name.
+        batches: Samples P in batches whose samples' gradients fit in memory together. With `tensor` the result depends
+            on the cut.
+        kind: `abs` or `square` of per-sample gradients. `tensor`: squared gradients of batch means, summed over the
             batches and over all entries of a tensor.
 
     Returns:
-        By name, ≥ 0: shaped as the parameters; 0-d with `tensor`. In the parameters' types, summed in float64.
+        By name, ≥ 0, shaped as the parameters, or 0-d with `tensor`. In the parameters' types, summed in float64.
 
     Raises:
-        ValueError: without a sample.
+        ValueError: There is no sample.
+        RuntimeError: torch.func cannot differentiate the loss of a sample.
 
     Source:
         Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-2 (`abs`), and its code (`tensor`).
@@ -44,39 +46,53 @@ def importance(
     >>> importance(lambda p, x: (x @ p["w"]).mean(), w, [x])
     {'w': tensor([2.0000, 0.5000])}
     """
-    params = {name: value.detach() for name, value in params.items()}
-    total = {
-        name: torch.zeros(() if kind == "tensor" else value.shape, dtype=torch.float64, device=value.device)
-        for name, value in params.items()
-    }
+    point = {name: value.detach() for name, value in params.items()}
+    total: State = {}
+    for name, value in point.items():
+        shape = () if kind == "tensor" else value.shape
+        total[name] = torch.zeros(shape, dtype=torch.float64, device=value.device)
+    num_samples = 0
+    for batch in batches:
+        size = batch_length(batch)
+        num_samples += size
+        for gradients in _gradients(loss, point, batch=batch, size=size, kind=kind):
+            for name, gradient in gradients.items():
+                total[name] += _summed(gradient, kind)
+    if not num_samples:
+        raise ValueError("importance needs at least one sample, got none; give a set with samples")
+    return {name: (value / num_samples).to(point[name].dtype) for name, value in total.items()}
+
+
+def _gradients(
+    loss: Callable[[State, Any], Tensor], params: State, *, batch: Any, size: int, kind: Importance
+) -> list[State]:
+    """Return the gradient of a batch's mean loss with `tensor`, else those of its `size` samples, (B, ...) by name.
+
+    Raises:
+        RuntimeError: torch.func cannot differentiate the loss of a sample.
+    """
 
     def of_one(state: State, sample: Any) -> Tensor:
         return to_float32(loss(state, sample))
 
-    n = 0
-    for batch in batches:
-        size = batch_length(batch)
-        n += size
-        try:
-            if kind == "tensor":
-                found = [grad(loss)(params, batch)]
-            else:
-                found = list(sample_gradients(of_one, State(params), batch, at_once=max(1, size)))
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"gradients of single samples are taken by torch.func, whose rules the loss must keep (no .item(), no "
-                f"branch on a tensor's value), got: {error}; change the loss, or take the gradients of "
-                f"batches (FedCL: importance=tensor, FedCurv: fisher=batch)"
-            ) from error
-        for gradients in found:
-            for name, gradient in gradients.items():
-                if kind == "tensor":
-                    total[name] += gradient.double().square().sum()
-                else:
-                    total[name] += (gradient.abs() if kind == "abs" else gradient.square()).sum(0, dtype=torch.float64)
-    if not n:
-        raise ValueError("importance needs at least one sample, got none; give a set with samples")
-    return {name: (value / n).to(params[name].dtype) for name, value in total.items()}
+    try:
+        if kind == "tensor":
+            return [grad(loss)(params, batch)]
+        return list(sample_gradients(of_one, params, batch, at_once=max(1, size)))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"gradients of single samples are taken by torch.func, whose rules the loss must keep (no .item(), no "
+            f"branch on a tensor's value), got: {error}; change the loss, or take the gradients of "
+            f"batches (FedCL: importance=tensor, FedCurv: fisher=batch)"
+        ) from error
+
+
+def _summed(gradient: Tensor, kind: Importance) -> Tensor:
+    """Return what the gradients of a batch add to Ω of one tensor, in float64."""
+    if kind == "tensor":
+        return gradient.double().square().sum()
+    sizes = gradient.abs() if kind == "abs" else gradient.square()
+    return sizes.sum(0, dtype=torch.float64)
 
 
 def batch_fisher(
@@ -85,10 +101,10 @@ def batch_fisher(
     """Average over batches the squared gradient of the batch's mean loss.
 
     Args:
-        loss: `(params, batch) -> ()`, the mean loss of a batch.
-        params: where it is taken, by name.
-        batches: at least one.
-        max_samples: the batch that passes this number is the last; None: all batches count.
+        loss: Function `(params, batch) -> ()`, the mean loss of a batch.
+        params: Parameters at which the gradients are taken, by name.
+        batches: At least one batch.
+        max_samples: Number of samples. The batch that passes it is the last. None takes all batches.
 
     >>> import torch
     >>> w, x = {"w": torch.tensor([1.0, 2.0])}, torch.tensor([[3.0, -1.0], [-1.0, 0.0], [2.0, 1.0]])
@@ -106,7 +122,7 @@ def batch_fisher(
     return mean_of(total)
 
 
-def path_importance(
+def path_importance(  # noqa: PLR0917 - called by position
     loss: Callable[[State, Any], Tensor],
     params: StateLike,
     batches: Iterable[Any],
@@ -115,25 +131,25 @@ def path_importance(
 ) -> State:
     """Compute Synaptic Intelligence's Ω_j = ω_j / ((w_j(end) − w_j(start))² + ξ) along a walk by plain SGD.
 
-    ω_j = −Σ_t g_j(t) · (w_j(t+1) − w_j(t)) = lr · Σ_t g_j(t)² is what w_j contributes to the fall of the loss, one step
-    t a batch, in their order. `params` stay as they are.
+    ω_j = −Σ_t g_j(t) · (w_j(t+1) − w_j(t)) = lr · Σ_t g_j(t)² is what w_j contributes to the fall of the loss. The
+    walk takes one step t for each batch, in their order, and leaves `params` as they are.
 
     Args:
-        loss: `(params, batch) -> ()`, the mean loss of a batch.
-        params: trainable parameters w(start), by name.
-        batches: of the walk; none: Ω is 0.
-        lr: of the walk, > 0.
-        damping: ξ > 0; the source has 1e-3, 0.1 on permuted MNIST.
+        loss: Function `(params, batch) -> ()`, the mean loss of a batch.
+        params: Trainable parameters w(start), by name.
+        batches: Batches of the walk. Without a batch Ω is 0.
+        lr: Learning rate of the walk, > 0.
+        damping: Damping ξ > 0. The source has 1e-3, and 0.1 on permuted MNIST.
 
     Returns:
-        By name, ≥ 0, shaped as the parameters, in their types; the walk and its sums are in float64.
+        By name, ≥ 0, shaped as the parameters, in their types. The walk and its sums are in float64.
 
     Source:
         Zenke, Poole and Ganguli, ICML 2017, arXiv:1703.04200, Eqs. 3 and 5, for one task.
 
     Note:
-        The source's walk is the training itself, by Adam; a walk of its own by plain SGD is ours. On it no ω_j is
-        negative, so that Ω needs no cut at 0, which the source's code has.
+        The source's walk is the training itself, by Adam. The separate walk by plain SGD is ours. On such a walk no
+        ω_j is negative, so that Ω needs no cut at 0, which the source's code has.
 
     >>> w, x = {"w": torch.tensor([1.0, 2.0])}, torch.tensor([[3.0, -1.0], [-1.0, 0.0]])
     >>> path_importance(lambda p, x: (x @ p["w"]).mean(), w, [x[:1], x[1:]], lr=0.5, damping=1.0)
@@ -152,7 +168,7 @@ def path_importance(
 
 
 def samples_at_once(params: StateLike) -> int:
-    """Compute how many samples' gradients in `params` are taken together, at least 1.
+    """Return how many samples' gradients in `params` are taken together, at least 1.
 
     >>> samples_at_once({"w": torch.zeros(2**22)})
     4
@@ -161,7 +177,7 @@ def samples_at_once(params: StateLike) -> int:
 
 
 class _Method(nn.Module):
-    """A module whose `forward` is a method of another module, since `functional_call` calls nothing else."""
+    """Calls a method of another module as `forward`, because `functional_call` calls nothing else."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__()
@@ -193,12 +209,12 @@ def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike
     A 0-d Ω_j holds for a whole tensor.
 
     Args:
-        params: w, by name.
-        reference: w', the same names; taken as constants.
-        omega: Ω ≥ 0; further entries of the others are left alone.
+        params: Parameters w, by name.
+        reference: Parameters w' of the same names, as constants.
+        omega: Importance Ω ≥ 0, by name. Further entries of the other two are ignored.
 
     Returns:
-        (), ≥ 0, exactly 0 with zero gradient at w = w'; float32 or better.
+        (), ≥ 0, in float32 or better. Exactly 0 with zero gradient at w = w'.
 
     Source:
         Yao and Sun, ICIP 2020, arXiv:2005.12657, Eq. 3, without its λ.
@@ -211,7 +227,8 @@ def importance_penalty(params: StateLike, reference: StateLike, omega: StateLike
         w = to_float32(params[name])
         there = to_float32(reference[name].detach())
         weight = to_float32(each.detach())
-        if weight.ndim:  # half the passes over the parameters that (weight * (w - there).square()).sum() takes
+        if weight.ndim:
+            # These take half the passes over the parameters that (weight * (w - there).square()).sum() takes.
             squares = F.mse_loss(w, there, reduction="none")
             terms.append(torch.dot(weight.to(w.dtype).flatten(), squares.flatten()))
         else:

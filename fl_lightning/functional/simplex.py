@@ -1,24 +1,25 @@
-"""Quadratic programmes over the probability simplex."""
+"""Quadratic programs over the probability simplex."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 TOLERANCE = 1e-12
+"""Share of the largest eigenvalue up to which a negative one is a rounding error."""
 
 
 def simplex_minimum(matrix: Tensor) -> Tensor | None:
-    """Minimise αᵀ A α over α ≥ 0, Σα = 1, by scipy's non-negative least squares.
+    """Minimize αᵀ A α over α ≥ 0, Σα = 1, by scipy's non-negative least squares.
 
     With A = LᵀL the least squares of [L; 1ᵀ] x = (0, …, 0, 1) over x = s α ≥ 0 are q / (1 + q) at the best s, for
-    q = αᵀ A α, which grows with q: the minimum is the same. The unknowns are y = D x in place of x, for the lengths
-    D = diag(A)^½ of L's columns over the smallest one. A row of a large A_ii then costs the others no digits.
+    q = αᵀ A α. This grows with q, so that the minimum is the same. The unknowns are y = D x in place of x. D has the
+    lengths diag(A)^½ of L's columns over the smallest length, so that a row of a large A_ii costs the others no digits.
 
     Args:
-        matrix: A, symmetric and positive semi-definite, (m, m).
+        matrix: Symmetric and positive semi-definite matrix A, (m, m).
 
     Returns:
-        α, (m,) float64; None where the method finds no end, or an entry is not finite.
+        α, (m,) float64. None if the method does not end, or an entry is not finite.
 
     >>> simplex_minimum(torch.tensor([[1.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 1e9]]).double())[:2]
     tensor([0.7500, 0.2500], dtype=torch.float64)
@@ -39,14 +40,20 @@ def simplex_minimum(matrix: Tensor) -> Tensor | None:
     system = torch.cat([root, scales[None]]).cpu().numpy()
     try:
         solution, _ = nnls(system, np.eye(len(system))[-1])
-    except RuntimeError:  # no end within its iterations
+    except RuntimeError:
+        # The method has not ended within its iterations.
         return None
     weights = torch.from_numpy(solution).to(matrix.device) * scales
     return weights / weights.sum()
 
 
 def semidefinite(matrix: Tensor, least: float) -> Tensor:
-    """Set eigenvalues below `least` to 0 in a symmetric matrix that has negative ones.
+    """Set the eigenvalues below `least` to 0 in a symmetric matrix that has negative ones.
+
+    Args:
+        matrix: Symmetric matrix, (m, m). A matrix without negative eigenvalues, or with entries that are not finite,
+            stays as it is.
+        least: Smallest eigenvalue that stays.
 
     >>> semidefinite(torch.tensor([[-1.0, 0.0], [0.0, 2.0]]).double(), 0.01)
     tensor([[0., 0.],
@@ -58,4 +65,4 @@ def semidefinite(matrix: Tensor, least: float) -> Tensor:
     if values[0] >= -TOLERANCE * values[-1].abs():
         return matrix
     kept = torch.where(values < least, torch.zeros_like(values), values)
-    return torch.einsum("ik,k,jk->ij", vectors, kept, vectors)
+    return torch.einsum("ik,k,jk->ij", vectors, kept, vectors)  # style: ok, einsum takes operands one by one

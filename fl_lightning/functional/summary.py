@@ -11,7 +11,7 @@ from fl_lightning.functional.state import to_float32
 
 
 class MeanStd(NamedTuple):
-    """Mean and sample standard deviation."""
+    """Holds a mean and a sample standard deviation."""
 
     mean: Tensor
     std: Tensor
@@ -21,10 +21,10 @@ def mean_std(values: Tensor) -> MeanStd:
     """Compute mean and sample standard deviation (divisor n − 1), over clients or over seeds.
 
     Args:
-        values: (n, ...), one entry per client or seed; float.
+        values: Floats (n, ...), one entry for each client or seed.
 
     Returns:
-        Both (...), float32 or better; the deviation of one value is NaN, both are for none.
+        Both (...), in float32 or better. The deviation of one value is NaN. Without values both are NaN.
 
     >>> import torch
     >>> mean_std(torch.tensor([0.5, 0.7, 0.9]))
@@ -37,7 +37,7 @@ def mean_std(values: Tensor) -> MeanStd:
 
 
 class Spread(NamedTuple):
-    """Spread of a value over clients: its standard deviation, and its mean over those with the lowest values."""
+    """Holds the standard deviation of a value over clients, and its mean over the clients with the lowest values."""
 
     std: Tensor
     worst: Tensor
@@ -47,12 +47,12 @@ def fairness(values: Tensor, worst_share: float = 0.1) -> Spread:
     """Measure how unevenly clients are served: deviation of their accuracies, and the mean of the worst share of them.
 
     Args:
-        values: accuracy of each client, (n,); NaN (no test samples) is left out.
-        worst_share: share of the clients in (0, 1]; rounded up, so that it is at least one client.
+        values: Accuracy of each client, (n,). NaN is left out, such as that of a client without test samples.
+        worst_share: Share of the clients that count as the worst, in (0, 1]. It is rounded up to whole clients.
 
     Returns:
-        Both (): the sample standard deviation (divisor n − 1), NaN for fewer than two clients; the mean over the
-        worst, NaN for none.
+        Both (). The sample standard deviation (divisor n − 1) is NaN for fewer than two clients, and the mean over the
+        worst clients is NaN without a client.
 
     Source:
         Li et al. 2020, arXiv:1905.10497, Sec. 5 (variance, worst 10 %).
@@ -67,25 +67,30 @@ def fairness(values: Tensor, worst_share: float = 0.1) -> Spread:
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its confidence interval."""
+    """Holds a mean and the ends of its confidence interval."""
 
     mean: float
     low: float
     high: float
 
+    @classmethod
+    def around(cls, mean: float, half: float) -> "Interval":
+        """Return the interval of a mean with `half` of its length on each side."""
+        return cls(mean=mean, low=mean - half, high=mean + half)
+
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float], level: float = 0.95) -> Interval:
     """Average the differences of pairs, with Student's interval: d̄ ± t_{n−1} · s_d / √n.
 
-    Pairs share what both depend on (seed, clients, cohorts), so that only what the method changes is left.
+    Both values of a pair depend on the same seed, clients and cohorts, so that their difference shows the method alone.
 
     Args:
-        values: of a method, one for each seed.
-        baseline: of the method that it is compared with, for the same seeds in the same order.
-        level: share of such intervals that hold the true difference, where the differences are normal; in (0, 1).
+        values: Values of a method, one for each seed.
+        baseline: Values of the method that it is compared with, for the same seeds in the same order.
+        level: Share of such intervals that hold the true difference if the differences are normal, in (0, 1).
 
     Returns:
-        values − baseline; of one pair the ends are NaN, of none all three.
+        The mean of values − baseline and its interval. The ends are NaN for one pair, and all three for none.
 
     >>> [round(value, 3) for value in paired_difference([0.8, 0.7, 0.9], [0.7, 0.7, 0.7])]
     [0.1, -0.148, 0.348]
@@ -95,29 +100,29 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], level:
     differences = [value - other for value, other in zip(values, baseline, strict=True)]
     n = len(differences)
     if not n:
-        return Interval(math.nan, math.nan, math.nan)
+        return Interval.around(math.nan, half=math.nan)
     mean = math.fsum(differences) / n
     if n == 1:
-        return Interval(mean, math.nan, math.nan)
+        return Interval.around(mean, half=math.nan)
     std = math.sqrt(math.fsum((difference - mean) ** 2 for difference in differences) / (n - 1))
     half = float(stdtrit(n - 1, (1 + level) / 2)) * std / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half)
+    return Interval.around(mean, half=half)
 
 
-def welch_difference(
+def welch_difference(  # noqa: PLR0917 - called by position
     values: Sequence[float], mean: float, std: float | None, count: int, level: float = 0.95
 ) -> Interval:
     """Subtract a published mean from the mean of values, with Welch's interval.
 
     Args:
-        values: ours, one for each seed.
-        mean: published.
-        std: published sample standard deviation; None: the mean is taken as exact.
-        count: of the runs behind it, ≥ 2.
-        level: share of such intervals that hold the true difference, where both are normal; in (0, 1).
+        values: Own values, one for each seed.
+        mean: Published mean.
+        std: Published sample standard deviation. None takes the mean as exact.
+        count: Number of runs behind the published mean, ≥ 2.
+        level: Share of such intervals that hold the true difference if both samples are normal, in (0, 1).
 
     Returns:
-        The ends are NaN for fewer than two values, all three for none.
+        The difference and its interval. The ends are NaN for one value, and all three for none.
 
     Source:
         Welch 1947, Biometrika 34; degrees of freedom by Satterthwaite.
@@ -129,17 +134,18 @@ def welch_difference(
 
     n = len(values)
     if not n:
-        return Interval(math.nan, math.nan, math.nan)
+        return Interval.around(math.nan, half=math.nan)
     average = math.fsum(values) / n
+    difference = average - mean
     if n == 1:
-        return Interval(average - mean, math.nan, math.nan)
+        return Interval.around(difference, half=math.nan)
     ours = math.fsum((value - average) ** 2 for value in values) / (n - 1) / n
     theirs = 0.0 if std is None else std**2 / count
     if not ours + theirs:
-        return Interval(average - mean, average - mean, average - mean)
+        return Interval.around(difference, half=0.0)
     freedom = (ours + theirs) ** 2 / (ours**2 / (n - 1) + theirs**2 / (count - 1))
     half = float(stdtrit(freedom, (1 + level) / 2)) * math.sqrt(ours + theirs)
-    return Interval(average - mean, average - mean - half, average - mean + half)
+    return Interval.around(difference, half=half)
 
 
 def rounds_to_target(curve: Sequence[float] | Mapping[int, float], target: float) -> int | None:
@@ -167,11 +173,11 @@ def rounds_to_target(curve: Sequence[float] | Mapping[int, float], target: float
 
 
 def speed_up(rounds: float | None, baseline_rounds: float) -> float | None:
-    """Divide the baseline's rounds by a method's, baseline_rounds / rounds, None if the target is never reached.
+    """Divide the baseline's rounds by a method's, baseline_rounds / rounds. None if the target is never reached.
 
     Args:
-        rounds: as `rounds_to_target` gives it, or seconds, > 0.
-        baseline_rounds: rounds, or seconds, after which the baseline has the target value, > 0.
+        rounds: Number of rounds, as `rounds_to_target` gives it, or of seconds, > 0.
+        baseline_rounds: Number of rounds, or of seconds, after which the baseline has the target value, > 0.
 
     Source:
         FedKA, Table 2.

@@ -1,4 +1,4 @@
-"""Bytes of what a message carries."""
+"""Bytes of the values in a message."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -10,16 +10,16 @@ from torch import Tensor
 from fl_lightning.functional.state import State, StateLike
 
 NUMBER = 8
-"""Bytes of a number of Python's."""
+"""Bytes of a Python number."""
 
 
 class CodedState(dict[str, Tensor]):
-    """Entries as they are read from a message, and what of the message the codec has made.
+    """Holds the entries as they are read from a message, and the codec's tensors in it.
 
     Args:
-        entries: by name.
-        coded: tensors of the codec.
-        names: entries that these are of.
+        entries: The entries, by name.
+        coded: The tensors of the codec, by name.
+        names: The names of the entries that the codec has coded.
     """
 
     def __init__(self, entries: StateLike, coded: State, names: Sequence[str]) -> None:
@@ -30,30 +30,34 @@ class CodedState(dict[str, Tensor]):
     @cached_property
     def message(self) -> State:
         """The entries that travel as they are, and the codec's tensors."""
-        names = set(self.names)
-        return {**{name: value for name, value in self.items() if name not in names}, **self.coded}
+        coded_names = set(self.names)
+        uncoded = {name: value for name, value in self.items() if name not in coded_names}
+        return {**uncoded, **self.coded}
 
 
 def message_of(weights: StateLike | None) -> StateLike | None:
-    """Get what travels of weights."""
+    """Return the tensors that travel for weights: those of a codec, or the weights themselves."""
     return weights.message if isinstance(weights, CodedState) else weights
 
 
 def traffic(weights: StateLike | None, extras: Mapping[str, Any]) -> int:
-    """Count the bytes of the values in a message: of tensors as their types have them, names and shapes for nothing.
+    """Count the bytes of the values in a message. Names and shapes count nothing.
 
-    A number of Python's takes 8 bytes, True and False 1, a text its UTF-8, None nothing.
+    A tensor takes the bytes of its type, a Python number 8 bytes, True and False 1, a text its UTF-8, None nothing.
 
     Args:
-        weights: shared entries, or what a codec has made of them; or None.
-        extras: tensors, numbers and (nested) dicts or lists of them.
+        weights: Shared entries, or a `CodedState`. None: no weights travel.
+        extras: Tensors, numbers and (nested) dicts or lists of them.
 
     >>> import torch
     >>> traffic({"w": torch.zeros(10), "steps": torch.tensor(3)}, {"norm": 0.5, "is_short": True})
     57
     """
-    size = sum(value.nbytes for value in (message_of(weights) or {}).values() if isinstance(value, Tensor))
-    return size + (_size(extras) if extras else 0)
+    message = message_of(weights) or {}
+    size = sum(value.nbytes for value in message.values() if isinstance(value, Tensor))
+    if extras:
+        size += _size(extras)
+    return size
 
 
 def _size(value: Any) -> int:

@@ -10,6 +10,7 @@ from fl_lightning.data.scenario import Scenario
 from fl_lightning.functional.continual import (
     backward_transfer,
     forward_transfer,
+    learning_accuracy,
     tasks_accuracy,
     tasks_forgetting,
 )
@@ -23,8 +24,12 @@ OF_VALUES = {
     "forgetting_tasks": "value_forgetting_tasks",
     "backward_transfer": "value_backward_transfer",
     "forward_transfer": "value_forward_transfer",
+    "learning_accuracy": "value_learned",
 }
 """Names of the measures of values that are no accuracies, by those of accuracies."""
+
+MEANS = ("acc_tasks", "learning_accuracy")
+"""Names of the measures that are means of values. The others are differences, signed by the direction of the value."""
 
 
 class TaskValue(NamedTuple):
@@ -136,6 +141,7 @@ def measures_of(rows: TaskRows) -> dict[str, float]:
         "forgetting_tasks": tasks_forgetting(rows.table, rows.first),
         "backward_transfer": backward_transfer(rows.table, rows.last),
         "forward_transfer": forward_transfer(rows.table, rows.initial, rows.first),
+        "learning_accuracy": learning_accuracy(rows.table, rows.first),
     }
     return {name: float(value) for name, value in found.items() if not math.isnan(value)}
 
@@ -249,8 +255,8 @@ class Tasks(Member):
         found = table.measures(end)
         direction = "max" if self.value is None else self.value.direction
         if direction != "max":
-            mean = {name: value for name, value in found.items() if name == "acc_tasks"}
-            found = mean if direction is None else turned(table).measures(end) | mean
+            means = {name: value for name, value in found.items() if name in MEANS}
+            found = means if direction is None else turned(table).measures(end) | means
         return {self.key(name): value for name, value in found.items()}
 
     def client_measures(self, client_id: int, end: int | None = None) -> dict[str, float]:

@@ -85,15 +85,15 @@ class OwnSide:
 
 
 class APFL(InitialModelClient):
-    """Local loss f(w) for the global model, and f(αv + (1 − α)w) for the client's own v.
+    """Trains with the loss f(w) for the global model, and f(αv + (1 − α)w) for the client's own v.
 
     Args:
         alpha: α, the share of v in the mixture before a client's first round, in [0, 1]. 0 deploys the global model, 1
             the own model alone.
         adaptive: Whether every client's α takes a step in each of its rounds.
-        alpha_lr: Learning rate of α, > 0, the same in all rounds. None: that of the optimizer in the round, which must
-            be SGD with one rate.
-        base: Of `ClientModule`.
+        alpha_lr: Learning rate of α, > 0, the same in all rounds. None takes the rate of the optimizer in the round,
+            which must be SGD with one rate.
+        base: Arguments of `ClientModule`.
 
     Raises:
         ValueError: α adapts without `alpha_lr`, and the optimizer is not SGD with one rate. The error comes at the
@@ -165,7 +165,7 @@ class APFL(InitialModelClient):
         side = self.own_side
         if side is None:
             return self.local_loss(batch, batch_idx)
-        mixed = mixture(side.twins, self.trained(), side.alpha)
+        mixed = mixture(own=side.twins, shared=self.trained(), alpha=side.alpha)
         with side.passes.aside():
             own_loss: Tensor = side.passes.loss_at({**mixed, **side.statistics}, batch, batch_idx)
         loss = self.local_loss(batch, batch_idx)
@@ -192,19 +192,19 @@ class APFL(InitialModelClient):
             return
         gradients = {name: value.grad for name, value in side.mixed.items() if value.grad is not None}
         own = {name: side.twins[name] for name in gradients}
-        slope = slope_of_alpha(own, self.trained(), gradients)
+        slope = slope_of_alpha(own=own, shared=self.trained(), gradient=gradients)
         if side.unit.grad is not None:
             slope = slope / side.unit.grad.double()
         side.slope = slope
         side.mixed = {}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Let α step once the first step of the round is taken. A step that a scaler skips is none."""
+        """Step α after the first step of the round. A step that a scaler skips does not count."""
         side = self.own_side
         if side is None or not side.may_step or side.slope is None or not self.num_steps:
             return
         lr = self.context.progress.lr if self.alpha_lr is None else self.alpha_lr
-        side.alpha = stepped(side.alpha, side.slope, lr)
+        side.alpha = stepped(side.alpha, slope=side.slope, lr=lr)
         side.may_step = False
         side.mixed = {}
 
@@ -216,7 +216,8 @@ class APFL(InitialModelClient):
         trained = self.trained()
         alpha = self.memory["alpha"]
         twins = {name: own[name].to(w.device) for name, w in trained.items()}
-        mixed = mixture(twins, trained, alpha.to(next(iter(trained.values())).device))
+        device = next(iter(trained.values())).device
+        mixed = mixture(own=twins, shared=trained, alpha=alpha.to(device))
         self.load_model({**own, **mixed})
         return self
 
@@ -242,7 +243,7 @@ def twin_of(w: Tensor, value: Tensor | None) -> nn.Parameter:
 
 @torch.no_grad()
 def with_values(buffers: State, own: State) -> State:
-    """Write a model's values into buffers in place, and return these. Buffers that the model lacks stay."""
+    """Write a model's values into buffers in place, and return the buffers. Buffers that the model lacks stay."""
     for name, buffer in buffers.items():
         if name in own:
             buffer.copy_(own[name])
@@ -250,12 +251,12 @@ def with_values(buffers: State, own: State) -> State:
 
 
 def join(optimizers: Sequence[Optimizer], params: State, twins: dict[str, nn.Parameter]) -> None:
-    """Let the parameters of v be stepped in the groups of w's, in the place of those of an earlier round.
+    """Add the parameters of v to the groups of w's parameters, and remove the v of an earlier round.
 
     Args:
         optimizers: The optimizers, which are new or begin anew.
         params: The parameters of w, by name.
-        twins: Those of v, by the same names. Without them only earlier ones leave.
+        twins: The parameters of v, by the same names. Without a parameter the earlier v is removed only.
     """
     names = {id(w): name for name, w in params.items()}
     for optimizer in optimizers:
@@ -275,7 +276,7 @@ def join(optimizers: Sequence[Optimizer], params: State, twins: dict[str, nn.Par
 
 
 def leave(optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Take the parameters of an earlier v out of a group of an optimizer, in place."""
+    """Remove the parameters of an earlier v from a group of an optimizer, in place."""
     stay = [place for place, parameter in enumerate(group["params"]) if not hasattr(parameter, IS_TWIN)]
     if len(stay) == len(group["params"]):
         return

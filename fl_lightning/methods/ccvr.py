@@ -47,7 +47,7 @@ class ClassMoments(NamedTuple):
 
 
 def outer(means: Tensor, *, diagonal: bool) -> Tensor:
-    """Compute μ_c μ_cᵀ, or its diagonals: (C, d) -> (C, d, d) or (C, d)."""
+    """Compute μ_c μ_cᵀ, or the diagonals of these products: (C, d) -> (C, d, d) or (C, d)."""
     if diagonal:
         return means.square()
     return means[:, :, None] * means[:, None, :]
@@ -103,14 +103,14 @@ class CCVRServer(ServerModule):
     """Calibrates the head of the new global model, after the last planned round or every so many rounds.
 
     Args:
-        every: Number of rounds k from one calibration to the next, ≥ 1; also the last planned round is calibrated. None
-            calibrates after that round only, as the paper.
-        samples_per_class: M, virtual features of each class that the cohort has, ≥ 1.
-        covariance: What clients send of Σ_c: all of it (`full`) or its diagonal.
-        calibration_epochs: E_c, passes over the virtual features, ≥ 0; 0 leaves the head as it is.
-        calibration_lr: η_c, learning rate of SGD, > 0.
+        every: Number of rounds k from one calibration to the next, ≥ 1. The last planned round is calibrated, too. None
+            calibrates after the last planned round only, as the paper does.
+        samples_per_class: Number of virtual features M of each class that the cohort has, ≥ 1.
+        covariance: Part of Σ_c that the clients send: `full` or `diagonal`.
+        calibration_epochs: Number of passes E_c over the virtual features, ≥ 0. 0 leaves the head as it is.
+        calibration_lr: Learning rate η_c of SGD, > 0.
         calibration_momentum: Momentum of SGD, in [0, 1).
-        calibration_batch: Virtual features per step, ≥ 1; `full` is all of them.
+        calibration_batch: Number of virtual features in a step, ≥ 1. `full` takes all.
 
     Attributes:
         calibrated: Entries of the calibrated head, float64.
@@ -120,7 +120,7 @@ class CCVRServer(ServerModule):
     needs = frozenset({"logits"})
     stale_reason = "asks the clients of a round for statistics of the new model, in a further exchange"
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         every: int | None = None,
         samples_per_class: int = 1000,
@@ -217,7 +217,7 @@ class CCVRServer(ServerModule):
                 "CCVRServer asks for features under the weights with which a round ends, and a codec that also codes "
                 "what is sent down (down=True) changes them after that; leave down unset"
             )
-        self.is_calibrated.fill_(False)
+        self.is_calibrated.fill_(value=False)
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         message = self.sends(exchange)
@@ -267,7 +267,7 @@ class CCVRServer(ServerModule):
         return ClassMoments(counts=counts, means=means, covariances=scatter / per_class(degrees, scatter))
 
     def noise(self, width: int) -> Iterator[Tensor]:
-        """Draw ε for the classes in turn, also for those that nobody has, each (M, d) float64.
+        """Draw ε for the classes in turn, also for a class that nobody has, each (M, d) float64.
 
         Args:
             width: Number of features d.
@@ -304,9 +304,9 @@ class CCVRServer(ServerModule):
         Returns:
             The entries of the head, by name, in float32 or better.
         """
-        params = {
-            name: to_float32(self.server.weights[name]).cpu().clone().requires_grad_() for name in self.calibrated
-        }
+        params: State = {}
+        for name in self.calibrated:
+            params[name] = to_float32(self.server.weights[name]).cpu().clone().requires_grad_()
         weight = params[WEIGHT]
         features, labels = self.virtual_features(moments)
         x = features.to(weight.dtype)
@@ -339,7 +339,7 @@ class CCVRServer(ServerModule):
         """Keep a calibrated head for the evaluation."""
         for name, value in head.items():
             self.calibrated[name].copy_(value)
-        self.is_calibrated.fill_(True)
+        self.is_calibrated.fill_(value=True)
 
     def evaluation_weights(self, weights: State) -> State:
         """Return the weights with the calibrated head after a round that has one, else the weights themselves."""
@@ -356,6 +356,6 @@ def is_plain(head: nn.Linear) -> bool:
 
 
 def per_class(numbers: Tensor, values: Tensor) -> Tensor:
-    """Give a number of each class the axes of values, by which they are multiplied: (C,), (C, ...) -> (C, 1, ...)."""
+    """Return numbers of the classes with the axes of values, to multiply both: (C,), (C, ...) -> (C, 1, ...)."""
     further_axes = (1,) * (values.dim() - 1)
     return numbers.reshape(numbers.shape + further_axes)

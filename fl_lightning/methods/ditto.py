@@ -1,7 +1,7 @@
 """Ditto: besides the global model every client trains one of its own, which is pulled towards the global one.
 
 Source: Li et al., ICML 2021, arXiv:2012.04221, Algorithm 1. Server: FedAvg, which the own models do not touch.
-Note: the own model begins as the initial model, whenever the client comes first; it is pulled to the weights as they
+Note: the own model begins as the initial model, whenever the client comes first. It is pulled to the weights as they
 were received, and has an optimizer and BatchNorm statistics of its own.
 """
 
@@ -20,12 +20,13 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class Ditto(InitialModelClient):
-    """Local loss as it is for the global model, and loss + (lam/2) ‖v − w‖² for the client's own v, w as received.
+    """Trains the global model with the loss L, and the client's own v with L + (lam/2) ‖v − w‖², w as received.
 
     Args:
-        lam: λ, strength of the pull, >= 0; 0 trains the own models apart.
-        personal_epochs: passes that train the own model, >= 0, over the batches of the first passes; 0 is FedAvg.
-        base: of `ClientModule`.
+        lam: Strength λ of the pull, >= 0. 0 trains the own models apart.
+        personal_epochs: Number of passes that train the own model, >= 0, over the batches of the first passes. 0 is
+            FedAvg.
+        base: Arguments of `ClientModule`.
     """
 
     fedavg_equivalent = {"personal_epochs": 0}
@@ -53,9 +54,10 @@ class Ditto(InitialModelClient):
         self.round_buffer("anchor", self.received)
         yield Phase(epochs=self.personal_epochs, counts=False)
         self.keep_model()
-        finite = all_finite(extremes_in(self.trained()))  # it is never sent: checked here
-        spoilt = {name: torch.where(finite, trained[name], torch.nan) for name in self.trained()}
-        self.load_model(trained | spoilt)
+        # The own model is never sent, and so is checked here: the weights that are sent become NaN with it.
+        finite = all_finite(extremes_in(self.trained()))
+        checked = {name: torch.where(finite, trained[name], torch.nan) for name in self.trained()}
+        self.load_model(trained | checked)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)

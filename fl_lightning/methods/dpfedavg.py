@@ -16,49 +16,59 @@ from fl_lightning.types import ClientUpdate, State
 from fl_lightning.utils.settings import check_above, check_inside
 
 CLIP_RATE = 0.2
-"""η_C, by which the clip follows the quantile, as in the paper."""
+"""Learning rate η_C with which the clip follows the quantile, as in the paper."""
 
 COUNT_SHARE = 1 / 20
-"""Standard deviation of the noise on the count of short updates, as a share of the expected clients: the paper's."""
+"""Standard deviation of the noise on the count of short updates, as a share of the expected clients (the paper's)."""
 
 GRID_BITS = 36
-"""Bits of a clipped entry below the clip: sums of up to 2^16 clients are exact, whoever adds them in which order."""
+"""Bits of a clipped entry below the clip. Sums of up to 2^16 clients are exact in any order."""
 
 
 def clipped(moved: Mapping[str, Tensor], clip: Tensor) -> tuple[State, Tensor]:
-    """Scale what a client moved to a norm of at most C, and tell whether it was no longer: float64 (...), () -> ().
+    """Scale a client's move to a norm of at most C, and return whether it was that short: float64 (...), () -> ().
 
-    The entries are cut to multiples of 2^-36 C', C' being the power of two above C, towards 0.
+    The entries are rounded towards 0 to multiples of 2^-36 C', where C' is the power of two above C.
+
+    Args:
+        moved: The move of the client by name, float64.
+        clip: The clip C, () float64.
+
+    Returns:
+        The clipped move, and whether its norm was at most C before, () bool.
 
     >>> short, is_short = clipped({"w": torch.tensor([3.0, 4.0], dtype=torch.float64)}, torch.tensor(1.0).double())
     >>> short["w"].round(decimals=9), bool(is_short)
     (tensor([0.6000, 0.8000], dtype=torch.float64), False)
     """
     norm = torch.stack([value.square().sum() for value in moved.values()]).sum().sqrt()
-    factor = (clip * SLACK / norm).clamp(max=1.0)  # ∞ where the client did not move
+    # The quotient is ∞ if the client did not move.
+    factor = (clip * SLACK / norm).clamp(max=1.0)
     grid = clip / torch.frexp(clip).mantissa * 2.0**-GRID_BITS
-    return {name: (value * factor / grid).trunc() * grid for name, value in moved.items()}, norm <= clip
+    short = {name: (value * factor / grid).trunc() * grid for name, value in moved.items()}
+    return short, norm <= clip
 
 
 class DPFedAvg(PrivateAggregator):
-    """w ← w + (Σ Δ_i · min(1, C / ‖Δ_i‖) + N(0, (z C)²)) / (q N) over every shared float entry that moves.
+    """Updates w ← w + (Σ Δ_i · min(1, C / ‖Δ_i‖) + N(0, (z C)²)) / (q N) over every shared float entry that moves.
 
-    Updates are clipped in float64, and the denominator is that of the cohort which is expected. Clients that are
-    skipped count as 0. Needs `data.sampling: poisson`, or all clients in every round. Entries of integers, and
+    Updates are clipped in float64. The denominator is the expected size of the cohort, and a client that is skipped
+    counts as 0. The rule needs `data.sampling: poisson`, or all clients in every round. Entries of integers, and
     parameters that are not trained, stay as the server has them.
 
     Args:
-        noise_multiplier: z > 0; None: the least with which the planned rounds keep `target_epsilon`.
-        target_epsilon: the run ends before the round that would cost more; None: there is no budget.
+        noise_multiplier: Noise multiplier z > 0. None takes the least with which the planned rounds keep
+            `target_epsilon`.
+        target_epsilon: Budget ε, > 0. The run ends before the round that would cost more. None: there is no budget.
         delta: δ in (0, 1), which should be below 1 / N.
-        clip: C > 0, the greatest norm of an update, with `quantile` that of the first round.
-        quantile: in (0, 1), share of the updates that are to stay unclipped: C follows their norms, under noise, which
-            the budget pays; None: C stays.
-        accountant: of ε: `pld` (privacy loss distributions), or `rdp` (Rényi divergences), which is looser.
-        weighting: of the clients: `uniform`, without another choice.
+        clip: Greatest norm C > 0 of an update, in the first round if `quantile` is given.
+        quantile: Share of the updates that should stay unclipped, in (0, 1). C follows their norms, under noise that
+            the budget pays. None: C stays.
+        accountant: Accountant of ε: `pld` (privacy loss distributions), or `rdp` (Rényi divergences), which is looser.
+        weighting: Weights of the clients, which must be `uniform`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         noise_multiplier: float | None = None,
         target_epsilon: float | None = None,
@@ -82,40 +92,48 @@ class DPFedAvg(PrivateAggregator):
         self.bound = nn.Buffer(torch.tensor(clip, dtype=torch.float64))
         self._exchange = 0
         self._released: tuple[str, ...] = ()
-        """Entries that are released: floats that are finite, but no parameters that are not trained."""
+        """The names of the entries that are released: finite floats, without parameters that are not trained."""
 
     def setup(self) -> None:
         super().setup()
         fixed = dict(self.server.module.named_parameters()).keys() - set(self.server.trainable)
-        floats = {n: v for n, v in self.server.weights.items() if v.is_floating_point() and n not in fixed}
-        self._released = tuple(name for name, value in floats.items() if bool(value.isfinite().all()))
+        released: list[str] = []
+        for name, value in self.server.weights.items():
+            is_free = value.is_floating_point() and name not in fixed
+            if is_free and bool(value.isfinite().all()):
+                released.append(name)
+        self._released = tuple(released)
 
     def terms(self) -> Mapping[str, float]:
         return {"clip": self.clip, "quantile": -1.0 if self.quantile is None else self.quantile}
 
     def noises(self) -> tuple[float, float]:
-        """Give the noise multiplier of the sum, and the standard deviation on the count of short updates.
+        """Return the noise multiplier of the sum, and the standard deviation on the count of short updates.
 
-        Where the clip follows a quantile both together cost what the ledger's noise multiplier does.
+        If the clip follows a quantile, both together cost as much as the ledger's noise multiplier.
         """
         z = self.ledger["noise_multiplier"]
         if self.quantile is None:
             return z, 0.0
-        count = max(COUNT_SHARE * self.expected, z)  # as ± 1/2 each: a multiplier of twice as much
-        return shared_noise(z, 2 * count), count
+        count_std = max(COUNT_SHARE * self.expected, z)
+        # Each client adds ± 1/2 to the count, so that the multiplier is twice the standard deviation.
+        return shared_noise(z, other=2 * count_std), count_std
 
     def row_values(self) -> Mapping[str, float]:
-        clip = {} if self.quantile is None else {"privacy/clip": float(self.bound)}
-        return {**super().row_values(), **clip}
+        values = dict(super().row_values())
+        if self.quantile is not None:
+            values["privacy/clip"] = float(self.bound)
+        return values
 
     def begin_round(self, cohort: list[int]) -> None:
         super().begin_round(cohort)
         self._exchange = 0
 
     def add(self, update: ClientUpdate) -> None:
-        """Add what a client moved, clipped.
+        """Add the clipped move of a client. A client that is left out counts as 0.
 
-        A client that is left out moved nothing.
+        Raises:
+            ValueError: The client sends more than weights.
         """
         weights = update.weights
         if update.extras:
@@ -132,24 +150,24 @@ class DPFedAvg(PrivateAggregator):
             self.sum("short", {"count": is_short.double() - 0.5}, self.weight(update))
 
     def _moving(self) -> State:
-        """Choose the entries that are released."""
+        """Return the entries that are released, as they were sent."""
         entries = self.server.transmitted_entries
         return {name: entries[name] for name in self._released if name in entries}
 
     def finish(self) -> State | None:
-        """Release the noisy mean, also where nobody took part."""
+        """Release the noisy mean, even if nobody took part."""
         draws = self.server.noise_generator(f"noise/{self._exchange}")
         self._exchange += 1
         total = self.summed("moved")
         short = self.summed("short")
-        new = State()
-        z, count_noise = self.noises()
+        new: State = {}
+        z, count_std = self.noises()
         for name, value in self._moving().items():
             noise = gaussian_noise(value.shape, draws, value.device)
             moved = value.double() + (total.get(name, 0.0) + z * self.bound * noise) / self.expected
-            new[name] = kept_positive(name, moved, value.double())
+            new[name] = kept_positive(name, new=moved, old=value.double())
         if self.quantile is not None:
-            noise = count_noise * gaussian_noise((), draws, self.bound.device)
+            noise = count_std * gaussian_noise((), draws, self.bound.device)
             share = 0.5 + (short.get("count", 0.0) + noise) / self.expected
             self.bound.copy_(self.bound * torch.exp(-CLIP_RATE * (share - self.quantile)))
         return self.moved(self.server.weights, new)

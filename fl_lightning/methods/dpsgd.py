@@ -25,16 +25,16 @@ from fl_lightning.utils.settings import check_above, check_numbers
 
 
 class DPSGD(ClientModule):
-    """Part of a client whose steps hide single samples, made by `dp_sgd`.
+    """Hides single samples in a client's steps. `dp_sgd` derives a class from it and the class of a client.
 
     Attributes:
-        noise_multiplier: z.
-        max_grad_norm: C.
+        noise_multiplier: The noise multiplier z.
+        max_grad_norm: The greatest norm C of a sample's gradient.
         delta: δ.
-        sample_rate: q.
+        sample_rate: The probability q with which a sample is in a batch.
     """
 
-    stackable = False  # gradients of single samples are taken in place of those of single clients
+    stackable = False  # torch.func vectorizes over the samples of one client
     is_private = True
     noise_multiplier: float
     max_grad_norm: float
@@ -51,7 +51,8 @@ class DPSGD(ClientModule):
 
     def configure_optimizers(self) -> Any:
         configured = super().configure_optimizers()
-        for optimizer in parse_optimizers(configured, type(self).__name__)[0]:
+        optimizers, _ = parse_optimizers(configured, type(self).__name__)
+        for optimizer in optimizers:
             if needs_closure(optimizer):
                 raise ValueError(
                     f"dp_sgd has one noisy gradient a batch, and {type(optimizer).__name__} asks for more; take SGD "
@@ -61,29 +62,37 @@ class DPSGD(ClientModule):
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         samples = PoissonSamples(local, self.sample_rate, broadcast.exchange)
-        self.round.update(steps=0, samples=samples)
+        self.round["steps"] = 0
+        self.round["samples"] = samples
         super().receive(broadcast, cast(ClientData, samples))
 
     def training_data(self, local: ClientData) -> ClientData:
         return cast(ClientData, self.round["samples"])
 
     def sample_loss(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Compute the method's own loss of a batch of one sample."""
+        """Return the loss of the client's method for a batch of one sample.
+
+        Args:
+            batch: The batch of one sample.
+            batch_idx: The index of the sample's batch in its epoch.
+        """
         return to_float32(super().training_step(batch, batch_idx))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Give a loss of value 0 whose gradient is the noisy one: (Σ clipped gradients + N(0, (z C)²)) / (q n)."""
+        """Return a loss of value 0 whose gradient is (Σ clipped gradients + N(0, (z C)²)) / (q n)."""
         params = {name: value for name, value in self.trained().items() if value.requires_grad}
         samples = self.round["samples"]
         step = self.round["steps"]
         self.round["steps"] = step + 1
         draws = samples.noise_generator(f"dp_sgd/noise/{samples.exchange}/{step}")
         total = self._sum(params, batch, batch_idx)
+        batch_size = self.sample_rate * samples.local.size()
         terms = []
         for name, value in params.items():
             noise = gaussian_noise(value.shape, draws, value.device)
             noisy = total.get(name, 0.0) + self.noise_multiplier * self.max_grad_norm * noise
-            terms.append(((noisy / (self.sample_rate * samples.local.size())).to(value.dtype) * value).sum())
+            gradient = (noisy / batch_size).to(value.dtype)
+            terms.append((gradient * value).sum())
         loss = torch.stack(terms).sum()
         return loss - loss.detach()
 
@@ -91,17 +100,18 @@ class DPSGD(ClientModule):
         """Add up the clipped gradients of a batch, of as many samples at a time as fit in memory.
 
         Raises:
-            RuntimeError: a step that torch.func cannot differentiate for each sample.
+            RuntimeError: torch.func cannot differentiate the step for each sample.
         """
         loss = as_function(self, "sample_loss")
-        total = State()
+        total: State = {}
 
         def of_sample(state: State, sample: Batch) -> Tensor:
             return cast(Tensor, loss(state, sample, batch_idx))
 
-        constants = State({name: value.detach() for name, value in params.items()})
+        constants = {name: value.detach() for name, value in params.items()}
         parts = sample_gradients(of_sample, constants, batch, at_once=samples_at_once(params), randomness="different")
-        silent = {"log": ignored, "log_dict": ignored}  # a logged value would be a sample's
+        # A logged value would be a sample's.
+        silent = {"log": ignored, "log_dict": ignored}
         with attach_services(self.lightning_modules(), silent), self.in_full_precision():
             try:
                 for gradients in parts:
@@ -115,16 +125,16 @@ class DPSGD(ClientModule):
         return total
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
-        """Count the steps in the client's memory, and log what they cost."""
+        """Return the extras of the client's method, count the steps in the memory, and log their ε."""
         extras = super().reply(exchange, cast(ClientData, self.round["samples"]))
         terms = {"noise_multiplier": self.noise_multiplier, "sample_rate": self.sample_rate}
-        steps = counted(self.memory, terms, self.round["steps"])
-        spent = epsilon(self.sample_rate, self.noise_multiplier, steps, self.delta)
+        steps = counted(self.memory, terms, more=self.round["steps"])
+        spent = epsilon(rate=self.sample_rate, noise_multiplier=self.noise_multiplier, count=steps, delta=self.delta)
         self.log(EPSILON_SAMPLES, spent, reduce_fx="max", batch_size=1)
         return extras
 
 
-def dp_sgd(
+def dp_sgd(  # noqa: PLR0917 - called by position
     client: LightningModule | TrainableModule,
     noise_multiplier: float,
     max_grad_norm: float = 1.0,
@@ -133,26 +143,28 @@ def dp_sgd(
 ) -> ClientModule:
     """Make clients train by noisy sums of clipped gradients of single samples.
 
-    What a client sends then changes by (ε, δ) only where one of its samples is added or removed; how many it has counts
-    as known. An epoch has 1 / q batches, each with every sample with probability q, and every step costs: ε grows over
-    the rounds in which a client takes part, and the row has that of the client in the round that has spent most.
+    The message of a client is then (ε, δ)-private if one of its samples is added or removed. The number of its samples
+    counts as known. An epoch has 1 / q batches, and a batch has each sample with probability q. Every step costs, so
+    that ε grows over the rounds of a client. The row of a round has the largest ε of its clients.
 
     Args:
-        client: of a method that reads its samples in training steps only, without BatchNorm; or a LightningModule.
-        noise_multiplier: z > 0, the noise as a multiple of `max_grad_norm`.
-        max_grad_norm: C > 0, greatest norm of a sample's gradient over all that is trained.
+        client: The client of a method without BatchNorm that reads its samples in training steps only, or a
+            LightningModule.
+        noise_multiplier: Noise z > 0 as a multiple of `max_grad_norm`.
+        max_grad_norm: Greatest norm C > 0 of a sample's gradient over all that is trained.
         delta: δ in (0, 1), which should be below 1 / n_i.
-        sample_rate: q in (0, 1], which takes the place of the batch size.
+        sample_rate: Probability q in (0, 1] with which a sample is in a batch. It takes the place of the batch size.
 
     Raises:
-        ValueError: a setting out of its range, or a client that reads its data otherwise or steps by itself.
+        ValueError: A setting is out of its range, or the client reads its data otherwise or steps by itself.
     """
     check_above(0, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm)
     check_delta(delta)
     check_numbers(sample_rate=sample_rate)
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}; 1 takes all samples in every step")
-    if reads := sorted(getattr(client, "reads", ())):
+    reads = sorted(getattr(client, "reads", ()))
+    if reads:
         raise ValueError(
             f"dp_sgd hides samples in the gradients of training steps, and {type(client).__name__} also reads "
             f"{' and '.join(reads)} of its data, which shows in what it sends; take another method, such as FedAvg, "
@@ -164,12 +176,18 @@ def dp_sgd(
             f"gradients of its own; take another method, such as FedAvg, FedProx or Ditto"
         )
     private.check_hooks_apart(client)
-    settings = {"delta": delta, "noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
-    whole = with_part(client, DPSGD, sample_rate=sample_rate, **settings)
+    whole = with_part(
+        client,
+        DPSGD,
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        delta=delta,
+        sample_rate=sample_rate,
+    )
     if not whole.automatic_optimization:
         raise ValueError(f"dp_sgd makes the gradients of each step, and {type(client).__name__} steps by itself")
     return whole
 
 
 def ignored(*args: Any, **settings: Any) -> None:
-    """Stand in for `log`."""
+    """Do nothing, in place of `log`."""

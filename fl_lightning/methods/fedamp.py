@@ -62,10 +62,12 @@ def mixed(own: StateLike, others: Sequence[StateLike], weights: Tensor) -> State
 
 
 class FedAMPServer(LatestModels):
-    """Sends each client a mean of all latest models, its own among them, and gives the initial one to who has none.
+    """Sends each client a mean of all latest models, its own among them.
+
+    A client that has trained no model deploys the initial one.
 
     Attributes:
-        initial: The initial model, which clients have that have not trained.
+        initial: The initial model, which stands for the model of a client that has not trained.
     """
 
     initial: StateBuffers
@@ -88,10 +90,10 @@ class FedAMPServer(LatestModels):
         # One model after the other is laid end to end, since all of them would be N copies in float64.
         if client.attention == "exp":
             squares = torch.stack([self._square(own, client_id=n) for n in others])
-            weights = exp_attention(squares, client.alpha, client.sigma)
+            weights = exp_attention(squares, alpha=client.alpha, sigma=client.sigma)
         else:
             cosines = torch.stack([self._cosine(own, client_id=n) for n in others])
-            weights = cosine_attention(cosines, client.sigma, client.self_weight)
+            weights = cosine_attention(cosines, sigma=client.sigma, self_weight=client.self_weight)
         return dict(zip(others, weights.tolist(), strict=True))
 
     def _square(self, own: Tensor, *, client_id: int) -> Tensor:
@@ -114,7 +116,8 @@ class FedAMPServer(LatestModels):
         attention = self.attention(client_id)
         others = [self.latest(n) for n in attention]
         weights = torch.tensor(list(attention.values()), dtype=torch.float64)
-        return Broadcast(self.server.round_idx, exchange, mixed(self.present(client_id), others, weights))
+        mean = mixed(self.present(client_id), others, weights)
+        return Broadcast(round_idx=self.server.round_idx, exchange=exchange, weights=mean)
 
     def deployment(self, client_id: int) -> Mapping[str, Any]:
         return {} if self.has_model(client_id) else {"initial": dict(self.initial)}
@@ -130,26 +133,26 @@ class FedAMPServer(LatestModels):
 
 
 class FedAMP(OwnModelClient):
-    """Local loss L + (lam / (2 alpha)) ‖w − u_i‖² over the shared trainable parameters, from u_i.
+    """Trains from u_i with the loss L + (lam / (2 alpha)) ‖w − u_i‖² over the shared trainable parameters.
 
     A client deploys the model that it has trained last.
 
     Args:
-        alpha: α, step size of the server towards similar models, > 0. With `exp`, at most sigma / (N − 1) for N clients
+        alpha: Step size α of the server towards similar models, > 0. With `exp`, at most sigma / (N − 1) for N clients
             that train, so that no model has a negative weight.
-        sigma: σ, > 0. With `exp` the scale of squared distances at which models are alike, with `cosine` the sharpness
-            of the softmax, such as 25.
-        lam: λ, weight of the pull towards u_i, >= 0.
-        attention: `exp` is FedAMP, `cosine` HeurFedAMP.
-        self_weight: ξ_ii, weight of the client's own model with `cosine`, in [0, 1].
-        base: Of `ClientModule`.
+        sigma: σ > 0. With `exp` it is the scale of squared distances at which models are alike, with `cosine` the
+            sharpness of the softmax, such as 25.
+        lam: Weight λ of the pull towards u_i, >= 0.
+        attention: Form of the weights. `exp` is FedAMP, `cosine` HeurFedAMP.
+        self_weight: Weight ξ_ii of the client's own model with `cosine`, in [0, 1].
+        base: Arguments of `ClientModule`.
     """
 
     server_class = FedAMPServer
     own_start = True
     stackable = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         alpha: float = 1e4,
         sigma: float = 1e6,

@@ -7,6 +7,6 @@ from fl_lightning.client import ClientModule
 
 
 class FedAvg(ClientModule):
-    """Local loss: cross-entropy, or the wrapped module's own."""
+    """Trains with cross-entropy, or with the loss of the wrapped module."""
 
     stackable = True

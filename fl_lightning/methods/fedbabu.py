@@ -19,7 +19,7 @@ from fl_lightning.utils.settings import as_list
 
 
 class FedBABU(ClientModule):
-    """Local loss as it is, with which the body alone is trained: the head gets no gradient, decay or momentum.
+    """Trains the body alone, with the loss as it is. The head gets no gradient, decay or momentum.
 
     The head is never sent. The statistics of BatchNorm belong to the body. `model.fine_tuning` trains body and head
     before a test, or what its `trains` names, such as `net.head.*`. `local/tuned/KEY` is then the value of the method.
@@ -28,7 +28,7 @@ class FedBABU(ClientModule):
     Args:
         head: `fnmatch` patterns of the parameters of the head. A pattern with `!` in front makes an exception. Around a
             module they must be given, such as `module.classifier.*`.
-        base: Of `ClientModule`.
+        base: Arguments of `ClientModule`.
 
     Raises:
         ValueError: The patterns do not divide what is trained into head and body. The error comes when the model is
@@ -60,9 +60,10 @@ class FedBABU(ClientModule):
         unknown = [pattern for pattern in self.head if not any_matches(pattern, trained)]
         if unknown or not self.head:
             example = entries_of_last_layer(trained) if trained else "net.head.*"
+            given = unknown[0] if unknown else []
             raise ValueError(
-                f"{kind}.head must match parameters that are trained, got {unknown[0] if unknown else []!r}, which "
-                f"matches none of {list(trained)[:8]}; name those of the last layers, such as head={example!r}"
+                f"{kind}.head must match parameters that are trained, got {given!r}, which matches none of "
+                f"{list(trained)[:8]}; name those of the last layers, such as head={example!r}"
             )
         body = {id(parameter): name for name, parameter in trained.items() if not matches(name, self.head)}
         if not body:

@@ -10,14 +10,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from fl_lightning.client import ClientModule
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-"""Batch and instance norms of every dimension, lazy ones too, and those without statistics."""
+"""Batch and instance norms of every dimension, also lazy ones, and norms without statistics."""
 
 
 class FedBN(ClientModule):
-    """Local loss as it is, with the parameters and buffers of every norm layer kept at the client.
+    """Trains with the loss as it is, and keeps the parameters and buffers of every norm layer at the client.
 
-    A client begins with those of the initial model. Their mean over the participants serves the evaluation of the
-    global model only.
+    A client begins with the norm layers of the initial model. Their mean over the participants serves the evaluation of
+    the global model only.
     """
 
     stackable = True

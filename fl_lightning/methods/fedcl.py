@@ -4,10 +4,11 @@ Source: Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-3, Alg. 1. Server: FedA
 Two further Ω that the paper names: `importance: mas`, Memory Aware Synapses (Aljundi et al., ECCV 2018,
 arXiv:1711.09601, Eq. 2 with the squared norm of the outputs), and `importance: si`, Synaptic Intelligence (Zenke et
 al., ICML 2017, arXiv:1703.04200, Eqs. 3 and 5).
-Note: the released code squares gradients of batch means and keeps one number for each tensor (`importance: tensor`),
-and has the clients estimate Ω on their own data where none is sent (`when_missing: local`); the defaults are the
-paper's. Its `mas` is of batch means and one number for each tensor too, divided by the number of logits: ours is the
-source's. `si` is of training, and no source says how a server that does not train finds it: the walk is ours.
+Note: the released code squares gradients of batch means and keeps one number for each tensor (`importance: tensor`). It
+has the clients estimate Ω on their own data in rounds that send none (`when_missing: local`). The defaults here are the
+paper's. The code's `mas` is of batch means and one number for each tensor, too, divided by the number of logits. Ours
+is the source's. `si` is defined along a training, and no source says how a server that does not train finds it: the
+walk is ours.
 """
 
 from collections.abc import Iterable
@@ -36,8 +37,25 @@ def extra_communication(rounds: int, interval: int) -> float:
     return ceil(rounds / interval) / (2 * rounds)
 
 
+def with_mean_one(omega: State, weights: State) -> State:
+    """Divide Ω by its mean over all parameters. An Ω of 0 stays 0.
+
+    Args:
+        omega: Ω by name, shaped as the weights, or 0-d for a whole tensor.
+        weights: The weights by name, whose numbers count.
+
+    >>> with_mean_one({"w": torch.tensor([1.0, 3.0])}, {"w": torch.zeros(2)})
+    {'w': tensor([0.5000, 1.5000])}
+    """
+    sizes = {name: weights[name].numel() / value.numel() for name, value in omega.items()}
+    total = torch.stack([value.sum(dtype=torch.float64) * sizes[name] for name, value in omega.items()]).sum()
+    mean = total / sum(value.numel() for value in weights.values())
+    mean = torch.where(mean > 0, mean, 1.0)
+    return {name: (value / mean).to(value.dtype) for name, value in omega.items()}
+
+
 class FedCLServer(ServerModule):
-    """FedCL's server, which sends Ω, estimated on the proxy set, in rounds 0, interval, 2 · interval and so on."""
+    """Estimates Ω on the proxy set in rounds 0, interval, 2 · interval and so on, and sends it."""
 
     needs = frozenset({"proxy", "labels"})
     takes_stale = True
@@ -61,32 +79,35 @@ class FedCLServer(ServerModule):
             self.importance = client.importance_of(weights, proxy.batches(indices, None))
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        return self.sends(exchange, **({"importance": self.importance} if self.importance else {}))
+        if not self.importance:
+            return self.sends(exchange)
+        return self.sends(exchange, importance=self.importance)
 
 
 class FedCL(ClientModule):
-    """Local loss L + strength · Σ_j Ω_j (w_j − w_g,j)² over the shared trainable parameters (Eq. 3).
+    """Trains with the loss L + strength · Σ_j Ω_j (w_j − w_g,j)² over the shared trainable parameters (Eq. 3).
 
     Args:
-        strength: λ ≥ 0; 0 is FedAvg, and nothing is estimated or sent.
-        interval: Ω is estimated and sent every so many rounds, from round 0 on.
-        importance: Ω as `abs` or `square` of per-sample gradients of the loss, or `tensor`, one number for each tensor;
-            `mas`: as `abs`, of ‖f(x)‖² in place of the loss, f the net's logits, without labels; `si`: what each
-            parameter contributes to the fall of the loss on one pass of plain SGD over the proxy set, in its order and
-            in eval mode, from the weights as they are, which stay so (`path_importance`).
-        when_missing: the client's Ω in rounds without one: `identity`: all ones (FedProx with μ = 2λ); `cached`: the
-            last that it got, ones if none; `local`: estimated on its own data with the received weights.
+        strength: Weight λ ≥ 0. 0 is FedAvg, and nothing is estimated or sent.
+        interval: Number of rounds from one Ω to the next, from round 0 on.
+        importance: Form of Ω. `abs` or `square` of per-sample gradients of the loss. `tensor`: one number for each
+            tensor. `mas`: as `abs`, of ‖f(x)‖² in place of the loss, where f are the net's logits, without labels.
+            `si`: the contribution of each parameter to the fall of the loss in one pass of plain SGD over the proxy
+            set, in its order and in eval mode (`path_importance`). The pass does not change the model.
+        when_missing: Ω of the client in a round that sends none. `identity`: all ones, which is FedProx with μ = 2λ.
+            `cached`: the last Ω that the client got, ones if it got none. `local`: Ω that the client estimates on its
+            own data with the received weights.
         normalization: `none`, or `mean_one`: Ω is divided by its mean over all parameters.
-        importance_batch: samples per batch with `importance: tensor` or `si`.
-        importance_lr: learning rate of the pass of `importance: si`, > 0, the same in all rounds.
-        base: of `ClientModule`.
+        importance_batch: Number of samples in a batch with `importance: tensor` or `si`.
+        importance_lr: Learning rate of the pass of `importance: si`, > 0, the same in all rounds.
+        base: Arguments of `ClientModule`.
     """
 
     server_class = FedCLServer
     fedavg_equivalent = {"strength": 0}
     stackable = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         strength: float = 0.5,
         interval: int = 1,
@@ -118,42 +139,38 @@ class FedCL(ClientModule):
         self.importance_lr = importance_lr
 
     def samples_at_once(self, weights: State) -> int:
-        """Compute the number of samples whose gradients are taken together."""
-        return self.importance_batch if self.importance in ("tensor", "si") else samples_at_once(weights)
+        """Return the number of samples whose gradients are taken together."""
+        if self.importance in ("tensor", "si"):
+            return self.importance_batch
+        return samples_at_once(weights)
 
     def squared_norm_at(self, params: State, batch: Batch) -> Tensor:
         """Compute the mean ‖f(x)‖² of a batch at other values of some parameters, by name, in full precision."""
+        x, *_ = batch
         entries = {name.removeprefix("net."): value for name, value in params.items()}
-        return to_float32(functional_call(self.built_net, entries, (batch[0],))).square().sum(1).mean()
+        logits = functional_call(self.built_net, entries, (x,))
+        return to_float32(logits).square().sum(1).mean()
 
     def importance_of(self, weights: State, batches: Iterable[Batch]) -> State:
-        """Estimate Ω of the shared trainable `weights`, the net in eval mode."""
+        """Estimate Ω with the net in eval mode.
+
+        Args:
+            weights: The shared trainable weights at which Ω is estimated, by name.
+            batches: The samples, on any device.
+        """
         with self.evaluation_mode():
             given = self.transfer_each(batches)
             if self.importance == "si":
-                omega = path_importance(self.loss_at, weights, given, self.importance_lr)
+                omega = path_importance(self.loss_at, weights, given, lr=self.importance_lr)
             elif self.importance == "mas":
-                omega = estimated(self.squared_norm_at, weights, given, "abs")
+                omega = estimated(self.squared_norm_at, weights, given, kind="abs")
             else:
-                omega = estimated(self.loss_at, weights, given, self.importance)
-        if self.normalization == "none":
-            return omega
-        sizes = {name: weights[name].numel() / value.numel() for name, value in omega.items()}
-        total = torch.stack([value.sum(dtype=torch.float64) * sizes[name] for name, value in omega.items()]).sum()
-        mean = total / sum(value.numel() for value in weights.values())
-        mean = torch.where(mean > 0, mean, 1.0)
-        return {name: (value / mean).to(value.dtype) for name, value in omega.items()}
+                omega = estimated(self.loss_at, weights, given, kind=self.importance)
+        return omega if self.normalization == "none" else with_mean_one(omega, weights)
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         weights = self.received
-        omega = broadcast.extras.get("importance")
-        if omega is not None:
-            if self.when_missing == "cached":
-                self.memory["importance"] = omega
-        elif self.when_missing == "cached":
-            omega = self.memory.get("importance")
-        elif self.when_missing == "local" and local.size() and weights:
-            omega = self.importance_of(weights, local.batches(batch_size=self.samples_at_once(weights)))
+        omega = self._omega(broadcast, local)
         if omega is None:
             omega = {name: torch.ones_like(value) for name, value in weights.items()}
         else:
@@ -161,6 +178,18 @@ class FedCL(ClientModule):
             total = torch.stack([value.expand_as(weights[name]).sum() for name, value in omega.items()]).sum()
             self.log("train/importance", total / entries, batch_size=1)
         self.round_buffer("importance", dict(omega))
+
+    def _omega(self, broadcast: Broadcast, local: ClientData) -> State | None:
+        """Return the client's Ω in a round, as `when_missing` asks if the server sends none. None is all ones."""
+        weights = self.received
+        omega: State | None = broadcast.extras.get("importance")
+        if self.when_missing == "cached":
+            if omega is not None:
+                self.memory["importance"] = omega
+            return self.memory.get("importance")
+        if omega is None and self.when_missing == "local" and local.size() and weights:
+            return self.importance_of(weights, local.batches(batch_size=self.samples_at_once(weights)))
+        return omega
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)

@@ -1,8 +1,9 @@
 """FedCurv: pull each parameter towards the other clients' weights, as strongly as their Fisher information says.
 
 Source: Shoham et al. 2019, arXiv:1910.07796, Eqs. 3-5. The mean of the clients is FedAvg's.
-The server keeps only U = Σ u_j and V = Σ v_j, u_j the diagonal of the Fisher information at the trained weights θ_j and
-v_j = u_j θ_j: a client subtracts its own pair, and uploads how it has changed. `scope: last_round` is the paper's sum.
+The server keeps only U = Σ u_j and V = Σ v_j. u_j is the diagonal of the Fisher information at the trained weights θ_j,
+and v_j = u_j θ_j. A client subtracts its own pair, and uploads how the pair has changed. The sum in the paper is
+`scope: last_round`.
 """
 
 from typing import Any, Literal
@@ -13,8 +14,8 @@ from torch.optim import Optimizer
 
 from fl_lightning.aggregation import ServerModule, StateBuffers
 from fl_lightning.client import ClientModule
+from fl_lightning.client.fisher import Fisher, fisher_information
 from fl_lightning.functional import state as S
-from fl_lightning.functional.importance import batch_fisher, importance, samples_at_once
 from fl_lightning.types import Batch, Broadcast, ClientData, ClientUpdate, State
 from fl_lightning.utils.settings import check_at_least, check_choice, is_plain_sgd
 
@@ -23,16 +24,23 @@ def curvature_penalty(params: State, curvature: State, pull: State) -> Tensor:
     """Compute Σ_k P_k θ_k² − 2 Q_k θ_k: three states of the same names -> ().
 
     With P = Σ_{j≠i} u_j and Q = Σ_{j≠i} v_j it is Σ_{j≠i} (θ − θ_j)ᵀ diag(u_j) (θ − θ_j) less a constant.
+
+    Args:
+        params: The parameters θ.
+        curvature: P.
+        pull: Q.
     """
     squares = {name: S.to_float32(value).square() for name, value in params.items()}
     return S.inner(curvature, squares) - 2 * S.inner(pull, params)
 
 
 class FedCurvServer(ServerModule):
-    """FedCurv's server, which keeps U and V of all clients seen, or of the last round's, and sends them.
+    """Keeps U and V of all clients seen, or of the clients of the last round, and sends them.
 
     Attributes:
-        made: with `scope: last_round` the round that U and V are of: not the last one where that was aborted.
+        u: U, float64.
+        v: V, float64.
+        made: The round in which U and V were made, with `scope: last_round`. An aborted round makes none.
     """
 
     u: StateBuffers
@@ -42,15 +50,17 @@ class FedCurvServer(ServerModule):
 
     @property
     def takes_stale(self) -> bool:  # type: ignore[override]
-        """Whether updates may be of earlier rounds: what a client was sent, it subtracts itself."""
+        """Whether updates may be of earlier rounds. With `seen` a client subtracts what it was sent itself."""
         return self.client_of(FedCurv).scope == "seen"
 
     def setup(self) -> None:
         client = self.client_of(FedCurv)
         names = () if client.is_fedavg_equivalent else self.server.trainable
-        self.u, self.v = self.server_state(names), self.server_state(names)
-        of_round = bool(names) and client.scope == "last_round"
-        made = torch.tensor(-1, device=self.server.weights[names[0]].device) if of_round else None
+        self.u = self.server_state(names)
+        self.v = self.server_state(names)
+        made: Tensor | None = None
+        if names and client.scope == "last_round":
+            made = torch.tensor(-1, device=self.server.weights[names[0]].device)
         self.register_buffer("made", made)
 
     def check_server_optimizer(self, optimizer: Optimizer) -> None:
@@ -64,8 +74,10 @@ class FedCurvServer(ServerModule):
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         if self.client_of(FedCurv).is_fedavg_equivalent:
             return self.sends(exchange)
-        made = {} if self.made is None else {"made": int(self.made)}
-        return self.sends(exchange, u=self.u, v=self.v, **made)
+        extras: dict[str, Any] = {"u": self.u, "v": self.v}
+        if self.made is not None:
+            extras["made"] = int(self.made)
+        return self.sends(exchange, **extras)
 
     def add(self, update: ClientUpdate) -> None:
         if "u" in update.extras:
@@ -74,24 +86,29 @@ class FedCurvServer(ServerModule):
 
     def finish(self, exchange: str, aggregate: State | None) -> State | None:
         keeps = self.client_of(FedCurv).scope == "seen"
-        for name, kept in (("u", self.u), ("v", self.v)):
+        for name, kept in {"u": self.u, "v": self.v}.items():
             for entry, change in self.summed(name).items():
-                kept[entry].mul_(keeps).add_(change)
+                if not keeps:
+                    kept[entry].zero_()
+                kept[entry].add_(change)
         if self.made is not None:
             self.made.fill_(self.server.round_idx)
         return aggregate
 
 
 class FedCurv(ClientModule):
-    """Local loss L + λ Σ_{j≠i} (θ − θ_j)ᵀ diag(F_j) (θ − θ_j) over the shared trainable parameters, less a constant.
+    """Trains with the loss L + λ Σ_{j≠i} (θ − θ_j)ᵀ diag(F_j) (θ − θ_j), less a constant.
+
+    θ are the shared trainable parameters.
 
     Args:
-        lam: λ >= 0; 0 is FedAvg, and nothing is estimated or sent. With SGD lr · λ · max(U) must stay well below 1.
-        fisher: F_j as mean of squared gradients: of every `sample`, or of every `batch` (up to the batch size times
-            smaller, so that λ means something else), the batches being those of the first local epoch.
-        fisher_samples: with `fisher: batch`, the batch that passes this number of samples is the last.
-        scope: the clients j: all `seen` so far, each with its latest F_j, or those of the `last_round`.
-        base: of `ClientModule`.
+        lam: Weight λ >= 0. 0 is FedAvg, and nothing is estimated or sent. With SGD lr · λ · max(U) must stay well below
+            1.
+        fisher: Squared gradients whose mean is F_j: of every `sample`, or of every `batch` of the first local epoch,
+            whose mean is up to the batch size times smaller, so that λ means something else.
+        fisher_samples: Number of samples with `fisher: batch`. The batch that passes it is the last.
+        scope: Clients j. `seen`: all so far, each with its latest F_j. `last_round`: the clients of the last round.
+        base: Arguments of `ClientModule`.
     """
 
     server_class = FedCurvServer
@@ -103,7 +120,7 @@ class FedCurv(ClientModule):
     def __init__(
         self,
         lam: float = 1.0,
-        fisher: Literal["sample", "batch"] = "sample",
+        fisher: Fisher = "sample",
         fisher_samples: int = 500,
         scope: Literal["seen", "last_round"] = "seen",
         **base: Any,
@@ -119,45 +136,43 @@ class FedCurv(ClientModule):
         self.scope = scope
 
     def own(self, name: str, broadcast: Broadcast) -> State:
-        """Give the client's pair (`u` or `v`) as far as it is in the server's sum, with zeros where it is not."""
-        like: State = broadcast.extras[name]
-        counts = self.scope == "seen" or self.memory.get("round") == broadcast.extras.get("made")
-        return (self.memory.get(name) if counts else None) or S.zeros_like(like)
+        """Return the client's own part of U or V, 0 if the server's sum has none of this client.
+
+        Args:
+            name: `u` or `v`.
+            broadcast: The message of the server.
+        """
+        total: State = broadcast.extras[name]
+        is_counted = self.scope == "seen" or self.memory.get("round") == broadcast.extras.get("made")
+        own: State | None = self.memory.get(name) if is_counted else None
+        return own or S.zeros_like(total)
 
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         for name in ("u", "v"):
-            pair = self.own(name, broadcast)
-            self.round_buffer(f"own_{name}", pair)
-            self.round_buffer(name, S.sub(broadcast.extras[name], pair))
+            own = self.own(name, broadcast)
+            self.round_buffer(f"own_{name}", own)
+            self.round_buffer(name, S.sub(broadcast.extras[name], own))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
-        penalty = curvature_penalty(self.params(), self.round["u"], self.round["v"])
+        penalty = curvature_penalty(self.params(), curvature=self.round["u"], pull=self.round["v"])
         self.log("train/penalty", penalty)
         return loss + self.lam * penalty
 
     def nonfinite_hint(self) -> str:
         return f"FedCurv needs lr · lam · max(U) well below 1: lower lam ({self.lam}); else {super().nonfinite_hint()}"
 
-    def information(self, params: State, local: ClientData) -> State:
-        """Estimate F_i with the model as it is, in eval mode."""
-        samples = self.fisher == "sample"
-        batches = local.batches(batch_size=samples_at_once(params)) if samples else local.batches(epoch=0)
-        with self.evaluation_mode():
-            given = self.transfer_each(batches)
-            if samples:
-                return importance(self.loss_at, params, given, "square")
-            return batch_fisher(self.loss_at, params, given, self.fisher_samples)
-
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
         params = S.clone(self.params())
         if self.is_fedavg_equivalent or not params:
             return {}
-        known = {name: self.round[f"own_{name}"] for name in ("u", "v")}
-        if not self.num_steps:  # no data: the pair stays
+        if not self.num_steps:
+            # Without samples the pair stays.
             none = S.zeros_like(params)
             return {"u": none, "v": none}
-        u = self.information(params, local)
-        pair = {"u": u, "v": {name: value * params[name] for name, value in u.items()}}
-        self.memory.update(pair, round=local.round_idx)
-        return {name: S.sub(new, known[name]) if self.scope == "seen" else new for name, new in pair.items()}
+        u = fisher_information(self, params, local=local, kind=self.fisher, max_samples=self.fisher_samples)
+        v = {name: value * params[name] for name, value in u.items()}
+        self.memory.update(u=u, v=v, round=local.round_idx)
+        if self.scope == "last_round":
+            return {"u": u, "v": v}
+        return {"u": S.sub(u, self.round["own_u"]), "v": S.sub(v, self.round["own_v"])}

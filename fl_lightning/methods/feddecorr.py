@@ -55,13 +55,13 @@ def decorrelation(features: Tensor, form: Form = "code") -> Tensor:
 
 
 class FedDecorr(ClientModule):
-    """Local loss CE + beta · decorrelation of the features that the head reads.
+    """Trains with the loss CE + beta · decorrelation of the features that the head reads.
 
     Args:
         beta: Weight of the penalty, >= 0. 0 is FedAvg.
         form: Scale of the penalty. `code`: the released code's, to which the published 0.1 belongs. `paper`: as
             printed.
-        base: Of `ClientModule`. It needs `net` unless beta is 0.
+        base: Arguments of `ClientModule`, which must include `net` unless beta is 0.
     """
 
     needs = frozenset({"logits"})

@@ -2,7 +2,7 @@
 
 Source: Lin et al., NeurIPS 2020, arXiv:2006.07242, Algorithm 1; Adam with a cosine schedule as in its experiments.
 Clients and rule: any that share all their weights; set as `model.server_module`. The unlabelled data are the server's
-proxy split; its labels are not read.
+proxy split, whose labels are not read.
 """
 
 import math
@@ -25,30 +25,30 @@ from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
 ROWS_AT_ONCE = 1000
-"""Samples per forward pass where nothing is trained."""
+"""Number of samples in a forward pass that trains nothing."""
 
 
 class FedDFServer(ServerModule):
-    """Minimises T² KL(softmax(mean_i z_i / T) ‖ softmax(z / T)) over the student's trainable weights, from the mean.
+    """Minimizes T² KL(softmax(mean_i z_i / T) ‖ softmax(z / T)) over the student's trainable weights, from the mean.
 
-    Teachers are the clients with data, with equal weight. Teachers and student are in eval mode throughout: each
-    teacher has its own running statistics, the student keeps the mean's.
+    The teachers are the clients with data, with equal weight. Teachers and student are in eval mode throughout. Each
+    teacher has its own running statistics, and the student keeps the mean of them.
 
     Args:
-        temperature: T > 0.
-        distill_lr: of Adam, which is built anew every round.
-        distill_schedule: of the learning rate: `cosine`, to 0 at the last step, or `constant`.
-        distill_batch: proxy samples per step, `full` for all.
-        distill_steps: steps of a round at most; 0 is the rule's aggregate alone.
-        patience: steps without a gain in accuracy on the server's validation split (`data.val_fraction`) after which
-            a round's distillation stops; without such a split all steps are taken.
-        eval_every: steps from one look at the validation split to the next.
+        temperature: Softmax temperature T > 0.
+        distill_lr: Learning rate of Adam, which is built anew in every round, > 0.
+        distill_schedule: Schedule of the learning rate: `cosine`, to 0 at the last step, or `constant`.
+        distill_batch: Number of proxy samples in a step, ≥ 1. `full` takes all.
+        distill_steps: Largest number of steps in a round. 0 is the rule's aggregate alone.
+        patience: Number of steps without a gain in accuracy on the server's validation split (`data.val_fraction`)
+            after which the distillation of a round stops. Without such a split all steps are taken.
+        eval_every: Number of steps from one evaluation on the validation split to the next.
     """
 
     needs = frozenset({"logits", "proxy"})
     stale_reason = "takes the clients' models as teachers, which would be no longer theirs"
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         temperature: float = 1.0,
         distill_lr: float = 1e-3,
@@ -73,11 +73,11 @@ class FedDFServer(ServerModule):
         self.patience = patience
         self.eval_every = eval_every
         self.steps_taken = 0
-        """Steps of the last distillation."""
+        """Number of steps of the last distillation."""
 
     @property
     def client(self) -> ClientModule:
-        """Client whose net is used, without a change to its own weights."""
+        """The client whose net is used. Its own weights stay as they are."""
         return self.client_of(ClientModule)
 
     @property
@@ -119,7 +119,12 @@ class FedDFServer(ServerModule):
         return sum(others, first) / len(teachers)
 
     def distilled(self, student: State, target: Tensor) -> State:
-        """Distil logits (n, C) on the proxy split into the student."""
+        """Distill into the student, and return its weights.
+
+        Args:
+            student: The weights at the start, by name.
+            target: The teachers' mean logits on the proxy split, (n, C).
+        """
         trained = {name: student[name].detach().clone().requires_grad_() for name in self.server.trainable}
         student = {**student, **trained}
         proxy = self.server.data("proxy")
@@ -131,10 +136,12 @@ class FedDFServer(ServerModule):
             heartbeat()
             optimizer.param_groups[0]["lr"] = self.lr_at(step)
             rows = next(order)
-            ((x, _),) = map(self.client.transferred, proxy.batches([rows], None))
+            (batch,) = proxy.batches([rows], None)
+            x, _ = self.client.transferred(batch)
+            taught = target[copy_to_device(rows, target.device)]
             with torch.enable_grad():
                 logits = self.predict(student, x)
-                loss = kl_divergence(logits, target[copy_to_device(rows, target.device)], self.temperature)
+                loss = kl_divergence(logits, taught, temperature=self.temperature)
                 gradients = torch.autograd.grad(loss, [*trained.values()], allow_unused=True)
             for parameter, gradient in zip(trained.values(), gradients, strict=True):
                 parameter.grad = gradient
@@ -150,34 +157,41 @@ class FedDFServer(ServerModule):
         return {name: value.detach() for name, value in student.items()}
 
     def lr_at(self, step: int) -> float:
-        """Compute the learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         if self.distill_schedule == "constant":
             return self.distill_lr
         return self.distill_lr * (1 + math.cos(math.pi * step / self.distill_steps)) / 2
 
     def order(self, n: int) -> Iterator[Tensor]:
-        """Draw the proxy samples of each step, (B,) int64, pass after pass in a new order."""
+        """Draw the proxy samples of each step, (B,) int64, pass after pass in a new order.
+
+        Args:
+            n: Number of proxy samples.
+        """
         generator = self.server.generator("distillation")
         size = n if self.distill_batch == "full" else self.distill_batch
         while True:
             yield from torch.split(torch.randperm(n, generator=generator), size)
 
     def predict(self, state: State, x: Tensor) -> Tensor:
-        """Compute logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
+        """Compute the logits of the net with other weights: (B, ...) -> (B, C), float32 or better."""
         entries = {name.removeprefix("net."): value for name, value in state.items()}
         with self.client.forward_context():
             return to_float32(functional_call(self.client.built_net, entries, (x,)))
 
     @torch.no_grad()
     def answers(self, state: State, split: Any) -> list[tuple[Tensor, Tensor]]:
-        """Compute the logits (B, C) of the batches of a split, and get their labels (B,)."""
+        """Return the logits (B, C) and the labels (B,) of each batch of a split."""
         rows = torch.split(torch.arange(len(split)), ROWS_AT_ONCE)
         batches = self.client.transfer_each(split.batches(rows, None))
         return [(self.predict(state, x), y) for x, y in batches]
 
     def accuracy(self, state: State) -> float:
-        """Compute the accuracy on the validation split, NaN without samples."""
-        answers = [] if self.validation is None else self.answers(state, self.validation)
+        """Return the accuracy on the validation split, NaN without samples."""
+        validation = self.validation
+        if validation is None:
+            return math.nan
+        answers = self.answers(state, validation)
         if not answers:
             return math.nan
         hits = torch.cat([logits.argmax(1) == y for logits, y in answers])

@@ -20,12 +20,23 @@ from fl_lightning.utils.settings import check_above, check_choice
 
 
 def dynamic_regularizer(params: State, received: State, gradient: State, alpha: float) -> Tensor:
-    """Compute −⟨g_i, θ⟩ + (α/2) ‖θ − x‖²: three states of the same names -> ()."""
+    """Compute −⟨g_i, θ⟩ + (α/2) ‖θ − x‖²: three states of the same names -> ().
+
+    Args:
+        params: The parameters θ.
+        received: The received parameters x.
+        gradient: The client's gradient g_i.
+        alpha: α.
+    """
     return alpha * proximal(params, received) - S.inner(gradient, params)
 
 
 class FedDynServer(ServerModule):
-    """FedDyn's server: h ← h − (α/N) Σ (y_i − x) over the cohort, then x ← mean − h/α, with the mean's buffers."""
+    """Takes h ← h − (α/N) Σ (y_i − x) over the cohort, then x ← mean − h/α, with the mean's buffers.
+
+    Attributes:
+        correction: h, float64.
+    """
 
     correction: StateBuffers
     takes_stale = "unscaled"
@@ -54,7 +65,12 @@ class FedDynServer(ServerModule):
         return None if aggregate is None else self.moved(aggregate, self.shifted(aggregate, -1))
 
     def shifted(self, weights: State, sign: int) -> State:
-        """Compute the trainable entries of weights ± h/α, float64."""
+        """Compute the trainable entries of weights ± h/α, float64.
+
+        Args:
+            weights: The weights, by name.
+            sign: +1 or −1.
+        """
         scale = sign / self.client_of(FedDyn).alpha
         return {name: weights[name].double() + scale * value for name, value in self.correction.items()}
 
@@ -69,12 +85,14 @@ class FedDynServer(ServerModule):
 
 
 class FedDyn(ClientModule):
-    """Local loss L − ⟨g_i, θ⟩ + (α/2) ‖θ − x‖² over the shared trainable parameters, then g_i ← g_i − α (y_i − x).
+    """Trains with the loss L − ⟨g_i, θ⟩ + (α/2) ‖θ − x‖², then takes g_i ← g_i − α (y_i − x).
+
+    θ are the shared trainable parameters.
 
     Args:
         alpha: α > 0.
-        evaluates: the weights that are evaluated: the `server`'s, or the clients' last mean (`active_mean`).
-        base: of `ClientModule`.
+        evaluates: Weights that are evaluated: those of the `server`, or the clients' last mean (`active_mean`).
+        base: Arguments of `ClientModule`.
     """
 
     server_class = FedDynServer
@@ -92,7 +110,12 @@ class FedDyn(ClientModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
-        term = dynamic_regularizer(self.params(), self.received, self.round["gradient"], self.alpha)
+        term = dynamic_regularizer(
+            params=self.params(),
+            received=self.received,
+            gradient=self.round["gradient"],
+            alpha=self.alpha,
+        )
         self.log("train/dynamic", term)
         return loss + term
 
@@ -102,5 +125,5 @@ class FedDyn(ClientModule):
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
         if self.num_steps:
             moved = S.sub(S.clone(self.params()), self.received)
-            self.memory["gradient"] = S.add(self.round["gradient"], moved, -self.alpha)
+            self.memory["gradient"] = S.add(self.round["gradient"], moved, alpha=-self.alpha)
         return {}

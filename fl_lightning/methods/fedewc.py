@@ -6,32 +6,31 @@ Note: nobody tells a client that a stage of its data ends. The Fisher informatio
 training, and the last estimate counts once the stage has changed.
 """
 
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.client import ClientModule
+from fl_lightning.client.fisher import Fisher, fisher_information
 from fl_lightning.functional import state as S
-from fl_lightning.functional.importance import batch_fisher, importance, samples_at_once
 from fl_lightning.types import Batch, Broadcast, ClientData, State
 from fl_lightning.utils.settings import check_at_least, check_at_most, check_choice
 
 
 class FedEWC(ClientModule):
-    """Local loss L + (lam/2) Σ Ω (θ − θ*)² over the shared trainable parameters.
+    """Trains with the loss L + (lam/2) Σ Ω (θ − θ*)² over the shared trainable parameters.
 
     When the stage of the client's data has changed, Ω becomes gamma · Ω + F, and θ* the model that the client receives.
     F is the diagonal of the Fisher information at the weights that the client trained in the stage before.
 
     Args:
-        lam: λ, strength of the pull, >= 0. 0 is FedAvg. With SGD lr · lam · max(Ω) must stay well below 1.
-        gamma: γ, weight of the Ω of earlier stages, in [0, 1]. Below 1 the oldest ones fade, which they must where the
-            data change in every round.
-        fisher: F as mean of squared gradients: of every `sample`, or of every `batch` of the first local epoch, which
-            is faster and up to the batch size times smaller, so that lam means something else.
-        fisher_samples: With `fisher: batch`, the batch that passes this number of samples is the last.
-        base: Of `ClientModule`.
+        lam: Strength λ of the pull, >= 0. 0 is FedAvg. With SGD lr · lam · max(Ω) must stay well below 1.
+        gamma: Weight γ of the Ω of earlier stages, in [0, 1]. Below 1 the oldest stages fade, as they must if the data
+            change in every round.
+        fisher: Squared gradients whose mean is F: of every `sample`, or of every `batch` of the first local epoch,
+            which is faster, and whose mean is up to the batch size times smaller, so that lam means something else.
+        fisher_samples: Number of samples with `fisher: batch`. The batch that passes it is the last.
+        base: Arguments of `ClientModule`.
     """
 
     fedavg_equivalent = {"lam": 0}
@@ -42,7 +41,7 @@ class FedEWC(ClientModule):
         self,
         lam: float = 1.0,
         gamma: float = 0.9,
-        fisher: Literal["sample", "batch"] = "sample",
+        fisher: Fisher = "sample",
         fisher_samples: int = 500,
         **base: Any,
     ) -> None:
@@ -68,7 +67,7 @@ class FedEWC(ClientModule):
         self.round_buffer("anchor", self.memory.get("anchor") or S.clone(self.received))
 
     def _end_stage(self, last: State | None) -> None:
-        """Let the last estimate count, and hold the weights at those that are received now.
+        """Add the last estimate to Ω, and hold the weights at the received ones from now on.
 
         Args:
             last: The estimate of F in the stage that is over. None: the client made no step since it was counted.
@@ -100,17 +99,9 @@ class FedEWC(ClientModule):
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         if not self.is_fedavg_equivalent and self.num_steps:
-            self.memory["fisher"] = self._information(local)
+            params = S.clone(self.params())
+            self.memory["fisher"] = fisher_information(
+                self, params, local=local, kind=self.fisher, max_samples=self.fisher_samples
+            )
             self.memory["stage"] = local.stage
         return {}
-
-    def _information(self, local: ClientData) -> State:
-        """Estimate F at the trained weights, in eval mode."""
-        params = S.clone(self.params())
-        of_samples = self.fisher == "sample"
-        batches = local.batches(batch_size=samples_at_once(params)) if of_samples else local.batches(epoch=0)
-        with self.evaluation_mode(), torch.enable_grad():
-            given = self.transfer_each(batches)
-            if of_samples:
-                return importance(self.loss_at, params, given, "square")
-            return batch_fisher(self.loss_at, params, given, self.fisher_samples)

@@ -15,18 +15,29 @@ from fl_lightning.utils.settings import check_above, check_choice
 
 
 def step_size(mean_square: Tensor, square_of_mean: Tensor, eps: float | Tensor) -> Tensor:
-    """Compute η_g = max(1, Σ p_i‖Δ_i‖² / (2(‖Σ p_i Δ_i‖² + ε))): (), () -> ()."""
+    """Compute η_g = max(1, Σ p_i‖Δ_i‖² / (2(‖Σ p_i Δ_i‖² + ε))): (), () -> ().
+
+    Args:
+        mean_square: Σ p_i‖Δ_i‖².
+        square_of_mean: ‖Σ p_i Δ_i‖².
+        eps: ε.
+
+    >>> step_size(torch.tensor(6.0), torch.tensor(1.0), eps=0.5)
+    tensor(2.)
+    """
     return (mean_square / (2 * (square_of_mean + eps))).clamp(min=1)
 
 
 class FedEXPAggregator(Aggregator):
-    """w ← w + η_g Σ p_i Δ_i over the trainable weights, and the mean for the rest.
+    """Takes w ← w + η_g Σ p_i Δ_i over the trainable weights, and the mean for the rest.
 
     Args:
-        eps: ε of the step size, > 0; it should shrink with the square of the local lr.
-        eps_scale: `paper`: ε as it is; `code`: times the number of clients with data, as in the authors' code.
-        average_last: evaluate the mean of this and the last round's weights (the paper), else this round's.
-        base: of `Aggregator`.
+        eps: ε of the step size, > 0. It should shrink with the square of the local lr.
+        eps_scale: Scale of ε. `paper`: ε as it is. `code`: times the number of clients with data, as in the authors'
+            code.
+        average_last: Whether the mean of the weights of this round and the last is evaluated, as in the paper. False
+            evaluates the weights of this round.
+        base: Arguments of `Aggregator`.
     """
 
     needs = frozenset({"start"})
@@ -65,23 +76,41 @@ class FedEXPAggregator(Aggregator):
             square = update.extras["square"]
             weight = self.weight(update)
             self.sum("squares", {"square": square}, weight)
-            self.sum("clients", {"count": torch.ones_like(square)}, 1.0 * (weight > 0))
+            is_counted = weight > 0
+            count = is_counted.double() if isinstance(is_counted, Tensor) else float(is_counted)
+            self.sum("clients", {"count": torch.ones_like(square)}, count)
 
     def finish(self) -> State | None:
         mean = super().finish()
         if mean is None:
             return None
         n = self.total_weight("weights")
-        total = self.summed("weights")
+        means = self._exact_means(mean, n)
         start = self.server.weights
-        # The mean of float64 entries keeps what no client has changed.
-        means = {k: mean[k] if mean[k].dtype == torch.float64 else total[k] / n for k in self.server.trainable}
         delta = S.sub(means, {name: start[name].double() for name in means})
-        eps = self.eps * self.summed("clients")["count"] if self.eps_scale == "code" else self.eps
-        eta_g = step_size(self.summed("squares")["square"] / n, S.inner(delta, delta), eps)
-        self.eta_g.copy_(torch.where(n == 0, self.eta_g, eta_g) if isinstance(n, Tensor) else eta_g)
-        # m + (η − 1) Δ, not w + η Δ: with η = 1 it is the mean, bit for bit
+        eps: float | Tensor = self.eps
+        if self.eps_scale == "code":
+            eps = self.eps * self.summed("clients")["count"]
+        eta_g = step_size(self.summed("squares")["square"] / n, square_of_mean=S.inner(delta, delta), eps=eps)
+        if isinstance(n, Tensor):
+            # Without a client with data the step size stays.
+            eta_g = torch.where(n == 0, self.eta_g, eta_g)
+        self.eta_g.copy_(eta_g)
+        # This is m + (η − 1) Δ, not w + η Δ, because with η = 1 it is the mean, bit for bit.
         return self.moved(mean, {name: means[name] + (self.eta_g - 1) * delta[name] for name in means})
+
+    def _exact_means(self, mean: State, n: float | Tensor) -> State:
+        """Return the means of the trainable weights, float64.
+
+        Args:
+            mean: The means in the weights' own types. Those of float64 keep what no client has changed.
+            n: The sum of the clients' weights.
+        """
+        total = self.summed("weights")
+        means: State = {}
+        for name in self.server.trainable:
+            means[name] = mean[name] if mean[name].dtype == torch.float64 else total[name] / n
+        return means
 
     @property
     def averages(self) -> bool:

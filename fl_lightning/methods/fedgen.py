@@ -3,10 +3,11 @@
 Source: Zhu et al., ICML 2021, arXiv:2105.10056, Eqs. 4-5, Algorithm 1, and its code. Server: FedAvg, and the training
 of the generator G, between the clients' training and the mean.
 Note: the paper has one term at the clients, without a decay. The released code lets it fade, has a second one (beta),
-and weighs each client's loss by its share of a class (`ensemble: losses`); the paper takes the loss of the mean logits.
-In the code all samples of a batch have the client's mean share, because (B,) losses meet (B, 1) shares; here each has
-the share of its class. The code counts one sample too many of each class; here the counts are the samples. Its alpha =
-beta = 10 are for SGD with lr 0.01 without momentum. A robust rule guards the weights only: G learns from every head.
+and weighs each client's loss by its share of a class (`ensemble: losses`). The paper takes the loss of the mean logits.
+In the code all samples of a batch have the client's mean share, because (B,) losses meet (B, 1) shares. Here each has
+the share of its class. The code counts one sample too many of each class. Here the counts are the samples. The code's
+alpha = beta = 10 are for SGD with lr 0.01 without momentum. A robust rule guards the weights only: G learns from every
+head.
 """
 
 import math
@@ -31,13 +32,15 @@ from fl_lightning.utils.life import heartbeat
 from fl_lightning.utils.settings import check_above, check_at_least, check_choice
 
 Ensemble = Literal["losses", "logits"]
+
 STATISTICS = ("norm.running_mean", "norm.running_var")
-"""Entries of G that are not trained."""
+"""The names of the entries of G that are not trained."""
+
 LEAST = 1e-4
-"""What a coefficient of the clients' terms decays to."""
+"""Smallest value to which a coefficient of the clients' terms decays."""
 
 
-def new_generator(noise_dim: int, num_classes: int, hidden: int, width: int, draws: torch.Generator) -> State:
+def new_generator(*, noise_dim: int, num_classes: int, hidden: int, width: int, draws: torch.Generator) -> State:
     """Draw the first entries of G as torch.nn.Linear and BatchNorm1d have them, float64 on the CPU.
 
     Args:
@@ -283,26 +286,26 @@ class FedGenServer(ServerModule):
 
 
 class FedGen(ClientModule):
-    """Local loss CE + α_r (B_g / B) · CE of generated features + β_r · KL(generated ‖ local model) from round 1 on.
+    """Trains with CE + α_r (B_g / B) · CE of generated features + β_r · KL(generated ‖ local model) from round 1 on.
 
-    α_r is max(α · decay^r, 1e-4), and 0 for α = 0. So is β_r of β.
+    α_r is max(α · decay^r, 1e-4), or 0 for α = 0, and β_r likewise.
 
     Args:
-        alpha: α, weight of the head's cross-entropy on B_g features of classes that anybody has had, >= 0.
-        beta: β, weight of the divergence from what the head says of features of the batch's classes, >= 0. FedGen with
-            alpha = beta = 0 is FedAvg.
+        alpha: Weight α of the head's cross-entropy on B_g features of classes that anybody has had, >= 0.
+        beta: Weight β of the divergence from the head's answers to generated features of the batch's classes, >= 0.
+            FedGen with alpha = beta = 0 is FedAvg.
         decay: Factor of α, β and `gen_lr` from one round to the next, in (0, 1]. 1 is the paper's.
         ensemble: Loss of G. `losses`: the clients' losses, weighted by their shares of the class (released code).
             `logits`: the loss of their mean logits (paper).
-        noise_dim: k, number of noise values that G reads, >= 1.
-        gen_hidden: h, number of G's hidden units, >= 1.
-        gen_steps: Adam's steps on G in a round, >= 1.
-        gen_batch: B_g, number of generated features in a step of G, and in one of a client, >= 2. B is the data
+        noise_dim: Number k of noise values that G reads, >= 1.
+        gen_hidden: Number h of G's hidden units, >= 1.
+        gen_steps: Number of Adam's steps on G in a round, >= 1.
+        gen_batch: Number B_g of generated features in a step of G, and in a step of a client, >= 2. B is the data
             module's batch size.
         gen_lr: Adam's learning rate in round 0, > 0.
         gen_wd: Adam's weight decay, a term of the gradient, >= 0.
-        diversity: η, weight of the term that keeps features of unlike noise apart, >= 0.
-        base: Of `ClientModule`. It needs `net` unless alpha and beta are 0.
+        diversity: Weight η of the term that keeps features of unlike noise apart, >= 0.
+        base: Arguments of `ClientModule`, which must include `net` unless alpha and beta are 0.
     """
 
     server_class = FedGenServer
@@ -390,7 +393,7 @@ class FedGen(ClientModule):
         return logits
 
     def labels(self) -> Tensor:
-        """Draw the classes of B_g generated features, (B_g,) int64, among those that anybody has had."""
+        """Draw the classes of B_g generated features, (B_g,) int64, among the classes that anybody has had."""
         classes: Tensor = self.round["classes"]
         chosen = torch.randint(len(classes), (self.gen_batch,), generator=self.round["draws"])
         return classes[copy_to_device(chosen, classes.device)]

@@ -1,7 +1,7 @@
 """FedGKD: distil the mean of the last global models, beside the cross-entropy.
 
 Source: Yao et al. 2021, arXiv:2107.00051. Server: FedAvg, which keeps the last M global models.
-Note: the last models are the ones with which rounds end, after a server optimizer. A round that is given up ends with
+Note: the last models are the models at the ends of rounds, after a server optimizer. A round that is given up ends with
 no model. The initial model never teaches, so that round 0 is FedAvg's. The teacher is in eval mode, with the mean of
 the running statistics. A client with personal entries has its own in the teacher.
 """
@@ -81,14 +81,14 @@ class FedGKDServer(ServerModule):
 
 
 class FedGKD(ClientModule):
-    """Local loss CE + (gamma/2) · τ² KL(teacher ‖ local model) from round 1 on.
+    """Trains with the loss CE + (gamma/2) · τ² KL(teacher ‖ local model) from round 1 on.
 
     Args:
-        gamma: γ, weight of the distillation, >= 0. 0 is FedAvg.
+        gamma: Weight γ of the distillation, >= 0. 0 is FedAvg.
         temperature: Softmax temperature τ, > 0.
-        models: M, number of the last global models whose mean teaches, >= 1. With 1 the received model teaches, and
+        models: Number M of the last global models whose mean teaches, >= 1. With 1 the received model teaches, and
             nothing more is sent.
-        base: Of `ClientModule`. It needs `net` unless gamma is 0.
+        base: Arguments of `ClientModule`, which must include `net` unless gamma is 0.
     """
 
     server_class = FedGKDServer
@@ -118,6 +118,6 @@ class FedGKD(ClientModule):
         self.log("train/ce", ce)
         if "taught" not in self.round:
             return ce
-        kd = kl_divergence(logits, self.teacher("global")(x), self.temperature)
+        kd = kl_divergence(logits, self.teacher("global")(x), temperature=self.temperature)
         self.log("train/kd", kd)
         return ce + self.gamma / 2 * kd

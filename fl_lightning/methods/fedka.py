@@ -3,7 +3,7 @@
 Source: FedKA, Algorithm 1 and Eq. 3. Server: FedAvg. γ is not in the paper; 0.5/C is ours.
 The shared set, one training sample of each class, is the same for all clients and rounds and stays with its owners.
 Note: as printed, nothing holds the dominant classes' logits on the anchors, and on real data FedKA then falls behind
-FedAvg; with `columns: all`, as in the shipped files, it is ahead.
+FedAvg. With `columns: all`, as in the shipped files, it is ahead.
 """
 
 from dataclasses import dataclass
@@ -24,12 +24,20 @@ from fl_lightning.utils.settings import check_at_least, check_choice
 
 TransferSource = Literal["shared", "local"]
 Columns = Literal["dropped", "all"]
+
 SPLITS: dict[TransferSource, str] = {"shared": "shared", "local": "train"}
+"""The split of the samples of each source."""
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """One sample of the shared set or of the client's own, by its position there."""
+    """Names one sample of the shared set or of the client's own, by its position there.
+
+    Args:
+        label: The class of the sample.
+        source: The set of the sample.
+        index: The position of the sample in the set.
+    """
 
     label: int
     source: TransferSource
@@ -39,16 +47,23 @@ class Anchor:
 def anchor_plan(
     split: ClassSplit, use_missing: bool = True, use_non_dominant: bool = True
 ) -> dict[int, TransferSource]:
-    """Choose the source of each class's anchor: missing classes `shared`, non-dominant ones `local`."""
-    sources: dict[int, TransferSource] = {
-        k: "shared" for k in split.missing.nonzero().flatten().tolist() if use_missing
-    }
-    sources |= {k: "local" for k in split.non_dominant.nonzero().flatten().tolist() if use_non_dominant}
+    """Return the source of each anchor by its class, ascending: `shared` for missing classes, `local` for non-dominant.
+
+    Args:
+        split: The classes of the client.
+        use_missing: Whether missing classes have anchors.
+        use_non_dominant: Whether non-dominant classes have anchors.
+    """
+    sources: dict[int, TransferSource] = {}
+    if use_missing:
+        sources |= dict.fromkeys(split.missing.nonzero().flatten().tolist(), "shared")
+    if use_non_dominant:
+        sources |= dict.fromkeys(split.non_dominant.nonzero().flatten().tolist(), "local")
     return dict(sorted(sources.items()))
 
 
 def kept_columns(split: ClassSplit, columns: Columns = "dropped") -> Tensor:
-    """Choose which logits of an anchor are held, (C,) bool, with the dominant classes' `dropped`, or with `all`."""
+    """Return which logits of an anchor are held, (C,) bool: `all`, or all with the dominant classes' `dropped`."""
     return torch.ones_like(split.dominant) if columns == "all" else ~split.dominant
 
 
@@ -56,27 +71,33 @@ def anchor_loss(received: Tensor, local: Tensor, kept: Tensor, valid: Tensor) ->
     """Compute L_KA (Eq. 3): squared logit differences, summed over anchors and kept classes, by the number of anchors.
 
     Args:
-        received: logits of the received model on the anchors, (A, C); taken as constants.
-        local: logits of the model in training, (A, C).
-        kept: classes whose logits are held, (C,) bool: `kept_columns`.
-        valid: False where a row is padding, (A,) bool.
+        received: Logits of the received model on the anchors, (A, C), as constants.
+        local: Logits of the model in training, (A, C).
+        kept: Whether the logit of a class is held, (C,) bool, as `kept_columns` returns it.
+        valid: Whether a row is an anchor and no padding, (A,) bool.
 
     Returns:
-        (), >= 0; 0 without a valid row or a kept class.
+        (), ≥ 0. 0 without a valid row or a kept class.
+
+    >>> received, local = torch.zeros(1, 2), torch.tensor([[1.0, 3.0]])
+    >>> anchor_loss(received, local, kept=torch.tensor([True, False]), valid=torch.tensor([True]))
+    tensor(1.)
     """
     squares = (to_float32(local) - to_float32(received.detach())).square()
     return (squares * (valid.unsqueeze(-1) & kept)).sum() / valid.sum().clamp(min=1)
 
 
-def pick(labels: Tensor, label: int, strategy: str, losses: Tensor, generator: torch.Generator | None) -> int:
-    """Pick a sample of a class by its position: at random, or by the largest or smallest loss (the first on ties).
+def pick(  # noqa: PLR0917 - called by position
+    labels: Tensor, label: int, strategy: str, losses: Tensor, generator: torch.Generator | None
+) -> int:
+    """Pick a sample of a class, and return its position. Of equal losses it takes the first.
 
     Args:
-        labels: class of each sample, (n,).
-        label: the class, which must occur.
-        strategy: `random`, `hard` (largest loss) or `proficient` (smallest).
-        losses: cross-entropy of each sample under the received model, (n,); `random` reads none.
-        generator: of `random`.
+        labels: Class of each sample, (n,).
+        label: The class, which must occur.
+        strategy: `random`, `hard` (the largest loss) or `proficient` (the smallest loss).
+        losses: Cross-entropy of each sample under the received model, (n,). `random` does not read it.
+        generator: Generator of `random`.
     """
     positions = (labels == label).nonzero().flatten()
     if strategy == "random":
@@ -88,20 +109,20 @@ def pick(labels: Tensor, label: int, strategy: str, losses: Tensor, generator: t
 
 
 class FedKA(ClientModule):
-    """Local loss CE + β L_KA.
+    """Trains with the loss CE + β L_KA.
 
     Args:
-        beta: β, weight of the anchors, >= 0; 0 is FedAvg. The term is quadratic in the logits, so that its curvature
-            grows with them over the rounds: where a client ends in NaN after a good start, take less, or clip gradients
-            (`model.clip_norm`); on CIFAR-10 at the paper's size 0.01 is still too much.
-        gamma: γ, least share of a dominant class, >= 0; None: 0.5 / C.
-        max_anchors: μ, most anchors of a client and round, >= 0; 0 is FedAvg.
-        strategy: anchor of a non-dominant class: a `random` sample, or the one with the largest (`hard`) or smallest
+        beta: Weight β of the anchors, >= 0. 0 is FedAvg. The term is quadratic in the logits, so that its curvature
+            grows with them over the rounds. If a client ends in NaN after a good start, take less, or clip gradients
+            (`model.clip_norm`). On CIFAR-10 at the paper's size 0.01 is still too much.
+        gamma: Least share γ of a dominant class, >= 0. None is 0.5 / C.
+        max_anchors: Largest number μ of anchors of a client in a round, >= 0. 0 is FedAvg.
+        strategy: Anchor of a non-dominant class: a `random` sample, or the sample with the largest (`hard`) or smallest
             (`proficient`) cross-entropy under the received model.
-        use_missing: whether missing classes have anchors.
-        use_non_dominant: whether non-dominant classes have anchors.
-        columns: logits of an anchor that are held: those of dominant classes are `dropped` (Eq. 3), or `all`.
-        base: of `ClientModule`; needs `net`.
+        use_missing: Whether missing classes have anchors.
+        use_non_dominant: Whether non-dominant classes have anchors.
+        columns: Logits of an anchor that are held: `all`, or all with those of dominant classes `dropped` (Eq. 3).
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     needs = frozenset({"logits", "shared"})
@@ -109,7 +130,7 @@ class FedKA(ClientModule):
     stackable = False  # some clients have no anchors
     reads = frozenset({"label counts", "labels", "samples"})
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         beta: float = 0.1,
         gamma: float | None = None,
@@ -137,24 +158,34 @@ class FedKA(ClientModule):
     ) -> list[Anchor]:
         """Draw this round's anchors of a client, at most `max_anchors`.
 
-        A study may override it.
+        A study may override the draw.
 
         Args:
             plan: `shared` or `local` by class, ascending.
-            samples: x (n, ...) and y (n,) of the `shared` set, and of the client (`local`) where the plan asks for it.
-            local: the client's data.
+            samples: The samples x (n, ...) and y (n,) of the `shared` set, and of the client (`local`) if the plan asks
+                for them.
+            local: The client's data.
         """
         generator = local.generator("anchors")
         classes = torch.tensor(list(plan), dtype=torch.int64)
-        classes = classes[torch.randperm(len(plan), generator=generator)[: self.max_anchors].sort().values]
+        drawn = torch.randperm(len(plan), generator=generator)[: self.max_anchors]
+        classes = classes[drawn.sort().values]
         labels = {source: local.labels(SPLITS[source]) for source in samples}
         hardness = torch.empty(0)
         if self.strategy != "random" and "local" in samples:
-            hardness = self.losses(*samples["local"]).cpu()
+            x, y = samples["local"]
+            hardness = self.losses(x, y).cpu()
         anchors = []
-        for k in classes.tolist():
-            strategy = self.strategy if plan[k] == "local" else "random"
-            anchors.append(Anchor(k, plan[k], pick(labels[plan[k]], k, strategy, hardness, generator)))
+        for label in classes.tolist():
+            source = plan[label]
+            index = pick(
+                labels=labels[source],
+                label=label,
+                strategy=self.strategy if source == "local" else "random",
+                losses=hardness,
+                generator=generator,
+            )
+            anchors.append(Anchor(label=label, source=source, index=index))
         return anchors
 
     @torch.no_grad()
@@ -167,7 +198,7 @@ class FedKA(ClientModule):
     def anchor_logits(self, x: Tensor) -> Tensor:
         """Compute the logits of anchors without dropout, on fixed running statistics: (A, ...) -> (A, C)."""
         net = self.built_net
-        # copies: the backward pass reads the statistics, which the batch's forward has changed by then
+        # The backward pass reads the statistics, which the batch's forward pass has changed by then: copies stay.
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
         with evaluating(net), self.forward_context():
             logits: Tensor = functional_call(net, buffers, (x,)) if buffers else net(x)
@@ -177,33 +208,49 @@ class FedKA(ClientModule):
         if not (self.max_anchors and local.size()):
             return
         counts = local.label_counts
-        split = class_split(counts, 0.5 / len(counts) if self.gamma is None else self.gamma)
-        plan = anchor_plan(split, self.use_missing, self.use_non_dominant)
+        gamma = 0.5 / len(counts) if self.gamma is None else self.gamma
+        split = class_split(counts, gamma)
+        plan = anchor_plan(split, use_missing=self.use_missing, use_non_dominant=self.use_non_dominant)
         if not plan:
             return
         samples = {source: self.transferred(local.all(SPLITS[source])) for source in {"shared", *plan.values()}}
-        if not len(samples["shared"][1]):
+        _, shared_labels = samples["shared"]
+        if not len(shared_labels):
             raise ValueError("FedKA needs a shared set with samples, got an empty one; set data.shared_per_class")
-        held = set(local.labels("shared").tolist())  # a class without samples is not in the shared set
-        plan = {k: source for k, source in plan.items() if source == "local" or k in held}
+        # A class of which no client has a sample is not in the shared set.
+        available = set(local.labels("shared").tolist())
+        plan = {label: source for label, source in plan.items() if source == "local" or label in available}
         anchors = self.draw_anchors(plan, samples, local)
         if not anchors:
             return
         rows = torch.stack([samples[anchor.source][0][anchor.index] for anchor in anchors])
-        if mixes_samples(self):  # padding would change the anchors' logits; one row has no statistics
-            x = rows if len(rows) > 1 else torch.cat([rows, rows])
-        else:  # of one shape for all clients
-            x = rows.new_zeros(max(len(rows), min(self.max_anchors, len(counts))), *rows.shape[1:])
-            x[: len(rows)] = rows
+        x = self._padded(rows, num_classes=len(counts))
         self.round_buffer("anchors", x)
         self.round_buffer("valid", torch.arange(len(x), device=x.device) < len(rows))
         self.round_buffer("kept", copy_to_device(kept_columns(split, self.columns), x.device))
         self.round_buffer("received", self.anchor_logits(x).detach())
 
+    def _padded(self, rows: Tensor, num_classes: int) -> Tensor:
+        """Return the inputs of the anchors with rows of padding, (A, ...)."""
+        if mixes_samples(self):
+            # Padding would change the anchors' logits, and one row alone has no batch statistics.
+            return rows if len(rows) > 1 else torch.cat([rows, rows])
+        # All clients have inputs of one shape.
+        num_rows = max(len(rows), min(self.max_anchors, num_classes))
+        x = rows.new_zeros((num_rows, *rows.shape[1:]))
+        x[: len(rows)] = rows
+        return x
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if "anchors" not in self.round:
             return self.local_loss(batch, batch_idx)
-        logits = self.anchor_logits(self.round["anchors"])  # before the batch's forward: at first those received
-        ka = anchor_loss(self.round["received"], logits, self.round["kept"], self.round["valid"])
+        # This pass comes before the batch's, so that at the first step the logits are those of the received model.
+        logits = self.anchor_logits(self.round["anchors"])
+        ka = anchor_loss(
+            received=self.round["received"],
+            local=logits,
+            kept=self.round["kept"],
+            valid=self.round["valid"],
+        )
         self.log("train/ka", ka)
         return self.local_loss(batch, batch_idx) + self.beta * ka

@@ -31,7 +31,7 @@ def majority(counts: Tensor) -> Tensor:
     return counts * len(counts) > counts.sum()
 
 
-def label_masking_distillation(
+def label_masking_distillation(  # noqa: PLR0917 - called by position
     local: Tensor, teacher: Tensor | None, target: Tensor, masked: Tensor, temperature: float = 1.0
 ) -> Tensor:
     """Compute τ² · batch mean of Σ_{c ≠ y, c not masked} t_c log(t_c / q_c).
@@ -68,14 +68,14 @@ def label_masking_distillation(
 
 
 class FedLMD(ClientModule):
-    """Local loss CE + beta · label-masking distillation from the received model.
+    """Trains with the loss CE + beta · label-masking distillation from the received model.
 
     Args:
         beta: Weight of the distillation, >= 0. 0 is FedAvg.
         temperature: Softmax temperature τ, > 0.
         teacher: `received`: the received model in eval mode. `uniform`: equal probabilities, without a second forward
             pass (FedLMD-Tf).
-        base: Of `ClientModule`. It needs `net` unless beta is 0.
+        base: Arguments of `ClientModule`, which must include `net` unless beta is 0.
     """
 
     needs = frozenset({"logits"})
@@ -102,6 +102,12 @@ class FedLMD(ClientModule):
         logits = self(x)
         ce = cross_entropy(logits, y)
         teacher = self.teacher("global")(x) if self.teaches == "received" else None
-        lmd = label_masking_distillation(logits, teacher, y, self.round["majority"], self.temperature)
+        lmd = label_masking_distillation(
+            local=logits,
+            teacher=teacher,
+            target=y,
+            masked=self.round["majority"],
+            temperature=self.temperature,
+        )
         self.log_dict({"train/ce": ce, "train/lmd": lmd})
         return ce + self.beta * lmd

@@ -18,7 +18,7 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_choic
 
 
 class FedLwF(ClientModule):
-    """Local loss CE + alpha · τ² KL(old model ‖ local model) over the classes that the client met before this stage.
+    """Trains with CE + alpha · τ² KL(old model ‖ local model) over the classes that the client met before this stage.
 
     The old model is the global model that the client received when the stage of its data last changed. It is in eval
     mode. In its first stage a client trains as FedAvg's does.
@@ -26,8 +26,9 @@ class FedLwF(ClientModule):
     Args:
         alpha: Weight of the distillation, >= 0. 0 is FedAvg.
         temperature: Softmax temperature τ, > 0.
-        classes: Classes of the cross-entropy. `all`: all classes. `new`: those that the client has not met before.
-        base: Of `ClientModule`. It needs `net`.
+        classes: Classes of the cross-entropy. `all`: all classes. `new`: the classes that the client has not met
+            before.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     needs = frozenset({"logits"})
@@ -49,19 +50,29 @@ class FedLwF(ClientModule):
     def receive(self, broadcast: Broadcast, local: ClientData) -> None:
         if self.is_fedavg_equivalent or not local.size():
             return
-        stage = self.memory.get("stage")
-        if stage is not None and stage != local.stage:
-            self.memory["met"] = self.memory["met"] | self.memory["present"]
-            self.memory["old"] = clone(self.context.start)
         present = local.label_counts > 0
-        if stage != local.stage:
-            self.memory["stage"] = local.stage
-            self.memory["present"] = torch.zeros_like(present)
-            self.memory.setdefault("met", torch.zeros_like(present))
+        if self.memory.get("stage") != local.stage:
+            self._begin_stage(local.stage, num_classes=len(present))
         self.memory["present"] = self.memory["present"] | present
         if "old" in self.memory and bool(self.memory["met"].any()):
             self.round["met"] = self.memory["met"].to(self.built_net.head.weight.device)
             self.load_teacher("old", self.memory["old"])
+
+    def _begin_stage(self, stage: int, num_classes: int) -> None:
+        """Keep the received model, and the classes of the stage before among those met, if there was a stage before.
+
+        Args:
+            stage: The stage that begins.
+            num_classes: The number of classes C.
+        """
+        is_first = "stage" not in self.memory
+        if not is_first:
+            self.memory["met"] = self.memory["met"] | self.memory["present"]
+            self.memory["old"] = clone(self.context.start)
+        self.memory["stage"] = stage
+        self.memory["present"] = torch.zeros(num_classes, dtype=torch.bool)
+        if is_first:
+            self.memory["met"] = torch.zeros(num_classes, dtype=torch.bool)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
@@ -75,7 +86,7 @@ class FedLwF(ClientModule):
         self.log("train/ce", ce)
         if met is None:
             return ce
-        kd = kl_divergence(logits, self.teacher("old")(x), self.temperature, exclude=~met)
+        kd = kl_divergence(logits, self.teacher("old")(x), temperature=self.temperature, exclude=~met)
         self.log("train/kd", kd)
         return ce + self.alpha * kd
 

@@ -14,7 +14,7 @@ from fl_lightning.utils.settings import check_choice
 
 
 def consensus(knowledge: Tensor) -> Tensor:
-    """Take the plain mean of the participants' knowledge, in float64: (N, K, C) -> (K, C)."""
+    """Compute the plain mean of the participants' knowledge, in float64: (N, K, C) -> (K, C)."""
     return knowledge.double().mean(0)
 
 
@@ -25,7 +25,7 @@ def mean_absolute_error(logits: Tensor, target: Tensor) -> Tensor:
 
 
 class FedMDServer(KnowledgeServer):
-    """FedMD's server, which sends every participant the mean of all, those without data included."""
+    """Sends every participant the mean of all participants, with or without data."""
 
     def fuse(self, client_ids: list[int], knowledge: Tensor) -> Tensor:
         return consensus(knowledge).expand_as(knowledge)
@@ -35,9 +35,10 @@ class FedMD(KnowledgeClient):
     """Fine-tunes towards the consensus on the transfer set.
 
     Args:
-        targets: `soft`: softmax outputs are exchanged, loss CE + lam² · KL(mean ‖ softmax); `logits`: raw scores are
-            exchanged, lam² · mean absolute error (the original, with ce_on=none).
-        base: of `KnowledgeClient` and `ClientModule`.
+        targets: Predictions that are exchanged. `soft`: softmax outputs, with the loss CE + lam² · KL(mean ‖ softmax).
+            `logits`: raw scores, with lam² · mean absolute error in place of the divergence (the original, with
+            ce_on=none).
+        base: Arguments of `KnowledgeClient` and `ClientModule`.
     """
 
     server_class = FedMDServer

@@ -19,17 +19,21 @@ from fl_lightning.utils.settings import check_above, check_choice, check_numbers
 
 def not_true_distillation(local: Tensor, teacher: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
     """Compute τ² KL(teacher || local) over the C−1 not-true classes (Eq. 11): (B, C), (B, C), (B,) -> ()."""
-    return kl_divergence(local, teacher, temperature, exclude=true_class(target, local.shape[1]))
+    is_true = true_class(target, local.shape[1])
+    return kl_divergence(local, teacher, temperature=temperature, exclude=is_true)
 
 
 def not_true_mse(local: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
-    """Average the squared difference of the raw not-true logits (App. L), 0 for C = 1: (B, C), (B, C), (B,) -> ()."""
+    """Average the squared difference of the raw not-true logits (App. L): (B, C), (B, C), (B,) -> ().
+
+    It is 0 for C = 1.
+    """
     others = ~true_class(target, local.shape[1])
     squares = (to_float32(local) - to_float32(teacher)).square() * others
     return squares.sum() / (len(local) * max(1, local.shape[1] - 1))
 
 
-def distillation(
+def distillation(  # noqa: PLR0917 - called by position
     local: Tensor,
     teacher: Tensor,
     target: Tensor,
@@ -37,20 +41,31 @@ def distillation(
     ntd_weight: float = 1.0,
     distance: Literal["kl", "mse"] = "kl",
 ) -> Tensor:
-    """Compute (1−λ) L_KD + λ L_NTD (Eqs. 17-18): λ = 1 is NTD, λ = 0 is KD over all classes, "mse" App. L's NTD."""
+    """Compute (1−λ) L_KD + λ L_NTD (Eqs. 17-18): (B, C), (B, C), (B,) -> ().
+
+    Args:
+        local: Logits of the model in training.
+        teacher: Logits of the received model.
+        target: Class of each sample.
+        temperature: Softmax temperature τ > 0.
+        ntd_weight: λ in [0, 1]. 1 is NTD, 0 is KD over all classes.
+        distance: `kl`, or `mse`: the NTD of App. L, which reads neither τ nor λ.
+    """
     if distance == "mse":
         return not_true_mse(local, teacher, target)
     if ntd_weight == 1:
-        return not_true_distillation(local, teacher, target, temperature)
-    kd = kl_divergence(local, teacher, temperature)
+        return not_true_distillation(local, teacher, target, temperature=temperature)
+    kd = kl_divergence(local, teacher, temperature=temperature)
     if ntd_weight == 0:
         return kd
-    return (1 - ntd_weight) * kd + ntd_weight * not_true_distillation(local, teacher, target, temperature)
+    ntd = not_true_distillation(local, teacher, target, temperature=temperature)
+    return (1 - ntd_weight) * kd + ntd_weight * ntd
 
 
 def kl_terms(local: Tensor, teacher: Tensor) -> Tensor:
     """Compute u(c) = q_g(c) log(q_g(c) / q_l(c)), whose sum is KL(teacher || local): (B, C), (B, C) -> (B, C)."""
-    log_local, log_teacher = (F.log_softmax(to_float32(logits), 1) for logits in (local, teacher))
+    log_local = F.log_softmax(to_float32(local), 1)
+    log_teacher = F.log_softmax(to_float32(teacher), 1)
     return F.kl_div(log_local, log_teacher, reduction="none", log_target=True)
 
 
@@ -71,7 +86,7 @@ def kl_parts_by_class(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[T
     """Average u(c) over the samples of class c, and over all others: (B, C), (B, C), (B,) -> (C,), (C,).
 
     Weighted with p and with (C−1) p̃ of the batch they sum to `kl_parts` (Prop. 2): matching the true logits acts on
-    the in-local distribution, matching the others on the out-local. NaN where there are no such samples.
+    the in-local distribution, matching the others on the out-local. A class without such samples has NaN.
 
     >>> import torch
     >>> kl_parts_by_class(torch.zeros(1, 2), torch.tensor([[0.0, 1.0986]]), torch.tensor([1]))
@@ -79,28 +94,31 @@ def kl_parts_by_class(local: Tensor, teacher: Tensor, target: Tensor) -> tuple[T
     """
     terms = kl_terms(local, teacher)
     is_true = true_class(target, local.shape[1])
-    inside, outside = ((terms * mask).sum(0) / mask.sum(0) for mask in (is_true, ~is_true))
+    inside = (terms * is_true).sum(0) / is_true.sum(0)
+    outside = (terms * ~is_true).sum(0) / (~is_true).sum(0)
     return inside, outside
 
 
 class FedNTD(ClientModule):
-    """Local loss CE + beta · distillation (Eq. 10).
+    """Trains with the loss CE + beta · distillation (Eq. 10).
 
     Args:
-        beta: weight of the distillation, >= 0; 0 is FedAvg.
-        temperature: softmax temperature τ, > 0.
-        ntd_weight: λ in [0, 1] between KD over all classes (0) and NTD (1).
-        kd_form: `sum`: CE + beta · L; `convex`: (1 − beta) CE + beta · L, beta in [0, 1] (Eq. 3 as printed).
-        distance: `kl`, or `mse` between raw not-true logits (then temperature and ntd_weight have no effect).
-        teacher_mode: `eval`, or `train`: BatchNorm of the teacher uses batch statistics.
-        base: of `ClientModule`; needs `net`.
+        beta: Weight of the distillation, >= 0. 0 is FedAvg.
+        temperature: Softmax temperature τ, > 0.
+        ntd_weight: Number λ in [0, 1] between KD over all classes (0) and NTD (1).
+        kd_form: Form of the loss. `sum`: CE + beta · L. `convex`: (1 − beta) CE + beta · L, beta in [0, 1] (Eq. 3 as
+            printed).
+        distance: Distance of the logits: `kl`, or `mse` between raw not-true logits, for which temperature and
+            ntd_weight have no effect.
+        teacher_mode: Mode of the teacher. With `train` its BatchNorm uses batch statistics.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     needs = frozenset({"logits"})
     fedavg_equivalent = {"beta": 0}
     stackable = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         beta: float = 1.0,
         temperature: float = 1.0,
@@ -134,7 +152,14 @@ class FedNTD(ClientModule):
         x, y = batch
         logits = self(x)
         ce = cross_entropy(logits, y)
-        teacher = self.teacher("global")(x)
-        ntd = distillation(logits, teacher, y, self.temperature, self.ntd_weight, self.distance)
+        ntd = distillation(
+            local=logits,
+            teacher=self.teacher("global")(x),
+            target=y,
+            temperature=self.temperature,
+            ntd_weight=self.ntd_weight,
+            distance=self.distance,
+        )
         self.log_dict({"train/ce": ce, "train/ntd": ntd})
-        return (1 - self.beta if self.kd_form == "convex" else 1.0) * ce + self.beta * ntd
+        ce_weight = 1 - self.beta if self.kd_form == "convex" else 1.0
+        return ce_weight * ce + self.beta * ntd

@@ -1,8 +1,8 @@
 """FedPAC: features that agree on the classes' prototypes, and for each client a head combined of all clients'.
 
 Source: Xu et al., ICLR 2023, arXiv:2306.11867, Algorithm 1 and Eqs. 6-11. Server: FedAvg of the body.
-Note: a class without a prototype yet is aligned to the client's own mean, one that nobody has in a round keeps its
-prototype; a client without data keeps its head and is no candidate.
+Note: a class without a prototype yet is aligned to the client's own mean. A class that nobody has in a round keeps its
+prototype. A client without data keeps its head and is no candidate.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from fl_lightning.utils.settings import check_above, check_at_least
 
 
 class Statistics(NamedTuple):
-    """Class means μ_c (C, d), h = p_c μ_c (C, d), and v (), the variance of a head's risk, of one client."""
+    """Holds class means μ_c (C, d), h = p_c μ_c (C, d), and v (), the variance of a head's risk, of one client."""
 
     means: Tensor
     h: Tensor
@@ -51,24 +51,30 @@ class FeatureSums(ClassMeans):
 
 
 def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Statistics:
-    """Compute the statistics of features that are all there: (n, d), (n,) -> float64."""
+    """Compute the statistics of the features of all samples at once: (n, d), (n,) -> float64."""
     sums = FeatureSums(num_classes, width=features.shape[1], device=features.device)
     sums.add(features, labels)
     return sums.statistics
 
 
 def discrepancies(h: Tensor, v: Tensor, i: int) -> Tensor:
-    """Compute P = diag(v) + [⟨h_i − h_j, h_i − h_k⟩] of client i (Eq. 10): (m, C, d), (m,) -> (m, m)."""
+    """Compute P = diag(v) + [⟨h_i − h_j, h_i − h_k⟩] of client i (Eq. 10): (m, C, d), (m,) -> (m, m).
+
+    Args:
+        h: h of all m clients.
+        v: v of all m clients.
+        i: Place of the client among them.
+    """
     away = (h[i] - h).flatten(1)
     return v.diag() + away @ away.T
 
 
 def head_weights(matrix: Tensor) -> Tensor | None:
-    """Minimise αᵀ P α over the simplex (Eq. 11), and set weights below 0.001 to 0: (m, m) -> (m,).
+    """Minimize αᵀ P α over the simplex (Eq. 11), and set weights below 0.001 to 0: (m, m) -> (m,).
 
-    None where there is no solution, or any weights are one: P = 0, of clients whose features are all 0.
+    It is None if there is no solution, or if P = 0, as for features that are all 0, so that all weights are solutions.
     """
-    weights = simplex_minimum(semidefinite(matrix, 0.01))
+    weights = simplex_minimum(semidefinite(matrix, least=0.01))
     if weights is None or not bool(matrix.any()):
         return None
     kept = torch.where(weights < 1e-3, 0.0, weights)
@@ -76,16 +82,23 @@ def head_weights(matrix: Tensor) -> Tensor | None:
 
 
 def combinations(h: Tensor, v: Tensor) -> Tensor:
-    """Weigh all heads in that of each client, only its own without a solution: (m, C, d), (m,) -> (m, m)."""
-    rows = [head_weights(discrepancies(h, v, i)) for i in range(len(h))]
-    return torch.stack([unit if row is None else row for row, unit in zip(rows, torch.eye(len(h)).to(h), strict=True)])
+    """Compute the weights of all heads in the head of each client: (m, C, d), (m,) -> (m, m).
+
+    Without a solution the client takes its own head alone.
+    """
+    own = torch.eye(len(h)).to(h)
+    rows: list[Tensor] = []
+    for i in range(len(h)):
+        weights = head_weights(discrepancies(h, v, i))
+        rows.append(own[i] if weights is None else weights)
+    return torch.stack(rows)
 
 
 class FedPACServer(PrototypeServer):
     """Averages prototypes by class counts, and combines a head for each participant.
 
     Attributes:
-        combined: weights of the last round's heads by client, each (m,) float64 over the participants with data.
+        combined: Weights of the heads of the last round by client, each (m,) float64 over the participants with data.
     """
 
     def __init__(self) -> None:
@@ -98,10 +111,20 @@ class FedPACServer(PrototypeServer):
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         if exchange == "heads":
-            head = {"head": self._heads[client_id]} if client_id in self._heads else {}  # nonfinite: skip left it out
-            return Broadcast(self.server.round_idx, exchange, None, head, uploads=False)
-        known = {"prototypes": self.prototypes, "seen": self.seen} if self.server.round_idx else {}
-        return self.sends(exchange, **known)
+            head: dict[str, Any] = {}
+            # A client that was skipped for an update that is not finite gets no head.
+            if client_id in self._heads:
+                head["head"] = self._heads[client_id]
+            return Broadcast(
+                round_idx=self.server.round_idx,
+                exchange=exchange,
+                weights=None,
+                extras=head,
+                uploads=False,
+            )
+        if not self.server.round_idx:
+            return self.sends(exchange)
+        return self.sends(exchange, prototypes=self.prototypes, seen=self.seen)
 
     def add(self, update: ClientUpdate) -> None:
         if "h" in update.extras:
@@ -121,14 +144,17 @@ class FedPACServer(PrototypeServer):
     def _combine(self) -> None:
         """Combine the heads of the participants with data for each of them, and leave the others their own."""
         self._heads = {client_id: row.extras["head"] for client_id, row in self.rows_with("included").items()}
-        extras_of = {c: row.extras for c, row in self.rows_with("num_samples").items()}
         self.combined = {}
-        if extras_of:
-            # the small programs are solved on the host, which reads the stacked values at once
-            h, v = (torch.stack([extras[name].double() for extras in extras_of.values()]).cpu() for name in ("h", "v"))
-            self.combined = dict(zip(extras_of, combinations(h, v), strict=True))
-            heads = [extras["head"] for extras in extras_of.values()]
-            self._heads |= {c: weighted_mean(heads, weights.tolist()) for c, weights in self.combined.items()}
+        rows = self.rows_with("num_samples")
+        if not rows:
+            return
+        # The small programs are solved on the host, which reads the stacked values at once.
+        h = torch.stack([row.extras["h"].double() for row in rows.values()]).cpu()
+        v = torch.stack([row.extras["v"].double() for row in rows.values()]).cpu()
+        self.combined = dict(zip(rows, combinations(h, v), strict=True))
+        heads = [row.extras["head"] for row in rows.values()]
+        for client_id, weights in self.combined.items():
+            self._heads[client_id] = weighted_mean(heads, weights.tolist())
 
 
 class FedPAC(PersonalHeadClient):
@@ -137,10 +163,10 @@ class FedPAC(PersonalHeadClient):
     The prototypes serve from round 1 on.
 
     Args:
-        lam: λ, weight of the alignment, >= 0; 0 leaves it out.
-        head_epochs: passes that train the head, >= 0; the body takes the loop's `local_epochs`.
-        head_lr: their learning rate before the loop's `lr_decay`, > 0; the body's is the optimizer's.
-        base: of `ClientModule`; needs `net`.
+        lam: Weight λ of the alignment, >= 0. 0 leaves it out.
+        head_epochs: Number of passes that train the head, >= 0. The body takes the loop's `local_epochs`.
+        head_lr: Learning rate of the head before the loop's `lr_decay`, > 0. The body has the optimizer's.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     server_class = FedPACServer
@@ -197,5 +223,10 @@ class FedPAC(PersonalHeadClient):
             return {}
         before = self.round["own"]
         after = self.statistics(local).means
-        sent = {"h": before["h"], "v": before["v"], "prototypes": after.to(before["h"].dtype)}
-        return {**sent, "counts": local.label_counts.to(after.device), "head": clone(self.head.state_dict())}
+        return {
+            "h": before["h"],
+            "v": before["v"],
+            "prototypes": after.to(before["h"].dtype),
+            "counts": local.label_counts.to(after.device),
+            "head": clone(self.head.state_dict()),
+        }

@@ -29,9 +29,9 @@ def distance_to_prototypes(features: Tensor, labels: Tensor, prototypes: Tensor,
     """Compute 1/(B·d) Σ_b s(y_b) ‖f_b − C̄(y_b)‖², where s is 1 for a class with a prototype, else 0.
 
     Args:
-        features: f, features that the head reads, (B, d).
-        labels: y, class of each sample, (B,) int64.
-        prototypes: C̄, (C, d).
+        features: Features f that the head reads, (B, d).
+        labels: Class y of each sample, (B,) int64.
+        prototypes: Prototypes C̄, (C, d).
         seen: Whether a class has a prototype, (C,) bool.
 
     Returns:
@@ -49,8 +49,8 @@ def prototype_logits(features: Tensor, prototypes: Tensor, seen: Tensor) -> Tens
     """Compute −‖f − C̄(c)‖² / d for each class (Eq. 9), −inf for a class without a prototype: (B, d) -> (B, C).
 
     Args:
-        features: f, (B, d).
-        prototypes: C̄, (C, d).
+        features: Features f, (B, d).
+        prototypes: Prototypes C̄, (C, d).
         seen: Whether a class has a prototype, (C,) bool.
 
     >>> prototypes, seen = torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([True, False])
@@ -105,17 +105,17 @@ class FedProtoServer(PrototypeServer):
 
 
 class FedProto(ClientModule):
-    """Local loss CE + lam · mean squared distance of the features to the prototypes, from round 1 on.
+    """Trains with the loss CE + lam · mean squared distance of the features to the prototypes, from round 1 on.
 
     The nets of the clients may differ except in the number of features that their heads read.
 
     Args:
-        lam: λ, weight of the distance, >= 0. 0 trains as Local.
+        lam: Weight λ of the distance, >= 0. 0 trains as Local.
         weighting: Weight of a client in the prototype of a class. `samples` is its number of samples of the class,
             `uniform` is 1 for a client that has the class.
         predicts: What a client deploys. `prototypes`: the class of the nearest prototype, and its head until it has
             received any. `head`: its head.
-        base: Of `ClientModule`. It needs `net`.
+        base: Arguments of `ClientModule`, which must include `net`.
 
     Raises:
         ValueError: The heads of the clients' nets read features of different numbers. The error comes when the nets

@@ -14,11 +14,13 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class FedProx(ClientModule):
-    """Local loss L + (mu/2) ‖θ − x‖² over the shared trainable parameters, not over buffers and personal entries.
+    """Trains with the loss L + (mu/2) ‖θ − x‖² over the shared trainable parameters.
+
+    Buffers and personal entries are not pulled.
 
     Args:
-        mu: strength of the pull, >= 0; 0 is FedAvg.
-        base: of `ClientModule`.
+        mu: Strength of the pull, >= 0. 0 is FedAvg.
+        base: Arguments of `ClientModule`.
     """
 
     fedavg_equivalent = {"mu": 0}

@@ -12,15 +12,15 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class FedRep(PersonalHeadClient):
-    """Local loss: cross-entropy, in two stretches with a fresh optimizer each.
+    """Trains with cross-entropy, first the head and then the body, with a fresh optimizer each.
 
-    The part that rests gets neither weight decay nor momentum; BatchNorm's statistics move in both stretches. With
-    head_epochs=0 the head stays the initial model's.
+    The part that is not trained gets neither weight decay nor momentum. BatchNorm's statistics move in both phases.
+    With head_epochs=0 the head stays the initial model's.
 
     Args:
-        head_epochs: passes that train the head alone, >= 0.
-        body_epochs: passes that train the body alone, >= 0; None: the loop's `local_epochs`.
-        base: of `ClientModule`; needs `net`.
+        head_epochs: Number of passes that train the head alone, >= 0.
+        body_epochs: Number of passes that train the body alone, >= 0. None takes the loop's `local_epochs`.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     stackable = True

@@ -1,4 +1,4 @@
-"""FedRoD: a shared net trained as if its client's classes were balanced, and a personal head for those it has.
+"""FedRoD: a shared net is trained as if the client's classes were balanced, and a personal head on its own classes.
 
 Source: Chen and Chao, ICLR 2022, arXiv:2107.00778, Eqs. 9-11, the linear personal head. Server: FedAvg.
 """
@@ -18,28 +18,41 @@ from fl_lightning.utils.settings import check_at_least
 
 
 def log_counts(counts: Tensor, gamma: float) -> Tensor:
-    """Compute γ log n_c, −∞ for a class without samples, and 0 for all where γ = 0: (C,) -> (C,) float64."""
-    return gamma * counts.double().log() if gamma else torch.zeros_like(counts, dtype=torch.float64)
+    """Compute γ log n_c, or 0 for all classes if γ = 0: (C,) -> (C,) float64. A class without samples has −∞.
+
+    >>> log_counts(torch.tensor([1, 0]), gamma=1.0), log_counts(torch.tensor([1, 0]), gamma=0.0)
+    (tensor([0., -inf], dtype=torch.float64), tensor([0., 0.], dtype=torch.float64))
+    """
+    if not gamma:
+        return torch.zeros_like(counts, dtype=torch.float64)
+    return gamma * counts.double().log()
 
 
 def balanced_softmax(logits: Tensor, target: Tensor, counts: Tensor, gamma: float = 1.0) -> Tensor:
     """Compute the cross-entropy of logits + γ log n_c: (B, C), (B,), (C,) -> ()."""
-    return calibrated_cross_entropy(logits, target, log_counts(counts, gamma).to(to_float32(logits).dtype))
+    shift = log_counts(counts, gamma)
+    return calibrated_cross_entropy(logits, target, shift=shift.to(to_float32(logits).dtype))
 
 
 def personal_loss(generic: Tensor, personal: Tensor, target: Tensor) -> Tensor:
-    """Compute the cross-entropy of both heads' summed logits, the generic ones constant: (B, C), (B, C), (B,) -> ()."""
+    """Compute the cross-entropy of both heads' summed logits: (B, C), (B, C), (B,) -> ().
+
+    Args:
+        generic: Logits of the generic head, as constants.
+        personal: Logits of the personal head.
+        target: Class of each sample.
+    """
     return cross_entropy(generic.detach() + personal, target)
 
 
 class FedRoD(ClientModule):
-    """Local loss: balanced softmax of the generic head + cross-entropy of both, which trains the personal one only.
+    """Trains with balanced softmax of the generic head + cross-entropy of both, which trains the personal head only.
 
-    The personal head is never transmitted; it begins as a copy of the generic head that the client received first.
+    The personal head is never sent. It begins as a copy of the generic head that the client received first.
 
     Args:
-        gamma: γ, power of the class counts in the balanced softmax, >= 0; 0 is cross-entropy.
-        base: of `ClientModule`; needs `net`.
+        gamma: Power γ of the class counts in the balanced softmax, >= 0. 0 is cross-entropy.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     needs = frozenset({"logits"})
@@ -78,11 +91,16 @@ class FedRoD(ClientModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
         generic, personal = self.both_heads(x)
-        balanced = calibrated_cross_entropy(generic, y, self.round["log_counts"])
+        balanced = calibrated_cross_entropy(generic, y, shift=self.round["log_counts"])
         ce = personal_loss(generic, personal, y)
         self.log_dict({"train/balanced": balanced, "train/personal": ce})
         return balanced + ce
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        """Predict with the sum of both heads, or with the generic one before the client has its own."""
-        return (lambda x: sum(self.both_heads(x))) if self.memory.get("has_head") else self  # type: ignore[return-value]
+        """Return the sum of both heads as the predictor, or the generic head before the client has its own."""
+        return self.summed_logits if self.memory.get("has_head") else self
+
+    def summed_logits(self, x: Tensor) -> Tensor:
+        """Compute the sum of both heads' logits: (B, ...) -> (B, C)."""
+        generic, personal = self.both_heads(x)
+        return generic + personal

@@ -1,7 +1,7 @@
 """FedRS: scale down the logits of the classes that a client lacks, so that it does not push them away.
 
 Source: Li and Zhan, KDD 2021 (FedRS: Federated Learning with Restricted Softmax). Server: FedAvg. The paper's
-classifier has no bias; here the whole logit is scaled, bias included. `form: soft` is the scaling of the authors' code.
+classifier has no bias. Here the whole logit is scaled, with the bias. `form: soft` is the scaling of the authors' code.
 """
 
 from typing import Any, Literal
@@ -18,14 +18,24 @@ Form = Literal["hard", "soft"]
 
 
 def scaling(counts: Tensor, alpha: float, form: Form = "hard") -> Tensor:
-    """Scale each logit: 1 where n_c > 0, else α, or α + (1 − α) n_c / max n where `soft`: (C,) -> (C,) float64.
+    """Return the scale of each logit: 1 if n_c > 0, else α, or α + (1 − α) n_c / max n with `soft`: (C,) -> (C,).
+
+    The scales are float64.
+
+    Args:
+        counts: Numbers of samples n_c.
+        alpha: Scale α of a class without samples.
+        form: `hard` or `soft`.
 
     >>> import torch
     >>> scaling(torch.tensor([4, 0, 1]), alpha=0.5), scaling(torch.tensor([4, 0, 1]), alpha=0.5, form="soft")
     (tensor([1.0000, 0.5000, 1.0000], dtype=torch.float64), tensor([1.0000, 0.5000, 0.6250], dtype=torch.float64))
     """
-    share = counts.double() / counts.max().clamp(min=1) if form == "soft" else (counts > 0).double()
-    return alpha + (1 - alpha) * share
+    if form == "soft":
+        shares = counts.double() / counts.max().clamp(min=1)
+    else:
+        shares = (counts > 0).double()
+    return alpha + (1 - alpha) * shares
 
 
 def restricted_cross_entropy(logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
@@ -37,12 +47,12 @@ def restricted_cross_entropy(logits: Tensor, target: Tensor, scale: Tensor) -> T
 
 
 class FedRS(ClientModule):
-    """Local loss: cross-entropy of scaled logits, with plain logits in evaluation.
+    """Trains with the cross-entropy of scaled logits, and evaluates the plain ones.
 
     Args:
-        alpha: scale of a class without samples, in [0, 1]; 1 is FedAvg.
-        form: `hard`: all other classes have scale 1; `soft`: α + (1 − α) n_c / max n.
-        base: of `ClientModule`; needs `net`.
+        alpha: Scale of a class without samples, in [0, 1]. 1 is FedAvg.
+        form: Scale of the other classes. `hard`: 1. `soft`: α + (1 − α) n_c / max n.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     needs = frozenset({"logits"})

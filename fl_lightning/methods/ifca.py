@@ -3,8 +3,8 @@
 Source: Ghosh et al., NeurIPS 2020, arXiv:2006.04088, Algorithm 1, option II (averages of models).
 Server: k models, each the mean of the clients that chose it. A model that nobody chose stays as it is.
 Note: a cluster's mean weighs clients as the rule does, by their samples as in the authors' femnist code (the paper has
-equal weights: `weighting: uniform`). A test chooses by the training loss, too, never by test labels. The global model,
-which is evaluated only, is the mean of all participants.
+equal weights: `weighting: uniform`). A test chooses by the training loss, too, never by test labels. The global model
+is the mean of all participants, and serves the evaluation only.
 """
 
 import copy
@@ -24,7 +24,7 @@ from fl_lightning.types import Broadcast, ClientData, ClientUpdate
 from fl_lightning.utils.settings import as_list, check_count, check_kind
 
 NO_CHOICE = -1
-"""What a client without samples chooses."""
+"""The choice of a client without samples."""
 
 CLUSTER = "train/cluster/{}"
 """Log key of the share of the clients that chose a cluster."""
@@ -121,7 +121,12 @@ class IFCAServer(ServerModule):
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
         others = [dict(self.model(cluster)) for cluster in range(1, len(self.models))]
-        return Broadcast(self.server.round_idx, exchange, self._start, {"models": others})
+        return Broadcast(
+            round_idx=self.server.round_idx,
+            exchange=exchange,
+            weights=self._start,
+            extras={"models": others},
+        )
 
     def deployment(self, client_id: int) -> Mapping[str, Any]:
         return {"models": [dict(self.model(cluster)) for cluster in range(len(self.models))]}
@@ -157,7 +162,8 @@ class IFCAServer(ServerModule):
             cluster = row.extras["cluster"]
             place = self._place[client_id]
             sizes[cluster] += 1
-            num_changed += before[place] not in (NO_CHOICE, cluster)
+            if before[place] not in (NO_CHOICE, cluster):
+                num_changed += 1
             choices[place] = cluster
         self.choices = nn.Buffer(choices)
         self._row = {CLUSTER.format(cluster): size / len(rows) for cluster, size in enumerate(sizes)}
@@ -168,13 +174,13 @@ class IFCAServer(ServerModule):
 
 
 class IFCA(WholeModelClient):
-    """Local loss as it is, from that of k models which has the least mean loss on the client's training samples.
+    """Trains with the loss as it is, from the one of k models with the least mean loss on its training samples.
 
     Args:
         k: Number of models, >= 1. With 1 the method is FedAvg.
         shared: `fnmatch` patterns of entries that are one for all models, such as `net.body.*`. They are averaged over
             all participants. None: each model has all entries of its own. Frozen parameters are always shared.
-        base: Of `ClientModule`.
+        base: Arguments of `ClientModule`.
     """
 
     server_class = IFCAServer

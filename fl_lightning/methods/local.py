@@ -1,4 +1,4 @@
-"""Local: a baseline in which every client trains a model of its own, and nothing is exchanged.
+"""Local: every client trains a model of its own, and nothing is exchanged.
 
 Source: a baseline of KnFu. It trains as many epochs as KnFu's methods spend on training and fine-tuning together.
 """
@@ -14,12 +14,12 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class Local(ClientModule):
-    """Local loss: cross-entropy, or the wrapped module's own.
+    """Trains with cross-entropy, or with the loss of the wrapped module.
 
     Args:
-        finetune_epochs: further passes over the client's data in a round, with a fresh optimizer, ≥ 0: the equivalent
-            of KnFu's and FedMD's fine-tuning.
-        base: of `ClientModule`.
+        finetune_epochs: Number of further passes over the client's data in a round, with a fresh optimizer, ≥ 0. They
+            stand for the fine-tuning of KnFu and FedMD.
+        base: Arguments of `ClientModule`.
     """
 
     needs = frozenset({"clients"})

@@ -1,8 +1,8 @@
 """MOON: pull the features towards the received model's and push them away from the client's own previous ones.
 
 Source: Li et al., CVPR 2021, arXiv:2103.16257, Eq. 3 and Algorithm 1. Server: FedAvg. The representation is what the
-net's head reads: features, or with the net `Projected` the output of the projection head, with which every method of a
-comparison must be trained then.
+net's head reads: the features, or the output of the projection head of the net `Projected`. All methods of a comparison
+must then be trained with the projection head.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,28 +23,35 @@ def model_contrastive(local: Tensor, received: Tensor, previous: Sequence[Tensor
     """Average −log [e^(s_g/τ) / (e^(s_g/τ) + Σ_k e^(s_k/τ))], s the cosine of the local features with the others.
 
     Args:
-        local: features of the model in training, (B, D).
-        received: of the received model, (B, D); taken as constants.
-        previous: of the client's previous models, each (B, D); constants; of none the result is 0.
+        local: Features of the model in training, (B, D).
+        received: Features of the received model, (B, D), as constants.
+        previous: Features of the client's previous models, each (B, D), as constants. Without a model the result is 0.
         temperature: τ > 0.
 
     Returns:
-        (), ≥ 0; log 2 with zero gradient where the only previous model is the received one.
+        (), ≥ 0. It is log 2 with zero gradient if the only previous model is the received one.
     """
-    given = (local, received.detach(), *(features.detach() for features in previous))
-    z, *others = (F.normalize(to_float32(features), dim=1, eps=1e-8) for features in given)
-    similarity = torch.stack([(z * other).sum(1) for other in others], 1) / temperature
-    return cross_entropy(similarity, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+    z = directions(local)
+    similarities = [(z * directions(other.detach())).sum(1) for other in (received, *previous)]
+    logits = torch.stack(similarities, 1) / temperature
+    return cross_entropy(logits, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+
+
+def directions(features: Tensor) -> Tensor:
+    """Scale the features of each sample to length 1, in float32 or better: (B, D) -> (B, D)."""
+    return F.normalize(to_float32(features), dim=1, eps=1e-8)
 
 
 class MOON(OwnModelClient):
-    """Local loss CE + μ ℓ, ℓ the contrast between received and previous model, 0 at a client's first participation.
+    """Trains with the loss CE + μ ℓ, where ℓ is the contrast between the received and the client's previous models.
+
+    ℓ is 0 at a client's first participation.
 
     Args:
-        mu: μ, weight of the contrast, >= 0; 0 is FedAvg.
+        mu: Weight μ of the contrast, >= 0. 0 is FedAvg.
         temperature: τ > 0.
-        previous_models: how many of its own trained models a client keeps, the last ones, >= 1.
-        base: of `ClientModule`; needs `net`.
+        previous_models: Number of its own trained models that a client keeps, the last ones, >= 1.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     needs = frozenset({"logits"})
@@ -74,7 +81,8 @@ class MOON(OwnModelClient):
     def contrast(self, x: Tensor, features: Tensor) -> Tensor:
         """Compute the term ℓ of a batch: inputs (B, ...) and their features (B, D) -> ()."""
         previous = [self.teacher(f"previous/{k}").features(x) for k in range(len(self.own_models()))]
-        return model_contrastive(features, self.teacher("global").features(x), previous, self.temperature)
+        received = self.teacher("global").features(x)
+        return model_contrastive(local=features, received=received, previous=previous, temperature=self.temperature)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if not self.own_models():
@@ -92,7 +100,8 @@ class MOON(OwnModelClient):
         return super().reply(exchange, local) if self.mu else {}
 
     def deployed(self) -> Callable[[Tensor], Tensor]:
-        return self  # the model as received: the own ones serve the contrast only
+        # The client's own models serve the contrast only.
+        return self
 
     @property
     def deploys_own_model(self) -> bool:

@@ -71,12 +71,12 @@ class PerFedAvg(ClientModule):
     The step to w̃ = w − α∇f(w) is on the first samples D of the batch.
 
     Args:
-        inner_lr: α, learning rate of the step to w̃, >= 0, the same in all rounds. The paper's β is the learning rate
-            of the optimizer.
-        form: `fo`: the gradient G = ∇f(w̃) on D′. `hf`: (I − α∇²f(w)) G, with a finite difference of gradients on D″
-            in the place of the product.
-        delta: δ of the finite difference, > 0. Only for `hf`.
-        base: Of `ClientModule`.
+        inner_lr: Learning rate α of the step to w̃, >= 0, the same in all rounds. The paper's β is the learning rate of
+            the optimizer.
+        form: Gradient in w. `fo`: G = ∇f(w̃) on D′. `hf`: (I − α∇²f(w)) G, with a finite difference of gradients on D″
+            in place of the product.
+        delta: δ of the finite difference, > 0. Only `hf` reads it.
+        base: Arguments of `ClientModule`.
     """
 
     stackable = False  # the step takes gradients itself
@@ -101,7 +101,7 @@ class PerFedAvg(ClientModule):
         with passes.aside(), self.in_full_precision():
             # This pass alone moves the statistics of the module. Every other one moves copies.
             inner = gradient(self.local_loss(parts[0], batch_idx), w)
-        moved = S.add(w, inner, -self.inner_lr)
+        moved = S.add(w, inner, alpha=-self.inner_lr)
         if self.form == "fo":
             # The inner gradient is a constant, so that the gradient in w is the one at w̃.
             loss: Tensor = passes.loss_at({**moved, **passes.buffers()}, parts[1], batch_idx)
@@ -114,9 +114,11 @@ class PerFedAvg(ClientModule):
             for delta in (self.delta, -self.delta):
                 # Both ends draw the same numbers, because both are passes aside.
                 with passes.aside():
-                    values = S.add(w, outer_gradient, delta)
-                    ends.append(gradient(passes.loss_at({**values, **passes.buffers()}, parts[2], batch_idx), w))
-        direction = S.add(outer_gradient, hessian_product(ends[0], ends[1], self.delta), -self.inner_lr)
+                    values = S.add(w, outer_gradient, alpha=delta)
+                    loss_at_end = passes.loss_at({**values, **passes.buffers()}, parts[2], batch_idx)
+                    ends.append(gradient(loss_at_end, w))
+        product = hessian_product(forward=ends[0], backward=ends[1], delta=self.delta)
+        direction = S.add(outer_gradient, product, alpha=-self.inner_lr)
         # The value of the outer loss, with this direction as its gradient.
         return outer.detach() + S.inner(S.sub(w, S.clone(w)), direction)
 
@@ -125,6 +127,6 @@ class PerFedAvg(ClientModule):
 
 
 def gradient(loss: Tensor, params: State) -> State:
-    """Return the gradient of a loss in parameters by name, 0 in those that it does not depend on."""
+    """Return the gradient of a loss in parameters by name, 0 in a parameter that does not enter the loss."""
     values = torch.autograd.grad(loss, [*params.values()], materialize_grads=True)
     return dict(zip(params, values, strict=True))

@@ -73,18 +73,18 @@ class PFedMeSteps(Optimizer):
 
 
 class PFedMe(OwnModelClient):
-    """Local loss L(θ) + (lam/2) ‖θ − w‖² for the client's own model θ, and w ← w − eta·lam (w − θ) after each batch.
+    """Trains the client's own θ with the loss L(θ) + (lam/2) ‖θ − w‖², and moves w ← w − eta·lam (w − θ) after a batch.
 
-    The steps on a batch, inner_steps, are those of the local optimizer, whose rate is that of θ (the paper's 0.09).
-    Keep rate · lam well below 2. The client sends w, and keeps and deploys θ. Before its first round it deploys the
+    The local optimizer takes inner_steps steps of θ on each batch, with its learning rate (0.09 in the paper). Keep
+    rate · lam well below 2. The client sends w, and keeps and deploys θ. Before its first round it deploys the
     global model.
 
     Args:
-        lam: λ, strength of the pull of θ to w, > 0. A large λ gives nearly the same model to all clients.
-        eta: η, step size of w, > 0, with eta · lam <= 1. `lr_decay` does not touch it.
-        inner_steps: K, steps of θ on each batch, >= 1.
-        start: Where θ starts on a batch: `last`, where the batch before has left it, or `anchor`, from w.
-        base: Of `ClientModule`.
+        lam: Strength λ of the pull of θ to w, > 0. A large λ gives nearly the same model to all clients.
+        eta: Step size η of w, > 0, with eta · lam <= 1. `lr_decay` does not touch it.
+        inner_steps: Number K of steps of θ on each batch, >= 1.
+        start: Start of θ on a batch: `last`, the θ after the batch before, or `anchor`, w.
+        base: Arguments of `ClientModule`.
     """
 
     stackable = False  # the optimizer runs several passes on one batch

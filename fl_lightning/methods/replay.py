@@ -7,7 +7,7 @@ stays in the client's memory and is never sent.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -22,7 +22,7 @@ from fl_lightning.utils.settings import check_at_least, check_choice
 
 
 class Replay(ClientModule):
-    """Local loss CE + beta · CE(buffer) + alpha · mean squared difference of the buffer's logits and the stored ones.
+    """Trains with CE + beta · CE(buffer) + alpha · mean squared difference of the buffer's logits and the stored ones.
 
     Args:
         size: Number of samples in a client's buffer, >= 0. 0 is FedAvg.
@@ -30,7 +30,7 @@ class Replay(ClientModule):
         beta: Weight of the cross-entropy of the buffer's samples, >= 0.
         select: Samples that stay in a full buffer. `reservoir`: each sample that has come stays with one probability.
             `balanced`: classes get as many places as they can fill.
-        base: Of `ClientModule`. It needs `net`.
+        base: Arguments of `ClientModule`, which must include `net`.
     """
 
     needs = frozenset({"logits"})
@@ -75,7 +75,7 @@ class Replay(ClientModule):
 
     @property
     def _keeps_statistics(self) -> bool:
-        """Whether a forward pass over an empty buffer would change the net, as that of BatchNorm does."""
+        """Whether the net has statistics, such as BatchNorm's, which a pass over an empty buffer would change."""
         return any(True for _ in self.built_net.buffers())
 
     def why_not_stacked(self) -> str | None:
@@ -119,7 +119,7 @@ class Replay(ClientModule):
         return {}
 
     def _keep(self, local: ClientData) -> None:
-        """Let the samples that have arrived since the client's last round come to the buffer."""
+        """Offer the samples that have arrived since the client's last round to the buffer."""
         arrived = local.arrived(self.memory.get("round"))
         self.memory["round"] = local.round_idx
         if not len(arrived):
@@ -130,25 +130,40 @@ class Replay(ClientModule):
         seen: dict[int, int] = dict(self.memory.get("seen", {}))
         drawn = torch.rand(len(arrived), 2, generator=local.generator("replay/buffer"), dtype=torch.float64)
         draws = iter(drawn.tolist())
-        come = local.restricted("train", arrived).batches()
-        for x, y in self.transfer_each(come):
+        batches = local.restricted("train", arrived).batches()
+        for x, y in self.transfer_each(batches):
             parts = {"x": x, "y": y}
             if self.alpha:
                 with self.evaluation_mode(), torch.no_grad():
                     parts["z"] = to_float32(self(x))
-            rows: dict[int, int] = {}
-            for row, label in enumerate(y.tolist()):
-                seen[label] = seen.get(label, 0) + 1
-                place = self._place(held, label=label, seen=seen, draws=next(draws))
-                if place is not None:
-                    held[place : place + 1] = [label]
-                    rows[place] = row
+            rows = self._rows_by_place(y.tolist(), held=held, seen=seen, draws=draws)
             for name, value in parts.items():
                 kept = value[torch.tensor(list(rows.values()), dtype=torch.int64, device=value.device)]
                 buffer[name][list(rows)] = kept.to(buffer[name].device)
         self.memory["buffer"] = buffer
         self.memory["count"] = len(held)
         self.memory["seen"] = seen
+
+    def _rows_by_place(
+        self, labels: Sequence[int], *, held: list[int], seen: dict[int, int], draws: Iterator[list[float]]
+    ) -> dict[int, int]:
+        """Return the rows of a batch that stay in the buffer, by their places there.
+
+        Args:
+            labels: Classes of the samples of the batch.
+            held: Classes of the samples in the buffer. The kept rows are entered in place.
+            seen: Number of samples that have come so far by class. The batch is counted in place.
+            draws: Two numbers, uniform in [0, 1), for each sample.
+        """
+        rows: dict[int, int] = {}
+        for row, label in enumerate(labels):
+            seen[label] = seen.get(label, 0) + 1
+            place = self._place(held, label=label, seen=seen, draws=next(draws))
+            if place is not None:
+                # The first free place is the end of the list.
+                held[place : place + 1] = [label]
+                rows[place] = row
+        return rows
 
     def _place(self, labels: Sequence[int], *, label: int, seen: Mapping[int, int], draws: list[float]) -> int | None:
         """Choose the place of a sample in the buffer, or None if it does not stay.

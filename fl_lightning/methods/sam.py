@@ -20,30 +20,38 @@ from fl_lightning.utils.settings import check_at_least
 
 
 def perturbation(gradients: State, sam_rho: float) -> State:
-    """Compute ε = ρ g / ‖g‖₂, one norm over all tensors: the names and shapes of `gradients`, 0 where all are 0."""
+    """Compute ε = ρ g / ‖g‖₂ with one norm over all tensors, in the names and shapes of g. It is 0 if g is 0.
+
+    Args:
+        gradients: g, by name.
+        sam_rho: ρ.
+
+    >>> perturbation({"w": torch.tensor([3.0, 4.0])}, sam_rho=0.5)
+    {'w': tensor([0.3000, 0.4000])}
+    """
     norm = S.inner(gradients, gradients).sqrt()
     factor = sam_rho / (norm + 1e-12)
     return {name: gradient * factor.to(gradient.dtype) for name, gradient in gradients.items()}
 
 
 class SAM(Optimizer):
-    """Any optimizer, stepped with the gradient at θ + ε, from θ.
+    """Steps any optimizer from θ with the gradient at θ + ε.
 
-    Both passes see the same batch and count as one step; dropout is drawn anew. Weight decay is not in ε and acts on θ.
+    Both passes see the same batch and count as one step. Dropout is drawn anew. Weight decay is not in ε and acts on θ.
     Logged training losses are the mean of both passes.
 
     Args:
-        params: as of any optimizer.
-        base: factory of the optimizer that takes the step, e.g. `torch.optim.SGD` with its lr.
-        sam_rho: ρ, length of ε, >= 0; 0 is the base optimizer alone.
-        bn_second_pass: whether the second pass updates BatchNorm's running statistics as well, as some codes do.
-        module: whose BatchNorm layers these are; a `ClientModule` built with `net=` gives itself.
+        params: Parameters, as in any optimizer.
+        base: Factory of the optimizer that takes the step, such as `torch.optim.SGD` with its lr.
+        sam_rho: Length ρ of ε, >= 0. 0 is the base optimizer alone.
+        bn_second_pass: Whether the second pass updates BatchNorm's running statistics, too, as some codes do.
+        module: Module with the BatchNorm layers. A `ClientModule` built with `net=` gives itself.
 
     Raises:
         ValueError: `sam_rho` is below 0, or the optimizer of `base` needs a closure.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         params: Iterable[Any],
         base: Callable[[Iterable[Any]], Optimizer],
@@ -62,34 +70,44 @@ class SAM(Optimizer):
         self.bn_second_pass = bn_second_pass
         self.module = module
         super().__init__(self.base.param_groups, {})
-        self.param_groups = self.base.param_groups  # the same: an lr schedule reaches the step
+        # They are the same objects, so that an lr schedule reaches the step.
+        self.param_groups = self.base.param_groups
         self.state = self.base.state
 
     def attach_module(self, module: nn.Module) -> None:
-        """Leave the BatchNorm layers of this module alone in the second pass, unless one was given."""
-        self.module = module if self.module is None else self.module
+        """Keep the statistics of this module's BatchNorm layers in the second pass, unless a module was given."""
+        if self.module is None:
+            self.module = module
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
-        """Take one step, where `closure` zeroes the gradients, runs forward and backward, and returns the loss."""
-        again = torch.enable_grad()(closure)
-        loss = again()
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        """Take one step, and return the loss of the first pass.
+
+        Args:
+            closure: Zeroes the gradients, runs forward and backward, and returns the loss.
+        """
+        forward_and_backward = torch.enable_grad()(closure)
+        loss = forward_and_backward()
+        params: list[Any] = []
+        for group in self.param_groups:
+            params += [parameter for parameter in group["params"] if parameter.grad is not None]
         if self.sam_rho and params:
-            start = [p.clone() for p in params]
-            away = perturbation({str(i): p.grad for i, p in enumerate(params)}, self.sam_rho)
+            start = [parameter.clone() for parameter in params]
+            gradients = {str(place): parameter.grad for place, parameter in enumerate(params)}
+            away = perturbation(gradients, self.sam_rho)
             for parameter, shift in zip(params, away.values(), strict=True):
                 parameter.add_(shift)
             with self._statistics_kept():
-                again()
+                forward_and_backward()
             for parameter, value in zip(params, start, strict=True):
-                parameter.copy_(value)  # subtracting ε would leave rounding errors
+                # To subtract ε would leave rounding errors.
+                parameter.copy_(value)
         self.base.step()
         return loss
 
     @contextmanager
     def _statistics_kept(self) -> Iterator[None]:
-        """Leave BatchNorm's running statistics unchanged within the block, where it normalises with the batch."""
+        """Keep BatchNorm's running statistics within the block. It normalizes with the batch as before."""
         modules = [] if self.module is None or self.bn_second_pass else self.module.modules()
         norms = [module for module in modules if isinstance(module, BATCH_NORMS) and module.track_running_stats]
         for norm in norms:

@@ -1,7 +1,7 @@
 """SCAFFOLD: cancel the drift of local training by one control variate per client and one on the server.
 
 Source: Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1. The paper weighs clients equally
-(`Aggregator(weighting="uniform")`); its server lr η_g is that of the server optimizer (torch.optim.SGD), else 1.
+(`Aggregator(weighting="uniform")`). Its server lr η_g is the lr of a server optimizer (torch.optim.SGD), else 1.
 Note: the paper divides by K · lr. The accumulated lr (K · lr for plain SGD) is right under momentum and schedules, too.
 """
 
@@ -24,17 +24,27 @@ from fl_lightning.utils.settings import check_choice, is_plain_sgd
 
 
 def control_change(received: State, trained: State, control: State, accumulated_lr: float | Tensor) -> State:
-    """Compute c_i⁺ − c_i = (x − y_i) / E_i − c, option II (line 12): three states of the same names -> a state."""
+    """Compute c_i⁺ − c_i = (x − y_i) / E_i − c, option II (line 12): three states of the same names -> a state.
+
+    Args:
+        received: x.
+        trained: y_i.
+        control: c.
+        accumulated_lr: E_i.
+
+    >>> control_change({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.5])}, 2.0)
+    {'w': tensor([0.5000])}
+    """
     return {name: (value - trained[name]) / accumulated_lr - control[name] for name, value in received.items()}
 
 
 def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: Iterable[Any]) -> State:
-    """Compute c_i⁺ of option I: gradient of the mean loss over all samples of the batches.
+    """Compute c_i⁺ of option I, the gradient of the mean loss over all samples of the batches.
 
     Args:
-        loss: `(params, batch) -> ()`, the mean loss of a batch.
-        params: where it is taken, by name.
-        batches: at least one sample in all.
+        loss: Function `(params, batch) -> ()`, the mean loss of a batch.
+        params: Parameters at which the gradient is taken, by name.
+        batches: Batches with at least one sample in all.
 
     >>> w, x = {"w": torch.tensor([1.0, 2.0])}, torch.tensor([[3.0, -1.0], [-1.0, 0.0], [1.0, 1.0]])
     >>> mean_gradient(lambda p, x: (x @ p["w"]).mean(), w, [x[:2], x[2:]])
@@ -48,7 +58,11 @@ def mean_gradient(loss: Callable[[State, Any], Tensor], params: State, batches: 
 
 
 class SCAFFOLDServer(ServerModule):
-    """SCAFFOLD's server: c ← c + (1/N) Σ (c_i⁺ − c_i) over the cohort (line 17), N counting all clients."""
+    """Takes c ← c + (1/N) Σ (c_i⁺ − c_i) over the cohort (line 17), where N counts all clients.
+
+    Attributes:
+        control: c, float64.
+    """
 
     control: StateBuffers
     takes_stale = True
@@ -78,15 +92,17 @@ class SCAFFOLDServer(ServerModule):
 
 
 class SCAFFOLD(ClientModule):
-    """Local loss L + ⟨c − c_i, θ⟩, whose gradient is line 10's g − c_i + c, over the shared trainable parameters.
+    """Trains with the loss L + ⟨c − c_i, θ⟩, whose gradient is line 10's g − c_i + c.
+
+    θ are the shared trainable parameters.
 
     Args:
-        option: c_i⁺ is `II`: (x − y_i) / E_i − c + c_i, with the accumulated lr E_i; `I`: the gradient of the mean loss
-            over all the client's samples at the received model, in eval mode (a further pass over the data).
-        where: the correction is added to the gradient (`grad`), inside momentum and with E_i = lr · ‖a_i‖₁; or after
-            each step to the parameters (`param`), outside momentum and with E_i = Σ lr, as some codes do: biased where
-            there is momentum.
-        base: of `ClientModule`; needs one SGD with one learning rate.
+        option: Form of c_i⁺. `II`: (x − y_i) / E_i − c + c_i, with the accumulated lr E_i. `I`: the gradient of the
+            mean loss over all samples of the client at the received model, in eval mode, a further pass over the data.
+        where: Place of the correction. `grad` adds it to the gradient, inside momentum and with E_i = lr · ‖a_i‖₁.
+            `param` adds it to the parameters after each step, outside momentum and with E_i = Σ lr, as some codes do.
+            With momentum `param` is biased.
+        base: Arguments of `ClientModule`, whose optimizer must be one SGD with one learning rate.
     """
 
     server_class = SCAFFOLDServer
@@ -120,43 +136,55 @@ class SCAFFOLD(ClientModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.local_loss(batch, batch_idx)
-        return loss if self.where == "param" else loss + S.inner(self.round["correction"], self.params())
+        if self.where == "param":
+            return loss
+        return loss + S.inner(self.round["correction"], self.params())
 
     def why_not_stacked(self) -> str | None:
         return "SCAFFOLD with where=param corrects one client after each step" if self.where == "param" else None
 
     def configure_optimizers(self) -> Any:
         configured = super().configure_optimizers()
-        if self.where == "param":
-            if self._after_step is not None:
-                self._after_step.remove()  # a module may hand out the same optimizer again
-            owner = type(self if self.module is None else self.module).__name__
-            self._after_step = parse_optimizers(configured, owner)[0][0].register_step_post_hook(self._correct)
+        if self.where == "grad":
+            return configured
+        if self._after_step is not None:
+            # A module may give the same optimizer again.
+            self._after_step.remove()
+        owner = type(self if self.module is None else self.module).__name__
+        optimizers, _ = parse_optimizers(configured, owner)
+        self._after_step = optimizers[0].register_step_post_hook(self._correct)
         return configured
 
     @torch.no_grad()
     def _correct(self, optimizer: Optimizer, *_: Any) -> None:
-        """Correct θ ← θ − lr (c − c_i), after a step in a round."""
+        """Take θ ← θ − lr (c − c_i), after a step in a round."""
         if "correction" not in self.round:
-            return  # fine-tuning
+            # The step is one of the fine-tuning before a test.
+            return
         lr = float(optimizer.param_groups[0]["lr"]) * self.context.progress.share
         S.add_(self.params(), self.round["correction"], -lr)
         self.round["travelled"] += lr
 
     @property
     def travelled(self) -> float:
-        """E_i of option II so far."""
+        """The length E_i of option II so far."""
         return self.accumulated_lr if self.where == "grad" else float(self.round["travelled"])
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, State]:
-        control = self.round["c"]
         client_control = self.round["c_i"]
-        if not self.num_steps or not (self.option == "I" or self.travelled):  # no data, or lr 0: c_i stays
+        has_moved = self.option == "I" or bool(self.travelled)
+        if not self.num_steps or not has_moved:
+            # Without samples, or with a learning rate of 0, c_i stays.
             return {"control_change": S.zeros_like(self.received)}
         if self.option == "I":
             change = S.sub(self.round["gradient"], client_control)
         else:
-            change = control_change(self.received, S.clone(self.params()), control, self.travelled)
+            change = control_change(
+                received=self.received,
+                trained=S.clone(self.params()),
+                control=self.round["c"],
+                accumulated_lr=self.travelled,
+            )
         change = {name: value.to(self.received[name].dtype) for name, value in change.items()}
         self.memory["control"] = S.add(client_control, change)
         return {"control_change": change}

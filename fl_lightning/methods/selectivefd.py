@@ -1,8 +1,8 @@
 """Selective-FD: clients answer only for transfer samples like their own, and the server keeps only clear answers.
 
 Source: Shao et al., Nature Communications 2024, arXiv:2304.01731; the density ratio by KuLSIF, Kanamori et al. 2012.
-Note: the authors' code multiplies by the matrix of KuLSIF where its inverse is meant; here the system is solved. The
-server's statistic is not in their code: the entropy, as the paper's text has it.
+Note: the authors' code multiplies by the matrix of KuLSIF where its inverse is meant. Here the system is solved. The
+server's statistic is not in their code. It is the entropy here, as in the paper's text.
 """
 
 import math
@@ -23,18 +23,22 @@ from fl_lightning.types import Broadcast, ClientData, ClientUpdate, Phase, State
 from fl_lightning.utils.settings import check_above, check_at_least, check_below, check_choice
 
 KNOWN = 0.05
-"""Share of a client's samples that the density ratio is fitted on; the others set the threshold."""
+"""Share of a client's samples to which the density ratio is fitted. The others set the threshold."""
 
 
 def ambiguity_of(probabilities: Tensor, kind: Literal["entropy", "l1"] = "entropy") -> Tensor:
-    """Compute the entropy in nats, or the l1 distance 2 (1 − max p) from the nearest one-hot vector: (K, C) -> (K,)."""
+    """Compute the entropy in nats, or the l1 distance 2 (1 − max p) to the nearest one-hot vector: (K, C) -> (K,).
+
+    >>> ambiguity_of(torch.tensor([[0.5, 0.5], [1.0, 0.0]])), ambiguity_of(torch.tensor([[0.75, 0.25]]), "l1")
+    (tensor([0.6931, -0.0000]), tensor([0.5000]))
+    """
     if kind == "l1":
         return 2 * (1 - probabilities.max(1).values)
     return -torch.xlogy(probabilities, probabilities).sum(1)
 
 
 class Ensemble(NamedTuple):
-    """Samples that the server keeps: their rows (k,), mean predictions (k, C) and ambiguities (k,)."""
+    """Holds the samples that the server keeps: their rows (k,), mean predictions (k, C) and ambiguities (k,)."""
 
     rows: Tensor
     mean: Tensor
@@ -42,18 +46,25 @@ class Ensemble(NamedTuple):
 
 
 def kept_ensemble(total: Tensor, counts: Tensor, tau: float, kind: Literal["entropy", "l1"] = "entropy") -> Ensemble:
-    """Keep the rows with an answer and an ambiguity of at most tau: sums of answers (K, C), their numbers (K,)."""
+    """Keep the samples with an answer and an ambiguity of at most tau.
+
+    Args:
+        total: Sums of the answers, (K, C) float64.
+        counts: Numbers of answers, (K,) float64.
+        tau: Largest ambiguity of a kept sample.
+        kind: Form of the ambiguity.
+    """
     mean = total / counts.clamp(min=1)[:, None]
     ambiguity = ambiguity_of(mean, kind)
     rows = ((counts > 0) & (ambiguity <= tau)).nonzero().flatten()
-    return Ensemble(rows, mean[rows], ambiguity[rows])
+    return Ensemble(rows=rows, mean=mean[rows], ambiguity=ambiguity[rows])
 
 
 class SelectiveFDServer(KnowledgeServer):
-    """Sends every participant the mean over those who answered, of the samples on which it is clear.
+    """Sends every participant the mean answers to the samples on which they are clear.
 
     Attributes:
-        ensemble: of the last round, or None.
+        ensemble: The kept samples of the last round. None before.
     """
 
     ensemble: Ensemble | None = None
@@ -63,9 +74,16 @@ class SelectiveFDServer(KnowledgeServer):
         self.client_of(SelectiveFD)
 
     def broadcast(self, exchange: str, client_id: int) -> Broadcast:
-        kept = self.ensemble if exchange == "distill" else None
-        extras = {} if kept is None else {"knowledge": kept.mean, "rows": kept.rows}
-        return Broadcast(self.server.round_idx, exchange, None, extras, uploads=False)
+        extras: dict[str, Any] = {}
+        if exchange == "distill" and self.ensemble is not None:
+            extras = {"knowledge": self.ensemble.mean, "rows": self.ensemble.rows}
+        return Broadcast(
+            round_idx=self.server.round_idx,
+            exchange=exchange,
+            weights=None,
+            extras=extras,
+            uploads=False,
+        )
 
     def add(self, update: ClientUpdate) -> None:
         if "rows" in update.extras:
@@ -80,26 +98,32 @@ class SelectiveFDServer(KnowledgeServer):
         if exchange == "train":
             client = self.client_of(SelectiveFD)
             answers = self.summed("answers")
-            self.ensemble = kept_ensemble(answers["total"], answers["counts"], client.tau_server, client.ambiguity)
+            self.ensemble = kept_ensemble(
+                total=answers["total"],
+                counts=answers["counts"],
+                tau=client.tau_server,
+                kind=client.ambiguity,
+            )
         return aggregate
 
 
 class SelectiveFD(KnowledgeClient):
     """Answers for transfer samples whose density ratio exceeds a quantile of its own, and learns from the kept answers.
 
-    Which samples it answers for is found at its first participation, and again when its own samples have changed.
+    A client chooses these samples at its first participation, and again when its own samples have changed.
 
     Args:
-        quantile: of the density ratio on the client's own samples, which is the threshold, in [0, 1).
-        tau_server: largest ambiguity of a kept sample, > 0; inf keeps all.
-        ambiguity: `entropy` in nats, or `l1`.
-        selector: the density ratio is taken of `features` or of the `inputs` themselves.
-        selector_weights: file with a state dict or checkpoint of the net whose features are taken; None: the client's
-            own as it is then, at its first participation the initial one.
-        width: σ of the Gaussian kernel, > 0.
-        num_reference: n, points drawn uniformly between the least and the greatest value of the client's data, >= 1.
-        ce_on: as in `KnowledgeClient`; `none`: the distillation alone, no labels.
-        base: of `KnowledgeClient` and `ClientModule`.
+        quantile: Quantile of the density ratio on the client's own samples that is the threshold, in [0, 1).
+        tau_server: Largest ambiguity of a kept sample, > 0. inf keeps all.
+        ambiguity: Form of the ambiguity: `entropy` in nats, or `l1`.
+        selector: Vectors whose density ratio is taken: `features`, or the `inputs` themselves.
+        selector_weights: File with a state dict or checkpoint of the net whose features are taken. None takes the
+            client's own net as it is then, which at its first participation is the initial one.
+        width: Width σ of the Gaussian kernel, > 0.
+        num_reference: Number n of points that are drawn uniformly between the least and the greatest value of the
+            client's data, >= 1.
+        ce_on: Samples of the cross-entropy, as in `KnowledgeClient`. `none` is the distillation alone, without labels.
+        base: Arguments of `KnowledgeClient` and `ClientModule`.
     """
 
     server_class = SelectiveFDServer
@@ -107,7 +131,7 @@ class SelectiveFD(KnowledgeClient):
     sends = frozenset({"logits", "statistics"})
     reads = frozenset({"batches"})
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         quantile: float = 0.25,
         tau_server: float = math.inf,
@@ -182,17 +206,20 @@ class SelectiveFD(KnowledgeClient):
         device = next(self.parameters()).device
         if not n:
             return torch.zeros(0, dtype=torch.int64, device=device)
-        train, transfer = (self.represented(local, split) for split in ("train", "transfer"))
+        train = self.represented(local, "train")
+        transfer = self.represented(local, "transfer")
         generator = local.generator("selector", per_round=False)
         order = torch.randperm(n, generator=generator).to(device)
-        known = max(1, int(KNOWN * n + 1e-9))
+        num_known = max(1, int(KNOWN * n + 1e-9))
         uniform = torch.rand(self.num_reference, train.shape[1], generator=generator, dtype=torch.float64).to(device)
-        ratio = DensityRatio.fit(train[order[:known]], train.min() + uniform * (train.max() - train.min()), self.width)
-        threshold = ratio(train[order[known:]] if n > known else train).quantile(self.quantile)
+        reference = train.min() + uniform * (train.max() - train.min())
+        ratio = DensityRatio.fit(train[order[:num_known]], reference, width=self.width)
+        others = train[order[num_known:]] if n > num_known else train
+        threshold = ratio(others).quantile(self.quantile)
         return (ratio(transfer) > threshold).nonzero().flatten()
 
     def represented(self, local: ClientData, split: str) -> Tensor:
-        """Represent all samples of a split by the vectors whose density ratio is taken: (n, d) float64."""
+        """Return the vectors of all samples of a split whose density ratio is taken, (n, d) float64."""
         net: Any = self
         if self.selector_weights is not None:
             self.load_teacher("selector", client_state(Path(self.selector_weights), self))
@@ -202,7 +229,9 @@ class SelectiveFD(KnowledgeClient):
 
     def phases(self, exchange: str) -> Iterable[Phase]:
         (phase,) = super().phases(exchange)
-        return (phase if exchange == "train" else replace(phase, indices=self.round["rows"]),)
+        if exchange != "train":
+            phase = replace(phase, indices=self.round["rows"])
+        return (phase,)
 
     def reply(self, exchange: str, local: ClientData) -> dict[str, Any]:
         if exchange != "train":
@@ -214,7 +243,7 @@ class SelectiveFD(KnowledgeClient):
 
 
 def is_same(first: Tensor | None, second: Tensor | None) -> bool:
-    """Compare two sets of samples, where None is all samples."""
+    """Return True if two sets of samples are the same. None is all samples."""
     if first is None or second is None:
         return first is second
     return torch.equal(first.cpu(), second)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fl_lightning.metrics.tasks import BackwardTransfer as BackwardTransfer
     from fl_lightning.metrics.tasks import ForwardTransfer as ForwardTransfer
     from fl_lightning.metrics.tasks import Intransigence as Intransigence
+    from fl_lightning.metrics.tasks import LearningAccuracy as LearningAccuracy
     from fl_lightning.metrics.tasks import TasksAccuracy as TasksAccuracy
     from fl_lightning.metrics.tasks import TasksForgetting as TasksForgetting
 else:

@@ -87,11 +87,13 @@ TASKS = (
     OwnKey("forgetting_tasks", "share", "min"),
     OwnKey("backward_transfer", "share", "max"),
     OwnKey("forward_transfer", "share", "max"),
+    OwnKey("learning_accuracy", "share", "max"),
     OwnKey("value_task/*", "", None),
     OwnKey("value_tasks", "", None),
     OwnKey("value_forgetting_tasks", "", "min"),
     OwnKey("value_backward_transfer", "", "max"),
     OwnKey("value_forward_transfer", "", "max"),
+    OwnKey("value_learned", "", None),
 )
 """Values of the tasks of a scenario, without the beginning of the key. Those of a module that logs no accuracy begin
 with `value_`."""
@@ -99,10 +101,19 @@ with `value_`."""
 ACC_TASKS = "acc_tasks"
 """Name of the average accuracy over the tasks that were met."""
 
-TASK_MEASURES = (ACC_TASKS, "forgetting_tasks", "backward_transfer", "forward_transfer")
+LEARNING_ACCURACY = "learning_accuracy"
+"""Name of the average accuracy on tasks when they are new."""
+
+TASK_MEASURES = (ACC_TASKS, "forgetting_tasks", "backward_transfer", "forward_transfer", LEARNING_ACCURACY)
 """Names of the measures of a table of tasks, without the beginning of the key."""
 
-TASK_VALUE_MEASURES = ("value_tasks", "value_forgetting_tasks", "value_backward_transfer", "value_forward_transfer")
+TASK_VALUE_MEASURES = (
+    "value_tasks",
+    "value_forgetting_tasks",
+    "value_backward_transfer",
+    "value_forward_transfer",
+    "value_learned",
+)
 """Likewise, of a table of other values than accuracies, in the same order."""
 
 EVALUATED = (
@@ -347,6 +358,8 @@ OF_TASKS: Mapping[str, str] = {
     "last trained on",
     "forward_transfer": "forward transfer (FWT), the mean over later tasks of accuracy before their stage − before any "
     "training",
+    LEARNING_ACCURACY: "learning accuracy (LA), the mean over the tasks that were met of the accuracy when first "
+    "trained on",
     "value_tasks": "mean over the tasks that were met of the value by which the module is tested",
     "value_forgetting_tasks": "forgetting of tasks, the mean over earlier tasks of what the value is worse than the "
     "best earlier one",
@@ -354,6 +367,8 @@ OF_TASKS: Mapping[str, str] = {
     "than when last trained on",
     "value_forward_transfer": "forward transfer (FWT), the mean over later tasks of what the value is better before "
     "their stage than before any training",
+    "value_learned": "mean over the tasks that were met of the value by which the module is tested, when first trained "
+    "on",
 }
 """Measures of a table of tasks in words, by name."""
 

@@ -12,6 +12,7 @@ from fl_lightning.functional.continual import (
     backward_transfer,
     forward_transfer,
     intransigence,
+    learning_accuracy,
     tasks_accuracy,
     tasks_forgetting,
 )
@@ -164,6 +165,28 @@ class TasksAccuracy(TaskMetric):
 
     def measured(self, rows: TaskRows) -> Tensor:
         return tasks_accuracy(rows.table, rows.first)
+
+
+class LearningAccuracy(TaskMetric):
+    r"""Learning accuracy, the mean over the tasks that were met of $R_{f_k,k}$, where task k was new in row $f_k$.
+
+    Source: Riemer et al. 2019, arXiv:1810.11910. `update` is that of `TaskMetric`.
+
+    Args:
+        num_tasks: K ≥ 1.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = LearningAccuracy(num_tasks=2)
+    >>> metric.update([0.9, 0.1], trained=[0])
+    >>> metric.update([0.5, 0.8], trained=[1])
+    >>> metric.compute()
+    tensor(0.8500, dtype=torch.float64)
+    """
+
+    plot_lower_bound = 0.0
+
+    def measured(self, rows: TaskRows) -> Tensor:
+        return learning_accuracy(rows.table, rows.first)
 
 
 class TasksForgetting(TaskMetric):

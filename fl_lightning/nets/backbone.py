@@ -11,7 +11,7 @@ from fl_lightning.utils.settings import check_choice, check_numbers
 
 
 class Stages(NamedTuple):
-    """A net cut around its last block: features(x) = after(last(before(x)))."""
+    """Holds a net that is cut around its last block: features(x) = after(last(before(x)))."""
 
     before: nn.Module
     last: nn.Module
@@ -19,13 +19,15 @@ class Stages(NamedTuple):
 
 
 class Backbone(nn.Module, ABC):
-    """Base of a classifier: logits = head(features(x)).
+    """Computes the logits of a classifier as head(features(x)).
 
     A subclass is built from `(num_classes, input_shape, ...)`, sets `head` and defines `features`.
+
+    Attributes:
+        head: The last layer, (B, D) -> (B, C), where D is `head.in_features`.
     """
 
     head: nn.Linear
-    """Last layer: (B, D) -> (B, C); D = `head.in_features`."""
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
@@ -35,7 +37,7 @@ class Backbone(nn.Module, ABC):
         """Cut the net around its last block, into parts that share its parameters.
 
         Raises:
-            ValueError: if the net does not define its last block.
+            ValueError: The net does not define its last block.
         """
         raise ValueError(
             f"{type(self).__name__} does not say what its last block is; define its stages, or take ResNet, "
@@ -43,16 +45,21 @@ class Backbone(nn.Module, ABC):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the logits: (B, *input_shape) -> (B, C), not normalised."""
+        """Compute the logits, without a softmax: (B, *input_shape) -> (B, C)."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
 
 def check_shape(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple[int, ...]:
-    """Check that `net` can be built for an input shape, and return it as a tuple.
+    """Check that a net can be built for an input shape, and return the shape as a tuple.
+
+    Args:
+        net: Name of the net, for the error.
+        num_classes: Number of classes.
+        input_shape: Shape of a sample.
 
     Raises:
-        ValueError: fewer than one class, no dimension, or a dimension below 1.
+        ValueError: There is no class, no dimension, or a dimension is below 1.
     """
     shape = tuple(input_shape)
     if num_classes < 1:
@@ -63,10 +70,15 @@ def check_shape(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple
 
 
 def check_images(net: str, num_classes: int, input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """Check that `net` can be built for images, and return (channels, height, width).
+    """Check that a net can be built for images, and return (channels, height, width).
+
+    Args:
+        net: Name of the net, for the error.
+        num_classes: Number of classes.
+        input_shape: Shape of a sample.
 
     Raises:
-        ValueError: what `check_shape` refuses, or not three dimensions.
+        ValueError: The shape has not three dimensions, or `check_shape` refuses it.
     """
     shape = check_shape(net, num_classes, input_shape)
     if len(shape) != 3:
@@ -75,7 +87,7 @@ def check_images(net: str, num_classes: int, input_shape: Sequence[int]) -> tupl
 
 
 class BodyAndHead(Backbone):
-    """A net whose features are the output of `body`."""
+    """Takes the output of `body` as its features."""
 
     body: Any
 
@@ -85,7 +97,7 @@ class BodyAndHead(Backbone):
 
 
 class Conv(NamedTuple):
-    """A convolution and ReLU, then (where `pool` > 0) a max pooling of stride 2."""
+    """Describes a convolution and ReLU, and a max pooling of stride 2 if `pool` > 0."""
 
     channels: int
     kernel: int
@@ -95,20 +107,20 @@ class Conv(NamedTuple):
 
 
 class PlainCNN(BodyAndHead):
-    """Convolutions, then linear layers, with ReLU after each, and a head.
+    """Stacks convolutions, then linear layers, with ReLU after each, and a head.
 
     Args:
-        num_classes: C ≥ 1.
-        input_shape: (channels, height, width).
-        convs: the convolutions in order.
-        units: of the linear layers before the head.
-        dropout: after each of these linear layers, in [0, 1); 0: none.
+        num_classes: Number of classes C, ≥ 1.
+        input_shape: Shape of an image, (channels, height, width).
+        convs: The convolutions in order.
+        units: Numbers of units of the linear layers before the head.
+        dropout: Dropout after each of these linear layers, in [0, 1). 0 has none.
 
     Raises:
-        ValueError: not an image shape, an image that the layers reduce to nothing, or a dropout out of range.
+        ValueError: The shape is not that of an image, the layers leave no pixel of it, or the dropout is out of range.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         num_classes: int,
         input_shape: tuple[int, ...],
@@ -118,20 +130,22 @@ class PlainCNN(BodyAndHead):
     ) -> None:
         super().__init__()
         net = type(self).__name__
-        channels, *sides = shape = check_images(net, num_classes, input_shape)
+        shape = check_images(net, num_classes, input_shape)
+        channels, height, width = shape
         check_numbers(dropout=dropout)
         if not 0 <= dropout < 1:
             raise ValueError(f"{net} needs a dropout in [0, 1), got {dropout}; 0 has none")
-        if any(left(convs, side) < 1 for side in sides):
-            least = next(side for side in range(1, 1000) if left(convs, side) >= 1)
+        flat = convs[-1].channels * pixels_after(convs, height) * pixels_after(convs, width)
+        if not flat:
+            least = next(side for side in range(1, 1000) if pixels_after(convs, side))
             raise ValueError(f"{net} needs images of at least {least}×{least}, got an input_shape of {shape}")
         self.body = nn.Sequential()
-        for before, conv in zip([channels, *(conv.channels for conv in convs)], convs, strict=False):
-            self.body.append(nn.Conv2d(before, conv.channels, conv.kernel, padding=conv.padding)).append(nn.ReLU())
+        for conv in convs:
+            self.body.append(nn.Conv2d(channels, conv.channels, conv.kernel, padding=conv.padding)).append(nn.ReLU())
             if conv.pool:
-                self.body.append(nn.MaxPool2d(conv.pool, 2, conv.pool_padding))
+                self.body.append(nn.MaxPool2d(conv.pool, stride=2, padding=conv.pool_padding))
+            channels = conv.channels
         self.body.append(nn.Flatten())
-        flat = convs[-1].channels * left(convs, sides[0]) * left(convs, sides[1])
         for before, after in pairwise([flat, *units]):
             self.body.append(nn.Linear(before, after)).append(nn.ReLU())
             if dropout:
@@ -140,21 +154,27 @@ class PlainCNN(BodyAndHead):
 
 
 def start_weights(net: nn.Module, start: Literal["torch", "xavier"]) -> None:
-    """Draw the weights of all linear and convolutional layers anew, Xavier-uniform with biases 0, or leave torch's.
+    """Draw the weights of all linear and convolutional layers anew, or leave them as torch has drawn them.
+
+    Args:
+        net: The net, whose weights are changed in place.
+        start: `xavier`: Xavier-uniform weights, with biases 0. `torch` leaves the net as it is.
 
     Raises:
-        ValueError: another name.
+        ValueError: `start` is another name.
     """
     check_choice(("torch", "xavier"), start=start)
-    for layer in net.modules() if start == "xavier" else ():
+    if start == "torch":
+        return
+    for layer in net.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
 
-def left(convs: Sequence[Conv], size: int) -> int:
-    """Count the pixels that the convolutions leave along one side, 0 where nothing is left."""
+def pixels_after(convs: Sequence[Conv], size: int) -> int:
+    """Return how many pixels of `size` along one side remain after convolutions. 0: the image is too small."""
     for conv in convs:
         size += 2 * conv.padding - conv.kernel + 1
         if conv.pool:

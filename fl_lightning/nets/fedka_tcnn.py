@@ -4,20 +4,24 @@ from fl_lightning.nets.backbone import Conv, PlainCNN
 
 
 class FedKATCNN(PlainCNN):
-    """Two 5×5 convolutions without padding (32, 64 channels) with 2×2 pooling, 512 units, head.
+    """Has two 5×5 convolutions without padding (32, 64 channels) with 2×2 pooling, 512 units, head.
 
-    878,538 parameters for ten classes of 32×32 colour images.
+    It has 878,538 parameters for ten classes of 32×32 color images.
 
     Args:
-        num_classes: C ≥ 1.
-        input_shape: (channels, height, width), at least 16×16.
+        num_classes: Number of classes C, ≥ 1.
+        input_shape: Shape of an image, (channels, height, width), at least 16×16.
 
     Raises:
-        ValueError: a shape that the net cannot take.
+        ValueError: The net cannot take the shape.
 
     Note:
-        The paper gives no kernel size; 5×5 is that of its author's later code.
+        The paper gives no kernel size. 5×5 is that of its author's later code.
     """
 
     def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
-        super().__init__(num_classes, input_shape, [Conv(32, 5, 0), Conv(64, 5, 0)], [512])
+        convs = [
+            Conv(channels=32, kernel=5, padding=0),
+            Conv(channels=64, kernel=5, padding=0),
+        ]
+        super().__init__(num_classes, input_shape, convs=convs, units=[512])

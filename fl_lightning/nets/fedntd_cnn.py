@@ -9,33 +9,39 @@ from fl_lightning.nets.backbone import Conv, PlainCNN
 
 
 class FedNTDCNN(PlainCNN):
-    """Two padded 5×5 convolutions (32, 64 channels) with 2×2 pooling, 512 units, head.
+    """Has two padded 5×5 convolutions (32, 64 channels) with 2×2 pooling, 512 units, head.
 
-    2,156,490 parameters for ten classes of 32×32 colour images; 2,218,314 with units=(512, 128), the net whose hidden
-    layers the paper's Table 2 compares.
+    It has 2,156,490 parameters for ten classes of 32×32 color images. With units=(512, 128) it has 2,218,314, and is
+    the net whose hidden layers the paper's Table 2 compares.
 
     Args:
-        num_classes: C ≥ 1.
-        input_shape: (channels, height, width), at least 4×4.
-        units: of the hidden linear layers.
+        num_classes: Number of classes C, ≥ 1.
+        input_shape: Shape of an image, (channels, height, width), at least 4×4.
+        units: Numbers of units of the hidden linear layers.
 
     Raises:
-        ValueError: a shape that the net cannot take.
+        ValueError: The net cannot take the shape.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, App. B, and its code.
     """
 
     def __init__(self, num_classes: int, input_shape: tuple[int, ...], units: Sequence[int] = (512,)) -> None:
-        super().__init__(num_classes, input_shape, [Conv(32, 5, 2), Conv(64, 5, 2)], units)
+        convs = [
+            Conv(channels=32, kernel=5, padding=2),
+            Conv(channels=64, kernel=5, padding=2),
+        ]
+        super().__init__(num_classes, input_shape, convs=convs, units=units)
 
 
 class FedNTDHypersphere(FedNTDCNN):
-    """FedNTD's CNN with features on the unit circle, where they can be drawn: Linear(512, 2), normalised, head.
+    """Places the features of FedNTD's CNN on the unit circle, where they can be drawn.
+
+    Linear(512, 2) and a normalization stand before the head.
 
     Args:
-        num_classes: C ≥ 1.
-        input_shape: (channels, height, width), at least 4×4.
+        num_classes: Number of classes C, ≥ 1.
+        input_shape: Shape of an image, (channels, height, width), at least 4×4.
 
     Source:
         Lee et al. 2022, arXiv:2106.03097, App. N.

@@ -10,15 +10,15 @@ from fl_lightning.nets.backbone import Backbone, check_shape
 
 
 class Perceptron(Backbone):
-    """Linear layers with ReLU between, for inputs of any shape.
+    """Stacks linear layers with ReLU between, for inputs of any shape, which it flattens.
 
     Args:
-        num_classes: C ≥ 1.
-        input_shape: sizes of one input, flattened on the way in.
-        hidden: units of the hidden layers, each ≥ 1; empty: softmax regression.
+        num_classes: Number of classes C, ≥ 1.
+        input_shape: Shape of one input.
+        hidden: Numbers of units of the hidden layers, each ≥ 1. Without a layer it is softmax regression.
 
     Raises:
-        ValueError: a size below 1.
+        ValueError: A size is below 1.
     """
 
     def __init__(self, num_classes: int, input_shape: tuple[int, ...], hidden: Sequence[int] = (64,)) -> None:
@@ -33,6 +33,7 @@ class Perceptron(Backbone):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        for layer in self.body:  # one call less than self.body(x), which counts in so small a net
+        # This takes one call less than self.body(x), which counts in such a small net.
+        for layer in self.body:
             x = layer(x)
         return x

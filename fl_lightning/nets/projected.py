@@ -10,23 +10,24 @@ from fl_lightning.nets.perceptron import Perceptron
 
 
 class Projected(Backbone):
-    """A net whose features pass Linear–ReLU–Linear before the head: they are what MOON contrasts.
+    """Passes the features of a net through Linear–ReLU–Linear before the head. MOON contrasts the result.
 
     Args:
-        num_classes: C ≥ 1.
-        input_shape: sizes of one input.
-        net: factory of the net, whose own head is left out; None: `Perceptron`.
-        width: of the projected features, which the head reads.
-        hidden: units in between: `full`: as many as the net's features (MOON's code), or `half` as many (FedED's).
+        num_classes: Number of classes C, ≥ 1.
+        input_shape: Shape of one input.
+        net: Factory of the net, whose own head is left out. None is `Perceptron`.
+        width: Number of projected features, which the head reads, ≥ 1.
+        hidden: Number of units between the linear layers. `full`: as many as the net has features (MOON's code).
+            `half`: half as many (FedED's).
 
     Raises:
-        ValueError: a width below 1, or another `hidden`.
+        ValueError: The width is below 1, or `hidden` is another name.
 
     Source:
         Li et al. 2021, arXiv:2103.16257, §4.1, and its code.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         num_classes: int,
         input_shape: tuple[int, ...],
@@ -40,10 +41,10 @@ class Projected(Backbone):
         if hidden not in ("full", "half"):
             raise ValueError(f"Projected needs hidden of full or half, got {hidden!r}")
         self.body = (net or Perceptron)(num_classes, input_shape)
-        d = self.body.head.in_features
+        num_features = self.body.head.in_features
         del self.body.head
-        units = d if hidden == "full" else max(1, d // 2)
-        self.projection = nn.Sequential(nn.Linear(d, units), nn.ReLU(), nn.Linear(units, width))
+        units = num_features if hidden == "full" else max(1, num_features // 2)
+        self.projection = nn.Sequential(nn.Linear(num_features, units), nn.ReLU(), nn.Linear(units, width))
         self.head = nn.Linear(width, num_classes)
 
     def features(self, x: Tensor) -> Tensor:

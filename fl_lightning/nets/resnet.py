@@ -11,26 +11,27 @@ from fl_lightning.nets.backbone import BodyAndHead, Stages, check_images
 
 
 class ResNet(BodyAndHead):
-    """torchvision's ResNet of depth 18, 34 or 50, or 10 (one block per stage).
+    """Wraps torchvision's ResNet of depth 18, 34 or 50, or of depth 10 with one block in each stage.
 
-    For ten classes depth 18 has 11,181,642 parameters with the ImageNet stem and 11,173,962 with that for CIFAR;
-    depth 10 with the latter 4,903,242. Depth 50 has 23,712,932 for 100 classes.
+    Parameters for ten classes of color images: 11,181,642 at depth 18, or 11,173,962 with the stem `cifar`, and
+    4,903,242 at depth 10 with that stem. For 100 classes depth 50 has 23,712,932.
 
     Args:
-        num_classes: C ≥ 1.
-        input_shape: (channels, height, width).
-        depth: 10, 18, 34 or 50.
-        stem: `imagenet` = 7×7 convolution of stride 2 and max pooling; `cifar` = 3×3 of stride 1, no pooling.
-        running_stats: whether BatchNorm keeps running statistics; False: batch statistics in evaluation too.
+        num_classes: Number of classes C, ≥ 1.
+        input_shape: Shape of an image, (channels, height, width).
+        depth: Number of layers: 10, 18, 34 or 50.
+        stem: First layers. `imagenet`: a 7×7 convolution of stride 2 and max pooling. `cifar`: a 3×3 convolution of
+            stride 1.
+        running_stats: Whether BatchNorm keeps running statistics. False takes batch statistics in evaluation, too.
 
     Raises:
-        ValueError: not an image shape, or a depth or stem that does not exist.
+        ValueError: The shape is not that of an image, or there is no such depth or stem.
 
     Source:
         He et al. 2016, arXiv:1512.03385; depth 10 without running statistics: code of arXiv:2106.03097.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         num_classes: int,
         input_shape: tuple[int, ...],
@@ -62,20 +63,29 @@ class ResNet(BodyAndHead):
     def stages(self) -> Stages:
         body = self.body
         before = (body.conv1, body.bn1, body.relu, body.maxpool, body.layer1, body.layer2, body.layer3)
-        return Stages(nn.Sequential(*before), body.layer4, nn.Sequential(body.avgpool, nn.Flatten()))
+        return Stages(
+            before=nn.Sequential(*before),
+            last=body.layer4,
+            after=nn.Sequential(body.avgpool, nn.Flatten()),
+        )
 
 
 class ThinBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut.
+    """Applies two 3×3 convolutions and adds a shortcut.
 
-    Where the width grows, the shortcut drops every second pixel and adds zero channels.
+    If the width grows, the shortcut drops every second pixel and adds zero channels.
+
+    Args:
+        before: Number of channels of the input.
+        width: Number of channels of the output.
+        stride: Stride of the first convolution.
     """
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
+        self.conv1 = nn.Conv2d(before, width, kernel_size=3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.stride = stride
         self.added = width - before
@@ -84,22 +94,24 @@ class ThinBlock(nn.Module):
         out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
         shortcut = x[:, :, :: self.stride, :: self.stride]
         if self.added:
-            shortcut = F.pad(shortcut, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
-        return torch.relu(out + shortcut[:, : out.shape[1]])  # all channels, but where the block is made narrower
+            before = self.added // 2
+            shortcut = F.pad(shortcut, (0, 0, 0, 0, before, self.added - before))
+        # FedAlign runs the block with fewer channels. Otherwise these are all of the shortcut's.
+        return torch.relu(out + shortcut[:, : out.shape[1]])
 
 
 class CIFARResNet(BodyAndHead):
-    """He's thin ResNet for small images: widths 16, 32, 64, n blocks each, shortcuts without parameters.
+    """Implements He's thin ResNet for small images: widths 16, 32, 64, n blocks each, shortcuts without parameters.
 
-    464,154 parameters for ten classes of colour images at depth 32.
+    It has 464,154 parameters for ten classes of color images at depth 32.
 
     Args:
-        num_classes: C ≥ 1.
-        input_shape: (channels, height, width).
-        depth: 6n + 2: 20, 32, 44, 56, 110.
+        num_classes: Number of classes C, ≥ 1.
+        input_shape: Shape of an image, (channels, height, width).
+        depth: Number of layers 6n + 2, such as 20, 32, 44, 56 or 110.
 
     Raises:
-        ValueError: not an image shape, or a depth of another form.
+        ValueError: The shape is not that of an image, or the depth is not 6n + 2.
 
     Source:
         He et al. 2016, arXiv:1512.03385, §4.2, option A.
@@ -114,7 +126,7 @@ class CIFARResNet(BodyAndHead):
         before = 16
         for width in (16, 32, 64):
             for _ in range(depth // 6):
-                self.body.append(ThinBlock(before, width, 1 if before == width else 2))
+                self.body.append(ThinBlock(before, width, stride=1 if before == width else 2))
                 before = width
         self.body.append(nn.AdaptiveAvgPool2d(1)).append(nn.Flatten())
         self.blocks = depth // 6
@@ -125,21 +137,22 @@ class CIFARResNet(BodyAndHead):
 
     def stages(self) -> Stages:
         end = len(self.body) - 2
-        return Stages(self.body[: end - self.blocks], self.body[end - self.blocks : end], self.body[end:])
+        start = end - self.blocks
+        return Stages(before=self.body[:start], last=self.body[start:end], after=self.body[end:])
 
 
 class FedAlignResNet(BodyAndHead):
-    """Bottleneck ResNet for small images: widths 64, 128, 256, n blocks each, a 3×3 stem of 16 channels.
+    """Implements a bottleneck ResNet for small images: widths 64, 128, 256, n blocks each, a 3×3 stem of 16 channels.
 
-    At depth 56 FedAlign's ResNet-56, with 591,322 parameters for ten classes of colour images.
+    At depth 56 it is FedAlign's ResNet-56, with 591,322 parameters for ten classes of color images.
 
     Args:
-        num_classes: C ≥ 1.
-        input_shape: (channels, height, width).
-        depth: 9n + 2: 11, 20, 56.
+        num_classes: Number of classes C, ≥ 1.
+        input_shape: Shape of an image, (channels, height, width).
+        depth: Number of layers 9n + 2, such as 11, 20 or 56.
 
     Raises:
-        ValueError: not an image shape, or a depth of another form.
+        ValueError: The shape is not that of an image, or the depth is not 9n + 2.
 
     Source:
         Code of arXiv:2111.14213; blocks of He et al. 2016, arXiv:1512.03385, with 1×1 convolutions as shortcuts.
@@ -156,9 +169,13 @@ class FedAlignResNet(BodyAndHead):
         before = 16
         for planes, stride in ((16, 1), (32, 2), (64, 2)):
             width = planes * Bottleneck.expansion
-            shortcut = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            convolution = nn.Conv2d(before, width, kernel_size=1, stride=stride, bias=False)
+            shortcut = nn.Sequential(convolution, nn.BatchNorm2d(width))
+            # The order of the draws: those of the first block come last.
             rest = [Bottleneck(width, planes) for _ in range(depth // 9 - 1)]
-            self.body.append(nn.Sequential(Bottleneck(before, planes, stride, shortcut), *rest))
+            first = Bottleneck(before, planes, stride=stride, downsample=shortcut)
+            blocks = [first, *rest]
+            self.body.append(nn.Sequential(*blocks))
             before = width
         self.body.append(nn.AdaptiveAvgPool2d(1)).append(nn.Flatten())
         self.head = nn.Linear(before, num_classes)
@@ -167,4 +184,4 @@ class FedAlignResNet(BodyAndHead):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def stages(self) -> Stages:
-        return Stages(self.body[:5], self.body[5], self.body[6:])
+        return Stages(before=self.body[:5], last=self.body[5], after=self.body[6:])

@@ -24,6 +24,7 @@ from fl_lightning.reports.results import (
     INTRANSIGENCE,
     SIMULATED,
     STATISTICS,
+    TABLES_OF_TASKS,
     Comparison,
     Result,
     paired,
@@ -208,8 +209,13 @@ def note_of(comparison: Comparison) -> str:
 
 def intransigence_text(comparison: Comparison) -> str:
     """Describe the column of intransigence in a sentence that follows others."""
+    title = "Intransigence"
+    tasks = "the tasks"
+    if TABLES_OF_TASKS[comparison.key] == "clients":
+        title = "Intransigence of the clients' own models"
+        tasks = "the clients and the tasks of each"
     return (
-        f" Intransigence: the mean over the tasks of the accuracy of {comparison.reference} with the same seed, minus "
+        f" {title}: the mean over {tasks} of the accuracy of {comparison.reference} with the same seed, minus "
         f"that of the method, when a task is new. Lower is better."
     )
 

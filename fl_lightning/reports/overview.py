@@ -27,7 +27,7 @@ def overview_table(comparisons: Sequence[Comparison]) -> Table:
     header = ["method"]
     header += [metric_heading(comparison) for comparison in comparisons]
     measured = [comparison for comparison in comparisons if INTRANSIGENCE in column_names(comparison)]
-    header += [f"{heading(comparison, INTRANSIGENCE)}, %" for comparison in measured]
+    header += intransigence_headings(measured)
     costs = [name for name in column_names(first) if name in COSTS]
     header += [heading(first, name) for name in costs]
     rows: list[list[TableCell]] = []
@@ -45,6 +45,17 @@ def metric_heading(comparison: Comparison) -> str:
     if is_in_percent(comparison.unit):
         return f"{comparison.key}, %"
     return comparison.key
+
+
+def intransigence_headings(measured: Sequence[Comparison]) -> list[str]:
+    """Name the columns of intransigence, by the log keys beside which they stand if there are several.
+
+    Args:
+        measured: The comparisons with such a column.
+    """
+    if len(measured) <= 1:
+        return [f"{heading(comparison, INTRANSIGENCE)}, %" for comparison in measured]
+    return [f"{heading(comparison, INTRANSIGENCE)} ({comparison.key}), %" for comparison in measured]
 
 
 def marked_cell(comparison: Comparison, label: str, name: str) -> TableCell:
@@ -82,9 +93,9 @@ def note_of_overview(comparisons: Sequence[Comparison], costs: Sequence[str]) ->
     for comparison in comparisons:
         if comparison.direction is None:
             note += f" No value of {comparison.key} is marked as the best: {unknown_direction(comparison.key)}."
-    for comparison in comparisons:
-        if INTRANSIGENCE in column_names(comparison):
-            note += intransigence_text(comparison)
+    measured = [comparison for comparison in comparisons if INTRANSIGENCE in column_names(comparison)]
+    # The tables of a test split and of a validation split have the same sentence.
+    note += "".join(dict.fromkeys(map(intransigence_text, measured)))
     if costs:
         note += f" What a round costs is that of its whole cohort, and × that of {first.baseline}."
     if len(first.results) > 1:

@@ -11,6 +11,7 @@ from fl_lightning.functional.summary import Interval, mean_std, paired_differenc
 from fl_lightning.metrics.keys import ACC_TASKS, SCOPES, Direction, Unit, best_of, describe, tuned_key, unit_of
 from fl_lightning.reports.saved import Group, SavedRun, Seeds
 from fl_lightning.reports.tasks import intransigence_of
+from fl_lightning.runs.tasks import Model
 
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
 STATISTICS = tuple(HEADINGS)
@@ -23,6 +24,13 @@ SIMULATED = " s"
 
 INTRANSIGENCE = "intransigence"
 """Name of a column: what a method lacks on new tasks against a reference. Lower is better."""
+
+TABLES_OF_TASKS: Mapping[str, Model] = {
+    f"global/{ACC_TASKS}": "global",
+    f"val/{ACC_TASKS}": "global",
+    f"local/{ACC_TASKS}": "clients",
+}
+"""Whose table of tasks it is, by the log key of the average accuracy over tasks, beside which intransigence stands."""
 
 Column = Literal["rounds", "speed_up", "time", "time_speed_up", "bytes", "steps", "seconds", "memory"]
 """Further columns: rounds and simulated seconds to a target, the speed-ups that they are, and what a round costs."""
@@ -294,7 +302,7 @@ def compare(
             add_costs(values, groups, name)
     is_measured = reference is not None and has_intransigence(key)
     if reference is not None and is_measured:
-        add_intransigence(values, groups, reference)
+        add_intransigence(values, groups, reference=reference, model=TABLES_OF_TASKS[key])
     results: dict[str, dict[str, Result]] = {}
     for label, by_name in values.items():
         results[label] = {}
@@ -379,16 +387,23 @@ def add_costs(values: Values, groups: Sequence[Group], name: str) -> None:
 
 
 def has_intransigence(key: str) -> bool:
-    """Return True for the average accuracy of a global model over tasks, beside which intransigence stands.
+    """Return True for the average accuracy over tasks, beside which intransigence stands.
 
     >>> has_intransigence("global/acc_tasks"), has_intransigence("local/acc_tasks"), has_intransigence("global/acc")
-    (True, False, False)
+    (True, True, False)
     """
-    return key in (f"global/{ACC_TASKS}", f"val/{ACC_TASKS}")
+    return key in TABLES_OF_TASKS
 
 
-def add_intransigence(values: Values, groups: Sequence[Group], reference: str) -> None:
-    """Add intransigence against the reference's run with the same seeds to the values of the other groups."""
+def add_intransigence(values: Values, groups: Sequence[Group], *, reference: str, model: Model) -> None:
+    """Add intransigence against the reference's run with the same seeds to the values of the other groups.
+
+    Args:
+        values: The values of all groups.
+        groups: The groups.
+        reference: Label of the group of the reference.
+        model: Whose intransigence it is.
+    """
     of_reference: dict[Seeds, SavedRun] = {}
     for group in groups:
         if group.label == reference:
@@ -399,7 +414,7 @@ def add_intransigence(values: Values, groups: Sequence[Group], reference: str) -
         by_seeds: dict[Seeds, float] = {}
         for run in group.runs:
             if run.seeds in of_reference:
-                value = intransigence_of(run, of_reference[run.seeds])
+                value = intransigence_of(run, of_reference[run.seeds], model=model)
                 if value is not None:
                     by_seeds[run.seeds] = value
         if by_seeds:

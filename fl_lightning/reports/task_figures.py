@@ -32,6 +32,9 @@ BAR_PIXELS = 20
 GAP_PIXELS = 4
 """Height of a client's bar and of the gap above it, in pixels of the picture."""
 
+AWAY_COLOR = "#8c8c8c"
+"""Color of the hatches over rounds in which a client is away."""
+
 BEFORE = "before"
 """Name of the column of accuracies before training."""
 
@@ -41,6 +44,8 @@ ABBREVIATIONS = {
     "forgetting_tasks": "F",
     "backward_transfer": "BWT",
     "forward_transfer": "FWT",
+    "learning_accuracy": "LA",
+    "value_learned": "learned",
 }
 """Measures in the title of a table, by name without the mark of values that are no accuracies."""
 
@@ -131,12 +136,36 @@ def num_columns(matrix: TaskMatrix) -> int:
 
 def panel_title(model: str, matrix: TaskMatrix) -> str:
     """Name the model of a table, and below it its measures."""
-    parts = []
+    parts = [text.replace("-", "−", 1) for text in measure_texts(matrix)]
+    return f"{model}\n{', '.join(parts)}" if parts else model
+
+
+def measure_texts(matrix: TaskMatrix) -> list[str]:
+    """Return each measure of a table as text, such as `ACC 80.0 %`."""
+    texts: list[str] = []
     for name, value in matrix.measures.items():
         short = ABBREVIATIONS.get(name) or ABBREVIATIONS[name.removeprefix(OF_VALUE)]
-        text = f"{100 * value:.1f} %" if matrix.are_shares else f"{value:.3g}"
-        parts.append(f"{short} {text.replace('-', '−', 1)}")
-    return f"{model}\n{', '.join(parts)}" if parts else model
+        texts.append(f"{short} {value_text(value, are_shares=matrix.are_shares)}")
+    return texts
+
+
+def task_texts(matrix: TaskMatrix) -> list[str]:
+    """Return the value on each task in the last row of a table as text, such as `0-1 80.0 %`."""
+    texts: list[str] = []
+    for name, value in zip(matrix.names, matrix.table[-1].tolist(), strict=True):
+        texts.append(f"{shortened(name)} {value_text(value, are_shares=matrix.are_shares)}")
+    return texts
+
+
+def value_text(value: float, *, are_shares: bool) -> str:
+    """Write a value of a table, a share in percent and NaN as a dash.
+
+    >>> value_text(0.805, are_shares=True), value_text(2.5, are_shares=False), value_text(math.nan, are_shares=True)
+    ('80.5 %', '2.5', '-')
+    """
+    if math.isnan(value):
+        return "-"
+    return f"{100 * value:.1f} %" if are_shares else f"{value:.3g}"
 
 
 def draw_tasks(axes: Axes, matrix: TaskMatrix, limits: tuple[float, float]) -> AxesImage:
@@ -311,11 +340,13 @@ def plot_stages(
     rounds: Sequence[int],
     client_names: Sequence[str],
     kind: str = "class",
+    there: NDArray[np.bool_] | None = None,
     title: str | None = None,
 ) -> Figure:
     """Draw which samples each client has in each round: a bar for each client, colored by the shares of the classes.
 
-    A bar has its whole height in the rounds in which the client has most samples.
+    A bar has its whole height in the rounds in which the client has most samples. It is hatched in the rounds in which
+    the client is away.
 
     Args:
         counts: Number of samples of each client, round and class, (N, T, C).
@@ -323,6 +354,7 @@ def plot_stages(
         rounds: The rounds, ascending, (T,).
         client_names: Names of the N clients.
         kind: What the names are of, for the scale.
+        there: Whether each client is there in each round, (N, T). None: all are.
         title: Title of the figure. None says N and the rounds.
     """
     table = np.asarray(counts, dtype=np.float64)
@@ -350,7 +382,45 @@ def plot_stages(
         figures.label_places(bar.ax.yaxis, [drawable(shortened(name)) for name in names], figures.MOST_LABELS)
         bar.ax.minorticks_off()
         bar.set_label(kind)
+    if there is not None and not there.all():
+        mark_away(figure, axes, there, num_rounds=rounds[-1] + 1)
     return figure
+
+
+def mark_away(figure: Figure, axes: Axes, there: NDArray[np.bool_], *, num_rounds: int) -> None:
+    """Hatch the bars of clients in the rounds in which they are away, with a legend below the panel.
+
+    Args:
+        figure: The figure.
+        axes: The panel, with a client at each place of its y axis.
+        there: Whether each client is there in each of some rounds at equal distances, (N, T).
+        num_rounds: Number of rounds of the x axis.
+    """
+    from matplotlib.patches import Patch  # noqa: PLC0415 - slow to import
+
+    style: dict[str, Any] = {"facecolor": "none", "edgecolor": AWAY_COLOR, "hatch": "////", "linewidth": 0.0}
+    height = BAR_PIXELS / (BAR_PIXELS + GAP_PIXELS)
+    width = num_rounds / there.shape[1]
+    for client, of_client in enumerate(there):
+        spans = [(begin * width - 0.5, length * width) for begin, length in spans_away(of_client)]
+        axes.broken_barh(spans, (client + 0.5 - height, height), **style)
+    patch = Patch(label="away (data.stays)", **style)
+    figure.legend(handles=[patch], loc="outside lower center", frameon=False)
+
+
+def spans_away(there: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the begin and the length of each row of rounds in which a client is away.
+
+    Args:
+        there: Whether the client is there in each round, (T,).
+
+    >>> spans_away(np.array([False, True, True, False, False]))
+    [(0, 1), (3, 2)]
+    """
+    changes = np.diff(np.concatenate([[1], there, [1]]))
+    begins = np.flatnonzero(changes == -1)
+    ends = np.flatnonzero(changes == 1)
+    return [(int(begin), int(end - begin)) for begin, end in zip(begins, ends, strict=True)]
 
 
 def class_colors(count: int) -> tuple[Any, Any]:

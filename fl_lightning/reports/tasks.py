@@ -9,7 +9,7 @@ import torch
 
 from fl_lightning.functional.continual import at_rows, intransigence
 from fl_lightning.metrics.history import BY_TASK, BY_TASK_VALUE
-from fl_lightning.metrics.keys import TASK_MEASURES, TASK_VALUE_MEASURES
+from fl_lightning.metrics.keys import LEARNING_ACCURACY, TASK_MEASURES, TASK_VALUE_MEASURES
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.reports.page import Picture
 from fl_lightning.reports.saved import Group, SavedRun
@@ -232,25 +232,69 @@ def value_name(are_accuracies: bool) -> str:
 # --- intransigence ---
 
 
-def intransigence_of(run: SavedRun, reference: SavedRun) -> float | None:
+def intransigence_of(run: SavedRun, reference: SavedRun, model: Model) -> float | None:
     """Return the intransigence of a run against one that keeps the samples of earlier tasks.
 
     Args:
         run: The run.
         reference: The run whose accuracies on new tasks are a*.
+        model: Whose intransigence it is: the global model's, or the mean over the clients' own models.
 
     Returns:
         The value, in [-1, 1]. None if one of the runs has no table of the tasks of both.
     """
     own = tasks_of_run(run)
     other = tasks_of_run(reference)
-    if own is None or other is None or own.names != other.names or not own.of("global") or not other.of("global"):
+    if own is None or other is None or own.names != other.names:
         return None
-    rows = rows_of(own.of("global"))
-    rows_of_reference = rows_of(other.of("global"))
+    if model == "global":
+        value = intransigence_of_global(own.of("global"), other.of("global"))
+    elif have_met_alike(own.of("clients"), other.of("clients")):
+        value = learned_by_clients(reference) - learned_by_clients(run)
+    else:
+        return None
+    return None if math.isnan(value) else value
+
+
+def intransigence_of_global(lines: Sequence[TaskLine], of_reference: Sequence[TaskLine]) -> float:
+    """Compute the intransigence of the global model over the tasks that were met in both runs.
+
+    Args:
+        lines: The rows of the run.
+        of_reference: The rows of the reference.
+
+    Returns:
+        The value, in [-1, 1]. NaN if no task was met in both runs.
+    """
+    if not lines or not of_reference:
+        return math.nan
+    rows = rows_of(lines)
+    rows_of_reference = rows_of(of_reference)
     if not len(rows.table) or not len(rows_of_reference.table):
-        return None
+        return math.nan
     best = at_rows(rows_of_reference.table, rows_of_reference.first)
     best = torch.where(rows_of_reference.first >= 0, best, torch.nan)
-    value = float(intransigence(rows.table, best, rows.first))
-    return None if math.isnan(value) else value
+    return float(intransigence(rows.table, best, rows.first))
+
+
+def have_met_alike(lines: Sequence[TaskLine], of_reference: Sequence[TaskLine]) -> bool:
+    """Return True if the clients of two runs were in the same stages, and trained on the same tasks in each of them.
+
+    A file has the tasks of all clients in a stage together. With the same cohorts each client has met the same tasks.
+
+    Args:
+        lines: The rows of the clients of the run.
+        of_reference: The rows of the clients of the reference.
+    """
+    met = [(line.row, line.num_clients, line.trained) for line in lines]
+    return met == [(line.row, line.num_clients, line.trained) for line in of_reference]
+
+
+def learned_by_clients(run: SavedRun) -> float:
+    """Return the last learning accuracy of a run's clients, the mean over their own tables. NaN: it has none.
+
+    Each client's intransigence is the reference's learning accuracy minus its own, because both met the same tasks.
+    The rows of `tasks.csv` are means over the clients of one stage. That of `metrics.csv` is over all clients.
+    """
+    values = list(run.history.curve(f"local/{LEARNING_ACCURACY}").values())
+    return values[-1] if values else math.nan

@@ -19,6 +19,9 @@ AVERAGES = ("macro", "weighted")
 MOST_COLUMNS = 8
 """Largest number of values in a line of the table by round."""
 
+GAP = "   "
+"""Blanks between two texts of a line."""
+
 WIDEST = 10_000
 """Largest width of a table in characters before it is compared with the terminal."""
 
@@ -66,7 +69,7 @@ def print_classes(  # noqa: PLR0917 - called by position
     for class_idx in shown:
         cells = [column[class_idx] for column in columns.values()]
         rows.append([names[class_idx], *cells])
-    lines = ["   ".join(below)]
+    lines = [GAP.join(below)]
     for index, average in enumerate(AVERAGES):
         place = len(names) + index
         values_of_average = [f"{name} {percent(values[place])}" for name, values in scores.items()]
@@ -112,6 +115,39 @@ def print_rounds(history: History, best: str, max_rows: int, directions: Directi
         bold = shown[-1]
     place = shown.index(bold) if bold in shown else None
     print_table("Values by round", header=["round", *names], rows=rows, bold=place)
+
+
+def print_texts(title: str, paragraphs: Iterable[Sequence[str]]) -> None:
+    """Print short texts side by side, as many in a line as the terminal has room for.
+
+    Args:
+        title: Title above the texts.
+        paragraphs: The texts of each paragraph, which begins a line.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(f"\n{printable(title)}", style="bold")
+    for texts in paragraphs:
+        for line in side_by_side([printable(text) for text in texts], width=console.width):
+            console.print(line, soft_wrap=True)
+
+
+def side_by_side(texts: Iterable[str], width: int) -> list[str]:
+    """Join texts by blanks to lines, each as long as the width allows.
+
+    Args:
+        texts: The texts.
+        width: Largest number of characters of a line. A longer text has a line of its own.
+
+    >>> side_by_side(["ACC 80 %", "F 20 %", "BWT 3 %"], width=18)
+    ['ACC 80 %   F 20 %', 'BWT 3 %']
+    """
+    lines: list[str] = []
+    for text in texts:
+        if lines and len(lines[-1]) + len(GAP) + len(text) <= width:
+            lines[-1] += GAP + text
+        else:
+            lines.append(text)
+    return lines
 
 
 def best_round(curve: Mapping[int, float], direction: Direction | None) -> int | None:

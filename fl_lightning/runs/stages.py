@@ -1,4 +1,4 @@
-"""Counts which samples the clients have in the rounds of a run whose data change."""
+"""Counts which samples the clients have in the rounds of a run whose data change, or whose clients come and go."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -32,6 +32,7 @@ class Presence(NamedTuple):
         clients: Ids of the clients, (N,).
         names: Names of the classes, or of the tasks, (C,).
         kind: What the samples are counted by.
+        there: Whether each client is there in each round, (N, T). A client that is away has no samples.
     """
 
     counts: NDArray[np.int64]
@@ -39,6 +40,7 @@ class Presence(NamedTuple):
     clients: list[int]
     names: list[str]
     kind: Kind
+    there: NDArray[np.bool_]
 
 
 def presence_of(data: FederatedDataModule, num_rounds: int, class_names: Sequence[str] | None) -> Presence | None:
@@ -50,9 +52,9 @@ def presence_of(data: FederatedDataModule, num_rounds: int, class_names: Sequenc
         class_names: Names of the C classes. None: the samples have no classes.
 
     Returns:
-        The counts. None if the data do not change.
+        The counts. None if the data do not change and no client joins or leaves, or if the samples come in streams.
     """
-    if data.scenario is None:
+    if data.has_streams or (data.scenario is None and data.stays is None):
         return None
     samples = data.client_samples()
     labels = data.split("train").labels if class_names is not None else None
@@ -63,29 +65,50 @@ def presence_of(data: FederatedDataModule, num_rounds: int, class_names: Sequenc
     for client_id in clients:
         known: dict[int, NDArray[np.int64]] = {}
         for place, round_idx in enumerate(rounds):
-            stage = data.scenario.stage(client_id, round_idx)
+            stage = 0 if data.scenario is None else data.scenario.stage(client_id, round_idx)
             if stage not in known:
                 indices = samples.indices(client_id, round_idx)
                 if kind == "class" and labels is not None:
                     known[stage] = counted(labels[indices], len(names))
                 else:
-                    task = data.scenario.task(client_id, stage) if kind == "task" else 0
+                    task = data.scenario.task(client_id, stage) if data.scenario and kind == "task" else 0
                     known[stage] = all_of(task, len(indices), len(names))
             counts[client_id, place] = known[stage]
-    return Presence(counts, rounds=rounds, clients=clients, names=names, kind=kind)
+    there = there_in(data, rounds, num_clients=len(clients))
+    counts[~there] = 0
+    return Presence(counts, rounds=rounds, clients=clients, names=names, kind=kind, there=there)
 
 
-def counted_rounds(scenario: Scenario, num_rounds: int, *, num_clients: int) -> list[int]:
+def there_in(data: FederatedDataModule, rounds: Sequence[int], *, num_clients: int) -> NDArray[np.bool_]:
+    """Return whether each of the first clients is there in each round, (N, T).
+
+    Args:
+        data: The data.
+        rounds: The rounds, (T,).
+        num_clients: Number N of clients.
+    """
+    if data.stays is None:
+        return np.ones((num_clients, len(rounds)), dtype=np.bool_)
+    there = np.zeros((num_clients, len(rounds)), dtype=np.bool_)
+    for place, round_idx in enumerate(rounds):
+        present = [client_id for client_id in data.present_clients(round_idx) if client_id < num_clients]
+        there[present, place] = True
+    return there
+
+
+def counted_rounds(scenario: Scenario | None, num_rounds: int, *, num_clients: int) -> list[int]:
     """Return the rounds that are counted: all, or some at equal distances so that there are few enough stages.
 
     Args:
-        scenario: How the data change.
+        scenario: How the data change. None: they do not.
         num_rounds: Number of rounds, at least 1.
         num_clients: Number of clients that are counted.
     """
     number = min(num_rounds, MOST_ROUNDS)
     while True:
         rounds = sorted({int(place) for place in np.linspace(0, num_rounds - 1, number)})
+        if scenario is None:
+            return rounds
         num_stages = 0
         for client_id in range(num_clients):
             num_stages += len({scenario.stage(client_id, round_idx) for round_idx in rounds})
@@ -94,9 +117,9 @@ def counted_rounds(scenario: Scenario, num_rounds: int, *, num_clients: int) -> 
         number //= 2
 
 
-def kind_of(scenario: Scenario, class_names: Sequence[str] | None) -> tuple[Kind, list[str]]:
+def kind_of(scenario: Scenario | None, class_names: Sequence[str] | None) -> tuple[Kind, list[str]]:
     """Return what samples are counted by, and the names."""
-    if scenario.tasks and any(task.classes is None for task in scenario.tasks):
+    if scenario is not None and any(task.classes is None for task in scenario.tasks):
         return "task", [task.name for task in scenario.tasks]
     if class_names is None:
         return "samples", ["samples"]

@@ -255,6 +255,6 @@ def read_line(cells: Mapping[str, str], saved: SavedTasks) -> TaskLine:
         round_idx=int(cells["round"] or -1),
         accuracies=[float(cells[f"{saved.beginning}{name}"] or math.nan) for name in saved.names],
         trained=trained,
-        measures={name: float(cells[name]) for name in saved.measures if cells[name]},
+        measures={name: float(cells[name]) for name in saved.measures if cells.get(name)},
         num_clients=int(cells["clients"]) if cells["clients"] else None,
     )

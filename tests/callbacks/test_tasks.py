@@ -3,14 +3,17 @@
 import csv
 import math
 
+import numpy as np
 import pytest
 
-from fl_lightning.callbacks import RunPlots
+from fl_lightning.callbacks import ClasswiseReport, RunPlots
 from fl_lightning.data import ClassIncremental
 from fl_lightning.metrics.keys import TASK_MEASURES
 from fl_lightning.reports.report import drawn_keys
 from fl_lightning.reports.saved import Group, read_run
+from fl_lightning.reports.task_figures import TaskMatrix, measure_texts, task_texts
 from fl_lightning.reports.tasks import tasks_of
+from fl_lightning.reports.terminal import side_by_side
 from fl_lightning.runs.tasks import read_tasks
 from tests.callbacks.toy import data, loop, trainer
 
@@ -94,10 +97,43 @@ def test_a_run_draws_its_tasks_and_a_page_draws_them_once(tmp_path, monkeypatch)
     assert not [key for key in curves if "acc_task/" in key]
 
 
-def test_without_a_scenario_there_are_no_tasks(tmp_path, monkeypatch):
+def test_the_last_values_on_the_tasks_and_their_measures_are_printed_in_lines_that_fit(tmp_path, capsys):
+    fitted = trainer([RunPlots(format="none"), ClasswiseReport()], tmp_path, rounds=5)
+    fitted.fit(loop(evaluate_clients_every=1), datamodule=changing())
+    *_, title, tasks, measures, of_clients, own_tasks, own_measures = filter(None, capsys.readouterr().out.splitlines())
+    assert title == "Accuracy on the tasks after 5 rounds (global model)"
+    assert of_clients == "Accuracy on the tasks after 5 rounds (mean of the clients' own models)"
+    row = rows(tmp_path / "metrics.csv")[-1]
+    for scope, values, below in (("global", tasks, measures), ("local", own_tasks, own_measures)):
+        expected = [f"{name} {100 * float(row[f'{scope}/acc_task/{name}']):.1f} %" for name in NAMES]
+        assert values.split("   ") == expected
+        names = {
+            "ACC": "acc_tasks",
+            "F": "forgetting_tasks",
+            "BWT": "backward_transfer",
+            "FWT": "forward_transfer",
+            "LA": "learning_accuracy",
+        }
+        known = {short: row.get(f"{scope}/{name}") for short, name in names.items()}
+        assert below.split("   ") == [f"{short} {100 * float(value):.1f} %" for short, value in known.items() if value]
+
+
+def test_many_tasks_and_long_names_and_other_values_are_printed_in_a_few_lines():
+    names = [f"permutation {task}" for task in range(10)]
+    matrix = TaskMatrix(names, np.full((1, 10), 0.25), np.zeros((1, 10), dtype=bool), [4])
+    lines = side_by_side(task_texts(matrix), width=80)
+    assert len(lines) <= 4
+    assert max(len(line) for line in lines) <= 80
+    value = TaskMatrix(["a"], np.array([[2.5]]), np.array([[True]]), [4], None, {"value_tasks": 2.5}, are_shares=False)
+    assert (task_texts(value), measure_texts(value)) == (["a 2.5"], ["mean 2.5"])
+
+
+def test_without_a_scenario_there_are_no_tasks_and_who_comes_and_goes_is_drawn(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("fl_lightning.callbacks.plots.save", lambda figure, path: drawn.append(path.stem))
     trainer([RunPlots()], tmp_path, rounds=1).fit(loop(), datamodule=data())
     assert "partition" in drawn
     assert not {"stages", "tasks", "task_curves"} & {*drawn}
     assert not (tmp_path / "tasks.csv").exists()
+    trainer([RunPlots()], tmp_path, rounds=1).fit(loop(), datamodule=data(stays={0: [1, None]}))
+    assert [name for name in drawn if name in ("stages", "tasks", "task_curves")] == ["stages"]

@@ -119,6 +119,8 @@ def test_the_samples_of_a_round_are_shown_where_data_change(tmp_path, without_pi
     assert first[0] == "ClassIncremental: in round 0, 3 of 4 clients are there"
     later = say(f"{command} --round=2").out.splitlines()
     assert later[0] == "ClassIncremental: in round 2"
+    assert [line.split()[-1] for line in first[-6:-1]] == ["away", "0", "0", "1", "0"]
+    assert "away" not in " ".join([*together, *later])
     tables = {}
     for name in ("partition", "partition-0", "partition-2"):
         with (tmp_path / "drawn" / f"{name}.csv").open() as file:

@@ -513,6 +513,8 @@ def test_samples_that_do_not_fit_are_refused():
     sites = np.array(["b", "a", "c"])[np.arange(120) % 3]
     with pytest.raises(ValueError, match="values must be values of the column 'site', got 'd'; it has a, b, c"):
         data_with(D.DomainIncremental(1, column="site", values=["d"]), Given({"site": sites}))
+    with pytest.raises(ValueError, match="must have a value for each sample, and 'site' has NaN; fill it in"):
+        data_with(D.DomainIncremental(1, column="site"), Given({"site": np.where(sites == "a", np.nan, 1.0)}))
     table = D.TensorSource((torch.rand(40, 3), torch.arange(40) % 5), (torch.rand(9, 3), torch.arange(9) % 5))
     with pytest.raises(ValueError, match=r"rotations turn images \(C, H, W\), got samples \(3,\)"):
         data_with(D.DomainIncremental(1, rotations=[0.0, 10.0]), table)

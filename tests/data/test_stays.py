@@ -7,6 +7,7 @@ from fl_lightning.aggregation import FedAsync, FedBuff
 from fl_lightning.aggregation.pacing import Rounds
 from fl_lightning.data import ClassIncremental, Devices, Stragglers
 from fl_lightning.data.checks import check_simulated
+from fl_lightning.federation.scenario_checks import check_somebody_there
 from fl_lightning.methods import SCAFFOLD, FedAvg
 from fl_lightning.monitors import ClientTable
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, trainer, weights_of
@@ -144,6 +145,13 @@ def test_a_round_in_which_nobody_is_there_is_named_before_any_trains():
     late = {client_id: [1, None] for client_id in range(CLIENTS)}
     with pytest.raises(ValueError, match=r"in round 0 none is there; let one join earlier or leave later$"):
         fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, made(stays=late))
+
+
+def test_a_run_without_a_limit_needs_somebody_in_each_of_its_rounds():
+    data = made(stays={client_id: [0, 2000] for client_id in range(CLIENTS)})
+    check_somebody_there(data, 2001)
+    with pytest.raises(ValueError, match=r"in round 2001 none is there; .* or set trainer\.max_epochs to 2001"):
+        check_somebody_there(data, None)
 
 
 def test_only_clients_that_are_there_are_tested_and_those_that_never_train(tmp_path):

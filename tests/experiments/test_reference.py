@@ -63,7 +63,7 @@ def test_a_cumulative_row_is_compared_by_either_command(here):
     assert not data_differences([*groups.values()])
     with Path("out/results.csv").open(newline="", encoding="utf-8") as file:
         lines = [line for line in csv.DictReader(file) if line["statistic"] == "intransigence"]
-    value = intransigence_of(groups["FedAvg"].runs[0], groups["cumulative"].runs[0])
+    value = intransigence_of(groups["FedAvg"].runs[0], groups["cumulative"].runs[0], model="global")
     assert [(line["method"], line["metric"], float(line["mean"])) for line in lines] == [
         ("FedAvg", "global/acc_tasks", value)
     ]

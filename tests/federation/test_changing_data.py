@@ -7,10 +7,21 @@ import pytorch_lightning as pl
 import torch
 
 from fl_lightning import FederatedLoop
-from fl_lightning.data import ClassIncremental, DomainIncremental, LabelDrift, ListedSamples, Scenario, Task, Window
+from fl_lightning.aggregation import FedAsync, FedBuff, Rounds
+from fl_lightning.data import (
+    ClassIncremental,
+    Devices,
+    DomainIncremental,
+    LabelDrift,
+    ListedSamples,
+    Scenario,
+    Task,
+    Window,
+)
+from fl_lightning.federation import scenario_checks
 from fl_lightning.functional import continual
 from fl_lightning.members.tasks import TaskTable
-from fl_lightning.methods import DPFedAvg, FedAvg, FedEWC, FedLwF, FedNovaAggregator, Replay
+from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedEWC, FedLwF, FedNovaAggregator, Replay
 from fl_lightning.monitors import ClientTable
 from fl_lightning.nets import Perceptron
 from fl_lightning.runs.tasks import saved_tasks
@@ -99,6 +110,7 @@ def test_the_table_has_a_row_for_each_stage_and_its_measures_are_those_of_the_cu
     assert last["global/backward_transfer"] == pytest.approx(float(continual.backward_transfer(table, rows.last)))
     ahead = continual.forward_transfer(table, rows.initial, rows.first)
     assert last["global/forward_transfer"] == pytest.approx(float(ahead))
+    assert last["global/learning_accuracy"] == pytest.approx((curve[1][0] + curve[3][1] + curve[6][2]) / 3)
 
 
 def test_rows_are_the_last_evaluations_before_a_stage_where_not_every_round_is_evaluated():
@@ -130,6 +142,14 @@ def test_a_table_is_its_state():
         each.take([0.3, 0.4], 3, begins_row=True)
     assert again.state() == table.state()
     assert again.trained == [[1], [0]]
+
+
+def test_a_task_that_is_trained_on_again_was_learned_in_its_first_row():
+    table = TaskTable()
+    for round_idx, (tasks, accuracies) in enumerate([({0}, [0.5, 0.0]), ({1}, [0.25, 0.75]), ({0}, [0.875, 0.5])]):
+        table.pending = tasks
+        table.take(accuracies, round_idx, begins_row=True)
+    assert table.measures()["learning_accuracy"] == (0.5 + 0.75) / 2
 
 
 def test_the_weight_of_a_client_is_the_number_of_its_samples_in_the_round():
@@ -180,6 +200,82 @@ def test_a_round_in_which_nobody_has_samples_is_named_before_any_trains():
     with pytest.raises(ValueError, match=r"in round 2 none of the cohort has any; change the scenario"):
         fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 5, data_of(Gap()))
     fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, data_of(Gap()))
+
+
+class Stop(pl.Callback):
+    """The weights after each round, of a run that ends after some rounds."""
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+        self.weights = []
+
+    def on_train_epoch_end(self, trainer, loop):
+        self.weights.append(weights_of(loop))
+        trainer.should_stop = len(self.weights) == self.rounds
+
+
+def test_a_round_beyond_those_that_are_looked_at_leaves_the_model_and_is_told_once(monkeypatch):
+    monkeypatch.setattr(scenario_checks, "MOST_ROUNDS", 2)
+    watch = Stop(4)
+    loop = FederatedLoop(SCAFFOLD(net=BatchNormNet, optimizer=sgd()))
+    with pytest.warns(UserWarning, match="no client of round 2 has samples: this round") as told:
+        trainer(-1, callbacks=[watch]).fit(loop, datamodule=data_of(Gap()))
+    assert len([warning for warning in told if "no client of round" in str(warning.message)]) == 1
+    assert equal(watch.weights[2], watch.weights[1])
+    assert not equal(watch.weights[3], watch.weights[2])
+
+
+class OnlyTheLast(Scenario):
+    """Only the last client has samples from round `since` on."""
+
+    def __init__(self, since):
+        self.since = since
+
+    def begin(self, data):
+        self.sizes = [len(part) for part in data.parts]
+
+    def stage(self, client_id, round_idx):
+        return int(round_idx >= self.since)
+
+    def keeps(self, client_id, stage):
+        return [not stage or client_id == len(self.sizes) - 1] * self.sizes[client_id]
+
+
+PACINGS = {
+    "FedAsync": FedAsync,
+    "FedBuff": lambda: FedBuff(buffer=2),
+    "over_selection": lambda: Rounds(over_selection=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", PACINGS)
+def test_rounds_in_which_all_who_come_back_have_no_samples_are_foretold_and_leave_the_model(kind):
+    devices = Devices(step_seconds=0.1, latency=0.05)
+    watch = Stop(10)
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), pacing=PACINGS[kind]())
+    changing = data_of(OnlyTheLast(2), cohort_size=2, devices=devices)
+    with pytest.warns(UserWarning, match="no client that comes back has samples in") as told:
+        trainer(10, callbacks=[watch]).fit(loop, datamodule=changing)
+    pace = loop._run.pace
+    empty = []
+    for round_idx in range(10):
+        jobs = [pace.job(client_id, round_idx) for client_id in pace.cohort(round_idx)]
+        if not any(changing.size(job.client_id, job.version) for job in jobs):
+            empty.append(round_idx)
+    assert 0 < len(empty) < 10
+    said = [str(warning.message) for warning in told if "samples" in str(warning.message)]
+    assert [text.partition(":")[0] for text in said] == [
+        f"no client that comes back has samples in {len(empty)} of 10 rounds, the first of which is round {empty[0]}"
+    ]
+    kept = [r for r in range(1, 10) if equal(watch.weights[r], watch.weights[r - 1])]
+    assert kept == empty
+
+
+def test_a_run_in_which_nobody_who_comes_back_ever_has_samples_is_refused():
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()), pacing=FedAsync())
+    never = toy_data((14, 9, 12, 0), scenario=OnlyTheLast(0), devices=Devices(step_seconds=0.1))
+    with pytest.raises(ValueError, match=r"must leave clients that come back samples, and in 5 rounds none of them"):
+        trainer(5).fit(loop, datamodule=never)
 
 
 def test_another_scenario_or_file_is_another_run(tmp_path):
@@ -258,4 +354,7 @@ def test_a_client_that_begins_late_has_no_forward_transfer_of_what_others_have_t
     assert "global/forward_transfer" in row
     assert "local/acc_tasks" in row
     assert "local/forward_transfer" not in row
+    # Client 0 trains in the stage of task 0, and client 1 in those of tasks 1 and 2. The others never train.
+    one, other = (loop.tasks.of_clients[client].accuracies for client in (0, 1))
+    assert row["local/learning_accuracy"] == pytest.approx((one[0][0] + (other[1][1] + other[2][2]) / 2) / 2)
     assert not any("forward_transfer" in line.measures for line in saved_tasks(loop.tasks).of("clients"))

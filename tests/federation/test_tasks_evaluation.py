@@ -1,16 +1,21 @@
 """The test of a net on each task: by classes that are known, and by the samples of a domain."""
 
+import csv
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedLoop
+from fl_lightning.callbacks import RunPlots
 from fl_lightning.data import ClassIncremental, DomainIncremental, FederatedDataModule, Source, TensorSplit
 from fl_lightning.methods import FedAvg, Local
 from fl_lightning.nets import Perceptron
+from fl_lightning.runs.loggers import RoundCSVLogger
+from fl_lightning.runs.tasks import read_tasks
 from tests.toys import fit, samples, sgd, toy_data, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -117,17 +122,52 @@ def test_clients_that_never_train_are_no_part_of_the_means():
     assert "unseen/alma" in watch.rows[0]
 
 
-class OneName(ClassIncremental):
-    """A user's scenario, two of whose tasks have one name."""
+class Named(ClassIncremental):
+    """A user's scenario, whose two tasks have these names."""
 
-    def __init__(self):
+    def __init__(self, *names):
         super().__init__([[0, 1], [2]], rounds_per_task=1)
-        self.tasks = [replace(task, name="task") for task in self.tasks]
+        self.tasks = [replace(task, name=name) for task, name in zip(self.tasks, names, strict=True)]
 
 
-def test_tasks_have_names_of_their_own():
-    with pytest.raises(ValueError, match=r"data\.scenario must have tasks of different names, got 'task' twice"):
-        fit(FedAvg(net=Perceptron, optimizer=sgd()), 1, toy_data((14, 9), scenario=OneName()))
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        (("task", "task"), "have tasks of different names, got 'task' twice; name each of its tasks"),
+        (("task", ""), "without slashes and line breaks, got ''; name it such as 'first'"),
+        (("a/b", "c"), "without slashes and line breaks, got 'a/b'; name it such as 'a-b'"),
+        (("a", "b\n"), r"got 'b\\n'; name it such as 'b'"),
+    ],
+)
+def test_tasks_have_names_of_their_own_that_are_parts_of_keys(names, error):
+    with pytest.raises(ValueError, match=rf"data\.scenario must .*{error}"):
+        fit(FedAvg(net=Perceptron, optimizer=sgd()), 1, toy_data((14, 9), scenario=Named(*names)))
+
+
+class OddSites(Sites):
+    """Samples of sites with odd names."""
+
+    NAMES = ("", "a/b", "a-b", "c, d")
+
+    def load(self):
+        splits = super().load()
+        for split in splits:
+            split.columns["site"] = np.array([self.NAMES[index % 4] for index in range(len(split))])
+        return splits
+
+
+def test_domains_of_any_name_have_keys_that_can_be_watched_and_read(tmp_path):
+    data = FederatedDataModule(OddSites(), 3, seed=0, scenario=DomainIncremental(1, column="site"))
+    best = ModelCheckpoint(tmp_path, monitor="global/acc_task/(empty)", mode="max")
+    loop = FederatedLoop(FedAvg(net=Perceptron, optimizer=sgd()))
+    logged = RoundCSVLogger(tmp_path)
+    trainer(2, callbacks=[best, RunPlots(format="none")], logger=logged, enable_checkpointing=True).fit(loop, data)
+    assert best.best_model_score is not None
+    names = ["(empty)", "a-b (1)", "a-b (2)", "c, d"]
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        keys = [key for key in next(csv.reader(file)) if "acc_task/" in key]
+    assert sorted(keys) == sorted(f"global/acc_task/{name}" for name in names)
+    assert sorted(read_tasks(tmp_path / "tasks.csv").names) == names
 
 
 class Answers(ClassIncremental):

@@ -83,7 +83,7 @@ def test_a_regression_is_tested_by_its_error_and_forgets_where_the_error_rises()
     data = line_data()
     watch = Watch()
     start = Line().net.state_dict()
-    fit(FedProx(module=Line(), mu=0.1), 4, data, callbacks=[watch], evaluate_clients_every=1)
+    loop = fit(FedProx(module=Line(), mu=0.1), 4, data, callbacks=[watch], evaluate_clients_every=1)
     names = ["permutation 0", "permutation 1"]
     curve = [errors(net, data) for net in watch.nets]
     for row, expected in zip(watch.rows, curve, strict=True):
@@ -97,6 +97,8 @@ def test_a_regression_is_tested_by_its_error_and_forgets_where_the_error_rises()
     assert row["global/value_backward_transfer"] == pytest.approx(curve[1][0] - end[0], rel=1e-4)
     assert row["global/value_forward_transfer"] == pytest.approx(initial[1] - curve[1][1], rel=1e-4)
     assert row["global/value_forgetting_tasks"] > 0
+    assert row["global/value_learned"] == pytest.approx((curve[1][0] + end[1]) / 2, rel=1e-5)
+    assert loop._run.parts.recorder.directions["local/value_learned"] == "min"
     own = [errors(watch.nets[3], data, data.client_indices("test", client)) for client in range(3)]
     for task, name in enumerate(names):
         mean = sum(of_client[task] for of_client in own) / 3
@@ -123,7 +125,7 @@ def test_a_value_whose_direction_nobody_tells_has_no_forgetting():
     with pytest.warns(UserWarning, match=r"val/score is better when lower or higher"):
         fit(FedProx(module=Unsaid()), 2, line_data(1), callbacks=[watch])
     said = [key.removeprefix("global/value_") for key in watch.rows[1] if key.startswith("global/value_")]
-    assert said == ["task/permutation 0", "task/permutation 1", "tasks"]
+    assert said == ["task/permutation 0", "task/permutation 1", "tasks", "learned"]
 
 
 def test_classes_of_a_module_and_data_of_the_users_own():

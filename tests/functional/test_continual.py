@@ -7,6 +7,7 @@ from fl_lightning.functional.continual import (
     backward_transfer,
     forward_transfer,
     intransigence,
+    learning_accuracy,
     tasks_accuracy,
     tasks_forgetting,
 )
@@ -36,6 +37,7 @@ def test_measures_are_those_of_plain_loops(seed):
     forgotten = [max(rows[i][k] for i in range(end)) - rows[end][k] for k, begins, _ in tasks if begins < end]
     gained = [rows[end][k] - rows[ends][k] for k, _, ends in tasks if ends < end]
     ahead = [rows[begins - 1][k] - float(initial[k]) for k, begins, _ in tasks if begins > 0]
+    learned = [rows[begins][k] for k, begins, _ in tasks]
     missing = [float(reference[k]) - rows[begins][k] for k, begins, _ in tasks]
 
     def near(value):
@@ -46,6 +48,7 @@ def test_measures_are_those_of_plain_loops(seed):
     assert backward_transfer(table, last).item() == near(mean(gained))
     assert forward_transfer(table, initial, first).item() == near(mean(ahead))
     assert intransigence(table, reference, first).item() == near(mean(missing))
+    assert learning_accuracy(table, first).item() == near(mean(learned))
 
 
 def test_one_row_has_an_accuracy_and_no_other_measure():
@@ -67,6 +70,7 @@ def test_tasks_without_test_samples_are_left_out():
     without[:, 2] = torch.nan
     chosen = [0, 1, 3]
     assert tasks_accuracy(without, first) == tasks_accuracy(table[:, chosen], first[chosen])
+    assert learning_accuracy(without, first) == learning_accuracy(table[:, chosen], first[chosen])
     assert tasks_forgetting(without, first).nan_to_num(-9) == tasks_forgetting(
         table[:, chosen], first[chosen]
     ).nan_to_num(-9)

@@ -15,7 +15,7 @@ from fl_lightning import methods as M
 from fl_lightning.client.progress import AccumulatedLR, ClientProgress
 from fl_lightning.federation.server import ServerOptimizer
 from fl_lightning.functional.density import DensityRatio, gaussian
-from fl_lightning.functional.importance import importance
+from fl_lightning.functional.importance import batch_fisher, importance
 from fl_lightning.functional.losses import calibrated_cross_entropy, kl_divergence
 from fl_lightning.functional.state import add, clone, sub
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate, State
@@ -67,7 +67,7 @@ def fedcurv_step(inputs: Inputs) -> dict[str, Any]:
     params = {name: float64(value) for name, value in inputs["init"].items()}
     batches = [(float64(inputs["X"][a:b]), torch.tensor(inputs["y"][a:b])) for a, b in inputs["batches"]]
     given = linear_loss, params, batches
-    return {"sample": importance(*given, "square"), "batch": M.fedcurv.batch_fisher(*given)}
+    return {"sample": importance(*given, "square"), "batch": batch_fisher(*given)}
 
 
 def moon_step(z: Tensor, inputs: Inputs) -> Tensor:

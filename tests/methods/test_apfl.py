@@ -186,7 +186,9 @@ def test_a_new_alpha_is_used_from_the_next_batch_on_and_in_the_next_rounds(monke
     alphas = [alpha_of(fit(apfl(), rounds, toy_data((17,)), local_epochs=2), 0) for rounds in (1, 2, 3)]
     seen = []
     mixture = file.mixture
-    monkeypatch.setattr(file, "mixture", lambda v, w, alpha: seen.append(float(alpha)) or mixture(v, w, alpha))
+    monkeypatch.setattr(
+        file, "mixture", lambda alpha, **models: seen.append(float(alpha)) or mixture(**models, alpha=alpha)
+    )
     fit(apfl(), 3, toy_data((17,)), local_epochs=2)
     assert len(set(alphas)) == 3
     assert seen == [0.5] * 8 + [alphas[0]] + [alphas[1]] * 7 + [alphas[1]] + [alphas[2]] * 7

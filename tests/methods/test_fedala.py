@@ -31,9 +31,9 @@ class Seen(FedALA):
         self.starts[key] = {name: value.clone() for name, value in self.entries().items()}
         self.passes[key] = len(self.made)
 
-    def one_pass(self, *arguments):
+    def one_pass(self, *arguments, **named):
         self.made.append(None)
-        return super().one_pass(*arguments)
+        return super().one_pass(*arguments, **named)
 
 
 def seen(rounds=2, data=None, net=Small, precision="32-true", **settings):

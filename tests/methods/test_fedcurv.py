@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from fl_lightning.functional import state as S
+from fl_lightning.functional.importance import batch_fisher
 from fl_lightning.methods import FedCurv
-from fl_lightning.methods.fedcurv import batch_fisher, curvature_penalty
+from fl_lightning.methods.fedcurv import curvature_penalty
 from fl_lightning.nets import Perceptron
 from tests.methods.convex import mean_in_memory
 from tests.methods.stacked import stacked_and_alone

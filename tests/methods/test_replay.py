@@ -5,10 +5,11 @@ from collections import Counter
 import pytest
 import torch
 
-from fl_lightning.data import ClassIncremental, Window
+from fl_lightning import FederatedDataModule
+from fl_lightning.data import ClassIncremental, FixedPartition, TensorSource, Window
 from fl_lightning.methods import Replay
 from tests.methods.changing import Small, changing, run
-from tests.toys import fit, sgd, toy_data
+from tests.toys import fit, samples, sgd, toy_data, weights_of
 
 
 def buffers_of(data, rounds, **settings):
@@ -65,3 +66,33 @@ def test_stored_logits_are_those_of_the_client_that_stored_them():
     with torch.no_grad():
         torch.testing.assert_close(memory["buffer"]["z"][: len(rows)], loop.client(rows))
     assert "z" not in buffers_of(changing(), 1, size=30)[1]["buffer"]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_a_client_that_never_had_samples_is_trained_at_once_with_the_others(alpha):
+    def run_by(chunk):
+        # Client 2 has no sample of classes 0 and 1, and client 3 none at all.
+        order = samples(34)[1].argsort(stable=True).tolist()
+        parts = [order[0:12], order[12:20], order[-9:], []]
+        source = TensorSource(samples(34, dtype=torch.float64), samples(9, seed=1, dtype=torch.float64), num_classes=3)
+        data = FederatedDataModule(
+            source,
+            num_clients=4,
+            partition=FixedPartition(parts),
+            batch_size=5,
+            scenario=ClassIncremental([[0, 1], [2]], rounds_per_task=2),
+        )
+        client = Replay(size=6, alpha=alpha, net=Small, optimizer=sgd())
+        return fit(client, 4, data, precision="64-true", chunk=chunk, local_epochs=2)
+
+    alone = run_by(1)
+    together = run_by(4)
+    assert together.engine.why_not() is None
+    assert not together.engine._logged_reasons
+    for name, value in weights_of(alone).items():
+        torch.testing.assert_close(weights_of(together)[name], value, rtol=1e-9, atol=1e-12)
+    for client in range(4):
+        kept = alone.store.record(client)[0]
+        again = together.store.record(client)[0]
+        assert again.get("seen") == kept.get("seen")
+        torch.testing.assert_close(again.get("buffer", {}), kept.get("buffer", {}))

@@ -102,6 +102,7 @@ STREAMS = {
     "TasksForgetting": (lambda: M.TasksForgetting(3), by_stage),
     "BackwardTransfer": (lambda: M.BackwardTransfer(3), by_stage),
     "ForwardTransfer": (lambda: M.ForwardTransfer(3), by_stage),
+    "LearningAccuracy": (lambda: M.LearningAccuracy(3), by_stage),
     "Intransigence": (lambda: M.Intransigence(3, reference=[0.9, 0.8, 0.7]), by_stage),
     "ClientAccuracy": (lambda: M.ClientAccuracy(N), by_client),
     "ALMA": (lambda: M.ALMA(N), by_client),

@@ -117,6 +117,55 @@ def test_intransigence_is_paired_by_seed_and_lower_is_better(groups):
     assert [row[-1].text for row in overview.rows] == ["15.0", "30.0", "–"]
 
 
+def with_clients(folder, learned, trained=((0,), (0, 1))):
+    """Give a run the values of its clients' own tables, the last of which is their learning accuracy."""
+    header, *cells = csv.reader((folder / "metrics.csv").read_text(encoding="utf-8").splitlines())
+    values = [["", ""], [0.1, 0.125 if learned else ""], ["", ""], [0.5, learned]]
+    rows = [line + more for line, more in zip(cells, values, strict=True)]
+    write_table(folder / "metrics.csv", [*header, "local/acc_tasks", "local/learning_accuracy"], rows)
+    saved = read_tasks(folder / "tasks.csv")
+    # The last stage has one of the two clients. Its learning accuracy is not that of all clients.
+    measures = {"acc_tasks": 0.0, "learning_accuracy": 0.0}
+    of_clients = [TaskLine("clients", s, 3, [0.5, 0.5], list(trained[s]), measures, 2 - s) for s in range(2)]
+    write_tasks(folder / "tasks.csv", SavedTasks(NAMES, saved.lines + of_clients))
+
+
+def test_intransigence_of_clients_needs_that_they_met_the_same_tasks(tmp_path, groups):
+    with_clients(tmp_path / "FedProx/0", learned=0.875)
+    with_clients(tmp_path / "FedAvg/0", learned=0.625)
+    with_clients(tmp_path / "FedNTD/0", learned=0.75, trained=((0,), (1,)))
+
+    def shown():
+        found = grouped(map(read_run, find_runs([tmp_path])))
+        assert known_metrics(found, ["global/acc"], with_tasks=True)[1:] == ["global/acc_tasks", "local/acc_tasks"]
+        return [compare(found, f"{of}/acc_tasks", "FedAvg", reference="FedProx") for of in ("global", "local")]
+
+    _, clients = shown()
+    found = {label: columns.get("intransigence") for label, columns in clients.results.items()}
+    assert list(found["FedAvg"].values.values()) == [0.875 - 0.625]
+    assert found["FedNTD"] is found["FedProx"] is None
+    assert "Intransigence of the clients' own models: the mean over the clients and" in comparison_table(clients).note
+    table = overview_table(shown())
+    assert table.header[-2:] == ["intransigence (global/acc_tasks), %", "intransigence (local/acc_tasks), %"]
+    assert [[cell.text for cell in row[-2:]] for row in table.rows] == [["15.0", "25.0"], ["30.0", "–"], ["–", "–"]]
+    assert table.note.count("Intransigence") == 2
+
+
+def test_runs_without_the_learning_accuracy_are_read(tmp_path, groups):
+    for method in ("FedProx", "FedAvg"):
+        with_clients(tmp_path / method / "0", learned="")
+    for file in tmp_path.rglob("tasks.csv"):
+        header, *rows = csv.reader(file.read_text(encoding="utf-8").splitlines())
+        assert header[-1] == "learning_accuracy"
+        write_table(file, header[:-1], [row[:-1] for row in rows])
+    found = grouped(map(read_run, find_runs([tmp_path])))
+    assert "intransigence" not in compare(found, "local/acc_tasks", "FedAvg", reference="FedProx").results["FedAvg"]
+    shown = compare(found, "global/acc_tasks", "FedAvg", reference="FedProx")
+    assert list(shown.results["FedAvg"]["intransigence"].values.values()) == [pytest.approx(0.15)]
+    matrix, _ = matrices_of([read_tasks(tmp_path / "FedAvg/0/tasks.csv")]).values()
+    assert matrix.measures.keys() == {"acc_tasks"}
+
+
 def test_a_page_says_if_seeds_have_rows_of_their_own():
     same = [SavedTasks(NAMES, lines(table)) for table in (TABLES["FedAvg", 0], TABLES["FedAvg", 1])]
     assert words_for_seeds(same[:1]) == ""
@@ -149,6 +198,7 @@ def test_a_run_whose_later_rounds_are_left_out_has_no_table(groups):
         ("global/forgetting_tasks", "min"),
         ("val/backward_transfer", "max"),
         ("local/forward_transfer", "max"),
+        ("local/learning_accuracy", "max"),
     ],
 )
 def test_the_measures_have_directions_and_words(key, direction):
@@ -159,7 +209,7 @@ def test_the_measures_have_directions_and_words(key, direction):
 
 
 def test_a_module_without_accuracies_has_a_table_of_its_value(tmp_path):
-    measures = {"value_tasks": 2.5, "value_backward_transfer": -0.25}
+    measures = {"value_tasks": 2.5, "value_backward_transfer": -0.25, "value_learned": 2.25}
     line = TaskLine("global", 0, 1, [2.5, 30.0], [0], measures)
     write_tasks(tmp_path / "tasks.csv", SavedTasks(NAMES, [line], has_accuracies=False))
     again = read_tasks(tmp_path / "tasks.csv")
@@ -168,7 +218,7 @@ def test_a_module_without_accuracies_has_a_table_of_its_value(tmp_path):
     (matrix,) = matrices_of([again]).values()
     axes = plot_tasks({"global model": matrix}).axes[0]
     assert [text.get_text() for text in axes.texts] == ["2.5", "30"]
-    assert axes.get_title() == "global model\nmean 2.5, BWT −0.25"
+    assert axes.get_title() == "global model\nmean 2.5, BWT −0.25, learned 2.25"
     assert not describe("val/value_tasks").has_best
 
 
@@ -268,4 +318,27 @@ def test_samples_are_counted_as_the_clients_see_them(kind):
     )
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["ann", "bob", "eve", "dan"]
+    assert not figure.legends
     assert presence_of(toy_data(), 6, None) is None
+
+
+@pytest.mark.parametrize("kind", [None, "tasks"])
+def test_a_client_that_is_away_has_no_samples_and_is_hatched(kind):
+    stays = {0: [2, None], 1: [1, 3]}
+    scenario = None if kind is None else SCENARIOS[kind]()
+    coming = toy_data((14, 9, 12, 11), scenario=scenario, stays=stays)
+    coming.setup("fit")
+    found = presence_of(coming, 6, ["a", "b", "c"])
+    for client in found.clients:
+        for round_idx in found.rounds:
+            is_there = client in coming.present_clients(round_idx)
+            expected = coming.view(client, round_idx).label_counts.tolist() if is_there else [0, 0, 0]
+            assert found.counts[client, round_idx].tolist() == expected
+            assert found.there[client, round_idx] == is_there
+    figure = plot_stages(
+        found.counts, found.names, rounds=found.rounds, client_names=list("abcd"), there=found.there, kind=found.kind
+    )
+    hatched = [path.get_extents() for of_client in figure.axes[0].collections for path in of_client.get_paths()]
+    assert [(box.x0, box.x1, box.y1 - 0.5) for box in hatched] == [(-0.5, 1.5, 0), (-0.5, 0.5, 1), (3.5, 5.5, 1)]
+    (legend,) = figure.legends
+    assert legend.get_texts()[0].get_text() == "away (data.stays)"
