@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fl_lightning.__main__ import main
 from fl_lightning.callbacks import plots
-from fl_lightning.experiments.cells import CellFiles
+from fl_lightning.experiments.cell_files import CellFiles
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 EXPERIMENT = f"-c {CONFIGS}/experiment/digits_fedntd.yaml"

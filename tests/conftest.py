@@ -114,13 +114,13 @@ def equal_files_are_composed_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def shipped_experiments_are_read_once() -> Iterator[None]:
     """Several tests read all of them, which takes seconds."""
-    from fl_lightning.experiments import experiment
+    from fl_lightning.experiments import experiment_files
 
     made = {}
-    read = experiment.read_experiment
+    read = experiment_files.read_experiment
 
-    def kept(path: Path) -> experiment.Experiment:
-        if not path.is_relative_to(experiment.HOME):
+    def kept(path: Path) -> experiment_files.Experiment:
+        if not path.is_relative_to(experiment_files.HOME):
             return read(path)
         key = path, path.read_text(encoding="utf-8")
         if key not in made:
@@ -128,7 +128,7 @@ def shipped_experiments_are_read_once() -> Iterator[None]:
         return deepcopy(made[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "read_experiment", kept)
+        patch.setattr(experiment_files, "read_experiment", kept)
         yield
 
 
@@ -167,5 +167,5 @@ def cells_here(monkeypatch):
             begun.append(files.name.rpartition("-")[0])
             yield files
 
-    monkeypatch.setattr(running, "run_all", lambda cells, _, *told: workers.run_here(noted(cells), *told))
+    monkeypatch.setattr(running, "run_all", lambda cells, _, **told: workers.run_here(noted(cells), **told))
     return begun

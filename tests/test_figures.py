@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from fl_lightning.cli.configs import locate
-from fl_lightning.experiments import experiment as files
+from fl_lightning.experiments import experiment_files as files
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.reports.result_tables import Table, TableCell
 from tests.reports.saved_runs import write_run

@@ -10,8 +10,9 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.experiments import experiment as files
-from fl_lightning.experiments.cells import CellFiles, Cells, Request
+from fl_lightning.experiments import experiment_files as files
+from fl_lightning.experiments.cell_files import CellFiles
+from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.results import draw, series_of
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import csv_rows, made

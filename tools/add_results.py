@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fl_lightning.experiments.cells import Cells, Request, located
+from fl_lightning.experiments.cell_files import located
+from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.experiment import Experiment
 from fl_lightning.experiments.naming import identity_of_name
 from fl_lightning.experiments.results import series_of, stored_keys

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from fl_lightning.cli.configs import title
-from fl_lightning.experiments import experiment as files
+from fl_lightning.experiments import experiment_files as files
 from fl_lightning.experiments.experiment import HOURS, Experiment
 from fl_lightning.papers import Curves, PaperTable
 from fl_lightning.papers.drawing import Series, beginning, counted, rounds_of, unique

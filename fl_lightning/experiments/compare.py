@@ -9,19 +9,20 @@ from typing import Any, get_args
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.suggestions import OF_FIT
-from fl_lightning.experiments.cells import Cell, Cells, Request
-from fl_lightning.experiments.composing import (
-    Held,
+from fl_lightning.experiments.cell import Cell
+from fl_lightning.experiments.cells import Cells, Request
+from fl_lightning.experiments.composing import Held, short_name
+from fl_lightning.experiments.experiment import Experiment, Runs, Tables, check_seeds
+from fl_lightning.experiments.experiment_files import as_text
+from fl_lightning.experiments.making import Maker
+from fl_lightning.experiments.overrides import (
     SettingPairs,
     in_list,
     parse_settings,
     setting_combinations,
     settings_text,
-    short_name,
     split_overrides,
 )
-from fl_lightning.experiments.experiment import Experiment, Runs, Tables, as_text, check_seeds
-from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.reference import check_reference
 from fl_lightning.experiments.starting import check_starts
 from fl_lightning.experiments.tuning import check_directions
@@ -41,9 +42,11 @@ FILE = "experiment.yaml"
 """Name of the file with what the options of the command asked for, which `fl-lightning reproduce` takes."""
 
 FOLDER = Path("comparisons")
-"""Folder in which an experiment lies that no option names a folder for, as `runs` has the runs of a fit."""
+"""Folder of the experiments that no option names a folder for, as `runs` has the runs of a fit."""
 
 CALLBACKS = "trainer.callbacks+"
+"""Option that adds callbacks, and may be given several times."""
+
 PARTS = ("model.aggregator", "model.server_module", "model.server_optimizer", "model.transforms", "model.personal")
 """Settings that make a method, and that the base gives to all of them."""
 
@@ -52,13 +55,13 @@ def run(argv: list[str]) -> None:
     """Run the experiment and write its tables.
 
     Args:
-        argv: options of the command.
+        argv: Options of the command.
 
     Raises:
-        SystemExit: with 2 for a wrong option, 0 after the help.
-        ValueError: what was asked for cannot be one table, or naming the settings that cannot be run, before anything
-            is; or the runs that failed, after the tables of the others were written.
-        KeyboardInterrupt: naming how to go on.
+        SystemExit: An option is wrong, with code 2, or the help was printed, with code 0.
+        ValueError: The options do not make one table, or settings cannot be run; then nothing was run. Or runs failed;
+            then the tables of the others were written.
+        KeyboardInterrupt: The command was interrupted. The sentence tells how to go on.
     """
     words, overrides = split_overrides(argv)
     given = command_parser().parse_args(words)
@@ -74,7 +77,7 @@ def run(argv: list[str]) -> None:
     check_reference(cells, option="--reference")
     if not given.allow_different_data:
         check_same_data(every)
-    if {*COUNTS}.intersection(given.columns):
+    if counts_to_target(given.columns):
         for metric in given.metrics:
             check_directions(every, metric)
     check_starts([cells], given.processes, [folder])
@@ -100,39 +103,37 @@ def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
     """Make the experiment that the options ask for.
 
     Args:
-        given: options of the command.
-        overrides: options of `fit`.
+        given: Options of the command.
+        overrides: Options of `fit`.
 
     Raises:
-        ValueError: naming the option that is wrong.
+        ValueError: An option is wrong. The sentence names it.
     """
     methods = named_methods(given.methods)
     baseline = given.baseline or next(iter(methods))
-    if baseline not in methods:
-        raise ValueError(f"--baseline must be one of --methods ({', '.join(methods)}), got {baseline}")
-    if given.reference is not None and given.reference not in methods:
-        raise ValueError(f"--reference must be one of --methods ({', '.join(methods)}), got {given.reference}")
+    for option, row in (("--baseline", baseline), ("--reference", given.reference)):
+        if row is not None and row not in methods:
+            raise ValueError(f"{option} must be one of --methods ({', '.join(methods)}), got {row}")
     settings = parse_settings(given.set, "--set")
     tuned = parse_settings(given.tune, "--tune")
-    shared = dict(overrides)
-    if appended := [value for name, value in overrides if name == CALLBACKS]:
-        shared[CALLBACKS] = in_list(*appended)
+    shared = joined_callbacks(overrides)
     for name in tuned:
         if is_data(name) or name in settings or name in shared:
             raise ValueError(f"--tune takes settings of the training that nothing else sets, got {name}")
-    if twice := next((name for name in settings if name in shared), None):
-        raise ValueError(f"--set {twice} and --{twice} set the same; leave one out")
-    cases = {settings_text(case.items()): {**case, **shared} for case in setting_combinations(settings)}
-    for rounds in given.at:
-        check_at_least(1, "it is a number of rounds", at=rounds)
-    for seconds in given.at_seconds:
-        check_above(0, "it is a number of simulated seconds", at_seconds=seconds)
-    if given.target is not None and not {*COUNTS}.intersection(given.columns):
-        raise ValueError(f"--target belongs to --columns {' '.join(COUNTS)}, got {given.target} without them; add one")
+    for name in settings:
+        if name in shared:
+            raise ValueError(f"--set {name} and --{name} set the same; leave one out")
+    check_columns(given)
+    cases = {}
+    for case in setting_combinations(settings):
+        cases[settings_text(case.items())] = {**case, **shared}
+    rows = []
+    for name, method in methods.items():
+        rows.append(Runs([method], tune=tuned, label=None if name == method else name))
     return Experiment(
         base=given.config,
         cases=cases,
-        runs=[Runs([method], tune=tuned, label=None if name == method else name) for name, method in methods.items()],
+        runs=rows,
         seeds=given.seeds,
         hold=given.hold,
         tables=Tables(
@@ -149,11 +150,48 @@ def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
     )
 
 
-def named_methods(given: Sequence[str]) -> dict[str, str]:
-    """Name methods for the tables: `NAME=METHOD` by its name, others by their file or class.
+def joined_callbacks(overrides: SettingPairs) -> dict[str, str]:
+    """Return the options of `fit` by name, with all added callbacks in one list."""
+    shared = dict(overrides)
+    added = [value for name, value in overrides if name == CALLBACKS]
+    if added:
+        shared[CALLBACKS] = in_list(*added)
+    return shared
+
+
+def counts_to_target(columns: Sequence[str]) -> bool:
+    """Return True if one of the columns counts until a target."""
+    return any(column in COUNTS for column in columns)
+
+
+def check_columns(given: Any) -> None:
+    """Refuse columns after less than one round or no second, and a target that no column uses.
+
+    Args:
+        given: Options of the command.
 
     Raises:
-        ValueError: two have the same name, or one has none.
+        ValueError: One of these is wrong.
+    """
+    for rounds in given.at:
+        check_at_least(1, "it is a number of rounds", at=rounds)
+    for seconds in given.at_seconds:
+        check_above(0, "it is a number of simulated seconds", at_seconds=seconds)
+    if given.target is not None and not counts_to_target(given.columns):
+        raise ValueError(f"--target belongs to --columns {' '.join(COUNTS)}, got {given.target} without them; add one")
+
+
+def named_methods(given: Sequence[str]) -> dict[str, str]:
+    """Name methods for the tables.
+
+    Args:
+        given: Values of `--methods`. `NAME=METHOD` gives a name, others have the name of their file or class.
+
+    Returns:
+        The methods by name.
+
+    Raises:
+        ValueError: Two methods have the same name, a method has none, or a text has a comma.
 
     >>> named_methods(["FedAvg", "ours=my_methods.FedLS", "my_methods.FedLS"])
     {'FedAvg': 'FedAvg', 'ours': 'my_methods.FedLS', 'FedLS': 'my_methods.FedLS'}
@@ -161,7 +199,9 @@ def named_methods(given: Sequence[str]) -> dict[str, str]:
     methods = dict[str, str]()
     for text in given:
         name, is_named, method = text.partition("=")
-        name, method = (name, method) if is_named else (short_name(text), text)
+        if not is_named:
+            name = short_name(text)
+            method = text
         if "," in text:
             raise ValueError(
                 f"--methods takes names with spaces between them, got {text}; write {text.replace(',', ' ')}"
@@ -180,7 +220,8 @@ def command_parser() -> CommandParser:
     parser.further = OF_FIT
     add = parser.add_argument
     add_list = partial(parser.add_argument, nargs="+")
-    add_more = partial(add_list, action="extend", type=str, default=[])  # given again, it adds; for text only
+    # An option that is given again adds its values. `extend` works for text only.
+    add_more = partial(add_list, action="extend", type=str, default=[])
     add("-c", "--config", action="append", required=True, help="a YAML file that all methods share; several are merged")
     methods = "files in configs/method by name, paths of files or classes; A+B takes both, NAME=A names it"
     add_list("--methods", type=str, required=True, help=methods)
@@ -216,21 +257,32 @@ def command_parser() -> CommandParser:
 
 
 def check_rounds(at: Sequence[int], cells: Sequence[Cell]) -> None:
-    """Refuse rounds that no run has.
+    """Refuse columns after rounds that no run has, if all runs have a limit of rounds.
+
+    Args:
+        at: Numbers of rounds after which a value has a column.
+        cells: Cells of the experiment.
 
     Raises:
-        ValueError: naming the first.
+        ValueError: A number is above the rounds of all runs.
     """
+    if any(cell.max_rounds <= 0 for cell in cells):
+        return
     most = max(cell.max_rounds for cell in cells)
-    if late := [rounds for rounds in at if rounds > most > 0 and all(cell.max_rounds > 0 for cell in cells)]:
-        raise ValueError(f"--at must name rounds that the runs have, at most {most}, got {late[0]}")
+    for rounds in at:
+        if rounds > most:
+            raise ValueError(f"--at must name rounds that the runs have, at most {most}, got {rounds}")
 
 
 def check_clocks(tables: Tables, cells: Sequence[Cell]) -> None:
-    """Refuse columns of simulated seconds of runs without them, and seconds that no run has.
+    """Refuse columns of simulated seconds if a run has none, and seconds that no run has.
+
+    Args:
+        tables: Settings of the tables.
+        cells: Cells of the experiment.
 
     Raises:
-        ValueError: naming the first.
+        ValueError: A run has no simulated seconds, or a column is after the end of all runs.
     """
     asked = [f"--at_seconds {seconds:.12g}" for seconds in tables.at_seconds]
     asked += [f"--columns {name}" for name in TIMED if name in tables.columns]
@@ -254,14 +306,12 @@ def check_same_data(cells: Sequence[Cell]) -> None:
     """Refuse tables of cells whose data or cohorts differ with the same seed.
 
     Raises:
-        ValueError: naming the first difference.
+        ValueError: A setting of the data or the cohorts differs. The sentence names the first.
     """
     first: dict[tuple[str, int], Cell] = {}
     for cell in cells:
         other = first.setdefault((cell.case, cell.seed), cell)
-        was = {name: value for name, value in flat(other.config).items() if is_data(name)}
-        now = {name: value for name, value in flat(cell.config).items() if is_data(name)}
-        for name, before, after in differences(was, now):
+        for name, before, after in differences(data_settings(other), data_settings(cell)):
             raise ValueError(
                 f"one table needs the same data and cohorts for all methods, but {name} is {before} for "
                 f"{other.method} and {after} for {cell.method}; give all the same by --{name} VALUE, or "
@@ -269,11 +319,16 @@ def check_same_data(cells: Sequence[Cell]) -> None:
             )
 
 
+def data_settings(cell: Cell) -> dict[str, Any]:
+    """Return the settings of a cell's data and cohorts by dotted name."""
+    return {name: value for name, value in flat(cell.config).items() if is_data(name)}
+
+
 def notes_of(cells: Cells) -> list[str]:
-    """Name the parts of a method that the base gives to all of them."""
+    """Return a sentence for each part of a method that the base gives to all methods."""
     config: Mapping[str, Any] = flat(cells.composer.compose(""))
-    return [
-        f"The base sets {name}={config[name]}, which every method has that does not set another."
-        for name in PARTS
-        if config.get(name) not in (None, [], "None")
-    ]
+    notes = []
+    for name in PARTS:
+        if config.get(name) not in (None, [], "None"):
+            notes.append(f"The base sets {name}={config[name]}, which every method has that does not set another.")
+    return notes

@@ -1,46 +1,38 @@
-"""The file of an experiment: methods × cases × seeds, and the drawings and tables that are made of their runs."""
+"""The content of an experiment: methods × cases × seeds, and the drawings and tables that are made of their runs."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
-
-from fl_lightning.cli.configs import HOME
-from fl_lightning.cli.yaml_keys import check_keys
 from fl_lightning.experiments.composing import Held
 from fl_lightning.papers import Drawing, PaperTable
 from fl_lightning.reports.results import Column
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.suggestions import suggestion
 
-FOLDER = "papers"
-"""Folder of the papers' experiments within the configurations: one below it for each paper."""
-
 CONFIG_KEY = "config"
-HOURS = "core_hours"
-"""Names in a case that are no settings: further configurations, and the hours of one core that one run takes."""
+"""Name in a case of further configurations, which is no setting."""
 
-DRAWINGS = ("draw", "draw_full")
+HOURS = "core_hours"
+"""Name in a case of the hours of one core that one run takes, which is no setting."""
+
 Cases = dict[str, dict[str, Any]]
 
 
 @dataclass
 class Runs:
-    """Methods × cases: rows of a table.
+    """Holds methods × cases, which are rows of a table.
 
     Attributes:
-        methods: files in configs/method by name, or paths; A+B takes both.
-        cases: names of those of the experiment, or cases of its own; None: all of the experiment.
-        settings: of all of them.
-        label: name of the one method in drawings and tables; None: its own.
-        seeds: of each; None: those of the experiment.
-        tune: values to choose from by the name of the setting, on held-out training samples.
-        tune_metric: log key that their tuning looks at; None: that of the experiment.
+        methods: Files in configs/method by name, or paths. A+B takes both.
+        cases: Names of cases of the experiment, or cases of its own. None takes all cases of the experiment.
+        settings: Settings of all runs.
+        label: Name of the one method in drawings and tables. None keeps the method's own.
+        seeds: Seeds of each method. None takes the seeds of the experiment.
+        tune: Values to choose from by the name of the setting, on held-out training samples.
+        tune_metric: Log key by which the methods are tuned. None takes the key of the experiment.
     """
 
     methods: list[str]
@@ -51,19 +43,29 @@ class Runs:
     tune: dict[str, list[Any]] = field(default_factory=dict)
     tune_metric: str | None = None
 
+    def name_of(self, method: str) -> str:
+        """Return the name that a method has in drawings and tables."""
+        return self.label or method
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the methods in drawings and tables."""
+        return [self.name_of(method) for method in self.methods]
+
 
 @dataclass
 class Tables:
     """Describes the tables of each metric, with differences to a baseline, that `compare` writes with a report.
 
     Attributes:
-        baseline: method that the others are compared with; None: the first.
-        metrics: log keys; none: the known ones.
-        target: of the rounds to it; None: the baseline's mean of the last five.
-        at: rounds after which a value has a column, too.
-        columns: further ones.
-        at_seconds: simulated seconds after which a value has a column, too.
-        reference: row that keeps the samples of earlier tasks, against which intransigence has a column; None: none.
+        baseline: Method with which the others are compared. None takes the first.
+        metrics: Log keys. An empty list takes the known keys.
+        target: Value of the columns that count until a target. None takes the baseline's mean of the last five.
+        at: Rounds after which a value has a column, too.
+        columns: Further columns.
+        at_seconds: Simulated seconds after which a value has a column, too.
+        reference: Row that keeps the samples of earlier tasks, against which intransigence has a column. None adds no
+            column.
     """
 
     baseline: str | None = None
@@ -77,26 +79,30 @@ class Tables:
 
 @dataclass
 class Experiment:
-    """Content of an experiment's file.
+    """Holds the content of an experiment's file.
 
     Attributes:
-        base: configurations of `fit`, by name, that all runs share; the later one wins.
-        runs: rows.
-        cases: columns, which all rows share: settings by the name of the case; a value is YAML, as on the command line.
-            `config` in it names further configurations, `core_hours` what one run costs.
-        cases_full: columns of runs as large as the paper's; none: `cases`.
-        draw: drawings and tables by the letter of their panel, or their name.
-        draw_full: likewise, of runs as large as the paper's.
-        tables: those of `compare`; None: none.
-        config: of `fit`, over the base.
-        full: configurations over the others that make the runs as large as the paper's.
-        seeds: each varies partition, cohorts, weights and batches.
-        hold: what a seed does not vary.
-        start: one run whose last weights all others start from.
-        minutes: that its runs take on two cores; None: as `core_hours` of its cases say.
-        tune_seeds: seeds of tuning; none: those of the rows, or of the command.
-        val_fraction: of tuning, where the base has no validation split.
-        tune_metric: log key that tuning looks at, `val/…` of the global model or `local/…` of the clients' models.
+        base: Configurations of `fit`, by name, that all runs share. A later one wins over an earlier one.
+        runs: Rows.
+        cases: Columns that all rows share: settings by the name of the case. A value is YAML, as on the command line.
+            `config` names further configurations, and `core_hours` is the cost of one run.
+        cases_full: Columns of runs as large as the paper's. An empty mapping takes `cases`.
+        draw: Drawings and tables by the letter of their panel, or their name.
+        draw_full: Drawings and tables of runs as large as the paper's.
+        tables: Tables of `compare`. None writes none.
+        config: Configuration of `fit` over the base.
+        full: Configurations over the others that make the runs as large as the paper's.
+        seeds: Seeds, each of which varies partition, cohorts, weights and batches.
+        hold: Parts that a seed does not vary.
+        start: One run whose last weights all others start from.
+        minutes: Minutes that the runs take on two cores. None takes `core_hours` of the cases.
+        tune_seeds: Seeds of tuning. An empty list takes the seeds of the rows, or of the command.
+        val_fraction: Share of the training samples that tuning holds out if the base has no validation split.
+        tune_metric: Log key of tuning, `val/…` of the global model or `local/…` of the clients' models.
+
+    Raises:
+        ValueError: A row names an unknown case, has a label for several methods, or has the name of another row.
+        TypeError: The name of a case is no text.
     """
 
     base: list[str]
@@ -117,104 +123,167 @@ class Experiment:
     tune_seeds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        places = set[tuple[str, str]]()
-        named = [runs.cases for runs in (*self.runs, *filter(None, [self.start])) if isinstance(runs.cases, list)]
-        for name in (name for cases in named for name in cases):
-            if name not in self.cases:
-                raise ValueError(f"a row names cases of the experiment, got {name!r}{suggestion(name, self.cases)}")
+        self._check_named_cases()
+        self._check_names()
+        self.draw = with_cases(self.draw, self.columns(self.cases))
+        self.draw_full = with_cases(self.draw_full, self.columns(self.cases_full or self.cases))
+
+    def _check_named_cases(self) -> None:
+        """Refuse a row that names a case which the experiment does not have."""
+        for runs in self._runs_and_start():
+            if not isinstance(runs.cases, list):
+                continue
+            for name in runs.cases:
+                if name not in self.cases:
+                    raise ValueError(f"a row names cases of the experiment, got {name!r}{suggestion(name, self.cases)}")
+
+    def _check_names(self) -> None:
+        """Refuse names of rows that do not tell them apart, and names of cases that are no text."""
+        places: set[tuple[str, str]] = set()
         for runs in self.runs:
             if runs.label is not None and len(runs.methods) > 1:
                 raise ValueError(f"a label names one method, got {runs.label!r} for {', '.join(runs.methods)}")
-            for method in runs.methods:
-                for name in self.cases_of(runs):
-                    if not isinstance(name, str):
-                        raise TypeError(f"the name of a case must be text, got {name!r}; put it in quotes")
-                    if (runs.label or method, name) in places:
+            for row in runs.names:
+                for case in self.cases_of(runs):
+                    if not isinstance(case, str):
+                        raise TypeError(f"the name of a case must be text, got {case!r}; put it in quotes")
+                    if (row, case) in places:
                         raise ValueError(
-                            f"rows need names of their own in each case, and {runs.label or method!r} stands twice in "
-                            f"{name!r}; give one a label"
+                            f"rows need names of their own in each case, and {row!r} stands twice in {case!r}; give "
+                            f"one a label"
                         )
-                    places.add((runs.label or method, name))
-        self.draw = with_cases(self.draw, self.columns(self.cases))
-        self.draw_full = with_cases(self.draw_full, self.columns(self.cases_full or self.cases))
+                    places.add((row, case))
+
+    def _runs_and_start(self) -> list[Runs]:
+        """List the rows, and the run that all others start from, if there is one."""
+        return self.runs if self.start is None else [*self.runs, self.start]
+
+    # --- checks of a file ---
 
     def check(self) -> None:
         """Refuse an experiment that runs or shows nothing, wrong seeds, and tables that name rows it has not.
 
         Raises:
-            ValueError: naming what is missing.
+            ValueError: One of these is wrong. The sentence names it.
         """
         if not any(runs.methods and self.cases_of(runs) and (runs.seeds or self.seeds) for runs in self.runs):
             raise ValueError("there must be runs with methods, cases and seeds, and one of them is empty")
         for seeds in (self.seeds, self.tune_seeds, *(runs.seeds for runs in self.runs)):
             check_seeds(seeds or ())
-        row_cases = [runs.cases for runs in (*self.runs, *filter(None, [self.start])) if isinstance(runs.cases, dict)]
-        for name, case in (item for cases in (self.cases, self.cases_full, *row_cases) for item in cases.items()):
-            if not isinstance(hours := case.get(HOURS, 0), int | float):
-                raise ValueError(f"{HOURS} must be a number, got {hours!r} in the case {name!r}")
+        self._check_hours()
         if self.start and (len(self.start.methods) != 1 or len(self.start.cases or [""]) != 1):
             raise ValueError("start must be one run, of one method in at most one case")
         if not (self.draw or self.draw_full or self.tables):
             raise ValueError("there must be draw (pictures, tables) or tables (a comparison), and there is neither")
-        rows = {runs.label or method for runs in self.runs for method in runs.methods}
-        drawings = [each for each in (*self.draw.values(), *self.draw_full.values()) if isinstance(each, PaperTable)]
-        named = {name for each in drawings for name in each.named_rows()}
-        if self.tables and self.tables.baseline:
-            named.add(self.tables.baseline)
-        if self.tables and self.tables.reference:
-            named.add(self.tables.reference)
-        for row in sorted(named - rows):
-            raise ValueError(f"a table names rows of the experiment, got {row!r}{suggestion(row, rows)}")
+        rows = self.rows()
+        unknown = sorted(self._rows_of_tables() - set(rows))
+        if unknown:
+            near = suggestion(unknown[0], rows)
+            raise ValueError(f"a table names rows of the experiment, got {unknown[0]!r}{near}")
+
+    def _check_hours(self) -> None:
+        """Refuse hours of one core that are no number."""
+        of_rows = [runs.cases for runs in self._runs_and_start() if isinstance(runs.cases, dict)]
+        for cases in (self.cases, self.cases_full, *of_rows):
+            for name, case in cases.items():
+                hours = case.get(HOURS, 0)
+                if not isinstance(hours, int | float):
+                    raise ValueError(f"{HOURS} must be a number, got {hours!r} in the case {name!r}")
+
+    def _rows_of_tables(self) -> set[str]:
+        """Collect the names of rows that the tables use."""
+        named: set[str] = set()
+        for drawing in (*self.draw.values(), *self.draw_full.values()):
+            if isinstance(drawing, PaperTable):
+                named |= set(drawing.named_rows())
+        if self.tables is not None:
+            named |= set(filter(None, (self.tables.baseline, self.tables.reference)))
+        return named
+
+    # --- rows and columns ---
+
+    def rows(self) -> list[str]:
+        """List the names of all rows, each once."""
+        names: dict[str, None] = {}
+        for runs in self.runs:
+            names |= dict.fromkeys(runs.names)
+        return list(names)
 
     def columns(self, cases: Cases) -> list[str]:
-        """List the columns of all rows, those of the experiment first, in their order."""
-        used = dict.fromkeys(name for runs in self.runs for name in (cases if runs.cases is None else runs.cases))
-        return [*(name for name in cases if name in used), *(name for name in used if name not in cases)]
+        """List the columns of all rows, in their order, the columns of the experiment first.
+
+        Args:
+            cases: Cases of the experiment, `cases` or `cases_full`.
+        """
+        used: dict[str, None] = {}
+        for runs in self.runs:
+            used |= dict.fromkeys(cases if runs.cases is None else runs.cases)
+        shared = [name for name in cases if name in used]
+        return [*shared, *(name for name in used if name not in cases)]
 
     def cases_of(self, runs: Runs) -> Cases:
-        """Look the cases of a row up, by name."""
+        """Return the cases of a row by name."""
         if isinstance(runs.cases, dict):
             return runs.cases
-        return {name: self.cases[name] for name in (self.cases if runs.cases is None else runs.cases)}
+        if runs.cases is None:
+            return dict(self.cases)
+        return {name: self.cases[name] for name in runs.cases}
+
+    # --- selection ---
 
     def select(self, methods: Sequence[str], cases: Sequence[str]) -> None:
-        """Keep the methods and cases that a pattern names, all where there is none.
+        """Keep the rows and cases that a pattern names.
+
+        Args:
+            methods: Patterns of rows. Without patterns all rows stay.
+            cases: Patterns of cases. Without patterns all cases stay.
 
         Raises:
-            ValueError: nothing is left of one of them.
+            ValueError: A pattern names nothing, or no row with a column is left.
         """
+        self._check_patterns(methods, cases)
         kept = []
-        labels = dict[str, None]()
-        names = dict[str, None]()
         for runs in self.runs:
-            chosen = [m for m in runs.methods if matches_any(runs.label or m, methods)]
+            chosen = [method for method in runs.methods if matches_any(runs.name_of(method), methods)]
             columns = {name: case for name, case in self.cases_of(runs).items() if matches_any(name, cases)}
-            labels |= dict.fromkeys([runs.label] if runs.label else runs.methods)
-            names |= dict.fromkeys(self.cases_of(runs))
             if chosen and columns:
                 kept.append(replace(runs, methods=chosen, cases=columns))
-        for option, patterns, known in (("--methods", methods, labels), ("--cases", cases, names)):
-            for pattern in patterns:
-                if not any(matches_any(name, [pattern]) for name in known):
-                    larger = option == "--cases" and any(matches_any(name, [pattern]) for name in self.cases_full)
-                    hint = "; with --full there is one" if larger else suggestion(pattern, known)
-                    raise ValueError(f"{option} must match one of {'; '.join(known)}, got {pattern!r}{hint}")
         if not kept:
             raise ValueError(
-                f"--methods and --cases must leave a row with a column, and leave {'; '.join(labels)} none"
+                f"--methods and --cases must leave a row with a column, and leave {'; '.join(self.rows())} none"
             )
         self.runs = kept
-        if self.tables and self.tables.reference:
-            rows = {runs.label or method for runs in kept for method in runs.methods}
-            if self.tables.reference not in rows:
-                # Nothing can be measured against a row that was not asked for.
-                self.tables = replace(self.tables, reference=None)
-        left = {name for runs in kept for name in self.cases_of(runs)}
+        # Nothing can be measured against a row that was not asked for.
+        if self.tables and self.tables.reference not in self.rows():
+            self.tables = replace(self.tables, reference=None)
+        self._drop_drawings_without_cases()
+
+    def _check_patterns(self, methods: Sequence[str], cases: Sequence[str]) -> None:
+        """Refuse a pattern that names no row or no case."""
+        names: dict[str, None] = {}
+        for runs in self.runs:
+            names |= dict.fromkeys(self.cases_of(runs))
+        for pattern in methods:
+            if not any(matches_any(row, [pattern]) for row in self.rows()):
+                raise ValueError(
+                    f"--methods must match one of {'; '.join(self.rows())}, got {pattern!r}"
+                    f"{suggestion(pattern, self.rows())}"
+                )
+        for pattern in cases:
+            if not any(matches_any(name, [pattern]) for name in names):
+                is_of_full = any(matches_any(name, [pattern]) for name in self.cases_full)
+                hint = "; with --full there is one" if is_of_full else suggestion(pattern, names)
+                raise ValueError(f"--cases must match one of {'; '.join(names)}, got {pattern!r}{hint}")
+
+    def _drop_drawings_without_cases(self) -> None:
+        """Leave out drawings of which no case is left."""
+        left = set(self.columns(self.cases))
         for letter, drawing in list(self.draw.items()):
-            of_cases = set(getattr(drawing, "cases", ()))
-            if of_cases and not of_cases & left:
-                # What the drawing shows was not asked for.
+            of_drawing = set(getattr(drawing, "cases", ()))
+            if of_drawing and not of_drawing & left:
                 del self.draw[letter]
+
+    # --- sizes ---
 
     def enlarge(self) -> None:
         """Make the runs as large as the paper's."""
@@ -225,11 +294,11 @@ class Experiment:
         self.draw |= self.draw_full
 
     def config_text(self) -> list[str]:
-        """Write the configuration over the base as a further one, none where there is nothing."""
+        """Write the configuration over the base as a further one, none if it is empty."""
         return [json.dumps(self.config)] if self.config else []
 
     def core_hours(self) -> float | None:
-        """Sum the hours of one core that all runs take, None where a case does not tell."""
+        """Sum the hours of one core that all runs take, None if a case does not tell."""
         total = 0.0
         for runs in self.runs:
             for case in self.cases_of(runs).values():
@@ -240,10 +309,10 @@ class Experiment:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds below 0 and those that stand twice.
+    """Refuse seeds below 0, and equal seeds.
 
     Raises:
-        ValueError: naming them.
+        ValueError: A seed is below 0, or stands twice.
     """
     for seed in seeds:
         check_at_least(0, seeds=seed)
@@ -251,106 +320,20 @@ def check_seeds(seeds: Sequence[int]) -> None:
         raise ValueError(f"seeds must name each of its values once, got {' '.join(map(str, seeds))}")
 
 
-def with_cases(drawings: dict[str, Drawing], cases: Sequence[str]) -> dict[str, Drawing]:
-    """Let the papers' tables among drawings know the columns that their published values belong to."""
-    return {n: d.of_cases(cases) if isinstance(d, PaperTable) else d for n, d in drawings.items()}
+def with_cases(drawings: Mapping[str, Drawing], cases: Sequence[str]) -> dict[str, Drawing]:
+    """Let the papers' tables among drawings know the columns that their published values belong to.
+
+    Args:
+        drawings: Drawings by the letter of their panel.
+        cases: Names of the columns.
+    """
+    told = dict(drawings)
+    for letter, drawing in drawings.items():
+        if isinstance(drawing, PaperTable):
+            told[letter] = drawing.of_cases(cases)
+    return told
 
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:
-    """Return True where there is no pattern, or one of them matches."""
+    """Return True if there is no pattern, or one of them matches."""
     return not patterns or any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def experiment_names() -> list[str]:
-    """Return the names of all experiments of the papers, such as `fedntd/2`, in the order of papers and numbers."""
-    paths = (HOME / FOLDER).glob("*/*.yaml")
-    return sorted((path.relative_to(HOME / FOLDER).with_suffix("").as_posix() for path in paths), key=experiment_order)
-
-
-def experiment_order(name: str) -> tuple[str, bool, int, str]:
-    """Key that sorts experiments by paper and number, tables last.
-
-    >>> sorted(["fedntd/10", "fedntd/table2", "fedntd/2"], key=experiment_order)
-    ['fedntd/2', 'fedntd/10', 'fedntd/table2']
-    """
-    paper, _, number = name.partition("/")
-    return paper, not number.isdigit(), int("".join(letter for letter in number if letter.isdigit()) or 0), name
-
-
-def shipped_path(name: str) -> Path:
-    """Path of an experiment that comes with the package."""
-    return HOME / FOLDER / f"{name}.yaml"
-
-
-def paths_of(asked: Sequence[str]) -> list[Path]:
-    """Find the files of experiments: one's own, else the package's of that name, or all of a paper.
-
-    Raises:
-        ValueError: there is none, with the nearest name.
-    """
-    paths = list[Path]()
-    known = experiment_names()
-    for name in asked:
-        if name.endswith((".yaml", ".yml")):
-            if not Path(name).is_file():
-                raise ValueError(f"the file of an experiment must exist, got {name}")
-            paths.append(Path(name).resolve())
-        elif experiments := [experiment for experiment in known if name in (experiment, experiment.partition("/")[0])]:
-            paths += map(shipped_path, experiments)
-        else:
-            near = suggestion(name, known)
-            raise ValueError(f"an experiment is one that fl-lightning reproduce lists, or a file, got {name!r}{near}")
-    return list(dict.fromkeys(paths))
-
-
-def read_experiment(path: Path) -> Experiment:
-    """Read the file of an experiment.
-
-    Raises:
-        ValueError: naming the file and what is wrong in it.
-    """
-    checks = ArgumentParser(exit_on_error=False)
-    drawings = ArgumentParser(exit_on_error=False)
-    checks.add_class_arguments(Experiment)
-    for name in DRAWINGS:
-        drawings.add_argument(f"--{name}", type=dict[str, Drawing])
-    try:
-        text = path.read_text(encoding="utf-8")
-        check_keys(text, str(path))
-        known = [part.name for part in fields(Experiment)]
-        for name in yaml.safe_load(text):
-            if name not in known:
-                raise ValueError(f"its parts are {', '.join(known)}, got {name!r}{suggestion(str(name), known)}")
-        parsed = checks.parse_path(path)
-        drawn = drawings.instantiate(Namespace({name: parsed[name] for name in DRAWINGS}))  # type: ignore[no-untyped-call]
-        experiment = made_of(path, {name: drawn[name] for name in DRAWINGS})
-        experiment.check()
-        return experiment
-    except (ArgumentError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} must say what an experiment needs and how it is drawn, but {error}") from error
-
-
-def read_runs(path: Path) -> Experiment:
-    """Read an experiment that comes with the package without its drawings: making those takes most of the time."""
-    return made_of(path, {name: {} for name in DRAWINGS})
-
-
-def made_of(path: Path, drawings: dict[str, dict[str, Drawing]]) -> Experiment:
-    """Make an experiment of what its file says, without a check, and of drawings."""
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))  # classes within settings are made by the runs
-    runs = [Runs(**row) for row in content["runs"]]
-    start = content.get("start")
-    tables = content.get("tables")
-    parts = {"runs": runs, "start": start and Runs(**start), "tables": tables and Tables(**tables)}
-    return Experiment(**{**content, **parts, **drawings})
-
-
-def as_text(experiment: Experiment) -> str:
-    """Write an experiment without drawings as the text of its file."""
-    written = {name: value for name, value in asdict(experiment).items() if value not in (None, [], {}, {"": {}})}
-    written["runs"] = [{n: v for n, v in row.items() if v not in (None, [], {})} for row in written["runs"]]
-    text: str = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, width=120)
-    return text

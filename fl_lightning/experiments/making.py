@@ -1,10 +1,12 @@
 """From an experiment to its results: what is left is run, and what is done is drawn, after each seed and at the end."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from fl_lightning.experiments.cells import Cell, Cells, located
+from fl_lightning.experiments.cell import Cell
+from fl_lightning.experiments.cell_files import located
+from fl_lightning.experiments.cells import Cells
 from fl_lightning.experiments.merging import merge
 from fl_lightning.experiments.results import (
     PictureFormat,
@@ -28,12 +30,12 @@ class Maker:
     """Makes what an experiment asks for.
 
     Args:
-        cells: of the experiment.
-        output: folder of runs and results.
-        processes: runs at once; 0: in this process.
-        name: `paper/number`, by which drawings are filed.
-        heading: of the page.
-        forms: of the pictures.
+        cells: Cells of the experiment.
+        output: Folder of runs and results.
+        processes: Number of runs at once. 0 runs them in this process.
+        name: Name `paper/number`, by which drawings are filed.
+        heading: Heading of the page.
+        forms: Formats of the pictures.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Maker:
         cells: Cells,
         output: Path,
         processes: int,
+        *,
         name: str = "",
         heading: str = "",
         forms: Sequence[PictureFormat] = (),
@@ -51,51 +54,82 @@ class Maker:
         self.name = name
         self.heading = heading
         self.forms = forms
-        self.tuned = list[str]()
+        self.tuned: list[str] = []
         """Sentences on what was tuned."""
 
     def make(self, notes: Sequence[str] = (), sources: Sequence[Path] = ()) -> None:
         """Run what is left, and write the results.
 
         Args:
-            notes: sentences that the tables need.
-            sources: folders whose runs are taken over.
+            notes: Sentences that the tables need.
+            sources: Folders whose runs are taken over.
 
         Raises:
-            ValueError: naming the runs that failed, after the results of the others were written.
-            KeyboardInterrupt: naming how to go on.
+            ValueError: Runs failed. The sentence names them, after the results of the others were written.
+            KeyboardInterrupt: The runs were interrupted. The sentence tells how to go on.
         """
         table = f"{self.name}-tuning" if self.name else "tuning"
         self.tuned = tune(self.cells, self.processes, self.output, sources=sources, table=table)
-        for note in (notes := [*notes, *self.tuned]):
-            print(printable(note))
+        sentences = [*notes, *self.tuned]
+        for sentence in sentences:
+            print(printable(sentence))
         starts = located(self.cells.starts(), self.output)
-        failed = self.run(starts, sources)
-        self.refuse(failed)
+        self.refuse(self.run(starts, sources))
         _, cells = self.cells.in_folder(self.output)
-        failed = self.run(cells, sources, notes)
-        notes = [*notes, *(f"{name} failed: {error}" for name, error in failed.items())]
-        with suppress(ValueError) if failed else nullcontext():  # what failed is said, not what lacks it
-            self.write(cells, notes, failed, last=True)
+        failed = self.run(cells, sources, sentences)
+        if not failed:
+            self.write(cells, sentences, failed=failed, last=True)
+            return
+        sentences += [f"{name} failed: {error}" for name, error in failed.items()]
+        # The error names the runs that failed, not the drawings that lack them.
+        with suppress(ValueError):
+            self.write(cells, sentences, failed=failed, last=True)
         self.refuse(failed)
 
     def run(self, cells: Sequence[Cell], sources: Sequence[Path], notes: Sequence[str] | None = None) -> dict[str, str]:
-        """Take the runs of other folders over, and run what is left, with notes writing the results after each seed."""
-        for source in sources if cells else ():
-            copied = merge(cells, source, self.output)
-            print(printable(f"{copied} of {len(cells)} runs are taken over from {source}"))
+        """Take the runs of other folders over, and run what is left.
+
+        Args:
+            cells: The cells.
+            sources: Folders whose runs are taken over.
+            notes: Sentences of the tables, which are written after each seed. None writes no results.
+
+        Returns:
+            The sentences of the cells that failed, by name.
+        """
+        if cells:
+            for source in sources:
+                copied = merge(cells, source, self.output)
+                print(printable(f"{copied} of {len(cells)} runs are taken over from {source}"))
+        if notes is None:
+            return run_cells(cells, self.processes, self.output)
 
         def on_seed(failed: Mapping[str, str]) -> None:
-            with suppress(ValueError):  # a drawing may need what is not done yet
-                self.write(cells, notes or [], failed)
+            # A drawing may need runs that are not done yet.
+            with suppress(ValueError):
+                self.write(cells, notes, failed=failed)
 
-        return run_cells(cells, self.processes, self.output, on_seed=None if notes is None else on_seed)
+        return run_cells(cells, self.processes, self.output, on_seed=on_seed)
 
-    def write(self, cells: Sequence[Cell], notes: Sequence[str], failed: Mapping[str, str], last: bool = False) -> None:
-        """Write what is done, the last time with the report of a comparison and the names of the files on the console.
+    def write(
+        self,
+        cells: Sequence[Cell],
+        notes: Sequence[str],
+        *,
+        failed: Mapping[str, str],
+        last: bool = False,
+    ) -> None:
+        """Write the results of what is done.
+
+        Args:
+            cells: The cells.
+            notes: Sentences that the tables need.
+            failed: Sentences of the cells that failed, by name.
+            last: Whether all runs have ended. Then a comparison gets its report, and the console gets the names of the
+                files.
 
         Raises:
-            ValueError: a drawing lacks runs.
+            ValueError: A drawing lacks runs.
         """
         if last:
             name_runs(cells, self.output)
@@ -109,12 +143,18 @@ class Maker:
     def draw(self, series: Sequence[Series], last: bool) -> None:
         """Draw pictures and tables, and store the values of the papers' tables.
 
+        Args:
+            series: Runs of all methods and cases.
+            last: Whether all runs have ended. Then the console gets the captions and the names of the files, before
+                that the log keys that no run has.
+
         Raises:
-            ValueError: naming the drawings that could not be made, after the others were written.
+            ValueError: Drawings could not be made. The sentence names them, after the others were written.
         """
         drawings = self.cells.experiment.draw
-        files = list[Path]()
-        if keys := stored_keys(drawings):
+        files: list[Path] = []
+        keys = stored_keys(drawings)
+        if keys:
             files.append(self.output / f"{self.name}.csv")
             write_stored(files[0], series, keys)
         contents, problems = draw(drawings, series, self.tuned)
@@ -124,21 +164,29 @@ class Maker:
             for letter, (_, caption) in contents.items():
                 print(printable(f"{self.name}{letter}: {caption}"))
             print(*(printable(str(path)) for path in files), sep="\n")
-        else:  # before the other seeds are trained
-            for text in unique(text for drawing in drawings.values() for text in unknown_keys(drawing, series)):
-                print(printable(text))
+        else:
+            unknown: list[str] = []
+            for drawing in drawings.values():
+                unknown += unknown_keys(drawing, series)
+            for sentence in unique(unknown):
+                print(printable(sentence))
         if problems:
             raise ValueError("; ".join(problems))
 
     def refuse(self, failed: Mapping[str, str]) -> None:
-        """Raise where runs failed.
+        """Raise if runs failed.
+
+        Args:
+            failed: Sentences of the cells that failed, by name.
 
         Raises:
-            ValueError: naming them.
+            ValueError: Runs failed. The sentence names them.
         """
-        if failed:
-            named = "; ".join(f"{name}: {error}" for name, error in failed.items())
-            raise ValueError(
-                f"{len(failed)} run{'s' * (len(failed) != 1)} failed, and the tables are those of the others. {named}. "
-                f"{self.output}/logs has what each printed; the same command tries them again"
-            )
+        if not failed:
+            return
+        runs = "run" if len(failed) == 1 else "runs"
+        named = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise ValueError(
+            f"{len(failed)} {runs} failed, and the tables are those of the others. {named}. "
+            f"{self.output}/logs has what each printed; the same command tries them again"
+        )

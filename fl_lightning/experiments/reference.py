@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fl_lightning.experiments.cells import Cell, Cells
+from fl_lightning.experiments.cell import Cell
+from fl_lightning.experiments.cells import Cells
 from fl_lightning.federation.configured import flat
 from fl_lightning.federation.differences import differences
 from fl_lightning.federation.effects import below

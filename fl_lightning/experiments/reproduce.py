@@ -1,21 +1,23 @@
 """`fl-lightning reproduce`: lists the papers' figures and tables, or runs what one needs and draws it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fl_lightning.cli.configs import title
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import CommandParser
 from fl_lightning.cli.suggestions import OF_FIT
-from fl_lightning.experiments import experiment as files
+from fl_lightning.experiments import experiment_files as files
 from fl_lightning.experiments.cells import Cells, Request
-from fl_lightning.experiments.composing import as_settings, parse_settings, split_overrides
+from fl_lightning.experiments.experiment import Experiment, check_seeds
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.merging import check_source
+from fl_lightning.experiments.overrides import SettingPairs, as_settings, parse_settings, split_overrides
 from fl_lightning.experiments.planning import plan
+from fl_lightning.experiments.progress import duration
 from fl_lightning.experiments.reference import check_reference
 from fl_lightning.experiments.results import PictureFormat
-from fl_lightning.experiments.running import duration
 from fl_lightning.experiments.starting import check_starts
 from fl_lightning.utils.files import check_output
 from fl_lightning.utils.settings import check_at_least
@@ -33,21 +35,16 @@ def run(argv: list[str]) -> None:
     """List the papers' experiments, or make some.
 
     Args:
-        argv: options of the command.
+        argv: Options of the command.
 
     Raises:
-        SystemExit: with 2 for a wrong option, 0 after the help.
-        ValueError: there is no such experiment, a setting is wrong, or naming the runs that failed.
-        KeyboardInterrupt: naming how to go on.
+        SystemExit: An option is wrong, with code 2, or the help was printed, with code 0.
+        ValueError: There is no such experiment, a setting is wrong, or runs failed. The sentence names them.
+        KeyboardInterrupt: The command was interrupted. The sentence tells how to go on.
     """
     words, overrides = split_overrides(argv)
     given = command_parser().parse_args(words)
-    check_at_least(0, "0 makes the runs in this process", processes=given.processes)
-    if given.rounds is not None and not (0 < given.rounds < 1 or (given.rounds >= 1 and given.rounds.is_integer())):
-        raise ValueError(
-            f"--rounds must be a whole number from 1 on, or a share in (0, 1) of the experiment's, got {given.rounds:g}"
-        )
-    files.check_seeds(given.seeds or ())
+    check_numbers(given)
     if not given.names:
         if argv:
             raise ValueError(
@@ -56,44 +53,113 @@ def run(argv: list[str]) -> None:
             )
         print(listed())
         return
-    check_output(given.output, writes=not given.plan)  # others' runs can be planned, too
+    # The folder of others can be planned, too.
+    check_output(given.output, writes=not given.plan)
     for folder in given.merge:
         check_source(folder)
-    settings = parse_settings(given.set, "--set")
-    if several := next((name for name, values in settings.items() if len(values) > 1), None):
-        count = len(settings[several])
-        raise ValueError(
-            f"--set takes one value of each setting, got {count} of {several}; several are cases of a file"
+    folders = [given.output, *given.merge]
+    settings = (*single_settings(given.set), *overrides)
+    experiments, refused = selected(given)
+    makers = []
+    for path, experiment in experiments.items():
+        name = name_of(path)
+        cells = Cells(
+            experiment, Request(given.config or (), settings=settings, seeds=given.seeds, rounds=given.rounds)
         )
-    more = (*as_settings({name: value for name, (value,) in settings.items()}), *overrides)
-    makers = list[Maker]()
-    refused = list[str]()
+        check_reference(cells, option="tables.reference")
+        if given.plan:
+            print(printable(plan(name, cells, folders), keep="\n"))
+            continue
+        maker = Maker(
+            cells,
+            output=given.output,
+            processes=given.processes,
+            name=name,
+            heading=path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# "),
+            forms=given.format,
+        )
+        makers.append(maker)
+    check_files(makers)
+    if refused:
+        print(printable(f"left out for lack of these rows or columns: {', '.join(refused)}"))
+    check_starts([maker.cells for maker in makers], given.processes, folders)
+    for maker in makers:
+        maker.make(sources=given.merge)
+
+
+def check_numbers(given: Any) -> None:
+    """Refuse wrong numbers of processes and rounds, and wrong seeds.
+
+    Args:
+        given: Options of the command.
+
+    Raises:
+        ValueError: One of these is wrong.
+    """
+    check_at_least(0, "0 makes the runs in this process", processes=given.processes)
+    rounds = given.rounds
+    if rounds is not None:
+        is_share = 0 < rounds < 1
+        is_number = rounds >= 1 and rounds.is_integer()
+        if not is_share and not is_number:
+            raise ValueError(
+                f"--rounds must be a whole number from 1 on, or a share in (0, 1) of the experiment's, got {rounds:g}"
+            )
+    check_seeds(given.seeds or ())
+
+
+def single_settings(given: Sequence[str]) -> SettingPairs:
+    """Read the values of `--set`, one of each setting.
+
+    Args:
+        given: Texts such as `NAME=VALUE`.
+
+    Raises:
+        ValueError: A text is none of these, or a setting has several values.
+    """
+    settings: dict[str, str] = {}
+    for name, values in parse_settings(given, "--set").items():
+        if len(values) > 1:
+            raise ValueError(
+                f"--set takes one value of each setting, got {len(values)} of {name}; several are cases of a file"
+            )
+        (settings[name],) = values
+    return as_settings(settings)
+
+
+def selected(given: Any) -> tuple[Mapping[Path, Experiment], list[str]]:
+    """Read the experiments that the command names, with the rows and columns that it asks for.
+
+    Args:
+        given: Options of the command.
+
+    Returns:
+        The experiments by path, and the names of experiments without such rows or columns.
+
+    Raises:
+        ValueError: There is no such experiment, or no experiment has these rows and columns.
+    """
+    experiments: dict[Path, Experiment] = {}
+    refused: list[str] = []
     paths = files.paths_of(given.names)
     for path in paths:
         experiment = files.read_experiment(path)
-        name = f"{path.parent.name}/{path.stem}"
         if given.full:
             experiment.enlarge()
         try:
             experiment.select(given.methods, given.cases)
-        except ValueError as error:  # of a paper's experiments those that have the rows and columns
-            refused.append(name)
+        except ValueError as error:
+            refused.append(name_of(path))
             if len(refused) == len(paths):
-                raise ValueError(f"{name}: {error}" if len(paths) > 1 else str(error)) from None
+                raise ValueError(f"{name_of(path)}: {error}" if len(paths) > 1 else str(error)) from None
             continue
-        cells = Cells(experiment, Request(given.config or (), more, given.seeds, given.rounds))
-        check_reference(cells, option="tables.reference")
-        if given.plan:
-            print(printable(plan(name, cells, [given.output, *given.merge]), keep="\n"))
-            continue
-        heading = path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
-        makers.append(Maker(cells, given.output, given.processes, name, heading, given.format))
-    check_files(makers)
-    if refused:
-        print(printable(f"left out for lack of these rows or columns: {', '.join(refused)}"))
-    check_starts([maker.cells for maker in makers], given.processes, [given.output, *given.merge])
-    for maker in makers:
-        maker.make(sources=given.merge)
+        experiments[path] = experiment
+    return experiments, refused
+
+
+def name_of(path: Path) -> str:
+    """Return the name of an experiment, `paper/number`, by which its results are filed."""
+    return f"{path.parent.name}/{path.stem}"
 
 
 def command_parser() -> CommandParser:
@@ -119,18 +185,20 @@ def command_parser() -> CommandParser:
 
 
 def listed() -> str:
-    """List all experiments: name, time, what each shows."""
+    """List all experiments: their names, their times, and what each shows."""
     names = files.experiment_names()
     width = max(map(len, names))
-    times = {name: time_of(files.read_runs(files.shipped_path(name))) for name in names}
-    lines = (f"{name:{width}}  {time:>11}  {title(f'{files.FOLDER}/{name}')}" for name, time in times.items())
+    lines = []
+    for name in names:
+        time = time_of(files.read_runs(files.shipped_path(name)))
+        lines.append(f"{name:{width}}  {time:>11}  {title(f'{files.FOLDER}/{name}')}")
     return "\n".join(lines)
 
 
-def time_of(experiment: files.Experiment) -> str:
-    """Write how long the runs of an experiment take on two cores, empty where it does not tell.
+def time_of(experiment: Experiment) -> str:
+    """Write how long the runs of an experiment take on two cores, nothing if it does not tell.
 
-    >>> time_of(files.Experiment([], [], minutes=0.5))
+    >>> time_of(Experiment([], [], minutes=0.5))
     '0.5 min'
     """
     if experiment.minutes is not None:
@@ -143,15 +211,17 @@ def check_files(makers: Sequence[Maker]) -> None:
     """Refuse experiments whose results would be written over each other's.
 
     Raises:
-        ValueError: naming the file.
+        ValueError: Two experiments write the same file. The sentence names the file.
     """
-    written = list[str]()
+    written: list[str] = []
     for maker in makers:
         experiment = maker.cells.experiment
         written += dict.fromkeys([maker.name, *(f"{maker.name}{letter}" for letter in experiment.draw)])
-        written += ["results.csv"] * bool(experiment.tables)
-    if twice := next((name for name in written if written.count(name) > 1), None):
-        raise ValueError(
-            f"each experiment needs result files of its own, and two write {twice}; make them by two commands, each "
-            f"with its own --output"
-        )
+        if experiment.tables:
+            written.append("results.csv")
+    for name in written:
+        if written.count(name) > 1:
+            raise ValueError(
+                f"each experiment needs result files of its own, and two write {name}; make them by two commands, each "
+                f"with its own --output"
+            )

@@ -7,7 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from fl_lightning.experiments.cells import Cell, CellFiles
+from fl_lightning.experiments.cell import Cell
+from fl_lightning.experiments.cell_files import CellFiles
 from fl_lightning.experiments.experiment import Tables
 from fl_lightning.metrics.history import plain_key
 from fl_lightning.metrics.keys import unknown_direction

@@ -18,7 +18,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fl_lightning.cli.console import quiet_lightning
 from fl_lightning.cli.errors import one_line
 from fl_lightning.cli.main import FederatedCLI
-from fl_lightning.experiments.cells import CellFiles
+from fl_lightning.experiments.cell_files import CellFiles
 from fl_lightning.experiments.naming import LIMITS, limits_in
 from fl_lightning.experiments.times import Times
 from fl_lightning.reports.saved import DONE, MAX_SECONDS, TEST
@@ -38,12 +38,12 @@ ONE_DEVICE = ("--trainer.devices", "1", "--trainer.num_nodes", "1")
 
 @dataclass(frozen=True)
 class Outcome:
-    """End of a cell.
+    """Describes the end of a cell.
 
     Attributes:
-        error: a sentence; empty: it is done.
-        memory: whether memory ran out, so that it may succeed alone.
-        claimed: whether another process is at it.
+        error: Sentence about the failure. Empty if the cell is done.
+        memory: Whether memory ran out, so that the cell may succeed alone.
+        claimed: Whether another process is at the cell.
     """
 
     error: str = ""
@@ -52,7 +52,11 @@ class Outcome:
 
 
 class RoundCounter(Callback):
-    """Tells how many rounds are complete."""
+    """Tells how many rounds are complete.
+
+    Args:
+        tell: Function that is called with their number at the start, and after each round.
+    """
 
     def __init__(self, tell: Callable[[int], None]) -> None:
         self.tell = tell
@@ -75,34 +79,40 @@ class StopBeforeFirstRound(Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         for callback in trainer.callbacks:
             callback.teardown(trainer, pl_module, "fit")
-        trainer.callbacks = []  # some send a message, or write a checkpoint, when a fit fails
+        # Some callbacks send a message, or write a checkpoint, when a fit fails.
+        trainer.callbacks = []
         raise StartedError
 
 
 def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
-    """Run a cell, or what is left of it, and write what it prints to its log.
+    """Run a cell, or the rest of its rounds, and write what it prints to its log.
 
     Args:
-        files: of the cell.
-        tell: is called with the number of complete rounds after each of them.
+        files: Files of the cell.
+        tell: Function that is called with the number of complete rounds at the start, and after each round.
 
     Raises:
-        KeyboardInterrupt: it was interrupted.
+        KeyboardInterrupt: The run was interrupted.
     """
     with files.claimed() as free, files.log.open("a", encoding="utf-8", buffering=1) as log, printing_to(log):
         if not free:
             return Outcome(claimed=True)
         try:
-            if not files.is_complete():  # else another process has made it in the meantime
-                with quiet_lightning():
-                    start(files) if files.starts else fit(files, tell)
+            # Another process may have completed the run in the meantime.
+            if files.is_complete():
+                return Outcome()
+            with quiet_lightning():
+                if files.starts:
+                    start(files)
+                else:
+                    fit(files, tell)
             return Outcome()
         except SystemExit as stop:
             return Outcome(stopped(stop))
         except Exception as error:
             traceback.print_exc()
             memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-            return Outcome(reason_of(error), memory)
+            return Outcome(reason_of(error), memory=memory)
         finally:
             gc.collect()
             if torch.cuda.is_available():
@@ -110,22 +120,24 @@ def run_cell(files: CellFiles, tell: Callable[[int], None]) -> Outcome:
 
 
 def reason_of(error: Exception) -> str:
-    """Describe an error in a sentence, one that is no check's by its kind and place, too."""
+    """Describe an error in a sentence, with its kind and place unless a check raised it."""
     text = one_line(str(error))
+    kind = type(error).__name__
     place, _ = place_of(error)
     if raised_by_check(error) or not place:
-        return text or type(error).__name__
-    return f"{type(error).__name__}{': ' * bool(text)}{text} ({place})"
+        return text or kind
+    named = f"{kind}: {text}" if text else kind
+    return f"{named} ({place})"
 
 
 def stopped(stop: BaseException) -> str:
-    """Sentence for a cell that was stopped."""
+    """Return the sentence about a cell that was stopped."""
     return f"it stopped ({one_line(str(stop)) or 'interrupted'})"
 
 
 @contextmanager
 def printing_to(log: TextIO) -> Iterator[None]:
-    """Send what is printed within the block to a file, also by libraries in C."""
+    """Send what is printed within the block to a file, also what libraries in C print."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(stream, os.dup(stream)) for stream in (1, 2)]
@@ -141,17 +153,22 @@ def printing_to(log: TextIO) -> Iterator[None]:
 
 
 def words_of(files: CellFiles) -> list[str]:
-    """Write the options of a cell's commands."""
+    """Return the options of a cell's commands."""
     words = ["-c", str(files.config), "--trainer.default_root_dir", str(files.parent.parent)]
     # The report draws the other pictures.
     return [*words, "--trainer.enable_progress_bar", "false", "--plots.format", "metrics"]
 
 
 def limits_asked(files: CellFiles) -> list[str]:
-    """Write the options that end a cell's fit, which its file, that others write as well, may not have."""
+    """Return the options that end a cell's fit. The cell's file may lack them, because other cells write it as well."""
     limits = dict(files.limits)
-    none = {**NONE, "max_epochs": "-1"} if MAX_SECONDS in limits else NONE  # without a limit fit asks for one
-    words = [word for name in LIMITS for word in (f"--trainer.{name}", str(limits.get(name, none[name])))]
+    none = dict(NONE)
+    if MAX_SECONDS in limits:
+        # Without a limit of rounds, fit asks for one.
+        none["max_epochs"] = "-1"
+    words = []
+    for name in LIMITS:
+        words += [f"--trainer.{name}", str(limits.get(name, none[name]))]
     config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
     if MAX_SECONDS in limits or MAX_SECONDS in limits_in(config):
         words += [f"--model.{MAX_SECONDS}", str(limits.get(MAX_SECONDS, "null"))]
@@ -167,7 +184,15 @@ def start(files: CellFiles) -> None:
 
 
 def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
-    """Fit from the beginning or the last checkpoint, and test where the rounds are not evaluated on the test split."""
+    """Fit from the beginning or the last checkpoint, and test unless the rounds are evaluated on the test split.
+
+    Args:
+        files: Files of the cell.
+        tell: Function that is called with the number of complete rounds at the start, and after each round.
+
+    Raises:
+        ValueError: The fit has made no run folder.
+    """
     config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
     words = words_of(files)
     asked = ["fit", *words, *limits_asked(files)]
@@ -187,22 +212,35 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
 
 
 def evaluate(run: Path, words: list[str], data: Any) -> None:
-    """Test the last model, and the one that is best on the validation split."""
-    with suppress(ValueError):  # there is no test split
+    """Test the last model, and the best model on the validation split, if there is a test split.
+
+    Args:
+        run: Run folder, in which the values are written.
+        words: Options of the cell's commands.
+        data: Data module of the run.
+    """
+    with suppress(ValueError):
         data.split("test")
         values: dict[str, float] = {}
         for kind, suffix in (("last", ""), ("best", "_best")):
             path = checkpoint_of(run, kind)
-            if path is not None:
-                tested = command(["test", *words, "--ckpt_path", str(path)], [])
-                metrics = tested.trainer.callback_metrics
-                values |= {f"{key}{suffix}": float(v) for key, v in metrics.items() if key.startswith("test/")}
-                values[f"round{suffix}"] = float(tested.model.recorder.trained_rounds - 1)
+            if path is None:
+                continue
+            tested = command(["test", *words, "--ckpt_path", str(path)], [])
+            for key, value in tested.trainer.callback_metrics.items():
+                if key.startswith("test/"):
+                    values[f"{key}{suffix}"] = float(value)
+            values[f"round{suffix}"] = float(tested.model.recorder.trained_rounds - 1)
         write_json(run / TEST, values)
 
 
 def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:
-    """Run a command of the command line, which the processes that it starts by script see as theirs."""
+    """Run a command of the command line. Processes that it starts by script see the command as their own.
+
+    Args:
+        words: The command and its options.
+        callbacks: Callbacks of the Trainer besides the user's.
+    """
     before = sys.argv
     sys.argv = [sys.argv[0], *words]
     try:
@@ -212,5 +250,5 @@ def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write plain values, in one move."""
+    """Write plain values as JSON in one move."""
     write_file(path, json.dumps(content, indent=1) + "\n")

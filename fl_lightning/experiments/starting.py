@@ -1,15 +1,17 @@
 """The start of every setting of an experiment, before any of them is trained."""
 
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import yaml  # type: ignore[import-untyped]
 
-from fl_lightning.experiments.cells import Cell, CellFiles, Cells, files_in, located, started
-from fl_lightning.experiments.composing import settings_text
+from fl_lightning.experiments.cell import Cell
+from fl_lightning.experiments.cell_files import CellFiles, files_in, located
+from fl_lightning.experiments.cells import Cells, started
+from fl_lightning.experiments.overrides import settings_text
 from fl_lightning.experiments.run import Outcome
 from fl_lightning.experiments.tuning import cells_of, tried_of
 from fl_lightning.experiments.workers import run_all
@@ -18,46 +20,76 @@ from fl_lightning.papers.drawing import check_target_key
 from fl_lightning.reports.saved import TUNING
 from fl_lightning.utils.files import write_file
 
+Place = tuple[int, str]
+"""Number of an experiment, and the name of one of its settings: method, case and what is tuned."""
+
 
 def check_starts(experiments: Iterable[Cells], processes: int, folders: Sequence[Path]) -> None:
     """Begin one run of each setting of which none has begun, as its fit would up to the first round.
 
-    Nothing of it stays. A setting is a method in a case, with one choice of what is tuned; its seeds start alike.
+    Nothing of such a run stays. A setting is a method in a case, with one choice of what is tuned; its seeds start
+    alike.
 
     Args:
-        experiments: whose settings these are.
-        processes: cells at once; 0: in this process.
-        folders: of runs: that of the experiments, and those whose runs are taken over.
+        experiments: Cells of the experiments.
+        processes: Number of cells at once. 0 runs them in this process.
+        folders: Folders of runs: the folder of the experiments, and the folders whose runs are taken over.
 
     Raises:
-        ValueError: naming all settings that do not start, with the reasons.
+        ValueError: Settings do not start. The sentence names all of them, with the reasons.
     """
-    first = dict[tuple[int, str], Cell]()
-    begun = set[tuple[int, str]]()
+    first: dict[Place, Cell] = {}
+    begun: set[Place] = set()
     for number, cells in enumerate(experiments):
         check_targets(cells)
-        for cell, has_rounds in runs_of(cells, folders):
-            label = ", ".join(filter(None, (cell.method, cell.case, settings_text(cell.tuned))))
-            first.setdefault((number, label), cell)
-            begun |= {(number, label)} if has_rounds else set()
-    left = {place: cell for place, cell in first.items() if place not in begun}
-    left = dict(zip(left, located(left.values(), folders[0]), strict=True))  # the same run has one name
-    errors = dict[str, str]()
-    if left:  # of which reading the data may take long
-        print(f"beginning {len(left)} setting{'s' * (len(left) != 1)} before any is trained", flush=True)
-        errors = errors_of(left.values(), processes)
-    failed = {place: cell for place, cell in left.items() if cell.name in errors}
+        for cell, has_rounds in cells_to_begin(cells, folders):
+            place = (number, name_of_setting(cell))
+            first.setdefault(place, cell)
+            if has_rounds:
+                begun.add(place)
+    places = [place for place in first if place not in begun]
+    if not places:
+        return
+    # Equal runs have one name, and are begun once.
+    named = located([first[place] for place in places], folders[0])
+    # Reading the data may take long.
+    print(f"beginning {settings_count(len(places))} before any is trained", flush=True)
+    errors = errors_of(named, processes)
+    failed = {place: cell for place, cell in zip(places, named, strict=True) if cell.name in errors}
     if failed:
-        reasons = dict[str, dict[str, None]]()
-        for (_, label), cell in failed.items():
-            alike = [other for other in left.values() if other.method == cell.method]
-            of_all = len(alike) > 1 and {errors.get(other.name) for other in alike} == {errors[cell.name]}
-            reasons.setdefault(errors[cell.name], {})[cell.method if of_all else label] = None
-        named = ". ".join(f"{' and '.join(names)}: {reason}" for reason, names in reasons.items())
         raise ValueError(
-            f"{len(failed)} of {len(first)} setting{'s' * (len(first) != 1)} cannot be run, so that nothing was "
-            f"trained. {named}"
+            f"{len(failed)} of {settings_count(len(first))} cannot be run, so that nothing was trained. "
+            f"{reasons_text(failed, named, errors)}"
         )
+
+
+def name_of_setting(cell: Cell) -> str:
+    """Name the setting of a cell: its method, its case and what is tuned."""
+    return ", ".join(filter(None, (cell.method, cell.case, settings_text(cell.tuned))))
+
+
+def settings_count(count: int) -> str:
+    """Write a number of settings."""
+    return "1 setting" if count == 1 else f"{count} settings"
+
+
+def reasons_text(failed: Mapping[Place, Cell], begun: Sequence[Cell], errors: Mapping[str, str]) -> str:
+    """Write each reason once, with the names of the settings that do not start.
+
+    A method stands alone if all its settings fail by one reason.
+
+    Args:
+        failed: A cell of each setting that does not start.
+        begun: The cells of all settings that were begun.
+        errors: Sentences of the cells that do not start, by name.
+    """
+    names_by_reason: dict[str, dict[str, None]] = {}
+    for (_, name), cell in failed.items():
+        reason = errors[cell.name]
+        of_method = [errors.get(other.name) for other in begun if other.method == cell.method]
+        is_of_all = len(of_method) > 1 and set(of_method) == {reason}
+        names_by_reason.setdefault(reason, {})[cell.method if is_of_all else name] = None
+    return ". ".join(f"{' and '.join(names)}: {reason}" for reason, names in names_by_reason.items())
 
 
 def check_targets(cells: Cells) -> None:
@@ -73,11 +105,16 @@ def check_targets(cells: Cells) -> None:
 
 
 def errors_of(cells: Collection[Cell], processes: int) -> dict[str, str]:
-    """Begin runs in a folder that is deleted, each once, and give the sentences of those that do not start by name."""
-    errors = dict[str, str]()
-    apart = 0
-    if processes and torch.cuda.is_available() and any(c.config["trainer"]["accelerator"] != "cpu" for c in cells):
-        apart = 1  # what a process has on a GPU stays there until it ends
+    """Begin runs in a folder that is deleted, each once.
+
+    Args:
+        cells: Cells of the runs. Equal runs have one name.
+        processes: Number of cells at once of the experiment. 0 begins them in this process, even on a GPU.
+
+    Returns:
+        The sentences of the cells that do not start, by name.
+    """
+    errors: dict[str, str] = {}
 
     def on_round(files: CellFiles, rounds: int) -> None:
         """Take a number of rounds, of which there are none."""
@@ -90,12 +127,28 @@ def errors_of(cells: Collection[Cell], processes: int) -> dict[str, str]:
         jobs = {cell.name: replace(CellFiles.of(cell, Path(folder)), starts=True) for cell in cells}
         for cell in cells:
             write_file(jobs[cell.name].config, yaml.safe_dump(dict(cell.config), sort_keys=False))
-        run_all(jobs.values(), apart, on_round, on_end)
+        run_all(jobs.values(), processes_of_starts(cells, processes), on_round=on_round, on_end=on_end)
     return errors
 
 
-def runs_of(cells: Cells, folders: Sequence[Path]) -> Iterator[tuple[Cell, bool]]:
-    """Compose the runs of an experiment, of what is tuned those of the candidates, and whether each has begun."""
+def processes_of_starts(cells: Iterable[Cell], processes: int) -> int:
+    """Return 1 if the runs may use a GPU, whose memory a process keeps until it ends, else 0 for this process."""
+    if not processes or not torch.cuda.is_available():
+        return 0
+    may_use_gpu = any(cell.config["trainer"]["accelerator"] != "cpu" for cell in cells)
+    return 1 if may_use_gpu else 0
+
+
+def cells_to_begin(cells: Cells, folders: Sequence[Path]) -> Iterator[tuple[Cell, bool]]:
+    """Compose the runs of an experiment, with the candidates of what is tuned.
+
+    Args:
+        cells: Cells of the experiment.
+        folders: Folders of runs, the folder of the experiment first.
+
+    Yields:
+        A cell, and whether one of the folders has rounds of its run.
+    """
     tried = tried_of(cells, folders[0])
     for cell in cells_of(tried):
         yield cell, has_begun(cell, [folder / TUNING for folder in folders])
@@ -103,11 +156,12 @@ def runs_of(cells: Cells, folders: Sequence[Path]) -> Iterator[tuple[Cell, bool]
     every = cells.all()
     for cell in starts:
         yield cell, has_begun(cell, folders)
-    for cell, named in zip(every, started(every, located(starts, folders[0]), folders[0]), strict=True):
+    named = started(every, located(starts, folders[0]), folders[0])
+    for cell, run in zip(every, named, strict=True):
         if (cell.method, cell.case) not in tried:
-            yield cell, has_begun(named, folders)
+            yield cell, has_begun(run, folders)
 
 
 def has_begun(cell: Cell, folders: Iterable[Path]) -> bool:
-    """Return True where one of the folders has rounds of a cell."""
+    """Return True if one of the folders has rounds of a cell."""
     return any(files.rounds for files in files_in(cell, folders))

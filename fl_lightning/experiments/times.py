@@ -1,9 +1,10 @@
-"""Time that a run took, and versions that it was made with, in `times.csv` of its folder."""
+"""The time that a run took, and the versions that made it, in `times.csv` of its folder."""
 
 import os
 import platform
 import subprocess
 import time
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -29,19 +30,24 @@ class Times(Callback):
 
     def __init__(self) -> None:
         self.path: Path | None = None
+        """The table, None in a process that writes none."""
         self.before: list[dict[str, Any]] = []
+        """Lines of earlier processes."""
         self.began = 0.0
         self.began_cpu = 0.0
         self.first = 0
+        """Index of the first round of this process."""
         self.written = 0.0
+        """Time of the last write."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer, None)
         if folder is None or not trainer.is_global_zero:
             return
         self.path = folder / TIMES
-        columns = read_cells(self.path) if self.path.is_file() else {}
-        self.before = [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
+        if self.path.is_file():
+            columns = read_cells(self.path)
+            self.before = [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
         self.began = time.time()
         self.began_cpu = cpu_seconds()
         self.first = trainer.current_epoch
@@ -54,7 +60,11 @@ class Times(Callback):
         self.write(trainer.current_epoch)
 
     def write(self, rounds: int) -> None:
-        """Write the table, with a line for what this process has made."""
+        """Write the table, with a line for this process.
+
+        Args:
+            rounds: Number of complete rounds of the run.
+        """
         if self.path is None:
             return
         self.written = time.time()
@@ -71,39 +81,51 @@ class Times(Callback):
             **{name: version(name) for name in PACKAGES},
             "python": platform.python_version(),
         }
+        # Lines of a version with other columns are left out.
         alike = [line for line in self.before if list(line) == list(row)]
         write_table(self.path, [list(row), *(list(line.values()) for line in [*alike, row])])
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of those it has waited for."""
+    """Return the CPU time in seconds of this process and of the processes that it has waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 @cache
 def machine() -> str:
-    """Name processor, cores and GPU."""
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
+    """Name cores, processor and GPU of this machine."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{os.cpu_count()} cores {name}{gpu}"
+    return f"{os.cpu_count()} cores {processor()}{gpu}"
+
+
+def processor() -> str:
+    """Name the processor of this machine."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 @cache
 def commit() -> str:
-    """Name the commit of a checkout of this package, with a `+` where files differ from it, empty where it is none."""
-    folder = Path(fl_lightning.__file__).parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
+    """Name the commit of this package's checkout, with a `+` if files differ from it. Empty without a checkout."""
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # else the folder lies in somebody else's checkout
-        return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
+        # The folder may lie in the checkout of another project.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        changed = "+" if git("status", "--porcelain", "-uno") else ""
+        return git("rev-parse", "--short", "HEAD") + changed
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def git(*words: str) -> str:
+    """Return what a command of git prints in the folder of this package.
+
+    Raises:
+        OSError: There is no git.
+        CalledProcessError: The command has failed.
+    """
+    folder = Path(fl_lightning.__file__).parent
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()

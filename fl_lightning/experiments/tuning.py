@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.cli.classes import may_log_metric_objects
-from fl_lightning.experiments.cells import Cell, CellFiles, Cells, located
-from fl_lightning.experiments.composing import SettingPairs, as_settings, setting_combinations, settings_text
+from fl_lightning.experiments.cell import Cell
+from fl_lightning.experiments.cell_files import CellFiles, located
+from fl_lightning.experiments.cells import Cells
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.merging import merge
+from fl_lightning.experiments.overrides import SettingPairs, as_settings, setting_combinations, settings_text
 from fl_lightning.experiments.running import run_cells
 from fl_lightning.federation.clients_evaluation import TUNED
 from fl_lightning.federation.effects import is_data
@@ -116,7 +118,7 @@ def metrics_by_place(experiment: Experiment) -> dict[tuple[str, str], str]:
             continue
         for method in runs.methods:
             for case in experiment.cases_of(runs):
-                metrics[runs.label or method, case] = metric_of(experiment, runs)
+                metrics[runs.name_of(method), case] = metric_of(experiment, runs)
     return metrics
 
 
@@ -266,7 +268,7 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
                     cell = cells.compose(runs, method, name=name, seed=seed, tuned=candidate, more=more)
                     check_logged(metric, cell.config)
                     group.append(cell)
-                tried.setdefault((runs.label or method, name), {})[candidate] = group
+                tried.setdefault((runs.name_of(method), name), {})[candidate] = group
     return tried
 
 

@@ -1,7 +1,7 @@
 """Summaries of runs and clients: mean and deviation, fairness, rounds to a target value, speed-up."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -148,15 +148,16 @@ def welch_difference(  # noqa: PLR0917 - called by position
     return Interval.around(difference, half=half)
 
 
-def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
-    """Find the first round whose value reaches the target, counted from 1.
+def rounds_to_target(curve: Sequence[float] | Mapping[int, float], target: float) -> int | None:
+    """Return the number of rounds until a value reaches the target.
 
     Args:
-        curve: Value after each round, such as the accuracy. NaN reaches no target.
+        curve: Value after each round, such as the accuracy, or values by the index of the round, in order. A value that
+            is not finite reaches nothing.
         target: Value to be reached, such as FedAvg's accuracy after its last round.
 
     Returns:
-        The round, 1 ... T. None if the target is never reached.
+        The number of rounds, at least 1, or None if the target is never reached.
 
     Source:
         FedKA, Table 2.
@@ -164,9 +165,10 @@ def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
     >>> rounds_to_target([0.2, 0.5, 0.4, 0.6], target=0.5), rounds_to_target([0.2, 0.5], target=0.9)
     (2, None)
     """
-    for round_number, value in enumerate(curve, start=1):
-        if value >= target:
-            return round_number
+    values = curve.items() if isinstance(curve, Mapping) else enumerate(curve)
+    for round_idx, value in values:
+        if math.isfinite(value) and value >= target:
+            return round_idx + 1
     return None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,29 +26,38 @@ from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import Numbers, draw_line
 from fl_lightning.reports.results import LAST_ROUNDS
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Line = tuple[Sequence[float], Numbers, Numbers | None]
-"""Rounds or seconds, (T,), mean and deviation, (T,)."""
+"""Rounds or seconds, mean, and deviation or None, (T,) each."""
+
+Place = tuple[str, str, str]
+"""Names of the row, the column and the line of a curve."""
 
 
 @dataclass
 class Curves(Drawing):
-    """Values over rounds or simulated seconds: the mean over the seeds, with a band of one standard deviation.
+    """Draws values over rounds or simulated seconds: the mean over the seeds, with a band of one standard deviation.
 
-    Three things vary: the method, the case, the value (key). One is the line's, one the column's, one the row's.
+    Three things vary: the method, the case, the value (key). The lines of a panel, the columns and the rows each show
+    one of them.
 
     Args:
-        keys: log keys by their names in the figure.
-        line: what the lines of a panel are.
-        column: what the panels beside each other are.
-        row: what the panels below each other are.
-        value: name and unit of the values.
-        scale: that they are multiplied by; 100 for percent.
-        clients: whether the band is the deviation over the clients, logged as `KEY/std`, instead of that over seeds.
-        methods: that are drawn; none named: all.
-        cases: likewise.
-        width: inches of a panel.
-        height: likewise.
-        over_seconds: whether the values are drawn over the simulated seconds of runs with `data.devices`.
+        keys: Log keys by their names in the figure.
+        line: The thing in which the lines of a panel differ.
+        column: The thing in which panels beside each other differ.
+        row: The thing in which panels below each other differ.
+        value: Name and unit of the values.
+        scale: Factor of the values. 100 gives percent.
+        clients: Whether the band is the deviation over the clients, logged as `KEY/std`, instead of over the seeds.
+        cases: Names of the cases that are drawn. Without names all cases are drawn.
+        width: Width of a panel in inches.
+        height: Height of a panel in inches.
+        over_seconds: Whether the values are drawn over the simulated seconds of runs with `data.devices`.
+
+    Raises:
+        ValueError: `clients` and `over_seconds` are both set, or two of `line`, `column` and `row` are equal.
     """
 
     keys: Mapping[str, str]
@@ -57,7 +67,6 @@ class Curves(Drawing):
     value: str = "accuracy (%)"
     scale: float = 100.0
     clients: bool = False
-    methods: Sequence[str] = ()
     cases: Sequence[str] = ()
     width: float = 2.6
     height: float = 2.3
@@ -68,7 +77,7 @@ class Curves(Drawing):
             raise ValueError(
                 "clients is a band over the rounds, and over_seconds draws no rounds; leave out one of them"
             )
-        given = self.line, self.column, self.row
+        given = (self.line, self.column, self.row)
         if set(given) != {"method", "case", "key"}:
             raise ValueError(f"line, column, row must be method, case and key in some order, got {given}")
 
@@ -76,33 +85,51 @@ class Curves(Drawing):
         return list(filter(None, self.keys.values()))
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        lines: dict[tuple[str, str, str], Line] = {}
-        last: dict[tuple[str, str, str], float] = {}
-        shown = chosen(series, self.methods, self.cases)
+        shown = chosen(series, self.cases)
+        lines: dict[Place, Line] = {}
+        ends_of_lines: dict[Place, float] = {}
         for runs in map(counted, shown):
             for name, key in self.keys.items():
-                place = {"method": runs.method, "case": runs.case, "key": name}
-                if line := self.line_of(runs, key):
-                    named = (place[self.row], place[self.column], place[self.line])
-                    lines[named] = line
-                    last[named] = self.end_of(runs, key, line)
+                line = self.line_of(runs, key)
+                if line is None:
+                    continue
+                names = {"method": runs.method, "case": runs.case, "key": name}
+                place = (names[self.row], names[self.column], names[self.line])
+                lines[place] = line
+                ends_of_lines[place] = self.end_of(runs, key, line)
         if not lines:
             by = "by simulated second (data.devices)" if self.over_seconds else "by round"
             raise ValueError(f"curves need values {by}, and no run has {', '.join(self.log_keys()) or 'enough'}")
-        rows, columns, names = (unique(key[i] for key in lines) for i in range(3))
-        left = ["\n".join(filter(None, (name, self.value))) if len(rows) > 1 else self.value for name in rows]
-        figure, axes = panels(left, columns, self.width, self.height)
-        for (row, column, name), (places, mean, std) in lines.items():
-            panel = axes[rows.index(row), columns.index(column)]
-            draw_line(panel, names.index(name), places, mean, std=std, label=name, in_steps=self.over_seconds)
+        is_shaded = any(std is not None for _, _, std in lines.values())
+        caption = self.caption(ends_of_lines, is_shaded)
+        return Drawn(self._draw_lines(lines), " ".join(filter(None, (caption, unequal_text(shown)))))
+
+    def _draw_lines(self, lines: Mapping[Place, Line]) -> "Figure":
+        """Draw the lines in their panels."""
+        rows = unique(row for row, _, _ in lines)
+        columns = unique(column for _, column, _ in lines)
+        names = unique(name for _, _, name in lines)
+        row_names = [self.value]
+        if len(rows) > 1:
+            row_names = ["\n".join(filter(None, (row, self.value))) for row in rows]
+        figure, axes = panels(row_names, columns, width=self.width, height=self.height)
+        for (row, column, name), (x, mean, std) in lines.items():
+            draw_line(
+                axes[rows.index(row), columns.index(column)],
+                names.index(name),
+                x=x,
+                mean=mean,
+                std=std,
+                label=name,
+                in_steps=self.over_seconds,
+            )
         if self.over_seconds:
             finish(figure, axes, "simulated seconds")
         else:
-            longest = max((places for places, _, _ in lines.values()), key=len)
-            name_rounds(axes, [int(place) for place in longest])
+            longest = max((x for x, _, _ in lines.values()), key=len)
+            name_rounds(axes, [int(round_idx) for round_idx in longest])
             finish(figure, axes)
-        caption = self.caption(lines, last)
-        return Drawn(figure, " ".join(filter(None, (caption, unequal_text(shown)))))
+        return figure
 
     def end_of(self, runs: Series, key: str, line: Line) -> float:
         """Compute the mean of the last five values as tables have it: a run that ended earlier counts to its own end.
@@ -118,51 +145,75 @@ class Curves(Drawing):
         return float(mean[-LAST_ROUNDS:].mean())
 
     def line_of(self, runs: Series, key: str) -> Line | None:
-        """Compute the line of a value, None where it is not known."""
-        rounds: Sequence[float]
+        """Compute the line of a value, None if no run has the value.
+
+        Args:
+            runs: Runs of the line.
+            key: Log key of the value.
+        """
+        x: Sequence[float]
         if self.over_seconds:
-            rounds, values = runs.group.timed_curves(key)
+            x, values = runs.group.timed_curves(key)
         else:
-            rounds, values = runs.group.carried_curves(key)
-        if not rounds:
+            x, values = runs.group.carried_curves(key)
+        if not x:
             return None
         std = values.std(0, ddof=1) if len(values) > 1 else None
         if self.clients:
-            others, deviations = runs.group.carried_curves(f"{key}/std")
-            std = deviations.mean(0) if others == rounds else None
+            rounds, deviations = runs.group.carried_curves(f"{key}/std")
+            std = deviations.mean(0) if rounds == x else None
         scale = factor_of(runs, key, self.scale)
-        return rounds, scale * values.mean(0), None if std is None else scale * std
+        return x, scale * values.mean(0), None if std is None else scale * std
 
-    def caption(self, lines: Mapping[tuple[str, str, str], Line], last: Mapping[tuple[str, str, str], float]) -> str:
-        """Describe the ends of the lines."""
-        parts: dict[str, dict[str, float]] = {}
-        for (row, column, name), value in last.items():
-            parts.setdefault(": ".join(filter(None, (column, row))), {})[name] = value
-        values = "; ".join(": ".join(filter(None, (panel, by_name(ends, "{:.3g}")))) for panel, ends in parts.items())
+    def caption(self, ends_of_lines: Mapping[Place, float], is_shaded: bool) -> str:
+        """Describe the ends of the lines.
+
+        Args:
+            ends_of_lines: Mean of the last five values of each line.
+            is_shaded: Whether a line has a band.
+        """
+        by_panel: dict[str, dict[str, float]] = {}
+        for (row, column, name), value in ends_of_lines.items():
+            panel = ": ".join(filter(None, (column, row)))
+            by_panel.setdefault(panel, {})[name] = value
+        texts = []
+        for panel, values in by_panel.items():
+            texts.append(": ".join(filter(None, (panel, by_name(values, "{:.3g}")))))
+        text = f"Mean of the last five values. {'; '.join(texts)}."
+        if not is_shaded:
+            return text
         band = "clients" if self.clients else "seeds"
-        shaded = any(std is not None for _, _, std in lines.values())
-        return f"Mean of the last five values. {values}." + f" Band: one standard deviation over the {band}." * shaded
+        return f"{text} Band: one standard deviation over the {band}."
 
 
 class Consistency(Curves):
-    """Prediction consistency: the cosine between the class-wise accuracies of the global model in successive rounds.
+    """Draws the prediction consistency in a panel for each method and a line for each case.
+
+    It is the cosine between the class-wise accuracies of the global model in successive rounds.
 
     Source: Lee et al. 2022, arXiv:2106.03097, Sec. 2.2 and Fig. 2b.
 
     Args:
-        line: what the lines of a panel are.
-        column: what the panels beside each other are.
-        cases: that are drawn; none named: all.
+        cases: Names of the cases that are drawn. Without names all cases are drawn.
     """
 
-    def __init__(self, line: Dimension = "case", column: Dimension = "method", cases: Sequence[str] = ()) -> None:
-        super().__init__({"": ""}, line, column, "key", "prediction consistency (cosine)", 1.0, cases=cases)
+    def __init__(self, cases: Sequence[str] = ()) -> None:
+        super().__init__(
+            keys={"": ""},
+            line="case",
+            column="method",
+            row="key",
+            value="prediction consistency (cosine)",
+            scale=1.0,
+            cases=cases,
+        )
 
     def line_of(self, runs: Series, key: str) -> Line | None:
         rounds, _, table = runs.group.columns(BY_CLASS)
         if len(rounds) < 2:
             return None
-        return rounds[1:], prediction_consistency(torch.from_numpy(np.nan_to_num(table))).numpy(), None
+        accuracies = torch.from_numpy(np.nan_to_num(table))
+        return rounds[1:], prediction_consistency(accuracies).numpy(), None
 
 
 class ClassMaps(Drawing):
@@ -171,33 +222,41 @@ class ClassMaps(Drawing):
     Source: Lee et al. 2022, arXiv:2106.03097, Figs. 2a and 10; FedKA, Fig. 1a.
 
     Args:
-        normalised: each class's share A_c / ΣA in place of its accuracy.
-        methods: that are drawn; none named: all.
-        cases: likewise.
+        normalised: Whether the maps show each class's share A_c / ΣA in place of its accuracy.
+        cases: Names of the cases that are drawn. Without names all cases are drawn.
     """
 
-    def __init__(self, normalised: bool = False, methods: Sequence[str] = (), cases: Sequence[str] = ()) -> None:
+    def __init__(self, normalised: bool = False, cases: Sequence[str] = ()) -> None:
         self.normalised = normalised
-        self.methods = methods
         self.cases = cases
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        shown = chosen(series, self.methods, self.cases)
-        maps = {}
-        names = list[str]()
-        changes = dict[str, float]()
-        spread = dict[str, float]()
+        shown = chosen(series, self.cases)
+        maps: dict[str, Numbers] = {}
+        names: list[str] = []
+        described: dict[str, float] = {}
         for runs in shown:
             _, names, table = counted(runs).group.columns(BY_CLASS)
-            changes[runs.name] = 100 * float(np.abs(np.diff(table, axis=0)).mean())
-            with np.errstate(invalid="ignore"):
-                shares = table / table.sum(1, keepdims=True)
-            spread[runs.name] = 100 * float(np.nanstd(shares, axis=1).mean())
-            maps[runs.name] = (shares if self.normalised else 100 * table).T
-        value, limits = ("share of ΣA", (0.0, 0.3)) if self.normalised else ("accuracy (%)", (0.0, 100.0))
-        columns = len(unique(runs.case for runs in shown))
-        figure = draw_maps(maps, "round", "class", value, names, columns, limits, width=3.4)
-        text = f"Mean change of a class's accuracy from one round to the next, in points: {by_name(changes)}."
+            if self.normalised:
+                with np.errstate(invalid="ignore"):
+                    shares = table / table.sum(1, keepdims=True)
+                maps[runs.name] = shares.T
+                described[runs.name] = 100 * float(np.nanstd(shares, axis=1).mean())
+            else:
+                maps[runs.name] = 100 * table.T
+                described[runs.name] = 100 * float(np.abs(np.diff(table, axis=0)).mean())
+        figure = draw_maps(
+            maps,
+            xlabel="round",
+            ylabel="class",
+            value="share of ΣA" if self.normalised else "accuracy (%)",
+            row_names=names,
+            columns=len(unique(runs.case for runs in shown)),
+            limits=(0.0, 0.3) if self.normalised else (0.0, 100.0),
+            width=3.4,
+        )
         if self.normalised:
-            text = f"Deviation of the shares over the classes, mean over the rounds, in points: {by_name(spread)}."
-        return Drawn(figure, text)
+            text = "Deviation of the shares over the classes, mean over the rounds, in points"
+        else:
+            text = "Mean change of a class's accuracy from one round to the next, in points"
+        return Drawn(figure, f"{text}: {by_name(described)}.")

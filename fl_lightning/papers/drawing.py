@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Dimension = Literal["method", "case", "key"]
-
+"""A property in which the lines of a figure differ: method, case, or logged value."""
 
 LONGEST = 80
-"""Characters of what a table says of a run that failed."""
+"""Largest number of characters that a table has about a run that failed."""
 
 
 class Series(NamedTuple):
-    """Runs of one method in one case.
+    """Holds the runs of one method in one case.
 
     Attributes:
-        method: name of the row.
-        case: name of the column.
-        group: complete runs, one for each seed.
-        failed: why a run failed, by its seed.
-        all_rounds: of a whole run, where the runs may have fewer; None: it is not known.
+        method: Name of the row.
+        case: Name of the column.
+        group: Complete runs, one for each seed.
+        failed: Sentences about the runs that failed, by seed.
+        all_rounds: Number of rounds of a whole run, if the runs may have fewer. None if it is not known.
     """
 
     method: str
@@ -46,7 +46,7 @@ class Series(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Method and case, as far as they have names."""
+        """The names of method and case, without an empty one."""
         return ", ".join(filter(None, (self.method, self.case)))
 
     @property
@@ -56,22 +56,23 @@ class Series(NamedTuple):
 
     @property
     def failures(self) -> list[str]:
-        """Seeds that failed, each with what happened."""
+        """A text for each seed that failed, with the reason."""
         return [f"seed {seed} failed: {happened(error)}" for seed, error in self.failed.items()]
 
     @property
     def run(self) -> SavedRun:
-        """Run of the first seed, for drawings that show a single one."""
+        """The run of the first seed, for drawings that show a single run."""
         return self.group.runs[0]
 
 
 def happened(error: str) -> str:
-    """Cut the rule before `, but` and the remedy behind a semicolon off the sentence of an error, and what is too long.
+    """Return what happened in the sentence of an error, without the rule before `, but` and the remedy, and shortened.
 
     >>> happened("every update must be finite, but client 2 returned NaN in round 24; lower the learning rate")
     'client 2 returned NaN in round 24'
     """
-    text = error.partition(";")[0].rpartition(", but ")[2] or error
+    without_remedy = error.partition(";")[0]
+    text = without_remedy.rpartition(", but ")[2] or error
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
@@ -81,12 +82,17 @@ def rounds_of(run: SavedRun) -> int:
 
 
 def is_at_end(run: SavedRun, all_rounds: int | None) -> bool:
-    """Return True for a run that has all rounds or has stopped early, or if their number is not known."""
+    """Return True if a run has all rounds or has stopped early, or if their number is not known.
+
+    Args:
+        run: The run.
+        all_rounds: Number of rounds of a whole run. None if it is not known.
+    """
     return not all_rounds or rounds_of(run) >= all_rounds or run.stopped_early
 
 
 def counted(runs: Series) -> Series:
-    """Return the runs whose last value is an end: those that have most rounds, and those that stopped early.
+    """Return the runs whose last value is an end: the runs with most rounds, and the runs that stopped early.
 
     Further rounds may change the last value of any other run.
     """
@@ -96,28 +102,44 @@ def counted(runs: Series) -> Series:
 
 
 def unequal_text(series: Sequence[Series]) -> str:
-    """Tell which runs count at the end if the runs of some series have different numbers of rounds, else nothing."""
-    by_rounds = [[run for run in runs.group.runs if run.budget is None] for runs in series]
-    if all(len(set(map(rounds_of, runs))) < 2 for runs in by_rounds):
-        return ""
-    return "Seeds have unequal rounds: a final value is of the runs that have most of them or stopped early."
+    """Return a sentence on the runs that count at the end if the runs of some series have unequal rounds, else ""."""
+    for runs in series:
+        lengths = {rounds_of(run) for run in runs.group.runs if run.budget is None}
+        if len(lengths) > 1:
+            return "Seeds have unequal rounds: a final value is of the runs that have most of them or stopped early."
+    return ""
 
 
 def beginning(run: SavedRun, rounds: int) -> SavedRun:
-    """Take the first rounds of a run."""
+    """Return the first rounds of a run.
+
+    Args:
+        run: The run.
+        rounds: Number of rounds.
+    """
     history = History()
     curves = {name: run.history.curve(name) for name in run.history.names}
     for t in run.history.rounds[:rounds]:
         history.record(t, {name: curve[t] for name, curve in curves.items() if t in curve})
-    is_whole = run.is_whole and len(history) == len(run.history)
-    budget = run.budget if len(history) == len(run.history) else None
-    return replace(run, history=history, rounds=rounds, is_whole=is_whole, budget=budget)
+    has_all = len(history) == len(run.history)
+    return replace(
+        run,
+        history=history,
+        rounds=rounds,
+        is_whole=run.is_whole and has_all,
+        budget=run.budget if has_all else None,
+    )
 
 
 def ends(runs: Series, key: str, last: int = LAST_ROUNDS) -> Numbers:
     """Return the mean of the last values of each counted run that has the key, shape (S,). One NaN if no run has it.
 
     A run that stopped earlier than others counts to its own end.
+
+    Args:
+        runs: The runs.
+        key: Log key of the values.
+        last: Number of rounds at the end that are averaged.
     """
     curves = [list(run.history.curve(key).values()) for run in counted(runs).group.runs]
     return np.array([mean_of_last(values, last) for values in curves if values] or [np.nan])
@@ -136,33 +158,44 @@ def factor_of(runs: Series, key: str, scale: float = 100.0) -> float:
 
 
 class Drawn(NamedTuple):
-    """A picture or a table, with sentences that say what it shows."""
+    """Holds a picture or a table, with sentences that tell what it shows."""
 
     content: "Figure | Table"
     caption: str
 
 
 class Drawing(ABC):
-    """A picture or a table of an experiment's runs. A subclass takes in `__init__` what varies between them."""
+    """Makes a picture or a table of an experiment's runs. A subclass takes in `__init__` what varies between them."""
 
     shows_missing: ClassVar[bool] = False
-    """True where series without runs are shown, too: those that failed or were not run."""
+    """Whether series without runs are shown, too: the runs failed, or were not run."""
 
     def log_keys(self) -> list[str]:
-        """List the log keys of the values that it shows, none where it reads other files of the runs."""
+        """List the log keys of the values that the drawing shows, none if it reads other files of the runs."""
         return []
 
     def target_keys(self) -> list[str]:
-        """List the log keys of the values of which it counts the rounds until a target."""
+        """List the log keys of the values for which the drawing counts the rounds until a target."""
         return []
 
     @abstractmethod
     def draw(self, series: Sequence[Series]) -> Drawn:
-        """Draw the runs of an experiment."""
+        """Draw the runs of an experiment.
+
+        Args:
+            series: Runs of all methods and cases, at least one.
+
+        Raises:
+            ValueError: The runs lack something that the drawing needs.
+        """
 
 
 def check_target_key(key: str, direction: Direction | None) -> None:
     """Refuse to count the rounds until a value that is better when lower.
+
+    Args:
+        key: Log key of the value.
+        direction: Direction of the key. None if it is not known.
 
     Raises:
         ValueError: Lower is better.
@@ -175,28 +208,37 @@ def check_target_key(key: str, direction: Direction | None) -> None:
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Names in order, each once."""
+    """Return names in order, each once."""
     return list(dict.fromkeys(names))
 
 
-def chosen(series: Sequence[Series], methods: Sequence[str] = (), cases: Sequence[str] = ()) -> list[Series]:
-    """Select series by method and case, all of them where none is named.
+def chosen(series: Sequence[Series], cases: Sequence[str]) -> list[Series]:
+    """Select series by case.
+
+    Args:
+        series: Runs of all methods and cases.
+        cases: Names of cases. Without names all series are chosen.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: No series is left.
     """
-    asked = [runs for runs in series if (not methods or runs.method in methods) and (not cases or runs.case in cases)]
+    asked = [runs for runs in series if not cases or runs.case in cases]
     if not asked:
         there = "; ".join(runs.name for runs in series)
-        raise ValueError(f"a drawing needs runs of {[*methods, *cases]}, and those of the figure are {there}")
+        raise ValueError(f"a drawing needs runs of {[*cases]}, and those of the figure are {there}")
     return asked
 
 
 def last_file(run: SavedRun, pattern: str, monitor: str = "its monitor") -> Path:
-    """Find the last file of a monitor in a run's folder, by the pattern of its names, within the run's rounds.
+    """Find the last file of a monitor in a run's folder, within the run's rounds.
+
+    Args:
+        run: The run.
+        pattern: Pattern of the names of the monitor's files.
+        monitor: Name of the monitor, for the error.
 
     Raises:
-        ValueError: the run has none.
+        ValueError: The run has no such file.
     """
     files = [path for path in sorted(run.folder.glob(pattern)) if run.has_round(round_in(path))]
     if not files:
@@ -205,7 +247,7 @@ def last_file(run: SavedRun, pattern: str, monitor: str = "its monitor") -> Path
 
 
 def round_in(path: Path) -> int:
-    """Read the round in the name of a monitor's file, 0 where it has none.
+    """Return the round in the name of a monitor's file, 0 if the name has none.
 
     >>> round_in(Path("landscape-00039-global.npz")), round_in(Path("client_classwise.csv"))
     (39, 0)
@@ -216,6 +258,10 @@ def round_in(path: Path) -> int:
 
 def by_name(values: Mapping[str, float], form: str = "{:.1f}") -> str:
     """Write values by name.
+
+    Args:
+        values: Values by name.
+        form: Format of a value.
 
     >>> by_name({"FedAvg": 81.25, "FedNTD": 90})
     'FedAvg 81.2, FedNTD 90.0'

@@ -1,4 +1,4 @@
-"""Parts of drawings: grids of panels, lines, heat maps."""
+"""Parts of drawings: grids of panels, legends and heat maps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEGEND_SIZE = 9
-"""Points of the letters in a legend."""
+"""Size of the letters in a legend, in points."""
+
 LEGEND_SPACE = 5.5 * LEGEND_SIZE
-"""Points that a name in a legend takes beside its letters: its line, and the gap to the next."""
+"""Width that a name in a legend takes beside its letters, in points: its line, and the gap to the next name."""
 
 
 def panels(
@@ -25,18 +26,22 @@ def panels(
     columns: Sequence[str],
     width: float = 2.6,
     height: float = 2.3,
+    *,
     sharey: Literal["row", "all", "none"] = "row",
     sharex: bool = True,
 ) -> tuple[Figure, NDArray[Any]]:
     """Create a figure of rows × columns axes, named on its left and above.
 
     Args:
-        rows: names; an empty one is not written.
-        columns: likewise.
-        width: inches of a panel.
-        height: likewise.
-        sharey: which panels have one y axis: `row`, `all` or `none`.
-        sharex: whether the panels of a column have one x axis, named below the lowest.
+        rows: Names of the rows. An empty name is not written.
+        columns: Names of the columns. An empty name is not written.
+        width: Width of a panel in inches.
+        height: Height of a panel in inches.
+        sharey: The panels that have one y axis: `row`, `all` or `none`.
+        sharex: Whether the panels of a column have one x axis, named below the lowest.
+
+    Returns:
+        The figure, and its axes, (rows, columns).
     """
     figure = figures.new_figure(max(width * len(columns) + 0.9, 4.2), height * len(rows) + 0.9)
     axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex="col" if sharex else "none", sharey=sharey)
@@ -48,28 +53,50 @@ def panels(
 
 
 def name_rounds(axes: NDArray[Any], rounds: Sequence[int]) -> None:
-    """Name the x axis of the lowest panels, with whole numbers."""
+    """Name the x axis of the lowest panels, with whole numbers.
+
+    Args:
+        axes: The panels, (rows, columns).
+        rounds: Rounds on the axis.
+    """
     for place in axes[-1]:
         figures.label_rounds(place, rounds)
 
 
 def finish(figure: Figure, axes: NDArray[Any], xlabel: str | None = None) -> None:
-    """Tidy all panels, name the x axis of the lowest, and put one legend with each name once above them."""
-    for place in axes[-1] if xlabel is not None else ():
-        place.set_xlabel(xlabel)
+    """Tidy all panels, name the x axis of the lowest panels, and put one legend with each name once above them.
+
+    Args:
+        figure: The figure.
+        axes: Its panels, (rows, columns).
+        xlabel: Name of the x axis. None leaves it.
+    """
+    if xlabel is not None:
+        for place in axes[-1]:
+            place.set_xlabel(xlabel)
     handles: dict[str, Any] = {}
     for place in axes.ravel():
         figures.tidy(place)
         for handle, name in zip(*place.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
     if len(handles) > 1:
-        columns = legend_columns(list(handles), figure.get_figwidth())
-        size = LEGEND_SIZE
-        figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=size)
+        figure.legend(
+            handles.values(),
+            handles,
+            loc="outside upper left",
+            ncols=legend_columns(list(handles), figure.get_figwidth()),
+            frameon=False,
+            fontsize=LEGEND_SIZE,
+        )
 
 
 def legend_columns(names: Sequence[str], width: float) -> int:
-    """Count the columns of a legend, at least 1, that have room side by side in a figure of so many inches."""
+    """Count the columns of a legend, at least 1, that have room side by side in a figure.
+
+    Args:
+        names: Names in the legend.
+        width: Width of the figure in inches.
+    """
     from matplotlib import rc_context  # noqa: PLC0415 - slow to import
     from matplotlib.textpath import TextPath  # noqa: PLC0415
 
@@ -80,6 +107,7 @@ def legend_columns(names: Sequence[str], width: float) -> int:
 
 def draw_maps(
     maps: Mapping[str, figures.Numbers],
+    *,
     xlabel: str,
     ylabel: str,
     value: str,
@@ -90,25 +118,25 @@ def draw_maps(
     numbers: bool = False,
     width: float = 2.9,
 ) -> Figure:
-    """Heat maps beside each other with one scale.
+    """Draw heat maps beside each other with one scale.
 
     Args:
-        maps: (rows, columns) by title; NaN is grey.
-        xlabel: what their columns are; `round` and `client` are numbered from 0.
-        ylabel: what their rows are.
-        value: name and unit of a cell.
-        row_names: one for each row.
-        columns: panels beside each other; None: up to 4.
-        limits: of the scale; None: those of the values.
-        cmap: matplotlib's name of the colours.
-        numbers: whether the values, counts, are written into the cells.
-        width: inches of a panel.
+        maps: Values by title, (rows, columns) each. NaN is grey.
+        xlabel: Name of the columns. `round` and `client` are numbered from 0.
+        ylabel: Name of the rows.
+        value: Name and unit of a cell.
+        row_names: Names of the rows.
+        columns: Number of panels beside each other. None takes up to 4.
+        limits: Limits of the scale. None takes the limits of the values.
+        cmap: Matplotlib's name of the colors.
+        numbers: Whether the values, which are counts, are written into the cells.
+        width: Width of a panel in inches.
     """
-    count = min(len(maps), columns or 4)
+    beside = min(len(maps), columns or 4)
+    below = -(-len(maps) // beside)
     shape = next(iter(maps.values())).shape
-    size = np.clip(0.19 * shape[0] + 0.7, 1.6, 4.0)
-    left = [ylabel] * -(-len(maps) // count)
-    figure, axes = panels(left, [""] * count, width=width, height=float(size), sharey="all")
+    height = np.clip(0.19 * shape[0] + 0.7, 1.6, 4.0)
+    figure, axes = panels([ylabel] * below, [""] * beside, width=width, height=float(height), sharey="all")
     known = np.concatenate([table[~np.isnan(table)] for table in maps.values()])
     low, high = limits or (float(known.min()), float(known.max()))
     for place, (title, table) in zip(axes.ravel(), maps.items(), strict=False):
@@ -118,7 +146,7 @@ def draw_maps(
         figures.label_places(place.yaxis, row_names, 20)
         if numbers:
             figures.separate(place, table.shape[1], table.shape[0])
-            figures.write_counts(place, table, (low + high) / 2, 6)
+            figures.write_counts(place, table, dark=(low + high) / 2, size=6)
     for place in axes.ravel()[len(maps) :]:
         place.set_axis_off()
     for place in axes[-1]:

@@ -1,4 +1,4 @@
-"""Results of an experiment in one csv file, of which its tables are made again without the runs."""
+"""Results of an experiment in one csv file, from which its tables are made again without the runs."""
 
 import csv
 import math
@@ -16,6 +16,8 @@ from fl_lightning.utils.round_table import read_cells
 from fl_lightning.utils.text import of_cell
 
 RUN = ("rounds", "all_rounds", "seconds", "cpu_seconds", "commit", "machine")
+"""Columns with what `made` tells of a run."""
+
 COLUMNS = ("case", "method", "seed", "metric", *STATISTICS, *RUN, "error", "curve")
 STOPPED = "stopped_early"
 """Further column, which files of 0.2.0 lack: yes for a run that ended by itself before all rounds."""
@@ -24,8 +26,10 @@ SPENT = "max_seconds"
 """Further column, which files of earlier versions lack: simulated seconds that the run was given and has used up."""
 
 UNKNOWN = "nan"
+"""Word of a curve for a round without a value."""
+
 NOT_A_NUMBER = "NaN"
-"""Words of a curve for a round without a value, and for a value that is no number."""
+"""Word of a curve for a value that is no number."""
 
 DIGITS = 8
 """Significant digits of the values of a curve."""
@@ -35,36 +39,66 @@ def write_stored(path: Path, series: Sequence[Series], keys: Sequence[str] = ())
     """Write a line for each run and metric, one for its simulated seconds if it has any, and one for each failed run.
 
     Args:
-        path: of the file.
-        series: runs.
-        keys: log keys; none: the known ones.
+        path: Path of the file.
+        series: Runs of all methods and cases.
+        keys: Log keys. Without keys the known ones are written.
     """
-    lines = list[list[Any]]()
+    columns = [*COLUMNS, STOPPED, SPENT]
+    lines: list[dict[str, Any]] = []
     for each in series:
         for run in each.group.runs:
-            info = list(made(run, each.all_rounds).values())
             clock = [SECONDS] if run.clock else []
-            for key in unique([*(keys or known_metrics([each.group])), *clock]):
-                statistics = statistics_of(run, key)
-                if statistics:
-                    values = [statistics.get(name, "") for name in STATISTICS]
-                    start = [each.case, each.method, run.seed, key]
-                    stopped = "yes" if run.stopped_early else ""
-                    spent = "" if run.budget is None else run.budget
-                    lines.append([*start, *values, *info, "", curve_text(run.history.curve(key)), stopped, spent])
-        empty = [""] * (1 + len(STATISTICS) + len(RUN))
-        lines += [[each.case, each.method, seed, *empty, error, "", "", ""] for seed, error in each.failed.items()]
-    write_table(path, [[*COLUMNS, STOPPED, SPENT], *lines])
+            lines += lines_of(each, run, unique([*(keys or known_metrics([each.group])), *clock]))
+        for seed, error in each.failed.items():
+            lines.append({"case": each.case, "method": each.method, "seed": seed, "error": error})
+    write_table(path, [columns, *([line.get(name, "") for name in columns] for line in lines)])
+
+
+def lines_of(series: Series, run: SavedRun, keys: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the values of a run by column, a line for each log key that the run has.
+
+    Args:
+        series: The series of the run.
+        run: The run.
+        keys: Log keys.
+    """
+    of_run: dict[str, Any] = {
+        "case": series.case,
+        "method": series.method,
+        "seed": run.seed,
+        **made(run, series.all_rounds),
+    }
+    if run.stopped_early:
+        of_run[STOPPED] = "yes"
+    if run.budget is not None:
+        of_run[SPENT] = run.budget
+    lines = []
+    for key in keys:
+        statistics = statistics_of(run, key)
+        if statistics:
+            curve = curve_text(run.history.curve(key))
+            lines.append({**of_run, "metric": key, **statistics, "curve": curve})
+    return lines
 
 
 def made(run: SavedRun, all_rounds: int | None) -> dict[str, str]:
-    """Sum up a run's rounds and costs, and name what it was made with, empty where no one tells."""
+    """Sum up a run's rounds and costs, and name commit and machine. What is not known is empty.
+
+    Args:
+        run: The run.
+        all_rounds: Number of rounds of a whole run. None if it is not known.
+
+    Returns:
+        Texts by the names in `RUN`.
+    """
     path = run.folder / TIMES
     table = read_cells(path) if path.is_file() else {}
-    sums = {name: f"{sum(map(float, table[name])):.1f}" if name in table else "" for name in ("seconds", "cpu_seconds")}
-    named = {name: "; ".join(unique(filter(None, table.get(name, [])))) for name in ("commit", "machine")}
-    rounds = {"rounds": str(len(run.history)), "all_rounds": "" if all_rounds is None else str(all_rounds)}
-    return {**rounds, **sums, **named}
+    texts = {"rounds": str(len(run.history)), "all_rounds": "" if all_rounds is None else str(all_rounds)}
+    for name in ("seconds", "cpu_seconds"):
+        texts[name] = f"{sum(map(float, table[name])):.1f}" if name in table else ""
+    for name in ("commit", "machine"):
+        texts[name] = "; ".join(unique(filter(None, table.get(name, []))))
+    return texts
 
 
 def curve_text(curve: dict[int, float]) -> str:
@@ -88,22 +122,23 @@ def curve_text(curve: dict[int, float]) -> str:
 
 
 def csv_rows(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
-    """Read the rows of a csv file by column, none where there is no file.
+    """Read the rows of a csv file by column, none if there is no file.
 
     Args:
-        path: of the file.
-        columns: that it must have.
+        path: Path of the file.
+        columns: Names of the columns that the file must have.
 
     Raises:
-        ValueError: it lacks one, or a line has other columns than the first.
+        ValueError: The file lacks a column, or a line has other columns than the first line.
     """
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
-        there = reader.fieldnames or ()
-    if missing := [name for name in columns if name not in there]:
+        present = reader.fieldnames or ()
+    missing = [name for name in columns if name not in present]
+    if missing:
         raise ValueError(f"{path} must have the columns {', '.join(columns)}, and lacks {', '.join(missing)}")
     if any(None in row or None in row.values() for row in rows):
         raise ValueError(f"{path} must have the columns of its first line in all others; mend it")
@@ -111,29 +146,43 @@ def csv_rows(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
 
 
 def read_stored(path: Path) -> list[Series]:
-    """Read what `write_stored` wrote, as series of runs that know the stored metrics.
+    """Read the file that `write_stored` wrote, as series of runs that know the stored metrics.
 
     Raises:
-        ValueError: a line cannot be read.
+        ValueError: A line cannot be read.
     """
-    lines = csv_rows(path, COLUMNS)
-    series = list[Series]()
-    for method, case in dict.fromkeys((line["method"], line["case"]) for line in lines):
-        alike = [line for line in lines if (line["method"], line["case"]) == (method, case)]
-        failed = {line["seed"]: line["error"] for line in alike if line["error"]}
-        values = [line for line in alike if not line["error"]]
-        seeds = unique(line["seed"] for line in values)
-        runs = [stored_run(path, [line for line in values if line["seed"] == seed]) for seed in seeds]
-        rounds = next((int(line["all_rounds"]) for line in alike if line["all_rounds"]), None)
-        series.append(Series(method, case, Group("", runs), failed, rounds))
+    by_series: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for line in csv_rows(path, COLUMNS):
+        by_series.setdefault((line["method"], line["case"]), []).append(line)
+    series = []
+    for (method, case), lines in by_series.items():
+        by_seed: dict[str, list[dict[str, str]]] = {}
+        for line in lines:
+            if not line["error"]:
+                by_seed.setdefault(line["seed"], []).append(line)
+        runs = [stored_run(path, of_seed) for of_seed in by_seed.values()]
+        all_rounds = [int(line["all_rounds"]) for line in lines if line["all_rounds"]]
+        series.append(
+            Series(
+                method=method,
+                case=case,
+                group=Group("", runs),
+                failed={line["seed"]: line["error"] for line in lines if line["error"]},
+                all_rounds=all_rounds[0] if all_rounds else None,
+            )
+        )
     return series
 
 
-def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
-    """Make a run of its lines."""
-    rows = dict[int, dict[str, float]]()
-    test = dict[str, float]()
-    seed = rounds = ""
+def stored_run(path: Path, lines: Sequence[dict[str, str]]) -> SavedRun:
+    """Make a run of its lines.
+
+    Args:
+        path: Path of the file.
+        lines: Lines of the run, one for each metric, at least one.
+    """
+    rows: dict[int, dict[str, float]] = {}
+    test: dict[str, float] = {}
     planned: int | None = None
     budget: float | None = None
     for line in lines:
@@ -141,23 +190,21 @@ def stored_run(path: Path, lines: Iterable[dict[str, str]]) -> SavedRun:
             budget = float(line[SPENT])
         if line.get(STOPPED) and line["all_rounds"]:
             planned = int(line["all_rounds"])
-        seed = line["seed"]
         key = line["metric"]
-        rounds = line["rounds"]
-        for t, word in enumerate(line["curve"].split()):
+        for round_idx, word in enumerate(line["curve"].split()):
             if word != UNKNOWN:
-                rows.setdefault(t, {})[key] = float(word)
+                rows.setdefault(round_idx, {})[key] = float(word)
         if not line["curve"]:
             test[key] = float(line["final"])
     history = History()
-    for t in sorted(rows):
-        history.record(t, rows[t])
+    for round_idx in sorted(rows):
+        history.record(round_idx, rows[round_idx])
     return SavedRun(
         folder=path.parent,
         history=history,
-        settings={"seed_everything": seed},
+        settings={"seed_everything": lines[-1]["seed"]},
         test=test,
-        rounds=int(rounds),
+        rounds=int(lines[-1]["rounds"]),
         planned=planned,
         budget=budget,
     )

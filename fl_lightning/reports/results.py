@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from fl_lightning.functional.summary import Interval, mean_std, paired_difference, speed_up
+from fl_lightning.functional.summary import Interval, mean_std, paired_difference, rounds_to_target, speed_up
 from fl_lightning.metrics.keys import ACC_TASKS, SCOPES, Direction, Unit, best_of, describe, tuned_key, unit_of
 from fl_lightning.reports.saved import Group, SavedRun, Seeds
 from fl_lightning.reports.tasks import intransigence_of
@@ -514,10 +514,7 @@ def paired(values: Mapping[Seeds, float], baseline: Mapping[Seeds, float], compa
 
 def rounds_until(run: SavedRun, key: str, target: float) -> int | None:
     """Count the rounds of a run until its metric reaches the target with a finite value, None if it does not."""
-    for round_idx, value in run.history.curve(key).items():
-        if math.isfinite(value) and value >= target:
-            return round_idx + 1
-    return None
+    return rounds_to_target(run.history.curve(key), target)
 
 
 def seconds_until(run: SavedRun, key: str, target: float) -> float | None:

@@ -22,8 +22,9 @@ from fl_lightning.cli.methods import printed_names, records
 from fl_lightning.experiments import compare, results, run
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.compare import command_parser, experiment_of
-from fl_lightning.experiments.composing import Composer, method_config, option_names, seeded, split_overrides
+from fl_lightning.experiments.composing import Composer, method_config, option_names, seeded
 from fl_lightning.experiments.experiment import Experiment, Runs
+from fl_lightning.experiments.overrides import split_overrides
 from fl_lightning.experiments.results import with_failed
 from fl_lightning.experiments.run import RoundCounter
 from fl_lightning.experiments.starting import check_starts

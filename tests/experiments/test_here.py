@@ -8,7 +8,7 @@ import pytest
 
 from fl_lightning.experiments import results, workers
 from fl_lightning.experiments import run as running
-from fl_lightning.experiments.cells import CellFiles
+from fl_lightning.experiments.cell_files import CellFiles
 from tests.commands import cell_files, say
 from tests.experiments.test_compare import base, tables  # noqa: F401 - a fixture
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fl_lightning.experiments.cells import Cells, Request, located, prepare, started, with_fewer_rounds
+from fl_lightning.experiments.cell_files import located, prepare
+from fl_lightning.experiments.cells import Cells, Request, started, with_fewer_rounds
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.naming import cell_name
 
@@ -77,6 +78,10 @@ def test_a_cosine_over_all_rounds_is_part_of_a_run_and_fewer_rounds_of_it_are_it
     assert half.name == whole.name
     assert (whole.max_rounds, half.max_rounds) == (30, 15)
     assert half.config["model"]["lr_decay"]["rounds"] == 30
+    asked = Request(settings=(("trainer.max_epochs", "9"),))
+    rows = [Runs(["FedNTD"], settings=COSINE), Runs(["FedNTD"], label="without")]
+    rounds = [(each.all_rounds, each.own_rounds) for each in Cells(Experiment(BASE, rows), asked).all()]
+    assert rounds == [(9, 30), (30, 30)], "with a cosine more rounds are another run"
 
 
 @pytest.mark.parametrize(("asked", "rounds"), [(20, 20), (0.25, 8), (0.1, 3), (0.01, 1)])
@@ -115,6 +120,12 @@ def test_files_of_a_case_lie_over_the_base_and_a_users_over_them():
     assert [each.max_rounds for each in Cells(experiment, asked).all()] == [7]
     users = cell(experiment=experiment, configs=["federation/cross_silo"])
     assert users.config["data"]["participation"] == 1.0
+
+
+def test_files_that_are_asked_for_leave_a_case_its_data():
+    other = Experiment(BASE, [Runs(["FedAvg"])], {"clothes": {"config": ["data/fashionmnist"]}})
+    with pytest.raises(ValueError, match=r"puts \S+MNIST into 'clothes', whose own file has \S+FashionMNIST; leave"):
+        Cells(other, Request(["data/mnist"]))
 
 
 def test_a_start_keeps_its_rounds_and_they_belong_to_what_begins_with_it(tmp_path):

@@ -15,8 +15,8 @@ import pytest
 from fl_lightning.cli.configs import path_of
 from fl_lightning.experiments import making
 from fl_lightning.experiments import run as running
-from fl_lightning.experiments.experiment import read_experiment
-from fl_lightning.experiments.running import CellProgress
+from fl_lightning.experiments.experiment_files import read_experiment
+from fl_lightning.experiments.progress import CellProgress
 from fl_lightning.papers.stored import RUN
 from tests.commands import cell_files, refusal, say
 
@@ -350,7 +350,7 @@ def test_a_run_that_another_process_is_at_is_waited_for(here, monkeypatch):
             claim.__exit__(None, None, None)
 
     monkeypatch.setattr("fl_lightning.experiments.running.time.sleep", sleep)
-    monkeypatch.setattr("fl_lightning.experiments.running.MINUTE", -1.0)
+    monkeypatch.setattr("fl_lightning.experiments.progress.MINUTE", -1.0)
     said = say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*'")
     assert said.code == 0, said
     assert said.out.count("0 of 1 runs, 0 of ") == 2  # a line a minute while it waits
@@ -361,14 +361,14 @@ def test_a_run_that_another_process_is_at_is_waited_for(here, monkeypatch):
 
 def test_where_nothing_can_be_locked_it_is_said(here, monkeypatch):
     assert say("reproduce own/table.yaml --seeds 0 --methods FedAvg --cases few").code == 0
-    monkeypatch.setattr("fl_lightning.experiments.cells.lock_path", lambda path: None)
+    monkeypatch.setattr("fl_lightning.experiments.cell_files.lock_path", lambda path: None)
     said = pytest.warns(UserWarning, match="cannot be locked, so that a second process would run the same cells")
     with said, cell_files("reproduced", "FedAvg-few-seed0").claimed() as free:
         assert free
 
 
 def test_without_a_terminal_a_line_a_minute_tells_how_far_it_is(here, monkeypatch):
-    monkeypatch.setattr("fl_lightning.experiments.running.MINUTE", 0.0)
+    monkeypatch.setattr("fl_lightning.experiments.progress.MINUTE", 0.0)
     said = say("reproduce own/table.yaml --seeds 0 --methods FedAvg")
     lines = [line for line in said.out.splitlines() if "rounds of this session" in line]
     assert len(lines) == 8  # each run's begin and its three rounds
@@ -381,7 +381,7 @@ def test_the_time_that_is_left_counts_the_rounds_of_this_session_only(tmp_path, 
     progress = CellProgress(cells, total=3, folder=tmp_path)
     for done in (4, 6):
         progress.on_round(SimpleNamespace(name="continued"), done)
-    monkeypatch.setattr("fl_lightning.experiments.running.time.monotonic", lambda: progress.began + 600)
+    monkeypatch.setattr("fl_lightning.experiments.progress.time.monotonic", lambda: progress.began + 600)
     text = progress.line().partition(" ")[2]
     assert text == "1 of 3 runs, 6 of 12 rounds of this session, about 30 min left"
 
@@ -392,7 +392,7 @@ def test_runs_with_an_open_number_of_rounds_are_counted_as_runs(tmp_path, monkey
     progress.on_round(SimpleNamespace(name="first"), 20)
     progress.on_end(SimpleNamespace(name="first"), SimpleNamespace(error=""))
     progress.on_round(SimpleNamespace(name="second"), 7)
-    monkeypatch.setattr("fl_lightning.experiments.running.time.monotonic", lambda: progress.began + 600)
+    monkeypatch.setattr("fl_lightning.experiments.progress.time.monotonic", lambda: progress.began + 600)
     text = progress.line().partition(" ")[2]
     assert text == "2 of 4 runs, 7 rounds of those under way, about 20 min left"
 

@@ -12,7 +12,9 @@ import torch
 import yaml
 
 from fl_lightning.experiments import results
-from fl_lightning.experiments.cells import Cell, CellFiles, Cells, Request, located
+from fl_lightning.experiments.cell import Cell
+from fl_lightning.experiments.cell_files import CellFiles, located
+from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.naming import StoredCells, cell_name, settings_of
 from tests.commands import refusal, say, working_in

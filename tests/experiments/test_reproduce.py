@@ -14,7 +14,7 @@ import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fl_lightning.cli.configs import locate
-from fl_lightning.experiments import experiment as spec
+from fl_lightning.experiments import experiment_files as spec
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.composing import method_config
 from fl_lightning.experiments.reproduce import time_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.experiments import results
-from fl_lightning.experiments.cells import are_within
+from fl_lightning.experiments.cell_files import are_within
 from fl_lightning.reports.saved import DONE, find_runs, read_run
 from tests.commands import cell_files, refusal, say
 from tests.experiments.test_compare import BASE

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_lightning.experiments.cells import CellFiles
+from fl_lightning.experiments.cell_files import CellFiles
 from fl_lightning.reports.saved import read_run
 from tests.commands import say, working_in
 from tests.experiments.test_compare import BASE

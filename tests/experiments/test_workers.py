@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fl_lightning.experiments import workers
-from fl_lightning.experiments.cells import CellFiles
+from fl_lightning.experiments.cell_files import CellFiles
 from fl_lightning.experiments.run import Outcome
 
 

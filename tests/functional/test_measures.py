@@ -69,7 +69,8 @@ def test_undefined_measures_are_nan_not_a_number_that_looks_like_one():
     assert mean_std(torch.tensor([0.5])).std.isnan()
     assert prediction_consistency(p.expand(1, 3)).shape == (0,)
     assert rounds_to_target([], 0.5) is None
-    assert rounds_to_target([math.nan, 0.6], 0.5) == 2
+    assert rounds_to_target([math.nan, math.inf, 0.6], 0.5) == 3
+    assert rounds_to_target({4: 0.4, 7: 0.6}, 0.5) == 8
 
 
 def test_a_distribution_lies_at_distance_0_from_itself_and_2_from_a_disjoint_one():

@@ -11,8 +11,9 @@ import torch
 import yaml
 
 from fl_lightning.data import DirichletPartition, FederatedDataModule, TensorSource
-from fl_lightning.experiments import experiment as files
+from fl_lightning.experiments import experiment_files as files
 from fl_lightning.experiments.cells import Cells, Request
+from fl_lightning.experiments.experiment import HOURS
 from fl_lightning.papers import PaperTable
 from fl_lightning.papers.paper_table import NEVER, number_in
 from fl_lightning.papers.sweeps import text_of
@@ -227,9 +228,7 @@ def keys_of(experiment):
 def cheapest(experiment):
     """The last row that has the column that costs least, with that column alone."""
     columns = [
-        (case.get(files.HOURS, 0), runs, name)
-        for runs in experiment.runs
-        for name, case in experiment.cases_of(runs).items()
+        (case.get(HOURS, 0), runs, name) for runs in experiment.runs for name, case in experiment.cases_of(runs).items()
     ]
     least = min(hours for hours, *_ in columns)
     hours, runs, name = next(column for column in reversed(columns) if column[0] == least)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from fl_lightning.callbacks.bar import percent_text
-from fl_lightning.experiments.cells import Cell
+from fl_lightning.experiments.cell import Cell
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.tuning import choose_candidates
 from fl_lightning.metrics.history import History

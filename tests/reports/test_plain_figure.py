@@ -58,7 +58,9 @@ DRAWN = {
     "before and after": lambda: plot_before_after(
         dict.fromkeys(NAMES, (np.ones(1), np.ones(1))), "$\\bad$", ("$_", "^$")
     ),
-    "maps": lambda: draw_maps(dict.fromkeys(NAMES, TABLE), "$\\bad$", "^_", "$\\a$", NAMES),
+    "maps": lambda: draw_maps(
+        dict.fromkeys(NAMES, TABLE), xlabel="$\\bad$", ylabel="^_", value="$\\a$", row_names=NAMES
+    ),
     "rows": lambda: grid(NAMES, [""]),
     "columns": lambda: grid([""], NAMES),
     "embedding": lambda: plot_embedding(torch.rand(10, 4, 2), torch.arange(4), NAMES, NAMES),
@@ -114,7 +116,10 @@ def test_values_that_are_all_infinite_leave_an_empty_panel():
 
 def test_maps_grow_with_their_rows_up_to_a_limit():
     few, many, most = (
-        draw_maps({"a": np.ones((rows, 3))}, "x", "y", "v", [""] * rows).get_size_inches()[1] for rows in (1, 10, 100)
+        draw_maps(
+            {"a": np.ones((rows, 3))}, xlabel="x", ylabel="y", value="v", row_names=[""] * rows
+        ).get_size_inches()[1]
+        for rows in (1, 10, 100)
     )
     assert many - few == pytest.approx(0.19 * 10 + 0.7 - 1.6)
     assert most - few == pytest.approx(4.0 - 1.6)
