@@ -30,7 +30,6 @@ ALLOWED_NAMES = {
 ALLOWED_PICKS = {
     "papers/sweeps.py:draw": "the number of seeds",
     "papers/sweeps.py:end_of": "the longest curve, not the best value",
-    "papers/curves.py:draw": "the longest line, not the best value",
     "papers/clients.py:draw": "bounds of an axis or the first round",
     "papers/stored.py:curve_text": "the last round",
     "reports/saved.py:carried_curves": "the last round",
