@@ -63,7 +63,7 @@ def tune(
     tried = tried_of(cells, output)
     folder = output / TUNING
     if not tried:
-        return []
+        return untuned(cells)
     candidates = cells_of(tried)
     for source in sources:
         if (source / TUNING).is_dir():
@@ -71,7 +71,7 @@ def tune(
     failed = run_cells(candidates, processes, folder, test=False)
     sentences, lines = choose_candidates(cells, tried, folder=folder, failed=failed)
     write_table(output / f"{table}.csv", lines)
-    return sentences
+    return [*sentences, *untuned(cells)]
 
 
 def tried_of(cells: Cells, output: Path) -> Tried:
@@ -270,6 +270,20 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
                     group.append(cell)
                 tried.setdefault((runs.name_of(method), name), {})[candidate] = group
     return tried
+
+
+def untuned(cells: Cells) -> list[str]:
+    """Describe the settings that rows tune and that a case or the command sets, which wins."""
+    sentences: list[str] = []
+    for runs in cells.experiment.runs:
+        for name, case in cells.experiment.cases_of(runs).items():
+            given = dict(cells.settings_of(case))
+            for setting in runs.tune:
+                if setting in given:
+                    rows = ", ".join(runs.name_of(method) for method in runs.methods)
+                    place = f"{name}, {rows}" if name else rows
+                    sentences.append(f"Not tuned: {place}, over {setting}, which is set to {given[setting]}.")
+    return sentences
 
 
 def held_out(metric: str, val_fraction: float, config: Mapping[str, Any]) -> SettingPairs:

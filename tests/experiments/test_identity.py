@@ -8,6 +8,7 @@ from fl_lightning.experiments.cell_files import located, prepare
 from fl_lightning.experiments.cells import Cells, Request, started, with_fewer_rounds
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.naming import cell_name
+from fl_lightning.experiments.tuning import tried_of, untuned
 
 BASE = ["experiment/digits_fedntd"]
 
@@ -104,6 +105,14 @@ def test_a_setting_of_a_case_is_left_out_where_a_method_does_not_know_it():
     first, second = Cells(experiment, Request()).all()
     assert "beta" not in first.config["model"]["client"]["init_args"]
     assert second.config["model"]["client"]["init_args"]["beta"] == 0.3
+
+
+def test_a_setting_that_a_case_sets_is_not_tuned_there_and_a_sentence_says_so(tmp_path):
+    runs = Runs(["FedNTD"], tune={"model.client.beta": [0.3, 1.0]})
+    experiment = Experiment(BASE, [runs], {"free": {}, "set": {"model.client.beta": 0.5}})
+    cells = Cells(experiment, Request())
+    assert {place[1] for place in tried_of(cells, tmp_path)} == {"free"}
+    assert untuned(cells) == ["Not tuned: set, FedNTD, over model.client.beta, which is set to 0.5."]
 
 
 def test_what_is_below_a_class_that_the_case_names_is_known():
