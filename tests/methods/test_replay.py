@@ -68,8 +68,9 @@ def test_stored_logits_are_those_of_the_client_that_stored_them():
     assert "z" not in buffers_of(changing(), 1, size=30)[1]["buffer"]
 
 
-@pytest.mark.parametrize(("alpha", "clients_at_once"), [(0.0, 4), (0.5, 2)])
-def test_a_client_that_never_had_samples_is_trained_at_once_with_the_others(alpha, clients_at_once):
+# A client without samples is the first row of a stack in which nobody has a full batch.
+@pytest.mark.parametrize(("alpha", "clients_at_once", "batch_size"), [(0.0, 4, 20), (0.5, 2, 5)])
+def test_a_client_that_never_had_samples_is_trained_at_once_with_the_others(alpha, clients_at_once, batch_size):
     def run_by(chunk):
         # Client 1 has no sample of classes 0 and 1, client 2 has none of class 2, and client 3 none at all.
         order = samples(34)[1].argsort(stable=True).tolist()
@@ -79,7 +80,7 @@ def test_a_client_that_never_had_samples_is_trained_at_once_with_the_others(alph
             source,
             num_clients=4,
             partition=FixedPartition(parts),
-            batch_size=5,
+            batch_size=batch_size,
             scenario=ClassIncremental([[0, 1], [2]], rounds_per_task=2),
         )
         client = Replay(size=6, alpha=alpha, net=Small, optimizer=sgd())
