@@ -16,12 +16,11 @@ from fl_lightning.metrics.history import BY_CLASS, History
 from fl_lightning.metrics.keys import plain_name, split_of
 from fl_lightning.reports.saved import CLASSIFICATION
 from fl_lightning.reports.task_figures import measure_texts, task_texts
-from fl_lightning.reports.tasks import matrices_of
+from fl_lightning.reports.tasks import last_rows
 from fl_lightning.reports.terminal import AVERAGES, print_classes, print_metrics, print_note, print_rounds, print_texts
 from fl_lightning.runs.confusion import CONFUSION, write_confusion
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.runs.plain_fit import epoch_values
-from fl_lightning.runs.tasks import saved_tasks
 from fl_lightning.utils.batches import joined_rows
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.run_folder import run_folder
@@ -219,7 +218,7 @@ def print_tasks(loop: FederatedLoop) -> None:
     """
     if loop.tasks is None:
         return
-    for model, matrix in matrices_of([saved_tasks(loop.tasks)]).items():
+    for model, matrix in last_rows(loop.recorder.history, loop.tasks.names).items():
         tasks = task_texts(matrix) if len(matrix.names) <= MOST_TASKS else []
         value = "Accuracy" if matrix.are_shares else "Value"
         title = f"{value} on the tasks {after_rounds(matrix.rounds[-1] + 1)} ({model})"

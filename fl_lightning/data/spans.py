@@ -32,29 +32,47 @@ def read_spans(path: Path, *, setting: str, column: str) -> list[Line]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A column or all lines are missing, or a line has something else. The sentence names the line.
+        ValueError: The file is no text in UTF-8, a column or all lines are missing, or a line has something else. The
+            sentence names the line.
     """
-    columns = (column, "first", "last")
     if not path.is_file():
         raise FileNotFoundError(
             f"{setting} must be a csv file with the columns {column}, first and last, got {path}, which does not exist"
         )
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in columns if name not in (reader.fieldnames or ())]
-        if missing:
-            raise ValueError(
-                f"{setting} must have the columns {column}, first and last, and {path} has no "
-                f"{' and no '.join(missing)}; add it"
-            )
-        lines = []
-        for row in reader:
-            place = f"line {reader.line_num} of {path}"
-            line = _line_of(row, columns, setting=setting, place=place)
-            check_span(line.first, line.last, setting=setting, place=place)
-            lines.append(line)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = _lines_of(csv.DictReader(file), path=path, setting=setting, column=column)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{setting} must be a csv file in UTF-8, got byte 0x{error.object[error.start]:02x} in {path}; save it as "
+            f"UTF-8"
+        ) from None
+    except csv.Error as error:
+        raise ValueError(f"{setting} must be a csv file, and {path} cannot be read as one ({error}); mend it") from None
     if not lines:
         raise ValueError(f"{setting} must name a {column}, and {path} has no line below its columns; add some")
+    return lines
+
+
+def _lines_of(reader: "csv.DictReader[str]", *, path: Path, setting: str, column: str) -> list[Line]:
+    """Read the lines of an open file, with the arguments of `read_spans`.
+
+    Raises:
+        ValueError: A column is missing, or a line has something else.
+    """
+    columns = (column, "first", "last")
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing:
+        raise ValueError(
+            f"{setting} must have the columns {column}, first and last, and {path} has no "
+            f"{' and no '.join(missing)}; add it"
+        )
+    lines: list[Line] = []
+    for row in reader:
+        place = f"line {reader.line_num} of {path}"
+        line = _line_of(row, columns, setting=setting, place=place)
+        check_span(line.first, line.last, setting=setting, place=place)
+        lines.append(line)
     return lines
 
 

@@ -250,7 +250,8 @@ class CohortEngine(SequentialEngine):
     def _contexts(self, rows: Sequence[StackedClient], phases: Sequence[Phase]) -> list[ClientContext]:
         """Return the context of each row, where a row without a batch has that of a row with some.
 
-        Nobody reads the context of such a row, which may lack what a client makes of its samples (Replay's buffer).
+        Nobody reads the context of such a row, which may lack what a client makes of its samples (Replay's buffer). If
+        no row has a batch, all have the context of the first one.
 
         Args:
             rows: The clients of the stack, by row.
@@ -264,9 +265,9 @@ class CohortEngine(SequentialEngine):
             if not any(self._stacks.passes(stacked.job, phase).steps for phase in phases):
                 idle.append(place)
         stepped = [context for place, context in enumerate(contexts) if place not in idle]
-        if stepped:
-            for place in idle:
-                contexts[place] = stepped[0]
+        shared = stepped[0] if stepped else contexts[0]
+        for place in idle:
+            contexts[place] = shared
         return contexts
 
     def _trained_states(self, stack: ClientStack) -> Sequence[State]:

@@ -84,8 +84,8 @@ def check_names(scenario: Scenario) -> None:
         cleaned = clean_name(name)
         if not cleaned or cleaned != name:
             raise ValueError(
-                f"data.scenario must name its tasks without slashes and line breaks, got {name!r}; name it such as "
-                f"{cleaned or 'first'!r}"
+                f"data.scenario must name its tasks by texts without slashes and line breaks, got {name!r}; name it "
+                f"such as {cleaned or 'first'!r}"
             )
         if names.count(name) > 1:
             raise ValueError(

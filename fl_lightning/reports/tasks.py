@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fl_lightning.functional.continual import at_rows, intransigence
-from fl_lightning.metrics.history import BY_TASK, BY_TASK_VALUE
+from fl_lightning.metrics.history import BY_TASK, BY_TASK_VALUE, History
 from fl_lightning.metrics.keys import LEARNING_ACCURACY, TASK_MEASURES, TASK_VALUE_MEASURES
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.reports.page import Picture
@@ -26,7 +26,7 @@ def tasks_of_run(run: SavedRun) -> SavedTasks | None:
 
 
 class TaskKeys(NamedTuple):
-    """Names the values of the global model on tasks.
+    """Names the values of a model on tasks.
 
     Args:
         beginning: Beginning of the log keys of single tasks. The name of the task follows it.
@@ -39,8 +39,12 @@ class TaskKeys(NamedTuple):
     are_accuracies: bool
 
 
-def task_keys_in(keys: Iterable[str]) -> TaskKeys | None:
-    """Return the names of the values of the global model on tasks. None if there are none among some log keys.
+def task_keys_in(keys: Iterable[str], model: Model = "global") -> TaskKeys | None:
+    """Return the names of the values of a model on tasks. None if there are none among some log keys.
+
+    Args:
+        keys: The log keys.
+        model: Whose values they are: the global model's, or the mean over the clients' own models.
 
     >>> task_keys_in(["local/acc_task/0", "val/acc_task/0"])
     TaskKeys(beginning='val/acc_task/', mean='val/acc_tasks', are_accuracies=True)
@@ -49,7 +53,7 @@ def task_keys_in(keys: Iterable[str]) -> TaskKeys | None:
     for key in keys:
         for part, mean in parts.items():
             scope, found, _ = key.partition(part)
-            if found and scope != "local":
+            if found and (scope == "local") == (model == "clients"):
                 return TaskKeys(f"{scope}{part}", mean=f"{scope}/{mean}", are_accuracies=part == BY_TASK)
     return None
 
@@ -127,7 +131,7 @@ def mean_matrix(saved: SavedTasks, runs: Sequence[Sequence[TaskLine]]) -> TaskMa
         for of_run in runs:
             trained[row, of_run[index].trained] = True
     measures: dict[str, float] = {}
-    for name in saved.measures:
+    for name in saved.measures if all(map(ends_with_all_clients, runs)) else ():
         known = [of_run[-1].measures[name] for of_run in runs if name in of_run[-1].measures]
         if known:
             measures[name] = factor * math.fsum(known) / len(known)
@@ -139,6 +143,67 @@ def mean_matrix(saved: SavedTasks, runs: Sequence[Sequence[TaskLine]]) -> TaskMa
         initial=factor * values[before[-1]] if before else None,
         measures=measures,
         are_shares=saved.has_accuracies,
+    )
+
+
+def ends_with_all_clients(lines: Sequence[TaskLine]) -> bool:
+    """Return True if the last row is the mean over as many clients as any row, so that its measures are of all clients.
+
+    With delays the last row may have few clients. The rows of the global model have no clients.
+
+    Args:
+        lines: The rows of a table, at least one.
+    """
+    most = max(line.num_clients or 0 for line in lines)
+    return (lines[-1].num_clients or 0) == most
+
+
+def last_rows(history: History, names: Sequence[str]) -> dict[str, TaskMatrix]:
+    """Return the last logged values on tasks and their measures, as tables of one row.
+
+    The values of the clients' own models are means over all clients that were tested. A row of `tasks.csv` has only the
+    clients of one stage.
+
+    Args:
+        history: The logged values.
+        names: Names of the tasks.
+
+    Returns:
+        The tables by the name of the model.
+    """
+    matrices: dict[str, TaskMatrix] = {}
+    for model, shown in MODELS.items():
+        keys = task_keys_in(history.keys, model)
+        rounds = [] if keys is None else list(history.curve(keys.mean))
+        if keys is not None and rounds:
+            matrices[shown] = logged_row(history, keys, names=names, round_idx=rounds[-1])
+    return matrices
+
+
+def logged_row(history: History, keys: TaskKeys, *, names: Sequence[str], round_idx: int) -> TaskMatrix:
+    """Return the logged values on tasks and their measures after a round, as a table of one row.
+
+    Args:
+        history: The logged values.
+        keys: Names of the values.
+        names: Names of the tasks.
+        round_idx: The round.
+    """
+    values = np.array([[history.curve(f"{keys.beginning}{name}").get(round_idx, math.nan) for name in names]])
+    factor = share_factor(values) if keys.are_accuracies else 1.0
+    scope = keys.mean.rpartition("/")[0]
+    measures: dict[str, float] = {}
+    for name in TASK_MEASURES if keys.are_accuracies else TASK_VALUE_MEASURES:
+        curve = history.curve(f"{scope}/{name}")
+        if round_idx in curve:
+            measures[name] = factor * curve[round_idx]
+    return TaskMatrix(
+        names=names,
+        table=factor * values,
+        trained=np.zeros(values.shape, dtype=np.bool_),
+        rounds=[round_idx],
+        measures=measures,
+        are_shares=keys.are_accuracies,
     )
 
 

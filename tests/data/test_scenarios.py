@@ -373,6 +373,7 @@ def test_listed_samples_are_there_in_their_rounds(tmp_path):
         (["1,3,2"], r"the first not after the last, got \[3, 2\] for line 2 of"),
         (["-1,0,2"], "a sample of at least 0, and line 2 of"),
         (["1,0,2,5"], "whole numbers.* and line 2 of"),
+        (["1,0," + "9" * 140_000], "cannot be read as one .field larger than"),
     ],
 )
 def test_a_wrong_line_is_named(lines, error, tmp_path):
@@ -385,6 +386,9 @@ def test_a_missing_column_file_or_sample_is_named(tmp_path):
         D.ListedSamples(write(tmp_path / "rounds.csv", ["1"], head="sample"))
     with pytest.raises(FileNotFoundError, match="does not exist"):
         D.ListedSamples(tmp_path / "none.csv")
+    (tmp_path / "latin.csv").write_bytes("sample,first,last,né\n1,0,\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"path must be a csv file in UTF-8, got byte 0xe9 in .*; save it as UTF-8"):
+        D.ListedSamples(tmp_path / "latin.csv")
     with pytest.raises(ValueError, match=r"samples in \[0, 120\), the training samples, got 120"):
         data_with(D.ListedSamples(write(tmp_path / "rounds.csv", ["120,0,"])))
     with pytest.raises(ValueError, match=r"ListedSamples numbers all .* data\.source\.limit leaves \d+ of \d+ out"):

@@ -135,6 +135,7 @@ class Named(ClassIncremental):
     [
         (("task", "task"), "have tasks of different names, got 'task' twice; name each of its tasks"),
         (("task", ""), "without slashes and line breaks, got ''; name it such as 'first'"),
+        (("task", 2), "by texts without slashes and line breaks, got 2; name it such as '2'"),
         (("a/b", "c"), "without slashes and line breaks, got 'a/b'; name it such as 'a-b'"),
         (("a", "b\n"), r"got 'b\\n'; name it such as 'b'"),
     ],

@@ -68,25 +68,26 @@ def test_stored_logits_are_those_of_the_client_that_stored_them():
     assert "z" not in buffers_of(changing(), 1, size=30)[1]["buffer"]
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_a_client_that_never_had_samples_is_trained_at_once_with_the_others(alpha):
+# A client without samples is the first row of a stack in which nobody has a full batch.
+@pytest.mark.parametrize(("alpha", "clients_at_once", "batch_size"), [(0.0, 4, 20), (0.5, 2, 5)])
+def test_a_client_that_never_had_samples_is_trained_at_once_with_the_others(alpha, clients_at_once, batch_size):
     def run_by(chunk):
-        # Client 2 has no sample of classes 0 and 1, and client 3 none at all.
+        # Client 1 has no sample of classes 0 and 1, client 2 has none of class 2, and client 3 none at all.
         order = samples(34)[1].argsort(stable=True).tolist()
-        parts = [order[0:12], order[12:20], order[-9:], []]
+        parts = [order[12:20], order[-9:], order[0:12], []]
         source = TensorSource(samples(34, dtype=torch.float64), samples(9, seed=1, dtype=torch.float64), num_classes=3)
         data = FederatedDataModule(
             source,
             num_clients=4,
             partition=FixedPartition(parts),
-            batch_size=5,
+            batch_size=batch_size,
             scenario=ClassIncremental([[0, 1], [2]], rounds_per_task=2),
         )
         client = Replay(size=6, alpha=alpha, net=Small, optimizer=sgd())
         return fit(client, 4, data, precision="64-true", chunk=chunk, local_epochs=2)
 
     alone = run_by(1)
-    together = run_by(4)
+    together = run_by(clients_at_once)
     assert together.engine.why_not() is None
     assert not together.engine._logged_reasons
     for name, value in weights_of(alone).items():

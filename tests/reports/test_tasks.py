@@ -166,6 +166,13 @@ def test_runs_without_the_learning_accuracy_are_read(tmp_path, groups):
     assert matrix.measures.keys() == {"acc_tasks"}
 
 
+def test_the_measures_of_clients_are_shown_if_all_of_them_are_in_the_last_stage():
+    for last, shown in ((1, {}), (2, {"acc_tasks": 0.5})):
+        rows = [TaskLine("clients", s, s, [0.5, 0.5], [s], {"acc_tasks": 0.5}, n) for s, n in enumerate((2, last))]
+        (matrix,) = matrices_of([SavedTasks(NAMES, rows)]).values()
+        assert matrix.measures == shown
+
+
 def test_a_page_says_if_seeds_have_rows_of_their_own():
     same = [SavedTasks(NAMES, lines(table)) for table in (TABLES["FedAvg", 0], TABLES["FedAvg", 1])]
     assert words_for_seeds(same[:1]) == ""
