@@ -13,6 +13,16 @@ ALWAYS_KNOWN = (None, "epoch", "step")
 """What ModelCheckpoint may monitor without a logged value."""
 
 
+def is_kind(callback: Callback, name: str) -> bool:
+    """Tell whether a callback is of a class of this name, of whichever package of Lightning.
+
+    Args:
+        callback: The callback.
+        name: Name of the class or of one that it extends.
+    """
+    return name in {base.__name__ for base in type(callback).__mro__}
+
+
 class FreshValues:
     """Lets Lightning's EarlyStopping and ModelCheckpoint look at their value only when there is a new one.
 
@@ -73,10 +83,9 @@ class FreshValues:
         self._period = max(periods)
         for callback in callbacks:
             give_back(callback)
-            kinds = {base.__name__ for base in type(callback).__mro__}
-            if "EarlyStopping" in kinds:
+            if is_kind(callback, "EarlyStopping"):
                 self._watch(callback, self._look)
-            elif "ModelCheckpoint" in kinds:
+            elif is_kind(callback, "ModelCheckpoint"):
                 self._watch(callback, self._look_now)
 
     def _watch(self, callback: Callback, look: Callable[..., None]) -> None:

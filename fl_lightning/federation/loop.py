@@ -51,7 +51,7 @@ from fl_lightning.federation.recorder import bytes_of_sets
 from fl_lightning.federation.resume import catch_up
 from fl_lightning.federation.rounds import Rounds
 from fl_lightning.federation.run import FederatedRun
-from fl_lightning.federation.scenario_checks import check_changing_data, check_samples
+from fl_lightning.federation.scenario_checks import check_changing_data, check_samples, tell_of_early_stopping
 from fl_lightning.federation.server import Server, ServerOptimizer
 from fl_lightning.members.faults import Fault, FaultPolicy
 from fl_lightning.members.tasks import Tasks
@@ -593,6 +593,7 @@ class FederatedLoop(Forwarding):
             rounds=self.parts.horizon.planned,
         )
         check_changing_data(self.data, self.parts, self.parts.horizon.planned)
+        tell_of_early_stopping(self.data, self.trainer)
         tells_empty = check_samples(self.data, built(self._run).pace, self.parts.horizon.planned)
         self.parts.plateau.begin_fit(self.client, optimizers, schedulers)
         self._saved.begin_fit(self.trainer, self.global_weights)

@@ -3,11 +3,13 @@
 from itertools import pairwise
 
 import torch
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, Scenario
 from fl_lightning.data.changing import DIGESTED_CLIENTS, DIGESTED_ROUNDS, belongs
+from fl_lightning.federation.fresh_values import is_kind
 from fl_lightning.federation.pace import Pace
 from fl_lightning.federation.parts import FederationParts
 from fl_lightning.functional.classes import clean_name
@@ -68,6 +70,27 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             f"{type(parts.client).__name__} knows something of tasks that no client has met; give data.extra_splits."
             f"{known[0]} without them if that must not be"
         )
+
+
+def tell_of_early_stopping(data: FederatedDataModule, trainer: Trainer) -> None:
+    """Warn if EarlyStopping may end the run before all tasks have come.
+
+    Accuracies fall when a task begins, so that EarlyStopping takes the new task for the end of progress.
+
+    Args:
+        data: The data of the run.
+        trainer: Has the callbacks.
+    """
+    if data.scenario is None or not data.scenario.tasks:
+        return
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if is_kind(callback, "EarlyStopping"):
+            monitor = getattr(callback, "monitor", "its value")
+            rank_zero_warn(
+                f"EarlyStopping may end the run after a task of data.scenario begins, because {monitor} gets worse "
+                f"then; leave it out, or give it a patience of more evaluations than a task has"
+            )
 
 
 def check_names(scenario: Scenario) -> None:

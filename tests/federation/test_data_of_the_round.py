@@ -5,6 +5,7 @@ import warnings
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping
 
 from fl_lightning import FederatedLoop
 from fl_lightning.data import ClassIncremental, DomainIncremental, TensorSource, Window
@@ -230,6 +231,24 @@ def test_a_set_with_samples_of_later_tasks_is_named_once():
     # In a domain that comes later, the set's samples would look otherwise.
     turned = data_of(DomainIncremental(1, permutations=2), transfer_size=9, partition=None)
     assert not warned_of_later_tasks(fedmd(), turned)
+
+
+# --- 12: who watches a value over tasks (`best`: tests/runs/test_best.py) ---
+
+
+@pytest.mark.parametrize(
+    ("scenario", "stops", "told"),
+    [(by_tasks(), True, True), (by_tasks(), False, False), (Window(per_round=0.5), True, False), (None, True, False)],
+    ids=["tasks", "no callback", "no tasks", "no scenario"],
+)
+def test_early_stopping_beside_tasks_is_told_of(scenario, stops, told):
+    callbacks = [EarlyStopping("global/acc", mode="max", patience=9)] if stops else []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(fedavg(), 1, data_of(scenario), callbacks=callbacks)
+    said = [str(warning.message) for warning in caught if "EarlyStopping may end" in str(warning.message)]
+    assert len(said) == told
+    assert all("because global/acc gets worse" in text for text in said)
 
 
 # --- 11 and 19: values of tasks ---
