@@ -12,7 +12,7 @@ override VENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
 # Share of the tests that test, test-oldest and test-newest run: 1/1 is all of them, 1/3 the first third.
-SHARE ?= 1/1
+CASES ?= first
 CONFIG := configs/experiment/digits_fedntd.yaml
 STAMP := $(VENV)/installed
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3 python)
@@ -79,8 +79,8 @@ demo: env  ## the main job: FedNTD on real handwritten digits, under a minute
 	    '  other methods    fl-lightning compare -c $(CONFIG) --methods FedAvg FedNTD --seeds 0 1 2' \
 	    '  your own module  README.md, "Your own module and data"'
 
-test: env  ## the tests, without the slow ones and those that need a GPU
-	@'$(RUN)' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu' --share '$(SHARE)'
+test: env  ## the short suite: the first case of each test (CASES=all: all cases), without the slow ones
+	@'$(RUN)' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu' --cases '$(CASES)'
 
 test-all: env  ## the slow tests too
 	@'$(RUN)' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not gpu'
@@ -93,7 +93,7 @@ test-oldest: env  ## the tests on the oldest Python here, with the oldest versio
 	@'$(BIN)/uv' pip install --quiet --python '$(VENV)/oldest/bin/python' --resolution lowest-direct \
 	    --only-binary :all: --no-binary fl-lightning -e '.[dev,tensorboard]'
 	@'$(VENV)/oldest/bin/python' -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu' \
-	    --share '$(SHARE)'
+	    --cases '$(CASES)'
 
 test-newest: env  ## the tests on the newest Python here, unless `make test` runs on it
 	@python=$$('$(RUN)' -m tools.pythons newest) || exit 1; \

@@ -1,7 +1,6 @@
 """Options of the test suite, and fixtures of many tests."""
 
 import importlib.metadata
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import cache
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.first_cases import first_cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,20 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="a folder of further golden files (*.json) for tests/golden; may be given several times",
     )
     parser.addoption(
-        "--share",
-        type=share_of,
-        default=(1, 1),
-        metavar="K/N",
-        help="every N-th test from the K-th one of each file, such as 1/3; the N shares together have all",
+        "--cases",
+        choices=["first", "all"],
+        default="all",
+        help="first: the short suite, which tests/first_cases.py chooses",
     )
-
-
-def share_of(text: str) -> tuple[int, int]:
-    """Read K and N of K/N, with 1 ≤ K ≤ N."""
-    first, _, step = text.partition("/")
-    if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
-        raise pytest.UsageError(f"--share must be K/N with 1 <= K <= N, got {text}; write 1/3 for the first third")
-    return int(first), int(step)
 
 
 LONGEST = ("tests/processes/", "tests/cli/", "tests/test_contributing", "tests/test_contract", "tests/test_notebooks")
@@ -42,15 +34,8 @@ LONGEST = ("tests/processes/", "tests/cli/", "tests/test_contributing", "tests/t
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
-    first, step = config.getoption("--share")
-    seen: Counter[Path] = Counter()
-    kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
-    for item in items:
-        is_kept = seen[item.path] % step == first - 1
-        seen[item.path] += 1
-        (kept if is_kept else left_out).append(item)
-    if left_out:
+    if config.getoption("--cases") == "first":
+        kept, left_out = first_cases(items)
         items[:] = kept
         config.hook.pytest_deselected(items=left_out)
 

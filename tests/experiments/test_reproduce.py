@@ -265,7 +265,7 @@ def has_small_size(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", filter(has_small_size, spec.experiment_names()))
+@pytest.mark.parametrize("name", list(filter(has_small_size, spec.experiment_names())))
 def test_a_figure_end_to_end(name, tmp_path, monkeypatch, cells_here):
     """Two rounds of all its runs, with monitors that measure every round; then its pictures."""
     read = spec.read_experiment
