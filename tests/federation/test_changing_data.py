@@ -202,6 +202,12 @@ def test_a_round_in_which_nobody_has_samples_is_named_before_any_trains():
     fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, data_of(Gap()))
 
 
+def test_where_devices_lose_nobody_such_a_round_is_refused_too():
+    changing = data_of(Gap(), devices=Devices(step_seconds=0.1))
+    with pytest.raises(ValueError, match=r"in round 2 none of the cohort has any; change the scenario"):
+        fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 4, changing)
+
+
 class Stop(pl.Callback):
     """The weights after each round, of a run that ends after some rounds."""
 

@@ -26,7 +26,7 @@ from fl_lightning.reports.task_figures import (
     plot_task_curves,
     plot_tasks,
 )
-from fl_lightning.reports.tasks import matrices_of, words_for_seeds
+from fl_lightning.reports.tasks import have_met_alike, matrices_of, words_for_seeds
 from fl_lightning.runs.stages import MOST_STAGES, counted_rounds, presence_of
 from fl_lightning.runs.tasks import SavedTasks, TaskLine, read_tasks, write_tasks
 from tests.reports.saved_runs import settings, write_table
@@ -149,6 +149,15 @@ def test_intransigence_of_clients_needs_that_they_met_the_same_tasks(tmp_path, g
     assert table.header[-2:] == ["intransigence (global/acc_tasks), %", "intransigence (local/acc_tasks), %"]
     assert [[cell.text for cell in row[-2:]] for row in table.rows] == [["15.0", "25.0"], ["30.0", "–"], ["–", "–"]]
     assert table.note.count("Intransigence") == 2
+
+
+def test_clients_met_alike_if_as_many_were_in_each_stage_on_the_same_tasks():
+    rows = [TaskLine("clients", stage, stage, [0.5, 0.5], [stage], {}, 2) for stage in range(2)]
+    assert have_met_alike(rows, [row._replace(round_idx=9, accuracies=[0.1, 0.2]) for row in rows])
+    first, last = rows
+    for other in (last._replace(row=2), last._replace(num_clients=1), last._replace(trained=[0, 1])):
+        assert not have_met_alike(rows, [first, other])
+    assert not have_met_alike(rows, [first])
 
 
 def test_runs_without_the_learning_accuracy_are_read(tmp_path, groups):
