@@ -326,8 +326,8 @@ def task_name(classes: Sequence[int]) -> str:
 def rows_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Return the first and the last number of each row in which every number is one more than that before it.
 
-    >>> rows_of([4, 5, 6, 0])
-    [(4, 6), (0, 0)]
+    >>> rows_of([4, 5, 6, 0, 2])
+    [(4, 6), (0, 0), (2, 2)]
     """
     rows: list[tuple[int, int]] = []
     for number in numbers:

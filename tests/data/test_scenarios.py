@@ -479,14 +479,17 @@ def test_samples_are_chosen_once_for_each_stage():
     assert len(calls) == len(set(calls)) == 3 * NUM_CLIENTS
 
 
-@pytest.mark.parametrize("answer", [np.ones(3, dtype=bool), np.arange(30)])
+@pytest.mark.parametrize("answer", [lambda num: np.ones(num - 1, dtype=bool), lambda num: np.ones(num, dtype=int)])
 def test_an_answer_of_another_kind_is_refused(answer):
     class Wrong(D.Scenario):
+        def begin(self, data):
+            self.num = len(data.parts[0])
+
         def stage(self, client_id, round_idx):
             return 0
 
         def keeps(self, client_id, stage):
-            return answer
+            return answer(self.num)
 
     with pytest.raises(ValueError, match=r"Wrong\.keeps must return \(\d+,\) truth values"):
         data_with(Wrong()).view(0, 0)
