@@ -47,7 +47,7 @@ class ChangingSamples(ClientSamples):
         given = ScenarioInput(parts=dealt, train=train, num_classes=lambda: data.num_classes, seed=seed)
         scenario.begin(given)
         check_tasks(scenario.tasks, given)
-        check_answers(scenario, len(dealt))
+        check_answers(scenario, train, num_clients=len(dealt))
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
         """Make the view of one client's data in one round."""
@@ -166,15 +166,17 @@ def check_tasks(tasks: Sequence[Task], data: ScenarioInput) -> None:
                 )
 
 
-def check_answers(scenario: Scenario, num_clients: int) -> None:
+def check_answers(scenario: Scenario, train: Split, num_clients: int) -> None:
     """Refuse a scenario whose stages fall, that names a task which it does not have, or that makes transforms anew.
 
     Args:
         scenario: The scenario, which has begun.
+        train: The training split.
         num_clients: Number of clients.
 
     Raises:
-        ValueError: It does so for one of the first clients in one of the first rounds.
+        ValueError: It does so for one of the first clients in one of the first rounds, or the samples cannot be seen in
+            another way.
     """
     name = type(scenario).__name__
     num_tasks = len(scenario.tasks)
@@ -199,11 +201,14 @@ def check_answers(scenario: Scenario, num_clients: int) -> None:
                     f"{name}.task must return a number in [0, {num_tasks}), the tasks, got {described(task)} for "
                     f"client {client_id} in stage {stage}; return None for a stage of no task"
                 )
-            if scenario.seen(client_id, stage) is not scenario.seen(client_id, stage):
+            seen = scenario.seen(client_id, stage)
+            if seen is not scenario.seen(client_id, stage):
                 raise ValueError(
                     f"{name}.seen must return the same object for equal ways of seeing, got another one when it was "
                     f"asked again for client {client_id} in stage {stage}; make the transform once, in __init__"
                 )
+            if seen is not None:
+                train.through(seen)
 
 
 class ClientChanges:

@@ -181,6 +181,14 @@ def test_a_sample_has_its_loader_in_each_way_of_seeing():
     assert several.by_loader(chosen)[0].tolist() == [0, 6 + 1]
 
 
+def test_a_batch_of_samples_in_several_ways_is_in_its_order():
+    split = samples(num=6)
+    several = SeveralWays(split, [None, lambda x, generator: -x])
+    ((x, y),) = several.batches([torch.tensor([6 + 2, 0, 6 + 1, 5])], None)
+    assert x.equal(torch.stack([-split.x[2], split.x[0], -split.x[1], split.x[5]]))
+    assert y.equal(split.labels[[2, 0, 1, 5]])
+
+
 def test_what_is_seen_follows_samples_that_are_moved():
     """On a GPU the samples are moved when a fit begins. Here they get other values."""
     data = data_with(D.DomainIncremental(1, permutations=2))
