@@ -181,6 +181,15 @@ def test_a_sample_has_its_loader_in_each_way_of_seeing():
     assert several.by_loader(chosen)[0].tolist() == [0, 6 + 1]
 
 
+def test_samples_of_several_tasks_are_there_once_and_in_their_order():
+    data = data_with(D.ClassIncremental(TASKS, rounds_per_task=2))
+    test = data.split("test")
+    tasks = [D.Task("second", classes=(1,)), D.Task("first", classes=(0,)), D.Task("both", classes=(0, 1))]
+    split, found = samples_of_tasks(data.client_samples(), test, among=torch.arange(len(test)), tasks=tasks)
+    assert split is test
+    assert found.equal((test.labels < 2).nonzero().flatten())
+
+
 def test_a_batch_of_samples_in_several_ways_is_in_its_order():
     split = samples(num=6)
     several = SeveralWays(split, [None, lambda x, generator: -x])

@@ -104,7 +104,7 @@ def test_wrong_settings_are_refused(settings, error):
         made(**settings)
 
 
-@pytest.mark.parametrize("span", [3, [1], [0, 1, 2], "01", [None, 1], [0.5, 1]])
+@pytest.mark.parametrize("span", [3, [1], [0, 1, 2], "01", [None, 1], [0.5, 1], [True, 1], [0, True]])
 def test_what_is_no_span_is_refused(span):
     with pytest.raises(TypeError, match=r"data\.stays"):
         made(stays={1: span})
