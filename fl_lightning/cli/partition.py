@@ -1,5 +1,6 @@
 """`fl-lightning partition`: draw and describe the clients of a run, their samples and devices, without training."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -237,7 +238,7 @@ def describe(
 
 
 def by_client(names: Sequence[str], columns: Sequence[tuple[str, str, Tensor]]) -> list[str]:
-    """Write a line for each client.
+    """Write a line for each client, with a dash for what a client without samples does not have.
 
     Args:
         names: of the clients.
@@ -245,10 +246,15 @@ def by_client(names: Sequence[str], columns: Sequence[tuple[str, str, Tensor]]) 
 
     >>> by_client(["ann", "0"], [("samples", ",", torch.tensor([1200, 3]))])
     ['client  samples', '   ann    1,200', '     0        3']
+    >>> by_client(["ann", "0"], [("effective", ".1f", torch.tensor([1.5, float("nan")]))])
+    ['client  effective', '   ann        1.5', '     0          -']
     """
     shown = ["client", *(name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…" for name in names)]
     width = max(map(len, shown))
-    cells = [[heading, *map(f"{{:>{len(heading)}{form}}}".format, x.tolist())] for heading, form, x in columns]
+    cells: list[list[str]] = []
+    for heading, form, values in columns:
+        texts = ["-" if math.isnan(value) else f"{value:{form}}" for value in values.tolist()]
+        cells.append([heading, *(f"{text:>{len(heading)}}" for text in texts)])
     return ["  ".join([f"{name:>{width}}", *row]) for name, row in zip(shown, zip(*cells, strict=True), strict=True)]
 
 
@@ -267,8 +273,10 @@ def digits_of(values: Sequence[float]) -> int:
 def range_text(values: Tensor, digits: int) -> str:
     """Write the least, median and greatest of values (N,), without those of clients that have no samples.
 
-    >>> range_text(torch.tensor([3.0, 1.0, 9.0, float("nan")]), 1)
-    '1.0 to 9.0, median 3.0'
+    >>> range_text(torch.tensor([3.0, 1.0, 9.0, float("nan")]), 1), range_text(torch.tensor([float("nan")]), 1)
+    ('1.0 to 9.0, median 3.0', '-')
     """
+    if values.isnan().all():
+        return "-"
     least, median, most = np.nanquantile(values.double().numpy(), [0, 0.5, 1])
     return f"{least:,.{digits}f} to {most:,.{digits}f}, median {median:,.{digits}f}"

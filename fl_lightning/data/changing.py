@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from hashlib import blake2b
+from itertools import pairwise
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from fl_lightning.data.clients import ClientIndices, ClientSamples, ClientView, FederatedData
 from fl_lightning.data.scenario import Scenario, ScenarioInput, Task
 from fl_lightning.data.splits import Split, TensorSplit, Transform
+from fl_lightning.utils.settings import check_kind, described
 
 DIGESTED_ROUNDS = 100
 DIGESTED_CLIENTS = 50
@@ -41,7 +44,10 @@ class ChangingSamples(ClientSamples):
         self._seen: dict[tuple[int, int], tuple[Split, Transform, Split]] = {}
         """A split, a transform, and the split through the transform, by the identities of the first two."""
         scenario.has_begun = True
-        scenario.begin(ScenarioInput(parts=dealt, train=train, num_classes=lambda: data.num_classes, seed=seed))
+        given = ScenarioInput(parts=dealt, train=train, num_classes=lambda: data.num_classes, seed=seed)
+        scenario.begin(given)
+        check_tasks(scenario.tasks, given)
+        check_answers(scenario, train, num_clients=len(dealt))
 
     def view(self, client_id: int, round_idx: int) -> ClientView:
         """Make the view of one client's data in one round."""
@@ -137,6 +143,72 @@ class ChangingSamples(ClientSamples):
             "set_class_count takes samples from a client, and data.scenario says which samples a client has; take "
             "the scenario RemoveSamples, or leave data.scenario out"
         )
+
+
+def check_tasks(tasks: Sequence[Task], data: ScenarioInput) -> None:
+    """Refuse what is no task, and tasks of classes that there are not.
+
+    Args:
+        tasks: The tasks of a scenario that has begun.
+        data: The samples.
+
+    Raises:
+        TypeError: Something is no task.
+        ValueError: A task has such a class.
+    """
+    for task in tasks:
+        check_kind(Task, "a list of Task", "give such as [Task('first')]", **{"data.scenario.tasks": task})
+        num_classes = None if task.classes is None else data.num_classes
+        for class_idx in task.classes or ():
+            if num_classes is not None and not 0 <= class_idx < num_classes:
+                raise ValueError(
+                    f"data.scenario.tasks must name classes in [0, {num_classes}), got {class_idx}; leave it out"
+                )
+
+
+def check_answers(scenario: Scenario, train: Split, num_clients: int) -> None:
+    """Refuse a scenario whose stages fall, that names a task which it does not have, or that makes transforms anew.
+
+    Args:
+        scenario: The scenario, which has begun.
+        train: The training split.
+        num_clients: Number of clients.
+
+    Raises:
+        ValueError: It does so for one of the first clients in one of the first rounds, or the samples cannot be seen in
+            another way.
+    """
+    name = type(scenario).__name__
+    num_tasks = len(scenario.tasks)
+    for client_id in range(min(DIGESTED_CLIENTS, num_clients)):
+        stages = [scenario.stage(client_id, round_idx) for round_idx in range(DIGESTED_ROUNDS)]
+        for round_idx, (before, after) in enumerate(pairwise([0, *stages])):
+            if not isinstance(after, Integral):
+                raise ValueError(
+                    f"{name}.stage must return a whole number, got {described(after)} for client {client_id} in round "
+                    f"{round_idx}; number the stages from 0"
+                )
+            if after < before:
+                raise ValueError(
+                    f"{name}.stage must begin at 0 or above and never fall, got {after} after {before} for client "
+                    f"{client_id} in round {round_idx}; number the stages in their order"
+                )
+        for stage in sorted(set(stages)):
+            task = scenario.task(client_id, stage)
+            is_known = isinstance(task, Integral) and 0 <= task < num_tasks
+            if num_tasks and task is not None and not is_known:
+                raise ValueError(
+                    f"{name}.task must return a number in [0, {num_tasks}), the tasks, got {described(task)} for "
+                    f"client {client_id} in stage {stage}; return None for a stage of no task"
+                )
+            seen = scenario.seen(client_id, stage)
+            if seen is not scenario.seen(client_id, stage):
+                raise ValueError(
+                    f"{name}.seen must return the same object for equal ways of seeing, got another one when it was "
+                    f"asked again for client {client_id} in stage {stage}; make the transform once, in __init__"
+                )
+            if seen is not None:
+                train.through(seen)
 
 
 class ClientChanges:

@@ -1,7 +1,8 @@
 """Scenarios of data that change by and by: classes that drift, samples that arrive, leave or are taken away."""
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,18 @@ from fl_lightning.data.spans import read_spans
 from fl_lightning.data.splits import Array
 from fl_lightning.utils.files import content_digest
 from fl_lightning.utils.keyed import keyed_numpy
-from fl_lightning.utils.settings import check_above, check_at_least, check_at_most, check_count
+from fl_lightning.utils.settings import (
+    check_above,
+    check_at_least,
+    check_at_most,
+    check_below,
+    check_count,
+    check_given,
+)
 from fl_lightning.utils.signatures import checks_arguments
+
+MOST_STEPS = 10**9
+"""Number of steps after which the samples of a class stay."""
 
 
 class DriftDraws(NamedTuple):
@@ -42,7 +53,7 @@ class LabelDrift(Scenario):
     p_0 + (p_1 − p_0) · k / steps, as far as it has samples. A class that gains keeps the samples that it has.
 
     Args:
-        alpha: Concentration of the draws, > 0. Small: few classes at a time.
+        alpha: Concentration of the draws, > 0 and finite. Small: few classes at a time.
         rounds: Number of rounds of the drift, ≥ 1. The data then stay.
         samples: Share of its samples that a client has at a time, in (0, 1].
         steps: Number of steps of the drift, ≥ 1. 1: one change after `rounds`. None: a step in every round.
@@ -54,7 +65,10 @@ class LabelDrift(Scenario):
 
     @checks_arguments
     def __init__(self, alpha: float, rounds: int, samples: float = 0.5, *, steps: int | None = None) -> None:
+        numbers = {"data.scenario.alpha": alpha, "data.scenario.rounds": rounds, "data.scenario.samples": samples}
+        check_given(**numbers)
         check_above(0, "small: few classes at a time", **{"data.scenario.alpha": alpha})
+        check_below(math.inf, "1000 gives nearly equal shares", **{"data.scenario.alpha": alpha})
         check_count(1, "the rounds of the drift", **{"data.scenario.rounds": rounds})
         check_above(0, "a share of a client's samples", **{"data.scenario.samples": samples})
         check_at_most(1, "a share of a client's samples", **{"data.scenario.samples": samples})
@@ -122,6 +136,7 @@ class Window(Scenario):
 
     @checks_arguments
     def __init__(self, per_round: float, keep: int | None = None, first: float = 0.0, by: str | None = None) -> None:
+        check_given(**{"data.scenario.per_round": per_round, "data.scenario.first": first})
         check_above(0, "a share of a client's samples", **{"data.scenario.per_round": per_round})
         check_at_most(1, "a share of a client's samples", **{"data.scenario.per_round": per_round})
         check_count(1, "rounds for which a sample stays", **{"data.scenario.keep": keep})
@@ -232,8 +247,8 @@ class RemoveSamples(Scenario):
         client: Id of the client, from 0.
         start: Round, from 0, in which the first samples are gone.
         every: Number of rounds between two steps, ≥ 1.
-        step: Number of samples that a step takes, as a share (> 0) of all samples that the client was dealt.
-        until: Least number of samples of the class that stay, as a share (≥ 0) of all samples that the client was
+        step: Number of samples that a step takes, as a share in (0, 1] of all samples that the client was dealt.
+        until: Least number of samples of the class that stay, as a share in [0, 1] of all samples that the client was
             dealt.
         counts: Number of samples of the class that stay after each step, in place of `step` and `until`.
 
@@ -254,12 +269,17 @@ class RemoveSamples(Scenario):
         until: float = 0.01,
         counts: list[int] | None = None,
     ) -> None:
+        numbers = {"class_idx": class_idx, "client": client, "start": start, "every": every, "step": step}
+        for name, number in (numbers | {"until": until}).items():
+            check_given(**{f"data.scenario.{name}": number})
         check_count(0, "the class that loses samples", **{"data.scenario.class_idx": class_idx})
         check_count(0, "the client that loses samples", **{"data.scenario.client": client})
         check_count(0, "a round", **{"data.scenario.start": start})
         check_count(1, "rounds between two steps", **{"data.scenario.every": every})
         check_above(0, "a share of the client's samples", **{"data.scenario.step": step})
+        check_at_most(1, "a share of the client's samples", **{"data.scenario.step": step})
         check_at_least(0, "a share of the client's samples", **{"data.scenario.until": until})
+        check_at_most(1, "a share of the client's samples", **{"data.scenario.until": until})
         for count in counts or ():
             check_count(0, "samples that stay", **{"data.scenario.counts": count})
         self.class_idx = class_idx
@@ -285,10 +305,9 @@ class RemoveSamples(Scenario):
         if self.counts is not None:
             self._num_steps = len(self.counts)
             return
-        self._num_steps = 0
-        least = self.count_after(10**9, dealt=len(labels), of_class=of_class)
-        while self.count_after(self._num_steps, dealt=len(labels), of_class=of_class) > least:
-            self._num_steps += 1
+        count_after = partial(self.count_after, dealt=len(labels), of_class=of_class)
+        least = count_after(MOST_STEPS)
+        self._num_steps = bisect_left(range(MOST_STEPS), -least, key=lambda num_steps: -count_after(num_steps))
 
     def count_after(self, num_steps: int, *, dealt: int, of_class: int) -> int:
         """Return the number of samples of the class that the client has after some steps.

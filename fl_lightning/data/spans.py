@@ -36,12 +36,13 @@ def read_spans(path: Path, *, setting: str, column: str) -> list[Line]:
             sentence names the line.
     """
     if not path.is_file():
+        reason = "which is no file" if path.exists() else "which does not exist"
         raise FileNotFoundError(
-            f"{setting} must be a csv file with the columns {column}, first and last, got {path}, which does not exist"
+            f"{setting} must be a csv file with the columns {column}, first and last, got {path}, {reason}"
         )
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = _lines_of(csv.DictReader(file), path=path, setting=setting, column=column)
+            lines = _lines_of(csv.DictReader(file, skipinitialspace=True), path=path, setting=setting, column=column)
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{setting} must be a csv file in UTF-8, got byte 0x{error.object[error.start]:02x} in {path}; save it as "

@@ -81,6 +81,11 @@ def spans_of(given: Any) -> Spans:
         FileNotFoundError: There is no such file.
     """
     spans: Spans = {}
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        raise TypeError(
+            f"{SETTING} must give one first and one last round by client id, got {given}; write such as "
+            f"'{{3: [10, null]}}', with spaces after the colons, or name a csv file"
+        )
     if isinstance(given, str | Path):
         for line in read_spans(Path(given), setting=SETTING, column="client"):
             spans.setdefault(line.number, []).append((line.first, line.last))

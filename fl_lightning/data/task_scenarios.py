@@ -15,7 +15,7 @@ from fl_lightning.data.scenario import Scenario, ScenarioInput, Task
 from fl_lightning.data.splits import Array, Transform
 from fl_lightning.functional.classes import clean_name, unique_names
 from fl_lightning.utils.keyed import keyed_numpy
-from fl_lightning.utils.settings import check_at_least, check_at_most, check_choice, check_count
+from fl_lightning.utils.settings import check_at_least, check_at_most, check_choice, check_count, check_given
 from fl_lightning.utils.signatures import checks_arguments
 
 Order = Literal["same", "shuffled"]
@@ -44,6 +44,7 @@ class TaskSequence(Scenario):
     def __init__(
         self, rounds_per_task: int, order: Order = "same", delay: int = 0, *, cumulative: bool = False
     ) -> None:
+        check_given(**{"data.scenario.rounds_per_task": rounds_per_task, "data.scenario.delay": delay})
         check_count(1, "the rounds of each task", **{"data.scenario.rounds_per_task": rounds_per_task})
         check_choice(("same", "shuffled"), **{"data.scenario.order": order})
         check_count(0, "0 lets all clients begin together", **{"data.scenario.delay": delay})
@@ -131,14 +132,9 @@ class ClassIncremental(TaskSequence):
 
     def begin(self, data: ScenarioInput) -> None:
         super().begin(data)
-        num_classes = data.num_classes
         task_of_class: dict[int, int] = {}
         for index, task in enumerate(self.tasks):
             for class_idx in task.classes or ():
-                if num_classes is not None and class_idx >= num_classes:
-                    raise ValueError(
-                        f"data.scenario.tasks must name classes in [0, {num_classes}), got {class_idx}; leave it out"
-                    )
                 task_of_class[class_idx] = index
         self._places = []
         for client_id in range(data.num_clients):
@@ -216,6 +212,10 @@ class DomainIncremental(TaskSequence):
         check_count(1, "the number of domains", **{"data.scenario.permutations": permutations})
         for std in noises or ():
             check_at_least(0, "0 adds none", **{"data.scenario.noises": std})
+        for name, numbers in {"rotations": rotations, "noises": noises}.items():
+            for number in numbers or ():
+                if not math.isfinite(number):
+                    raise ValueError(f"data.scenario.{name} must be finite numbers, got {number}; give such as [0, 45]")
         for name, listed in {"rotations": rotations, "noises": noises, "values": values}.items():
             if listed is not None and (not listed or len(set(listed)) < len(listed)):
                 raise ValueError(f"data.scenario.{name} must name different domains, got {listed}; name each once")
@@ -326,8 +326,8 @@ def task_name(classes: Sequence[int]) -> str:
 def rows_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Return the first and the last number of each row in which every number is one more than that before it.
 
-    >>> rows_of([4, 5, 6, 0])
-    [(4, 6), (0, 0)]
+    >>> rows_of([4, 5, 6, 0, 2])
+    [(4, 6), (0, 0), (2, 2)]
     """
     rows: list[tuple[int, int]] = []
     for number in numbers:

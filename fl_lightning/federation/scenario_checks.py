@@ -8,7 +8,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, Scenario
-from fl_lightning.data.changing import DIGESTED_CLIENTS, DIGESTED_ROUNDS, belongs
+from fl_lightning.data.changing import belongs
 from fl_lightning.federation.fresh_values import is_kind
 from fl_lightning.federation.pace import Pace
 from fl_lightning.federation.parts import FederationParts
@@ -60,7 +60,6 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             "data.scenario changes which samples a client has, and the guarantees of differential privacy are counted "
             "for fixed ones; leave it out, or train without privacy"
         )
-    check_answers(data, data.scenario)
     check_columns(data, data.scenario)
     check_every_round(data, parts.client, num_rounds)
     known = [name for name in SETS if name in parts.needs and holds_later_tasks(data, data.scenario, name)]
@@ -114,35 +113,6 @@ def check_names(scenario: Scenario) -> None:
             raise ValueError(
                 f"data.scenario must have tasks of different names, got {name!r} twice; name each of its tasks"
             )
-
-
-def check_answers(data: FederatedDataModule, scenario: Scenario) -> None:
-    """Refuse a scenario whose stages fall, or that names a task which it does not have.
-
-    Args:
-        data: The data of the run.
-        scenario: The scenario of the data.
-
-    Raises:
-        ValueError: It does so for one of the first clients in one of the first rounds.
-    """
-    name = type(scenario).__name__
-    num_tasks = len(scenario.tasks)
-    for client_id in data.training_clients[:DIGESTED_CLIENTS]:
-        stages = [scenario.stage(client_id, round_idx) for round_idx in range(DIGESTED_ROUNDS)]
-        for round_idx, (before, after) in enumerate(pairwise([0, *stages])):
-            if after < before:
-                raise ValueError(
-                    f"{name}.stage must begin at 0 or above and never fall, got {after} after {before} for client "
-                    f"{client_id} in round {round_idx}; number the stages in their order"
-                )
-        for stage in sorted(set(stages)):
-            task = scenario.task(client_id, stage)
-            if num_tasks and task is not None and not 0 <= task < num_tasks:
-                raise ValueError(
-                    f"{name}.task must return a number in [0, {num_tasks}), the tasks, got {task} for client "
-                    f"{client_id} in stage {stage}; return None for a stage of no task"
-                )
 
 
 def check_columns(data: FederatedDataModule, scenario: Scenario) -> None:

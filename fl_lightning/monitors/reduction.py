@@ -66,8 +66,8 @@ class SampleReduction(ClassCount):
         client: Id of the client, 0 … N−1.
         start: Round, from 0, in which the first samples are gone.
         every: Number of rounds between two steps, ≥ 1.
-        step: Number of samples that a step takes, as a share (> 0) of all samples that the client was dealt.
-        until: Least number of samples of the class that stay, as a share (≥ 0) of all samples that the client was
+        step: Number of samples that a step takes, as a share in (0, 1] of all samples that the client was dealt.
+        until: Least number of samples of the class that stay, as a share in [0, 1] of all samples that the client was
             dealt.
         counts: Number of samples of the class that stay after each step, in place of `step` and `until`.
     """

@@ -82,6 +82,21 @@ def check_whole(hint: str = "", /, **settings: object) -> None:
             raise TypeError(f"{name} must be a whole number, got {described(value)}{hint and '; ' + hint}")
 
 
+def check_given(**settings: object) -> None:
+    """Refuse a number that is None.
+
+    Raises:
+        TypeError: naming the setting.
+
+    >>> check_given(delay=None)
+    Traceback (most recent call last):
+    TypeError: delay must be a number, got None; give one, or leave it out for the default
+    """
+    for name, value in settings.items():
+        if value is None:
+            raise TypeError(f"{name} must be a number, got None; give one, or leave it out for the default")
+
+
 def check_count(low: int, hint: str = "", /, **settings: Any) -> None:
     """Refuse a setting that is no whole number of at least `low`, with `hint` at the end of the sentence.
 

@@ -2,12 +2,15 @@
 
 import csv
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fl_lightning.callbacks import ClasswiseReport, RunPlots
+from fl_lightning.callbacks.report import print_tasks
 from fl_lightning.data import ClassIncremental
+from fl_lightning.metrics.history import History
 from fl_lightning.metrics.keys import TASK_MEASURES
 from fl_lightning.reports.report import drawn_keys
 from fl_lightning.reports.saved import Group, read_run
@@ -118,6 +121,36 @@ def test_the_last_values_on_the_tasks_and_their_measures_are_printed_in_lines_th
         }
         known = {short: row.get(f"{scope}/{name}") for short, name in names.items()}
         assert below.split("   ") == [f"{short} {100 * float(value):.1f} %" for short, value in known.items() if value]
+
+
+def printed(names, row, capsys):
+    """The lines that are printed where the last row of a run is this one."""
+    history = History()
+    history.record(4, row)
+    print_tasks(SimpleNamespace(tasks=SimpleNamespace(names=names), recorder=SimpleNamespace(history=history)))
+    return [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+
+
+def test_values_on_up_to_ten_tasks_are_printed_and_of_more_tasks_the_measures_only(capsys):
+    names = [str(task) for task in range(11)]
+    row = {f"global/acc_task/{name}": 0.5 for name in names} | {"global/acc_tasks": 0.5}
+    title, *tasks, measures = printed(names[:10], row, capsys)
+    assert title == "Accuracy on the tasks after 5 rounds (global model)"
+    assert "   ".join(tasks).split("   ") == [f"{name} 50.0 %" for name in names[:10]]
+    assert measures == "ACC 50.0 %"
+    assert printed(names, row, capsys) == [title, measures]
+    of_value = printed(["a"], {"val/value_task/a": 2.5, "val/value_tasks": 2.5}, capsys)
+    assert of_value == ["Value on the tasks after 5 rounds (global model)", "a 2.5", "mean 2.5"]
+
+
+def test_a_test_after_the_fit_does_not_print_the_tasks_again(tmp_path, capsys):
+    fitted = trainer([RunPlots(format="none"), ClasswiseReport()], tmp_path, rounds=1)
+    federation = loop()
+    changed = changing()
+    fitted.fit(federation, datamodule=changed)
+    assert "on the tasks after 1 round" in capsys.readouterr().out
+    fitted.test(federation, datamodule=changed)
+    assert "on the tasks" not in capsys.readouterr().out
 
 
 def test_many_tasks_and_long_names_and_other_values_are_printed_in_a_few_lines():

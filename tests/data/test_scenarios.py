@@ -1,6 +1,7 @@
 """Scenarios: which samples a client has in a round, and how it sees them."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,23 @@ def test_a_sample_has_its_loader_in_each_way_of_seeing():
     chosen = torch.tensor([0, 5, 7, 8, 11])
     assert [part.tolist() for part in several.by_loader(chosen)] == [[0, 7], [5, 8, 11]]
     assert several.by_loader(chosen)[0].tolist() == [0, 6 + 1]
+
+
+def test_samples_of_several_tasks_are_there_once_and_in_their_order():
+    data = data_with(D.ClassIncremental(TASKS, rounds_per_task=2))
+    test = data.split("test")
+    tasks = [D.Task("second", classes=(1,)), D.Task("first", classes=(0,)), D.Task("both", classes=(0, 1))]
+    split, found = samples_of_tasks(data.client_samples(), test, among=torch.arange(len(test)), tasks=tasks)
+    assert split is test
+    assert found.equal((test.labels < 2).nonzero().flatten())
+
+
+def test_a_batch_of_samples_in_several_ways_is_in_its_order():
+    split = samples(num=6)
+    several = SeveralWays(split, [None, lambda x, generator: -x])
+    ((x, y),) = several.batches([torch.tensor([6 + 2, 0, 6 + 1, 5])], None)
+    assert x.equal(torch.stack([-split.x[2], split.x[0], -split.x[1], split.x[5]]))
+    assert y.equal(split.labels[[2, 0, 1, 5]])
 
 
 def test_what_is_seen_follows_samples_that_are_moved():
@@ -364,6 +382,15 @@ def test_listed_samples_are_there_in_their_rounds(tmp_path):
             assert found == [sample for sample in dealt(data, client_id).tolist() if sample in there]
 
 
+def test_a_file_may_have_spaces_after_commas_a_byte_order_mark_and_further_columns(tmp_path):
+    text = "\ufefffirst, note, sample, last\r\n0, x, 3, 1\r\n2, , 5,\r\n"
+    (tmp_path / "rounds.csv").write_text(text, encoding="utf-8", newline="")
+    data = data_with(D.ListedSamples(tmp_path / "rounds.csv"))
+    for round_idx, there in enumerate([{3}, {3}, {5}]):
+        found = [data.client_samples().indices(client_id, round_idx) for client_id in range(NUM_CLIENTS)]
+        assert set(torch.cat(found).tolist()) == there
+
+
 @pytest.mark.parametrize(
     ("lines", "error"),
     [
@@ -386,6 +413,8 @@ def test_a_missing_column_file_or_sample_is_named(tmp_path):
         D.ListedSamples(write(tmp_path / "rounds.csv", ["1"], head="sample"))
     with pytest.raises(FileNotFoundError, match="does not exist"):
         D.ListedSamples(tmp_path / "none.csv")
+    with pytest.raises(FileNotFoundError, match="which is no file"):
+        D.ListedSamples(tmp_path)
     (tmp_path / "latin.csv").write_bytes("sample,first,last,né\n1,0,\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"path must be a csv file in UTF-8, got byte 0xe9 in .*; save it as UTF-8"):
         D.ListedSamples(tmp_path / "latin.csv")
@@ -467,14 +496,17 @@ def test_samples_are_chosen_once_for_each_stage():
     assert len(calls) == len(set(calls)) == 3 * NUM_CLIENTS
 
 
-@pytest.mark.parametrize("answer", [np.ones(3, dtype=bool), np.arange(30)])
+@pytest.mark.parametrize("answer", [lambda num: np.ones(num - 1, dtype=bool), lambda num: np.ones(num, dtype=int)])
 def test_an_answer_of_another_kind_is_refused(answer):
     class Wrong(D.Scenario):
+        def begin(self, data):
+            self.num = len(data.parts[0])
+
         def stage(self, client_id, round_idx):
             return 0
 
         def keeps(self, client_id, stage):
-            return answer
+            return answer(self.num)
 
     with pytest.raises(ValueError, match=r"Wrong\.keeps must return \(\d+,\) truth values"):
         data_with(Wrong()).view(0, 0)
@@ -492,12 +524,17 @@ REFUSED = [
     (lambda: D.DomainIncremental(1, rotations=[0.0], noises=[0.1]), "got rotations and noises"),
     (lambda: D.DomainIncremental(1, rotations=[0.0, 0.0]), "must name different domains"),
     (lambda: D.DomainIncremental(1, noises=[-0.1]), "noises must be at least 0"),
+    (lambda: D.DomainIncremental(1, rotations=[0.0, float("nan")]), "rotations must be finite numbers, got nan"),
+    (lambda: D.DomainIncremental(1, noises=[float("inf")]), "noises must be finite numbers, got inf"),
     (lambda: D.DomainIncremental(1, permutations=2, values=["a"]), "belong to a column"),
     (lambda: D.LabelDrift(alpha=0.0, rounds=3), "alpha must be above 0"),
+    (lambda: D.LabelDrift(alpha=float("inf"), rounds=3), "alpha must be below inf, got inf; 1000 gives nearly equal"),
     (lambda: D.LabelDrift(alpha=0.1, rounds=3, samples=1.5), "samples must be at most 1"),
     (lambda: D.Window(per_round=0.0), "per_round must be above 0"),
     (lambda: D.Window(per_round=0.1, keep=0), "keep must be at least 1"),
     (lambda: D.RemoveSamples(class_idx=-1), "class_idx must be at least 0"),
+    (lambda: D.RemoveSamples(class_idx=0, step=float("inf")), "step must be at most 1, got inf"),
+    (lambda: D.RemoveSamples(class_idx=0, until=1.5), "until must be at most 1, got 1.5"),
 ]
 
 
@@ -505,6 +542,30 @@ REFUSED = [
 def test_wrong_settings_are_refused(make, error):
     with pytest.raises(ValueError, match=error):
         make()
+
+
+UNSET = [
+    (lambda **settings: D.ClassIncremental([[0]], **{"rounds_per_task": 1, **settings}), ("rounds_per_task", "delay")),
+    (lambda **settings: D.LabelDrift(**{"alpha": 1.0, "rounds": 2, **settings}), ("alpha", "rounds", "samples")),
+    (lambda **settings: D.Window(**{"per_round": 0.1, **settings}), ("per_round", "first")),
+    (D.RemoveSamples, ("class_idx",)),
+    (partial(D.RemoveSamples, 0), ("client", "start", "every", "step", "until")),
+]
+
+
+@pytest.mark.parametrize(("make", "name"), [(make, name) for make, names in UNSET for name in names])
+def test_a_number_without_a_value_is_refused(make, name):
+    with pytest.raises(TypeError, match=rf"data\.scenario\.{name} must be a number, got None; give one, or leave it"):
+        make(**{name: None})
+
+
+def test_tiny_steps_are_counted_at_once():
+    """A step takes far less than a sample, so that a sample is gone after millions of steps."""
+    data = data_with(D.RemoveSamples(class_idx=1, client=2, start=0, every=1, step=1e-8))
+    of_class = int(data.label_counts[2, 1])
+    gone = math.ceil(0.5 / 1e-8 / len(dealt(data, 2)))
+    found = [int(data.view(2, t).label_counts[1]) for t in (0, gone // 2, 2 * gone, 10**8)]
+    assert found == [of_class, of_class, of_class - 1, round(0.01 * len(dealt(data, 2)))]
 
 
 def test_samples_that_do_not_fit_are_refused():

@@ -152,6 +152,21 @@ def test_each_source_changes(make, scenario, tmp_path):
         check(data, looks_the_same=scenario != "domains")
 
 
+class TurnsLater(D.Scenario):
+    """All samples are seen in another way from round 3 on."""
+
+    def stage(self, client_id, round_idx):
+        return int(round_idx >= 3)
+
+    def seen(self, client_id, stage):
+        return torch.neg if stage else None
+
+
+def test_samples_that_cannot_be_seen_in_another_way_are_refused_before_the_first_round(tmp_path):
+    with pytest.raises(ValueError, match=r"change samples in memory, .* give tensors"):
+        dataset(tmp_path, scenario=TurnsLater(), num_clients=NUM_CLIENTS).setup("fit")
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("partition", PARTITIONS, ids=lambda partition: type(partition).__name__)
 def test_each_partition_changes(partition, scenario, tmp_path):

@@ -104,7 +104,13 @@ def test_wrong_settings_are_refused(settings, error):
         made(**settings)
 
 
-@pytest.mark.parametrize("span", [3, [1], [0, 1, 2], "01", [None, 1], [0.5, 1]])
+@pytest.mark.parametrize("text", ["{3:[10,null]}", "{3: [[0, 1], [4, 5]]}"])
+def test_a_text_that_is_no_mapping_is_not_taken_for_a_file(text):
+    with pytest.raises(TypeError, match=r"must give one first and one last round by client id, got \{3:.* with spaces"):
+        made(stays=text)
+
+
+@pytest.mark.parametrize("span", [3, [1], [0, 1, 2], "01", [None, 1], [0.5, 1], [True, 1], [0, True]])
 def test_what_is_no_span_is_refused(span):
     with pytest.raises(TypeError, match=r"data\.stays"):
         made(stays={1: span})

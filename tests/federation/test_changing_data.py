@@ -1,6 +1,7 @@
 """Federations whose data change: resume, the table of tasks, places that ask for a round, and refusals."""
 
 import math
+import warnings
 
 import pytest
 import pytorch_lightning as pl
@@ -202,6 +203,12 @@ def test_a_round_in_which_nobody_has_samples_is_named_before_any_trains():
     fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, data_of(Gap()))
 
 
+def test_where_devices_lose_nobody_such_a_round_is_refused_too():
+    changing = data_of(Gap(), devices=Devices(step_seconds=0.1))
+    with pytest.raises(ValueError, match=r"in round 2 none of the cohort has any; change the scenario"):
+        fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 4, changing)
+
+
 class Stop(pl.Callback):
     """The weights after each round, of a run that ends after some rounds."""
 
@@ -270,6 +277,16 @@ def test_rounds_in_which_all_who_come_back_have_no_samples_are_foretold_and_leav
     ]
     kept = [r for r in range(1, 10) if equal(watch.weights[r], watch.weights[r - 1])]
     assert kept == empty
+
+
+def test_a_round_in_which_nobody_comes_back_is_none_of_clients_without_samples():
+    loop = FederatedLoop(FedAvg(net=BatchNormNet, optimizer=sgd()))
+    losing = data_of(OnlyTheLast(99), cohort_size=1, devices=Devices(step_seconds=0.1, dropout=0.5))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer(8).fit(loop, datamodule=losing)
+    assert any(not loop._run.pace.cohort(round_idx) for round_idx in range(8))
+    assert not any("has samples" in str(warning.message) for warning in told)
 
 
 def test_a_run_in_which_nobody_who_comes_back_ever_has_samples_is_refused():

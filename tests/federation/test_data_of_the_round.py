@@ -239,10 +239,10 @@ def test_a_set_with_samples_of_later_tasks_is_named_once():
 @pytest.mark.parametrize(
     ("scenario", "stops", "told"),
     [(by_tasks(), True, True), (by_tasks(), False, False), (Window(per_round=0.5), True, False), (None, True, False)],
-    ids=["tasks", "no callback", "no tasks", "no scenario"],
+    ids=["tasks", "another callback", "no tasks", "no scenario"],
 )
 def test_early_stopping_beside_tasks_is_told_of(scenario, stops, told):
-    callbacks = [EarlyStopping("global/acc", mode="max", patience=9)] if stops else []
+    callbacks = [EarlyStopping("global/acc", mode="max", patience=9) if stops else pl.Callback()]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(fedavg(), 1, data_of(scenario), callbacks=callbacks)

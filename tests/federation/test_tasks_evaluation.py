@@ -11,7 +11,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedLoop
 from fl_lightning.callbacks import RunPlots
-from fl_lightning.data import ClassIncremental, DomainIncremental, FederatedDataModule, Source, TensorSplit
+from fl_lightning.data import ClassIncremental, DomainIncremental, FederatedDataModule, Source, Task, TensorSplit
 from fl_lightning.methods import FedAvg, Local
 from fl_lightning.nets import Perceptron
 from fl_lightning.runs.loggers import RoundCSVLogger
@@ -171,19 +171,39 @@ def test_domains_of_any_name_have_keys_that_can_be_watched_and_read(tmp_path):
     assert sorted(read_tasks(tmp_path / "tasks.csv").names) == names
 
 
+@pytest.mark.parametrize(
+    ("tasks", "error", "sentence"),
+    [
+        (["first"], TypeError, r"data\.scenario\.tasks must be a list of Task, got 'first'; give such as \[Task\("),
+        ([Task("first", classes=(0, 3))], ValueError, r"data\.scenario\.tasks must name classes in \[0, 3\), got 3"),
+        ([Task("first", classes=(-1,))], ValueError, r"data\.scenario\.tasks must name classes in \[0, 3\), got -1"),
+    ],
+)
+def test_tasks_of_a_scenario_of_ones_own_are_tasks_of_classes_that_there_are(tasks, error, sentence):
+    scenario = Answers()
+    scenario.tasks = tasks
+    scenario.begin = lambda data: None
+    with pytest.raises(error, match=sentence):
+        fit(FedAvg(net=Perceptron, optimizer=sgd()), 1, toy_data((14, 9), scenario=scenario))
+
+
 class Answers(ClassIncremental):
     """A user's scenario, one of whose answers is wrong."""
 
-    def __init__(self, task=None, stages=(0, 1)):
+    def __init__(self, task=None, stages=(0, 1), seen=None):
         super().__init__([[0, 1], [2]], rounds_per_task=1)
         self.wrong = task
         self.stages = stages
+        self.makes = seen
 
     def stage(self, client_id, round_idx):
         return self.stages[min(round_idx, 1)]
 
     def task(self, client_id, stage):
         return stage if self.wrong is None else self.wrong
+
+    def seen(self, client_id, stage):
+        return self.makes and self.makes()
 
 
 @pytest.mark.parametrize(
@@ -194,6 +214,16 @@ class Answers(ClassIncremental):
             r"Answers\.task must return a number in \[0, 2\), the tasks, got -1 for client 0 in stage 0",
         ),
         (Answers(task=2), r"Answers\.task must return a number in \[0, 2\), the tasks, got 2"),
+        (Answers(task=1.0), r"Answers\.task must return a number in \[0, 2\), the tasks, got 1.0"),
+        (
+            Answers(stages=(None, 1)),
+            r"Answers\.stage must return a whole number, got None for client 0 in round 0; number the stages from 0",
+        ),
+        (Answers(stages=(0, 0.5)), r"Answers\.stage must return a whole number, got 0.5 for client 0 in round 1"),
+        (
+            Answers(seen=lambda: lambda x, generator=None: -x),
+            r"Answers\.seen must return the same object .* for client 0 in stage 0; make the transform once",
+        ),
         (Answers(stages=(1, 0)), r"Answers\.stage must begin at 0 or above and never fall, got 0 after 1 for client 0"),
     ],
 )

@@ -26,9 +26,9 @@ from fl_lightning.reports.task_figures import (
     plot_task_curves,
     plot_tasks,
 )
-from fl_lightning.reports.tasks import matrices_of, words_for_seeds
+from fl_lightning.reports.tasks import have_met_alike, matrices_of, words_for_seeds
 from fl_lightning.runs.stages import MOST_STAGES, counted_rounds, presence_of
-from fl_lightning.runs.tasks import SavedTasks, TaskLine, read_tasks, write_tasks
+from fl_lightning.runs.tasks import SavedTasks, TaskLine, mean_line, read_tasks, write_tasks
 from tests.reports.saved_runs import settings, write_table
 from tests.toys import toy_data
 
@@ -87,10 +87,20 @@ def test_tables_are_read_as_they_were_written(tmp_path):
     assert repr(again.lines) == repr(table + own)
     assert read_tasks(tmp_path / "none.csv") is None
     text = (tmp_path / "tasks.csv").read_text(encoding="utf-8")
+    assert "nan" not in text
     for wrong in (text.replace("clients,0", "servers,0"), text.replace("0 1", "0 2"), text.replace("model", "module")):
         (tmp_path / "tasks.csv").write_text(wrong, encoding="utf-8")
         with pytest.raises(ValueError, match="must be a table of tasks, and cannot be read as one"):
             read_tasks(tmp_path / "tasks.csv")
+
+
+def test_a_line_of_clients_is_the_mean_over_those_that_have_samples():
+    one = TaskLine("clients", 1, 4, [0.5, math.nan, math.nan], [0], {"acc_tasks": 0.5})
+    other = TaskLine("clients", 1, 2, [1.0, 0.25, math.nan], [1], {"acc_tasks": 1.0, "forgetting_tasks": 0.125})
+    mean = mean_line([one, other])
+    assert str(mean.accuracies) == "[0.75, 0.25, nan]"
+    assert mean.measures == {"acc_tasks": 0.75, "forgetting_tasks": 0.125}
+    assert (mean.row, mean.round_idx, mean.trained, mean.num_clients) == (1, 4, [0, 1], 2)
 
 
 def test_intransigence_is_paired_by_seed_and_lower_is_better(groups):
@@ -151,6 +161,15 @@ def test_intransigence_of_clients_needs_that_they_met_the_same_tasks(tmp_path, g
     assert table.note.count("Intransigence") == 2
 
 
+def test_clients_met_alike_if_as_many_were_in_each_stage_on_the_same_tasks():
+    rows = [TaskLine("clients", stage, stage, [0.5, 0.5], [stage], {}, 2) for stage in range(2)]
+    assert have_met_alike(rows, [row._replace(round_idx=9, accuracies=[0.1, 0.2]) for row in rows])
+    first, last = rows
+    for other in (last._replace(row=2), last._replace(num_clients=1), last._replace(trained=[0, 1])):
+        assert not have_met_alike(rows, [first, other])
+    assert not have_met_alike(rows, [first])
+
+
 def test_runs_without_the_learning_accuracy_are_read(tmp_path, groups):
     for method in ("FedProx", "FedAvg"):
         with_clients(tmp_path / method / "0", learned="")
@@ -167,9 +186,12 @@ def test_runs_without_the_learning_accuracy_are_read(tmp_path, groups):
 
 
 def test_the_measures_of_clients_are_shown_if_all_of_them_are_in_the_last_stage():
-    for last, shown in ((1, {}), (2, {"acc_tasks": 0.5})):
+    def saved(last):
         rows = [TaskLine("clients", s, s, [0.5, 0.5], [s], {"acc_tasks": 0.5}, n) for s, n in enumerate((2, last))]
-        (matrix,) = matrices_of([SavedTasks(NAMES, rows)]).values()
+        return SavedTasks(NAMES, rows)
+
+    for lasts, shown in (([1], {}), ([2], {"acc_tasks": 0.5}), ([2, 1], {}), ([2, 2], {"acc_tasks": 0.5})):
+        (matrix,) = matrices_of([saved(last) for last in lasts]).values()
         assert matrix.measures == shown
 
 
