@@ -9,6 +9,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, Scenario
 from fl_lightning.data.changing import belongs
+from fl_lightning.federation.checks import measures
 from fl_lightning.federation.fresh_values import is_kind
 from fl_lightning.federation.pace import Pace
 from fl_lightning.federation.parts import FederationParts
@@ -33,7 +34,7 @@ SETS = ("transfer", "proxy", "shared")
 def check_changing_data(data: FederatedDataModule, parts: FederationParts, rounds: int | None) -> None:
     """Refuse data that change where something counts on fixed samples, and rounds without clients.
 
-    A warning says if a set that everyone has holds samples of tasks that nobody has met.
+    A warning says if a set that everyone has holds samples of tasks that nobody has met, and if tasks have no values.
 
     Args:
         data: The data of the run.
@@ -68,6 +69,11 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
             f"the {known[0]} set has samples of later tasks of data.scenario from the first round on, so that "
             f"{type(parts.client).__name__} knows something of tasks that no client has met; give data.extra_splits."
             f"{known[0]} without them if that must not be"
+        )
+    if data.scenario.tasks and not measures(parts.client, parts.metrics):
+        rank_zero_warn(
+            f"nothing is measured on the tasks of data.scenario, because {type(module).__name__} has no validation_step "
+            f"and there is no model.metrics; define one for the table of tasks"
         )
 
 

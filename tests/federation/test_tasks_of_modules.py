@@ -1,6 +1,7 @@
 """Tasks of a user's own module: its own steps test it on each task, whatever value sums it up."""
 
 import math
+import warnings
 
 import pytest
 import pytorch_lightning as pl
@@ -170,3 +171,19 @@ class Judging(DictNet):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Unmeasured(Line):
+    """A regression without a step of its own for evaluations."""
+
+    validation_step = pl.LightningModule.validation_step
+
+
+@pytest.mark.parametrize(("module", "told"), [(Unmeasured, 1), (Line, 0)])
+def test_tasks_on_which_nothing_is_measured_are_told_of(module, told):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(module(), 1, line_data())
+    said = [str(warning.message) for warning in caught if "nothing is measured on the tasks" in str(warning.message)]
+    assert len(said) == told
+    assert all("because Unmeasured has no validation_step" in text for text in said)
