@@ -157,12 +157,14 @@ def _origins(name: str, height: int, width: int, device: torch.device) -> Tensor
 def _sheared(image: Tensor, slope: float) -> Tensor:
     """Shear an image (1, H, W) vertically, about its corner."""
     degrees = math.degrees(math.atan(slope))
-    return tv.affine(image, angle=0.0, translate=[0, 0], scale=1.0, shear=[0.0, degrees], center=[0, 0])
+    sheared: Tensor = tv.affine(image, angle=0.0, translate=[0, 0], scale=1.0, shear=[0.0, degrees], center=[0, 0])
+    return sheared
 
 
 def _translated(image: Tensor, *, right: int = 0, down: int = 0) -> Tensor:
     """Move an image (1, H, W) by so many pixels."""
-    return tv.affine(image, angle=0.0, translate=[right, down], scale=1.0, shear=[0.0, 0.0])
+    moved: Tensor = tv.affine(image, angle=0.0, translate=[right, down], scale=1.0, shear=[0.0, 0.0])
+    return moved
 
 
 def _move(x: Tensor, level: Tensor, name: str) -> Tensor:
