@@ -177,7 +177,7 @@ class TasksAccuracy(TaskMetric):
 
 
 class LearningAccuracy(TaskMetric):
-    r"""Measures the learning accuracy, the mean over the tasks that were met of $R_{f_k,k}$, with task k new in row $f_k$.
+    r"""Measures learning accuracy, the mean over the tasks that were met of $R_{f_k,k}$, with task k new in row $f_k$.
 
     Source: Riemer et al. 2019, arXiv:1810.11910. `update` is that of `TaskMetric`.
 
