@@ -85,7 +85,7 @@ class PooledCohorts(Cohorts):
 
     @property
     def sampling_rate(self) -> float | None:
-        """Give none: nobody can be left out."""
+        """None, because no client can be left out."""
         return None
 
     @cached_property
