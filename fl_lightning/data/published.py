@@ -16,8 +16,10 @@ PUBLISHED: dict[str, tuple[ClassSizes, ClassSizes]] = {
         [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
         [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
     ),
-    "FashionMNIST": ([6_000] * 10, [1_000] * 10),  # Xiao et al. 2017, arXiv:1708.07747, section 2
-    "KMNIST": ([6_000] * 10, [1_000] * 10),  # Clanuwat et al. 2018, arXiv:1812.01718, and its README
+    # Xiao et al. 2017, arXiv:1708.07747, section 2.
+    "FashionMNIST": ([6_000] * 10, [1_000] * 10),
+    # Clanuwat et al. 2018, arXiv:1812.01718, and its README.
+    "KMNIST": ([6_000] * 10, [1_000] * 10),
     # Cohen et al. 2017, arXiv:1702.05373, Table II
     "EMNIST byclass": (697_932, 116_323),
     "EMNIST bymerge": (697_932, 116_323),
@@ -25,10 +27,13 @@ PUBLISHED: dict[str, tuple[ClassSizes, ClassSizes]] = {
     "EMNIST letters": ([4_800] * 26, [800] * 26),
     "EMNIST digits": ([24_000] * 10, [4_000] * 10),
     "EMNIST mnist": ([6_000] * 10, [1_000] * 10),
-    "CIFAR10": ([5_000] * 10, [1_000] * 10),  # Krizhevsky 2009, and its page
+    # Krizhevsky 2009, and its page.
+    "CIFAR10": ([5_000] * 10, [1_000] * 10),
     "CIFAR100": ([500] * 100, [100] * 100),
-    "SVHN": (73_257, 26_032),  # Netzer et al. 2011, section 3
-    "TinyImageNet": ([500] * 200, [50] * 200),  # Le and Yang 2015, Tiny ImageNet Visual Recognition Challenge
+    # Netzer et al. 2011, section 3.
+    "SVHN": (73_257, 26_032),
+    # Le and Yang 2015, Tiny ImageNet Visual Recognition Challenge.
+    "TinyImageNet": ([500] * 200, [50] * 200),
 }
 """Numbers of training and of test images, by data set."""
 
