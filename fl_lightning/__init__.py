@@ -50,7 +50,19 @@ _NAMES = {
         FedNTDCNN FedNTDHypersphere HeterogeneousNets KnFuM1 KnFuM2 Perceptron Projected ResNet""",
     "utils.life": "heartbeat",
 }
-HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+"""Names that can be imported from here, by their module within the package."""
+
+
+def _homes() -> dict[str, str]:
+    """Return the module within the package of each name of `_NAMES`."""
+    homes: dict[str, str] = {}
+    for home, names in _NAMES.items():
+        for name in names.split():
+            homes[name] = home
+    return homes
+
+
+HOMES = _homes()
 """Module within the package of each name that can be imported from here."""
 
-__getattr__, __dir__ = lazy_names(__name__, {name: f"{__name__}.{home}" for name, home in HOMES.items()})
+__getattr__, __dir__ = lazy_names(__name__, homes={name: f"{__name__}.{home}" for name, home in HOMES.items()})

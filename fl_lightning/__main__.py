@@ -22,6 +22,8 @@ RUNS = ("fit", "validate", "test", "predict")
 """Commands that run a federation."""
 
 ASKS_HELP = ("-h", "--help")
+ASKS_ALL_OPTIONS = (["-h", "all"], ["--help", "all"])
+"""Words after a command that runs a federation, by which it shows all of its options."""
 
 SECOND_COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
 LEAST_COLUMN = 30
@@ -52,29 +54,37 @@ def main(args: list[str] | None = None) -> None:
     """Run a command.
 
     Args:
-        args: in place of those of the process.
+        args: Arguments of the command line. None: those of the process.
 
     Raises:
-        SystemExit: with 2 for a wrong option, 1 for what a run cannot do, 130 after Ctrl-C.
+        SystemExit: The command fails. The code is 2 for a wrong option, 1 for what a run cannot do, 130 after Ctrl-C.
     """
     try:
-        try:
-            with any_encoding():
-                run_command(args)
-        finally:
-            if sys.stdout is not None:  # as in a program that was started with its output closed
-                sys.stdout.flush()
+        run_and_flush(args)
     except BrokenPipeError:
         if not reader_is_gone():
             raise
-        sys.exit(141)  # as of a program that SIGPIPE ends
+        # A program that SIGPIPE ends has this code.
+        sys.exit(141)
+
+
+def run_and_flush(args: list[str] | None) -> None:
+    """Run a command, with the arguments of `main`, and flush its output however it ends."""
+    try:
+        with any_encoding():
+            run_command(args)
+    finally:
+        # A program that was started with its output closed has no stdout.
+        if sys.stdout is not None:
+            sys.stdout.flush()
 
 
 def reader_is_gone() -> bool:
-    """Tell whether nobody reads the output any more (`| head`), and throw away what is left of it then."""
+    """Return True if nobody reads the output any more (`| head`), and throw away the rest of the output then."""
     try:
         out = sys.stdout.fileno()
-    except (OSError, ValueError):  # no file
+    except (OSError, ValueError):
+        # The output is no file.
         return False
     poll = select.poll()
     poll.register(out, select.POLLERR)
@@ -85,50 +95,64 @@ def reader_is_gone() -> bool:
 
 
 def run_command(args: list[str] | None) -> None:
-    """Run a command, as `main`."""
+    """Run a command, with the arguments of `main`."""
     argv = sys.argv[1:] if args is None else args
-    if text := help_for(argv):
+    text = help_for(argv)
+    if text is not None:
         print(fitted(text.read_text(encoding="utf-8")), end="")
         return
-    if argv[0] in RUNS and argv[1:] in ([flag, "all"] for flag in ASKS_HELP):
-        args = argv = argv[:2]
     if argv[0] == "--version":
         print(PROG, version("fl_lightning"))
         return
+    if asks_all_options(argv):
+        args = argv[:2]
     argv = split_option(argv)
-    sys.path.append(os.getcwd())  # as with `python -m`: the user's own classes lie in the working folder
+    # As with `python -m`: the user's own classes lie in the working folder.
+    sys.path.append(os.getcwd())
     handler = signal.getsignal(signal.SIGINT)
     try:
         if argv[0] in COMMANDS:
-            names = [argv[0], *(COMPLETED if argv[0] == "--print_shtab" else ())]
-            asked, *others = (import_module(f"fl_lightning.{COMMANDS[name]}") for name in names)
-            asked.run(argv[1:], *(module.command_parser() for module in others))
-            return
-        from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
-        from fl_lightning.cli.main import FederatedCLI  # noqa: PLC0415
-
-        with quiet_lightning():
-            FederatedCLI(args)
+            run_module(argv[0], argv[1:])
+        else:
+            run_lightning_cli(args)
     except KeyboardInterrupt as stop:
-        is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-        rank = os.environ.get("RANK" if is_of_torchrun else "LOCAL_RANK")
-        if int(rank or 0):  # rank 0 says it
-            sys.exit(130)
-        fail(str(stop) or "interrupted", 130)
-    except BrokenPipeError:  # of the output, as a rule
+        end_interrupted(stop)
+    except BrokenPipeError:
+        # As a rule this is the output's, which `main` looks at.
         raise
     except Exception as error:
         if os.environ.get("FL_LIGHTNING_DEBUG") or not is_the_users(error):
             raise
-        if getattr(error, "reported", False):  # by another process of the run
-            sys.exit(1)
-        from fl_lightning.cli.errors import sentence_of  # noqa: PLC0415
-
-        fail(sentence_of(error), 1, keep="\n")
+        end_failed(error)
     finally:
         sys.path.remove(os.getcwd())
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)  # Lightning ignores Ctrl-C once it has seen one
+            # Lightning ignores Ctrl-C once it has seen one.
+            signal.signal(signal.SIGINT, handler)
+
+
+def run_module(command: str, argv: list[str]) -> None:
+    """Run a command that has a module of its own.
+
+    Args:
+        command: One of `COMMANDS`.
+        argv: The words after the command.
+    """
+    module = import_module(f"fl_lightning.{COMMANDS[command]}")
+    if command != "--print_shtab":
+        module.run(argv)
+        return
+    parsers = [import_module(f"fl_lightning.{COMMANDS[name]}").command_parser() for name in COMPLETED]
+    module.run(argv, parsers=parsers)
+
+
+def run_lightning_cli(args: list[str] | None) -> None:
+    """Run a command of LightningCLI, with the arguments of `main`."""
+    from fl_lightning.cli.console import quiet_lightning  # noqa: PLC0415
+    from fl_lightning.cli.main import FederatedCLI  # noqa: PLC0415
+
+    with quiet_lightning():
+        FederatedCLI(args)
 
 
 def split_option(argv: list[str]) -> list[str]:
@@ -138,49 +162,97 @@ def split_option(argv: list[str]) -> list[str]:
     (['--print_shtab', 'bash'], ['fit', '--a=1'])
     """
     name, is_option, value = argv[0].partition("=")
-    return [name, value, *argv[1:]] if is_option and name in COMMANDS else argv
+    if is_option and name in COMMANDS:
+        return [name, value, *argv[1:]]
+    return argv
 
 
 def help_for(argv: list[str]) -> Path | None:
-    """Choose the short text that a command asks for by `--help`, None for all else, `--help all` among it."""
+    """Return the file of the short help that a command asks for. None: it asks for no help, or for all options."""
     if not argv or argv[0] in ASKS_HELP:
         return HELP
-    asks = not set(ASKS_HELP).isdisjoint(argv)
+    asks = any(flag in argv for flag in ASKS_HELP)
     if asks and argv[0] in WITHOUT_HELP:
         return HELP
-    return RUN_HELP if asks and argv[0] in RUNS and argv[2:] != ["all"] else None
+    if asks and argv[0] in RUNS and not asks_all_options(argv):
+        return RUN_HELP
+    return None
+
+
+def asks_all_options(argv: list[str]) -> bool:
+    """Return True for a command such as `fit --help all`, which shows all options of a run."""
+    return argv[0] in RUNS and argv[1:] in ASKS_ALL_OPTIONS
 
 
 def fitted(text: str) -> str:
-    """Break the lines of a help text that are too long for the terminal, each column within itself where it has room.
+    """Break the lines of a help text that are too long for the terminal.
 
     Args:
-        text: with two spaces or more before the second column.
+        text: Lines, with two spaces or more before the second column of a line that has one.
     """
     columns = shutil.get_terminal_size().columns
-    lines = list[str]()
+    lines: list[str] = []
     for line in text.splitlines():
-        first, second = SECOND_COLUMN.split(line, 1) if SECOND_COLUMN.search(line) else (line, "")
-        margin = " " * (len(first) - len(first.lstrip()))
-        place = len(line) - len(second)
         if len(line) <= columns:
             lines.append(line)
-        elif second and columns - place >= LEAST_COLUMN:
-            lines += textwrap.wrap(second, columns, initial_indent=line[:place], subsequent_indent=" " * place)
         else:
-            lines += textwrap.wrap(first.strip(), columns, initial_indent=margin, subsequent_indent=margin)
-            below = f"{margin}    "
-            lines += textwrap.wrap(second, columns, initial_indent=below, subsequent_indent=below)
+            lines += broken(line, columns)
     return "\n".join(lines) + "\n"
+
+
+def broken(line: str, columns: int) -> list[str]:
+    """Break a line of a help text: the second column within itself if it has room, else below the first.
+
+    Args:
+        line: The line, longer than the terminal is wide.
+        columns: Width of the terminal in characters.
+    """
+    first, *others = SECOND_COLUMN.split(line, maxsplit=1)
+    second = others[0] if others else ""
+    place = len(line) - len(second)
+    if second and columns - place >= LEAST_COLUMN:
+        return textwrap.wrap(second, columns, initial_indent=line[:place], subsequent_indent=" " * place)
+    margin = " " * (len(first) - len(first.lstrip()))
+    below = f"{margin}    "
+    return [
+        *textwrap.wrap(first.strip(), columns, initial_indent=margin, subsequent_indent=margin),
+        *textwrap.wrap(second, columns, initial_indent=below, subsequent_indent=below),
+    ]
+
+
+def end_interrupted(stop: KeyboardInterrupt) -> NoReturn:
+    """End the process after Ctrl-C. Of several processes of a run, rank 0 prints the sentence.
+
+    Args:
+        stop: The interrupt, which may hold a sentence.
+    """
+    is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    rank = os.environ.get("RANK" if is_of_torchrun else "LOCAL_RANK")
+    if int(rank or 0):
+        sys.exit(130)
+    fail(str(stop) or "interrupted", 130)
+
+
+def end_failed(error: Exception) -> NoReturn:
+    """End the process after an error of the user's input. It is printed unless another process of the run did.
+
+    Args:
+        error: The error.
+    """
+    if getattr(error, "reported", False):
+        sys.exit(1)
+    from fl_lightning.cli.errors import sentence_of  # noqa: PLC0415
+
+    fail(sentence_of(error), 1, keep="\n")
 
 
 def fail(sentence: str, code: int, keep: str = "") -> NoReturn:
     """Print the error as the last line, and end the process.
 
     Args:
-        sentence: of the error.
-        code: of the process.
-        keep: letters that stay, such as the ends of the lines of a list.
+        sentence: Sentence of the error.
+        code: Exit code of the process.
+        keep: Characters that stay, such as the ends of the lines of a list.
     """
     from fl_lightning.utils.text import printable  # noqa: PLC0415
 
@@ -190,15 +262,17 @@ def fail(sentence: str, code: int, keep: str = "") -> NoReturn:
 
 
 def is_the_users(error: Exception) -> bool:
-    """Tell whether a check raised the error about the user's input: anything else is a bug with its traceback."""
+    """Return True if a check raised the error about the user's input. Another error is a bug, with its traceback."""
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # noqa: PLC0415
 
     from fl_lightning.distributed import RemoteError  # noqa: PLC0415
     from fl_lightning.members.faults import FaultError  # noqa: PLC0415
     from fl_lightning.utils.tracebacks import raised_by_check  # noqa: PLC0415
 
+    if isinstance(error, FaultError | RemoteError):
+        return True
     kinds = ValueError | TypeError | OSError | RuntimeError | ModuleNotFoundError | MisconfigurationException
-    return isinstance(error, FaultError | RemoteError) or (isinstance(error, kinds) and raised_by_check(error))
+    return isinstance(error, kinds) and raised_by_check(error)
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def whole_parser(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     return top
 
 
-def run(argv: list[str], *parsers: CommandParser) -> None:
+def run(argv: list[str], parsers: Sequence[CommandParser] = ()) -> None:
     """Print the script.
 
     Args:

@@ -1,12 +1,13 @@
 """AutoAugment with the policy that was found on CIFAR-10, for whole batches on their device.
 
-Imports torchvision, so it is imported where it is used.
+The file imports torchvision, which is slow, so others import it where they use it.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,34 +15,52 @@ from torch import Tensor
 from torchvision.transforms import AutoAugment as LibraryPolicies
 from torchvision.transforms import AutoAugmentPolicy
 from torchvision.transforms import functional as tv
-from torchvision.transforms.v2.functional import equalize  # of a whole batch at once
+from torchvision.transforms.v2.functional import equalize
 
 from fl_lightning.utils.devices import copy_to_device
 
 STEPS = 9
-"""Levels of a magnitude are -STEPS ... STEPS, and stand at level + STEPS in a table."""
+"""Largest level of a magnitude. Levels are -STEPS ... STEPS, and stand at level + STEPS in a table."""
 
 Operation = Callable[[Tensor, Tensor], Tensor]
-"""Changes images (k, C, H, W) uint8, given the levels (k,) on their device."""
+"""Function that changes images (k, C, H, W) uint8, given their levels (k,) int64 on their device."""
+
+
+class Policy(NamedTuple):
+    """Holds the 25 sub-policies, each with two operations.
+
+    Args:
+        operations: Numbers of the operations in `OPERATIONS`, (25, 2) int64.
+        probabilities: Probability with which each operation is applied, (25, 2).
+        levels: Level of the magnitude of each operation, (25, 2) int64. 0 for an operation without a magnitude.
+    """
+
+    operations: Tensor
+    probabilities: Tensor
+    levels: Tensor
 
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """Change each image by two operations in a row, those of one of 25 sub-policies that is drawn at random.
+    """Changes each image by the two operations of a sub-policy, which is drawn among 25.
 
-    torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)` in distribution: its sub-policies, each operation with its
-    probability and magnitude, the magnitude of either sign where it has one, and its results for uint8 tensors,
-    pixel by pixel. Every image of a batch draws for itself.
+    The results have the distribution of torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`: its sub-policies, each
+    operation with its probability and magnitude, either sign of a magnitude that has one, and torchvision's result for
+    a uint8 tensor, pixel by pixel. Every image of a batch draws for itself.
 
     Source:
         Cubuk et al., CVPR 2019, arXiv:1805.09501.
     """
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Transform images (B, C, H, W) uint8, grey or RGB, to as many of the same size.
+        """Transform images to as many of the same size.
+
+        Args:
+            x: Images (B, C, H, W) uint8, grey or RGB.
+            generator: Generator of the draws, on the CPU. None returns the images as they are.
 
         Raises:
-            ValueError: images of another type or number of channels.
+            ValueError: The images have another type or number of channels.
         """
         if generator is None:
             return x
@@ -50,44 +69,58 @@ class AutoAugment:
                 f"AutoAugment needs uint8 images with 1 or 3 channels, got {x.dtype} with {x.shape[1]}; put it before "
                 f"Scale and Normalize"
             )
-        operations, probabilities, levels = policy()
-        number = torch.randint(len(operations), (len(x),), generator=generator)
+        known = policy()
+        number = torch.randint(len(known.operations), (len(x),), generator=generator)
         chance, sign = torch.rand((2, len(x), 2), generator=generator)
-        applied = torch.where(chance <= probabilities[number], operations[number], 0)
-        signed = torch.where(sign < 0.5, -1, 1) * levels[number]
+        # Operation 0 does nothing.
+        operations = torch.where(chance <= known.probabilities[number], known.operations[number], 0)
+        levels = torch.where(sign < 0.5, -1, 1) * known.levels[number]
         for step in range(2):
-            x = apply_operations(x, applied[:, step], signed[:, step])
+            x = apply_operations(x, operation=operations[:, step], level=levels[:, step])
         return x
 
 
 @cache
-def policy() -> tuple[Tensor, Tensor, Tensor]:
-    """Tabulate the sub-policies: numbers in `OPERATIONS` int64, probabilities and levels int64, (25, 2) each."""
-    rows = LibraryPolicies(AutoAugmentPolicy.CIFAR10).policies
+def policy() -> Policy:
+    """Tabulate torchvision's sub-policies."""
     names = list(OPERATIONS)
-    operations = torch.tensor([[names.index(name) for name, _, _ in row] for row in rows])
-    probabilities = torch.tensor([[probability for _, probability, _ in row] for row in rows])
-    return operations, probabilities, torch.tensor([[level or 0 for _, _, level in row] for row in rows])
+    operations: list[int] = []
+    probabilities: list[float] = []
+    levels: list[int] = []
+    for sub_policy in LibraryPolicies(AutoAugmentPolicy.CIFAR10).policies:
+        for name, probability, level in sub_policy:
+            operations.append(names.index(name))
+            probabilities.append(probability)
+            levels.append(level or 0)
+    return Policy(
+        operations=torch.tensor(operations).view(-1, 2),
+        probabilities=torch.tensor(probabilities).view(-1, 2),
+        levels=torch.tensor(levels).view(-1, 2),
+    )
 
 
 def apply_operations(x: Tensor, operation: Tensor, level: Tensor) -> Tensor:
     """Apply to each image an operation of its own.
 
     Args:
-        x: images (B, C, H, W) uint8.
-        operation: (B,) int64 on the CPU, numbers in `OPERATIONS`.
-        level: (B,) int64 on the CPU, of the magnitude, negative for the other direction.
+        x: Images (B, C, H, W) uint8.
+        operation: Number in `OPERATIONS` for each image, (B,) int64 on the CPU.
+        level: Level of the magnitude for each image, (B,) int64 on the CPU. It is negative for the other direction.
     """
+    # Images of one operation are changed together.
     order = operation.argsort(stable=True)
     counts = operation.bincount(minlength=len(OPERATIONS)).tolist()
     order, level = copy_to_device(torch.stack([order, level[order]]), x.device)
-    groups = zip(OPERATIONS.values(), torch.split(x[order], counts), torch.split(level, counts), strict=True)
-    changed = [apply(images, levels) if len(images) else images for apply, images, levels in groups]
+    images_by_operation = torch.split(x[order], counts)
+    levels_by_operation = torch.split(level, counts)
+    changed: list[Tensor] = []
+    for apply, images, levels in zip(OPERATIONS.values(), images_by_operation, levels_by_operation, strict=True):
+        changed.append(apply(images, levels) if len(images) else images)
     return torch.empty_like(x).index_copy_(0, order, torch.cat(changed))
 
 
 def _signed(end: float) -> Tensor:
-    """Tabulate the magnitudes of all levels, whose highest one has the magnitude `end`."""
+    """Return the magnitudes of all levels, (2·STEPS + 1,). That of the largest level is `end`."""
     magnitudes = torch.linspace(0, end, STEPS + 1)
     return torch.cat([-magnitudes[1:].flip(0), magnitudes])
 
@@ -97,25 +130,50 @@ def _signed(end: float) -> Tensor:
 
 @cache
 def _origins(name: str, height: int, width: int, device: torch.device) -> Tensor:
-    """Ask torchvision which pixel each pixel is taken from at each level, (levels, H·W) int64, 0 for black."""
+    """Return which pixel each pixel is taken from at each level, by torchvision.
+
+    Args:
+        name: Name of the operation.
+        height: Height H of the images.
+        width: Width W of the images.
+        device: Device of the images.
+
+    Returns:
+        (2·STEPS + 1, H·W) int64. Pixels are numbered from 1. 0 is black.
+    """
     pixels = torch.arange(1.0, height * width + 1).view(1, height, width)
-    affine = partial(tv.affine, pixels, angle=0.0, scale=1.0)
-    moved: Callable[[float], Tensor]
     if name == "ShearY":
-        end, moved = 0.3, lambda m: affine(translate=[0, 0], shear=[0.0, math.degrees(math.atan(m))], center=[0, 0])
+        moved = [_sheared(pixels, slope) for slope in _signed(0.3).tolist()]
     elif name == "TranslateX":
-        end, moved = 150 / 331 * width, lambda m: affine(translate=[int(m), 0], shear=[0.0, 0.0])
+        moved = [_translated(pixels, right=int(step)) for step in _signed(150 / 331 * width).tolist()]
     elif name == "TranslateY":
-        end, moved = 150 / 331 * height, lambda m: affine(translate=[0, int(m)], shear=[0.0, 0.0])
+        moved = [_translated(pixels, down=int(step)) for step in _signed(150 / 331 * height).tolist()]
     else:
-        end, moved = 30.0, lambda m: tv.rotate(pixels, m)
-    return torch.cat([moved(m).flatten(1) for m in _signed(end).tolist()]).long().to(device)
+        moved = [tv.rotate(pixels, degrees) for degrees in _signed(30.0).tolist()]
+    rows = [image.flatten(1) for image in moved]
+    return torch.cat(rows).long().to(device)
+
+
+def _sheared(image: Tensor, slope: float) -> Tensor:
+    """Shear an image (1, H, W) vertically, about its corner."""
+    degrees = math.degrees(math.atan(slope))
+    sheared: Tensor = tv.affine(image, angle=0.0, translate=[0, 0], scale=1.0, shear=[0.0, degrees], center=[0, 0])
+    return sheared
+
+
+def _translated(image: Tensor, *, right: int = 0, down: int = 0) -> Tensor:
+    """Move an image (1, H, W) by so many pixels."""
+    moved: Tensor = tv.affine(image, angle=0.0, translate=[right, down], scale=1.0, shear=[0.0, 0.0])
+    return moved
 
 
 def _move(x: Tensor, level: Tensor, name: str) -> Tensor:
-    origins = _origins(name, x.shape[2], x.shape[3], x.device)[level + STEPS]
+    of_level = _origins(name=name, height=x.shape[2], width=x.shape[3], device=x.device)
+    origins = of_level[level + STEPS]
     index = origins[:, None].expand(-1, x.shape[1], -1)
-    return F.pad(x.flatten(2), (1, 0)).gather(2, index).view_as(x)
+    # A black pixel is put before the others, which are numbered from 1.
+    with_black = F.pad(x.flatten(2), (1, 0))
+    return with_black.gather(2, index).view_as(x)
 
 
 # --- what a value becomes ------------------------------------------------------------------------------------------
@@ -123,43 +181,52 @@ def _move(x: Tensor, level: Tensor, name: str) -> Tensor:
 
 def _blend(x: Tensor, other: Tensor | float, level: Tensor) -> Tensor:
     """Mix images with what they are at strength 0, at the strength 1 + magnitude."""
-    strength = 1 + _table("blend", x.device)[level + STEPS].view(-1, 1, 1, 1)
-    return (strength.float() * x + (1 - strength).float() * other).clamp(0, 255).to(torch.uint8)
+    strength = 1 + _values_by_level("blend", x.device)[level + STEPS][:, None, None, None]
+    mixed = strength.float() * x + (1 - strength).float() * other
+    return mixed.clamp(0, 255).to(torch.uint8)
 
 
 def _brightness(x: Tensor, level: Tensor) -> Tensor:
-    return _blend(x, 0.0, level)
+    return _blend(x, other=0.0, level=level)
 
 
 def _color(x: Tensor, level: Tensor) -> Tensor:
-    return x if x.shape[1] == 1 else _blend(x, tv.rgb_to_grayscale(x), level)
+    if x.shape[1] == 1:
+        return x
+    return _blend(x, other=tv.rgb_to_grayscale(x), level=level)
 
 
 def _contrast(x: Tensor, level: Tensor) -> Tensor:
-    return _blend(x, tv.rgb_to_grayscale(x).float().mean((1, 2, 3), keepdim=True), level)
+    mean_grey = tv.rgb_to_grayscale(x).float().mean((1, 2, 3), keepdim=True)
+    return _blend(x, other=mean_grey, level=level)
 
 
 def _sharpness(x: Tensor, level: Tensor) -> Tensor:
-    return x if min(x.shape[2:]) <= 2 else _blend(x, tv.adjust_sharpness(x, 0.0), level)
+    if min(x.shape[2:]) <= 2:
+        return x
+    return _blend(x, other=tv.adjust_sharpness(x, 0.0), level=level)
 
 
 def _solarize(x: Tensor, level: Tensor) -> Tensor:
-    threshold = _table("solarize", x.device)[level.abs()].view(-1, 1, 1, 1)
+    threshold = _values_by_level("solarize", x.device)[level.abs()][:, None, None, None]
     return torch.where(x >= threshold, 255 - x, x)
 
 
 def _posterize(x: Tensor, level: Tensor) -> Tensor:
-    return x & _table("posterize", x.device)[level.abs()].view(-1, 1, 1, 1)
+    return x & _values_by_level("posterize", x.device)[level.abs()][:, None, None, None]
 
 
 @cache
-def _table(name: str, device: torch.device) -> Tensor:
+def _values_by_level(name: str, device: torch.device) -> Tensor:
+    """Return a value for each level: a magnitude of `blend`, a threshold of `solarize`, or a mask of `posterize`."""
     if name == "blend":
         values = _signed(0.9).double()
     elif name == "solarize":
         values = torch.linspace(255, 0, STEPS + 1)
-    else:  # masks that leave 8 ... 4 bits
-        values = (256 - 2 ** (torch.arange(STEPS + 1) / (STEPS / 4)).round()).to(torch.uint8)
+    else:
+        # The masks leave 8 ... 4 bits.
+        lost_bits = (torch.arange(STEPS + 1) / (STEPS / 4)).round()
+        values = (256 - 2**lost_bits).to(torch.uint8)
     return values.to(device)
 
 
@@ -179,4 +246,4 @@ OPERATIONS: dict[str, Operation] = {
     "Equalize": lambda x, _: equalize(x),
     "Invert": lambda x, _: 255 - x,
 }
-"""By torchvision's names; the first one does nothing."""
+"""Operations on a whole batch by torchvision's names. The first one does nothing."""

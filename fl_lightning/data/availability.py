@@ -15,14 +15,15 @@ class Availability:
     """Tells which clients are available, depending on seed, round and client only.
 
     Args:
-        given: a share of the rounds, in [0, 1], for all clients; a list of shares, one for each; or a text file with
-            a line for each round, the ids of the clients available then, which begins again after its last line.
-        num_clients: N.
-        seed: of the draws.
+        given: Share of the rounds in which a client is available, in [0, 1], for all clients, or a list of shares, one
+            for each. Or a text file that has, in a line for each round, the ids of the clients available then. It
+            begins again after its last line.
+        num_clients: Number N of clients.
+        seed: Seed of the draws.
 
     Raises:
-        ValueError: a share outside [0, 1], another number of shares, or a line that names no clients.
-        FileNotFoundError: without such a file.
+        ValueError: A share is outside [0, 1], there is another number of shares, or a line names no clients.
+        FileNotFoundError: There is no such file.
     """
 
     def __init__(self, given: float | Sequence[float] | str | Path, num_clients: int, seed: int) -> None:
@@ -44,42 +45,63 @@ class Availability:
         self._rates = rates
 
     def of(self, clients: Iterable[int], round_idx: int) -> list[int]:
-        """List the clients that are available in a round, in their order."""
+        """List the clients that are available in a round, in their order.
+
+        Args:
+            clients: Ids of clients.
+            round_idx: Communication round, from 0.
+        """
         if self._trace:
-            there = self._trace[round_idx % len(self._trace)]
-            return [client_id for client_id in clients if client_id in there]
-        draws = ((c, keyed_numpy(self._seed, "availability", round_idx, c).random()) for c in clients)
-        return [client_id for client_id, draw in draws if draw < self._rates[client_id]]
+            available = self._traced(round_idx)
+            return [client_id for client_id in clients if client_id in available]
+        return [client_id for client_id in clients if self._is_drawn(client_id, round_idx)]
+
+    def _traced(self, round_idx: int) -> set[int]:
+        """Return the clients that the trace names for a round."""
+        return self._trace[round_idx % len(self._trace)]
+
+    def _is_drawn(self, client_id: int, round_idx: int) -> bool:
+        """Draw whether a client is available in a round."""
+        generator = keyed_numpy(self._seed, "availability", round_idx=round_idx, client_id=client_id)
+        return bool(generator.random() < self._rates[client_id])
 
     def always(self, round_idx: int) -> set[int]:
-        """Tell which clients are certainly available in a round."""
+        """Return the clients that are certainly available in a round.
+
+        Args:
+            round_idx: Communication round, from 0.
+        """
         if self._trace:
-            return self._trace[round_idx % len(self._trace)]
+            return self._traced(round_idx)
         return {client_id for client_id, rate in enumerate(self._rates) if rate >= 1}
 
     def ever(self, round_idx: int) -> set[int]:
-        """Tell which clients may be available in a round."""
+        """Return the clients that may be available in a round.
+
+        Args:
+            round_idx: Communication round, from 0.
+        """
         if self._trace:
-            return self._trace[round_idx % len(self._trace)]
+            return self._traced(round_idx)
         return {client_id for client_id, rate in enumerate(self._rates) if rate > 0}
 
     @property
     def period(self) -> int:
-        """Rounds after which the same clients may be available."""
+        """The number of rounds after which the same clients may be available."""
         return max(1, len(self._trace))
 
 
 class AvailableCohorts(Cohorts):
-    """The ids of every round's clients among those that are available, perhaps none.
+    """Gives the ids of every round's clients among the available ones, perhaps none.
 
     Args:
-        availability: as `Availability` takes it.
-        over_selection: share of further clients that are drawn, since some may not be available: of those that are,
-            the first `size` in drawn order take part.
-        of: arguments of `Cohorts`, by name.
+        availability: Availability of the clients, as `Availability` takes it. None is refused.
+        over_selection: Share of further clients that are drawn because some may not be available, ≥ 0. Of the available
+            ones among them, the first `size` in drawn order take part.
+        of: Arguments of `Cohorts`, by name.
 
     Raises:
-        ValueError: `over_selection` where it does nothing, such as with availability None.
+        ValueError: `over_selection` does nothing, such as with availability None.
     """
 
     def __init__(
@@ -88,9 +110,10 @@ class AvailableCohorts(Cohorts):
         super().__init__(**of)
         check_at_least(0, "0 draws no more than a cohort", over_selection=over_selection)
         if availability is None or (over_selection and self.schedule is not None):
+            beside = "without data.availability" if availability is None else "with data.schedule"
             raise ValueError(
-                f"over_selection draws more clients because some may not be available, got {over_selection} "
-                f"{'without data.availability' if availability is None else 'with data.schedule'}; leave it at 0"
+                f"over_selection draws more clients because some may not be available, got {over_selection} {beside}; "
+                f"leave it at 0"
             )
         if over_selection and self.draws_each:
             raise ValueError(
@@ -106,20 +129,22 @@ class AvailableCohorts(Cohorts):
 
     @cached_property
     def bounds(self) -> CohortBounds:
-        every = [self._bounds_of(round_idx) for round_idx in self._different_rounds()]
+        bounds = [self._bounds_of(round_idx) for round_idx in self._different_rounds()]
         return CohortBounds(
-            least=min((bounds.least for bounds in every), default=0),
-            most=max((bounds.most for bounds in every), default=0),
+            least=min((of_round.least for of_round in bounds), default=0),
+            most=max((of_round.most for of_round in bounds), default=0),
         )
 
     def _different_rounds(self) -> list[int]:
-        """List rounds in which all that can be different is so."""
+        """List so many rounds that any other round has the clients of one of them, with the same availability."""
         if self.schedule is not None:
             return list(range(len(self.schedule)))
         rounds: list[int] = []
         for begin, following in zip(self.begins, [*self.begins[1:], None], strict=True):
             end = begin + self._available.period
-            rounds += range(begin, end if following is None else min(end, following))
+            if following is not None:
+                end = min(end, following)
+            rounds += range(begin, end)
         return rounds
 
     def _bounds_of(self, round_idx: int) -> CohortBounds:
@@ -129,34 +154,51 @@ class AvailableCohorts(Cohorts):
         ever = self._available.ever(round_idx).intersection(there)
         if self.schedule is not None:
             cohort = set(self.schedule[round_idx])
-            return CohortBounds(len(cohort & always), len(cohort & ever))
+            return CohortBounds(least=len(cohort & always), most=len(cohort & ever))
         if self.draws_each and self.share < 1:
-            return CohortBounds(0, len(ever))
-        missing = len(there) - len(always)
-        least = max(0, min(self._num_asked, len(there)) - missing)
-        return CohortBounds(min(self.size, least), min(self.size, len(ever)))
+            return CohortBounds(least=0, most=len(ever))
+        most_missing = len(there) - len(always)
+        num_asked = min(self._num_asked, len(there))
+        return CohortBounds(
+            least=min(self.size, max(0, num_asked - most_missing)),
+            most=min(self.size, len(ever)),
+        )
 
     def __call__(self, round_idx: int) -> list[int]:
         if self._num_asked == self.size:
             return self._available.of(super().__call__(round_idx), round_idx)
         generator = keyed_numpy(self.seed, "cohort", round_idx)
         asked = self.drawn(generator, self._num_asked, among=self.there(round_idx))
-        return sorted(self._available.of(asked, round_idx)[: self.size])
+        available = self._available.of(asked, round_idx)
+        return sorted(available[: self.size])
 
 
 def cohorts(availability: float | Sequence[float] | str | Path | None, over_selection: float, **of: Any) -> Cohorts:
-    """Make the cohorts of all rounds, with the arguments of `AvailableCohorts`."""
+    """Make the cohorts of all rounds.
+
+    Args:
+        availability: Availability of the clients, as `Availability` takes it. None: all are always available.
+        over_selection: Share of further clients that are drawn, as `AvailableCohorts` takes it.
+        of: Arguments of `Cohorts`, by name.
+
+    Raises:
+        ValueError: A setting is out of its range, or does nothing.
+    """
     if availability is None and not over_selection:
         return Cohorts(**of)
-    return AvailableCohorts(availability, over_selection, **of)
+    return AvailableCohorts(availability, over_selection=over_selection, **of)
 
 
 def read_trace(path: Path, num_clients: int) -> list[set[int]]:
     """Read which clients are available in every round.
 
+    Args:
+        path: File with a line for each round: ids of clients, with commas or spaces between them.
+        num_clients: Number N of clients.
+
     Raises:
-        ValueError: naming file and line.
-        FileNotFoundError: without such a file.
+        ValueError: A line has something else than ids of clients, or there is no line. The sentence names the line.
+        FileNotFoundError: There is no such file.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -166,7 +208,8 @@ def read_trace(path: Path, num_clients: int) -> list[set[int]]:
     try:
         text = path.read_text(encoding="utf-8")
         for line in text.splitlines():
-            rounds.append({int(word) for word in line.replace(",", " ").split()})
+            words = line.replace(",", " ").split()
+            rounds.append({int(word) for word in words})
     except ValueError as error:
         raise ValueError(
             f"a trace of data.availability has the ids of clients in every line, and line {len(rounds) + 1} of {path} "
@@ -174,8 +217,9 @@ def read_trace(path: Path, num_clients: int) -> list[set[int]]:
         ) from None
     if not rounds:
         raise ValueError(f"a trace of data.availability needs a line for each round, and {path} is empty")
-    for number, clients in enumerate(rounds, 1):
-        if outside := [client_id for client_id in clients if not 0 <= client_id < num_clients]:
+    for number, clients in enumerate(rounds, start=1):
+        outside = [client_id for client_id in clients if not 0 <= client_id < num_clients]
+        if outside:
             raise ValueError(
                 f"a trace of data.availability names clients in [0, {num_clients}), and line {number} of {path} has "
                 f"{outside[0]}"

@@ -1,7 +1,7 @@
 """CelebA by celebrity, from LEAF's json files or from torchvision's."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,26 +18,46 @@ IMAGES = "img_align_celeba"
 LISTS = ("list_eval_partition.txt", "identity_CelebA.txt", "list_attr_celeba.txt")
 """torchvision's files: the split, the celebrity and the attributes of each image."""
 
-ListedImages = tuple[list[str], Array, Array]
-"""Names of image files, their classes and their celebrities."""
+PARTS = {"train": 0, "test": 2, "val": 1}
+"""Number of each split in `list_eval_partition.txt`."""
+
+
+class ListedImages(NamedTuple):
+    """Holds the images of a split as files list them.
+
+    Args:
+        names: Names of the image files, n of them.
+        y: Class of each image, (n,) int64.
+        owners: Celebrity of each image, (n,).
+    """
+
+    names: list[str]
+    y: Array
+    owners: Array
 
 
 class CelebA(ImageSource):
-    """Portraits of celebrities with one of 40 attributes as two classes, by celebrity, images of 3×H×W.
+    """Reads portraits of celebrities, 3×H×W, with one of 40 attributes as two classes.
 
-    `data.by: celebrity` with `data.num_clients: null` makes each celebrity a client. With LEAF's json files in
-    `root/train` and `root/test` the images are those of 9,343 celebrities with at least five, 200,288 in all, and the
-    attribute is the one that LEAF wrote (smiling). Without them the split is the published one, 162,770 / 19,867 /
-    19,962 images of 10,177 celebrities, who are in one split each; the validation images are evaluated every round.
+    `data.by: celebrity` with `data.num_clients: null` makes each celebrity a client. There are two divisions:
+
+    - LEAF's, with its json files in `root/train` and `root/test`: 200,288 images of the 9,343 celebrities who have at
+      least five. The attribute is the one that LEAF wrote (smiling).
+    - Without these files the published one: 162,770 / 19,867 / 19,962 images of 10,177 celebrities, who are in one
+      split each. The validation images are evaluated every round.
 
     Args:
-        root: folder that holds `img_align_celeba/*.jpg`, and LEAF's `train/*.json` and `test/*.json` or torchvision's
+        root: Folder that holds `img_align_celeba/*.jpg`, and LEAF's `train/*.json` and `test/*.json` or torchvision's
             `list_eval_partition.txt`, `identity_CelebA.txt` and `list_attr_celeba.txt`.
-        attribute: that makes the second class; LEAF's files have theirs.
-        image_size: height and width to which all images are resized (LEAF: 84); None: they stay 218×178.
-        augmentation: of training batches, as for `MNIST`.
-        normalize: of all images, as for `MNIST`; `standard` measures the mean and deviation of the training images.
-        limit: most samples of each split, drawn by class; None: all. No other images are read.
+        attribute: Attribute that makes the second class. LEAF's files have theirs.
+        image_size: Height and width to which all images are resized (LEAF: 84). None: they stay 218×178.
+        augmentation: Augmentation of training batches, as for `MNIST`.
+        normalize: Normalization of all images, as for `MNIST`. `standard` measures the mean and the deviation of the
+            training images.
+        limit: Most samples of each split, drawn by class. None: all. No other images are read.
+
+    Raises:
+        ValueError: A setting is out of its range.
 
     Source:
         Liu et al. 2015, arXiv:1411.7766; by celebrity: Caldas et al. 2018, arXiv:1812.01097.
@@ -47,7 +67,7 @@ class CelebA(ImageSource):
     classes_by = AUTHORS
     places = ("root",)
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called by position
         self,
         root: str = "data/celeba",
         attribute: str = "Smiling",
@@ -56,7 +76,7 @@ class CelebA(ImageSource):
         normalize: Normalization = "standard",
         limit: int | None = None,
     ) -> None:
-        super().__init__(root, augmentation, normalize, limit)
+        super().__init__(root=root, augmentation=augmentation, normalize=normalize, limit=limit)
         check_count(1, "None leaves images as they are", image_size=image_size)
         self.attribute = attribute
         self.image_size = image_size
@@ -74,26 +94,36 @@ class CelebA(ImageSource):
                 f"img_align_celeba.zip (https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html) there, and LEAF's json "
                 f"files or {', '.join(LISTS)} beside it"
             )
-        listed = [self._leaf("train"), self._leaf("test")] if self._has_json else self._published()
-        images = [
-            self._images(of_split, split) for of_split, split in zip(listed, ("train", "test", "val"), strict=False)
-        ]
-        train, test, *rest = self.splits(*images)
-        self.validation = rest[0] if rest else None
+        if self._has_json:
+            listed = {split: self._leaf(split) for split in ("train", "test")}
+        else:
+            listed = self._published()
+        images = {split: self._images(of_split, split) for split, of_split in listed.items()}
+        train, test, self.validation = self.splits(images["train"], images["test"], images.get("val"))
         return train, test
 
     def _leaf(self, split: str) -> ListedImages:
-        """List the images of LEAF's split."""
-        names, y, owners = read_leaf(self.root, split, "celeba", np.asarray)
-        return names.tolist(), np.asarray(y, np.int64), owners
+        """List the images of LEAF's split.
 
-    def _published(self) -> list[ListedImages]:
-        """List the training, test and validation images of the published split."""
+        Args:
+            split: The split, `train` or `test`.
+        """
+        read = read_leaf(root=self.root, split=split, dataset="celeba", convert=np.asarray)
+        return ListedImages(names=read.x.tolist(), y=np.asarray(read.y, np.int64), owners=read.owners)
+
+    def _published(self) -> dict[str, ListedImages]:
+        """List the images of the published splits, by the name of the split.
+
+        Raises:
+            FileNotFoundError: A list is missing.
+            ValueError: A list is not the published one, or has no such attribute.
+        """
         from torchvision.datasets import CelebA as Known  # noqa: PLC0415 - slow to import
 
         sums = {name: md5 for _, md5, name in Known.file_list}
-        parts, owners, attributes = (self._rows(name, sums[name]) for name in LISTS)
-        _, titles, *attributes = attributes  # below the number of images
+        parts, owners, attribute_lines = (self._rows(name, sums[name]) for name in LISTS)
+        # The first line has the number of images.
+        _, titles, *attributes = attribute_lines
         if self.attribute not in titles:
             raise ValueError(f"attribute must be one of {', '.join(titles)}, got {self.attribute}")
         column = titles.index(self.attribute) + 1
@@ -103,24 +133,42 @@ class CelebA(ImageSource):
         part = np.array([int(row[1]) for row in parts])
         y = np.array([int(row[column]) > 0 for row in attributes], np.int64)
         celebrities = np.array([int(row[1]) for row in owners])
-        return [(names[rows].tolist(), y[rows], celebrities[rows]) for rows in (part == 0, part == 2, part == 1)]
+        listed: dict[str, ListedImages] = {}
+        for split, number in PARTS.items():
+            rows = part == number
+            listed[split] = ListedImages(names=names[rows].tolist(), y=y[rows], owners=celebrities[rows])
+        return listed
 
     def _rows(self, name: str, md5: str) -> list[list[str]]:
-        """Read a list whose md5 is torchvision's, 33 MB in all."""
+        """Read the words of each line of a list.
+
+        Args:
+            name: Name of the file.
+            md5: The md5 that torchvision publishes of it.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file has another md5.
+        """
         path = self.folder / name
         if not path.is_file():
             raise FileNotFoundError(
                 f"CelebA in root {self.root} must have {path}: copy it there, or let LEAF's preprocess.sh write "
                 f"{self.folder}/train/*.json and test/*.json"
             )
-        if fault := file_fault(path, md5):
+        fault = file_fault(path, md5)
+        if fault:
             raise ValueError(f"{path} must be the published list ({fault}): copy it again")
         return [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
     def _images(self, listed: ListedImages, split: str) -> Images:
-        """Read the images of a split that `limit` leaves."""
-        names, y, owners = listed
-        rows = self.limited_rows(split, y, len(y))
-        paths: Sequence[str] = [str(self.folder / IMAGES / names[i]) for i in rows]
+        """Read the images of a split that `limit` leaves.
+
+        Args:
+            listed: All images of the split.
+            split: Name of the split.
+        """
+        rows = self.limited_rows(split, labels=listed.y, size=len(listed.y))
+        paths = [str(self.folder / IMAGES / listed.names[row]) for row in rows]
         x = read_images(paths, self.image_size)
-        return Images(x, torch.from_numpy(y[rows]), {"celebrity": owners[rows]})
+        return Images(x=x, y=torch.from_numpy(listed.y[rows]), columns={"celebrity": listed.owners[rows]})

@@ -5,7 +5,7 @@ from copy import copy
 from hashlib import blake2b
 from itertools import pairwise
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,20 @@ KEPT_STAGES = 4
 """Number of stages of a client whose samples are kept. Those of other stages are chosen again."""
 
 
+class SeenSplit(NamedTuple):
+    """Holds a split that is seen through a transform.
+
+    Args:
+        split: The split. It is kept, so that no other split gets its identity.
+        transform: The transform, which is kept for the same reason.
+        seen: The split through the transform.
+    """
+
+    split: Split
+    transform: Transform
+    seen: Split
+
+
 class ChangingSamples(ClientSamples):
     """Holds the training samples of every client, of which a scenario chooses those of a round.
 
@@ -37,12 +51,12 @@ class ChangingSamples(ClientSamples):
     def __init__(
         self, train: Split, dealt: ClientIndices, data: FederatedData, seed: int, *, scenario: Scenario
     ) -> None:
-        super().__init__(train, dealt, data, seed)
+        super().__init__(train, dealt=dealt, data=data, seed=seed)
         self.scenario = scenario
         self._masks: dict[int, dict[int, Tensor]] = {}
         """Which of the samples that it was dealt a client has, (n,) bool, by client and stage."""
-        self._seen: dict[tuple[int, int], tuple[Split, Transform, Split]] = {}
-        """A split, a transform, and the split through the transform, by the identities of the first two."""
+        self._seen: dict[tuple[int, int], SeenSplit] = {}
+        """The splits that are seen through a transform, by the identities of the split and the transform."""
         scenario.has_begun = True
         given = ScenarioInput(parts=dealt, train=train, num_classes=lambda: data.num_classes, seed=seed)
         scenario.begin(given)
@@ -130,10 +144,9 @@ class ChangingSamples(ClientSamples):
         if transform is None:
             return split
         key = (id(split), id(transform))
-        if key not in self._seen or not self._seen[key][2].has_samples_of(split):
-            # Both are kept, so that no others get their identities.
-            self._seen[key] = (split, transform, split.through(transform))
-        return self._seen[key][2]
+        if key not in self._seen or not self._seen[key].seen.has_samples_of(split):
+            self._seen[key] = SeenSplit(split=split, transform=transform, seen=split.through(transform))
+        return self._seen[key].seen
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take nothing, because a scenario keeps nothing. An earlier version saved what SampleReduction had taken."""
@@ -265,7 +278,8 @@ class ClientChanges:
             seen = scenario.seen(self._client_id, self.stage)
             return self._samples.seen(test, seen), own
         numbers = self.met() if task is None else [task]
-        return samples_of_tasks(self._samples, test, among=own, tasks=[scenario.tasks[number] for number in numbers])
+        tasks = [scenario.tasks[number] for number in numbers]
+        return samples_of_tasks(self._samples, test, among=own, tasks=tasks)
 
 
 def samples_of_tasks(
@@ -290,9 +304,11 @@ def samples_of_tasks(
         chosen = torch.cat(parts) if parts else among[:0]
         return samples.seen(test, seen), among[torch.isin(among, chosen)]
     several = SeveralWays(test, list(ways.values()))
-    places = {way: place for place, way in enumerate(ways)}
-    numbered = [places[id(task.seen)] * len(test) + part for task, part in zip(tasks, parts, strict=True)]
-    return several, torch.cat(numbered)
+    number_of_way = {way: number for number, way in enumerate(ways)}
+    indices: list[Tensor] = []
+    for task, part in zip(tasks, parts, strict=True):
+        indices.append(number_of_way[id(task.seen)] * len(test) + part)
+    return several, torch.cat(indices)
 
 
 def belongs(split: Split, among: Tensor, task: Task) -> Tensor:
@@ -336,6 +352,7 @@ class SeveralWays(TensorSplit):
     """
 
     def __init__(self, split: Split, ways: Sequence[Transform | None]) -> None:
+        # It keeps what the split has, such as the loaders that give its samples.
         self.__dict__.update(vars(copy(split)))
         self._splits = [split if way is None else split.through(way) for way in ways]
         self._num_samples = len(split)
@@ -365,14 +382,15 @@ class SeveralWays(TensorSplit):
             generator: The generator of random draws. None draws nothing.
         """
         ways = index // self._num_samples
+        of_split = index % self._num_samples
         inputs: list[Tensor] = []
         targets: list[Tensor] = []
         places: list[Tensor] = []
         for way in sorted(set(ways.tolist())):
-            place = (ways == way).nonzero().flatten()
-            x, y = next(iter(self._splits[way].batches([index[place] % self._num_samples], generator)))
+            places_of_way = (ways == way).nonzero().flatten()
+            x, y = next(iter(self._splits[way].batches([of_split[places_of_way]], generator)))
             inputs.append(x)
             targets.append(y)
-            places.append(place)
+            places.append(places_of_way)
         order = torch.cat(places).argsort().to(inputs[0].device)
         return [torch.cat(inputs)[order], torch.cat(targets)[order]]

@@ -21,16 +21,26 @@ from fl_lightning.utils.keyed import keyed_globals
 from fl_lightning.utils.packages import is_of_lightning
 from fl_lightning.utils.settings import check_count, check_kind, check_whole, described
 
+OF_SIMULATIONS = {
+    "feature_shift": None,
+    "local_work": 1.0,
+    "pooled": False,
+    "devices": None,
+    "scenario": None,
+    "stays": None,
+}
+"""Settings of data that only a simulation has, by name, with the value of a setting that is not set."""
+
 
 def as_source(given: Any, name: str = "source") -> Source:
     """Make a source of a data module, and return a source as it is.
 
     Args:
-        given: by the user.
-        name: of the argument.
+        given: What the user gave.
+        name: Name of the argument, for the error.
 
     Raises:
-        TypeError: if it is neither.
+        TypeError: It is neither a source nor a data module.
     """
     if isinstance(given, Source):
         return given
@@ -47,27 +57,32 @@ def as_source(given: Any, name: str = "source") -> Source:
 
 
 def as_sources(given: Any) -> dict[str, Source]:
-    """Check the sources of further splits.
+    """Return the sources of further splits by name.
+
+    Args:
+        given: What the user gave. None: there are no further splits.
 
     Raises:
-        TypeError: something else than sources by name.
+        TypeError: It is something else than sources by name.
     """
     check_kind(dict, "sources by the name of their split", "give such as {'proxy': Digits()}", extra_splits=given)
     return {name: as_source(source, f"extra_splits[{name!r}]") for name, source in (given or {}).items()}
 
 
 def check_given(
-    num_clients: object, batch_size: object, partition: object, seed: object, sampling_seed: object
+    *, num_clients: object, batch_size: object, partition: object, seed: object, sampling_seed: object
 ) -> None:
     """Refuse arguments of a FederatedDataModule that are of another kind or out of range.
 
     Raises:
-        TypeError: of another kind.
-        ValueError: out of its range.
+        TypeError: An argument is of another kind.
+        ValueError: An argument is out of its range.
     """
     if isinstance(num_clients, Partition):
-        remedy = "give the partition by name: partition=..."
-        raise TypeError(f"num_clients must be a whole number, got {described(num_clients)}; {remedy}")
+        raise TypeError(
+            f"num_clients must be a whole number, got {described(num_clients)}; give the partition by name: "
+            f"partition=..."
+        )
     check_kind(Partition, "a partition of fl_lightning.data", "give DirichletPartition(alpha=0.1)", partition=partition)
     check_count(1, num_clients=num_clients)
     if batch_size != "full":
@@ -91,18 +106,26 @@ def check_parts(*, feature_shift: Any, devices: Any, scenario: Any) -> None:
     check_kind(Scenario, "a scenario of fl_lightning.data", "give Window(per_round=0.1)", scenario=scenario)
 
 
-def partition_of(partition: Partition | None, by: str | None, counts_owners: bool) -> Partition:
-    """Choose the partition: the one given, by the column of the owners, else IID.
+def partition_of(partition: Partition | None, *, by: str | None, counts_owners: bool) -> Partition:
+    """Choose the partition: the given one, that by the column of the owners, else IID.
+
+    Args:
+        partition: The partition. None: it is not given.
+        by: Column that names the owners of the samples. None: it is not given.
+        counts_owners: Whether the number of clients is to be the number of owners.
 
     Raises:
-        ValueError: both are given, or owners are to be counted that nothing names.
+        ValueError: Both `partition` and `by` are given.
+        TypeError: The owners must be counted, and nothing names them.
     """
     if partition is not None and by is not None:
         raise ValueError(
             f"data.by deals the samples by their owners, and data.partition otherwise, got by={by} and "
             f"{type(partition).__name__}; leave one of them out"
         )
-    chosen = partition or (IIDPartition() if by is None else ColumnPartition(by))
+    chosen = partition
+    if chosen is None:
+        chosen = IIDPartition() if by is None else ColumnPartition(by)
     if counts_owners and not chosen.counts_owners:
         raise TypeError(
             f"num_clients must be a whole number where nothing names the owners of the samples, got None with "
@@ -113,6 +136,11 @@ def partition_of(partition: Partition | None, by: str | None, counts_owners: boo
 
 def check_limited(source: Source, train: Split, division: Division) -> None:
     """Refuse stored positions of samples whose source leaves some of them out, and so numbers them anew.
+
+    Args:
+        source: The source of the samples.
+        train: The training split.
+        division: The division of the samples among the clients.
 
     Raises:
         ValueError: The partition stores positions, and the source's limit leaves samples out.
@@ -128,16 +156,26 @@ def check_limited(source: Source, train: Split, division: Division) -> None:
 def check_pooled(data: Any, train: Split) -> None:
     """Refuse to pool what cannot be at one place.
 
+    Args:
+        data: The data module.
+        train: The training split.
+
     Raises:
-        ValueError: naming the setting beside `pooled`.
+        ValueError: A setting beside `pooled` contradicts it, or the samples cannot be pooled.
     """
-    if data.pooled and isinstance(data.local_work, Stragglers) and data.local_work.cuts:
+    if not data.pooled:
+        return
+    if isinstance(data.local_work, Stragglers) and data.local_work.cuts:
         raise ValueError(
             "data.pooled lets one client make the batches of a cohort, and data.local_work with late=cut counts whole "
             "epochs of each client; set data.local_work.late to drop, or leave one of them out"
         )
-    if data.pooled and (data.feature_shift is not None or isinstance(train, StreamSplit | SplitElsewhere)):
-        beside = "data.feature_shift" if data.feature_shift is not None else "streams or samples of several owners"
+    beside = ""
+    if data.feature_shift is not None:
+        beside = "data.feature_shift"
+    elif isinstance(train, StreamSplit | SplitElsewhere):
+        beside = "streams or samples of several owners"
+    if beside:
         raise ValueError(
             f"data.pooled gives one client all samples as they are stored, which {beside} do not allow; leave one of "
             f"them out"
@@ -147,14 +185,18 @@ def check_pooled(data: Any, train: Split) -> None:
 def check_feature_shift(shift: FeatureShift | None, train: Split) -> None:
     """Refuse a shift that the first training sample cannot have, unless the samples are streams or of other parties.
 
+    Args:
+        shift: The shift. None: there is none.
+        train: The training split.
+
     Raises:
-        ValueError: naming its shape and kind.
+        ValueError: The sample is of another shape or kind.
     """
     if shift is None or isinstance(train, StreamSplit | SplitElsewhere) or not len(train):
         return
     with keyed_globals(0, "items"):
         x = train.look_at(torch.arange(1))[0]
-    check_shifted(x, bool(shift.rotation or shift.colour))
+    check_shifted(x, as_images=bool(shift.rotation or shift.colour))
 
 
 def check_scenario(data: Any, train: Split) -> None:
@@ -193,23 +235,20 @@ def check_scenario(data: Any, train: Split) -> None:
 
 
 def check_simulated(data: Any) -> None:
-    """Refuse what a federation of several parties cannot know: settings that draw for all clients at one place.
+    """Refuse settings that draw for all clients at one place, which a federation of several parties cannot do.
+
+    Args:
+        data: The data module.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: Such a setting is set, or the number of clients is not.
     """
-    for name, plain in {
-        "feature_shift": None,
-        "local_work": 1.0,
-        "pooled": False,
-        "devices": None,
-        "scenario": None,
-        "stays": None,
-    }.items():
-        if getattr(data, name) != plain:
+    for name, unset in OF_SIMULATIONS.items():
+        given = getattr(data, name)
+        if given != unset:
             raise ValueError(
                 f"data.{name} belongs to simulations, and this federation's clients have data and time of their own, "
-                f"got {getattr(data, name)}; leave it out"
+                f"got {given}; leave it out"
             )
     if not data.num_clients:
         raise ValueError("data.num_clients must be a number where each client has its own data, got None; set it")
@@ -219,13 +258,14 @@ def check_fitted(module: Any) -> None:
     """Refuse a module that would take the rounds for batches.
 
     Args:
-        module: that a Trainer fits; or None.
+        module: The module that a Trainer fits, or None.
 
     Raises:
-        TypeError: naming it.
+        TypeError: The module is a LightningModule that no federation trains.
     """
-    federated = ("client_modules", "lightning_modules")  # of a FederatedLoop; of a ClientModule, which says so itself
-    if is_of_lightning(module, "LightningModule") and not any(hasattr(module, name) for name in federated):
+    # A FederatedLoop has the first attribute. A ClientModule has the second one, and refuses to be fitted itself.
+    is_federated = hasattr(module, "client_modules") or hasattr(module, "lightning_modules")
+    if is_of_lightning(module, "LightningModule") and not is_federated:
         name = type(module).__name__
         raise TypeError(
             f"a FederatedDataModule gives rounds, which a FederatedLoop takes, and {name} takes batches; fit "

@@ -1,4 +1,4 @@
-"""Natural users: the division of the samples by a column that names their owners."""
+"""The division of the samples by a column that names their owners, the natural clients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from fl_lightning.utils.signatures import checks_arguments
 
 
 class ColumnPartition(Partition):
-    """Natural users: samples with the same value in a column stay together.
+    """Keeps samples with the same value in a column together, as those of natural clients.
 
-    Values in sorted order are dealt to the clients in turn, so with as many clients as values each is one value.
+    The values in sorted order are dealt to the clients in turn. With as many clients as values, each client has one.
 
     Args:
-        column: an attribute of the dataset with one value per sample, or a key of its items.
+        column: Name of an attribute of the dataset with one value per sample, or a key of its items.
     """
 
     counts_owners = True
@@ -37,45 +37,56 @@ class ColumnPartition(Partition):
                 f"num_clients must be at most the number of values in column {self.column!r} ({len(values)}), got "
                 f"{num_clients}"
             )
-        return self._deal(values, self._labels(samples), num_clients)
+        return self._deal(values, column=self._labels(samples), num_clients=num_clients)
 
     def partition_test(self, dealt: Dealt, test: PartitionInput, size: int | None = None) -> list[Array]:
-        """Deal by the same values where the test samples have the column, else draw by class proportions."""
+        """Deal test samples by the same values if they have the column, else draw them by class proportions."""
         if test.labels is None:
-            return super().partition_test(dealt._replace(samples=dealt.samples.by_class()), test.by_class(), size)
-        known = {*self._labels(dealt.samples)[np.concatenate(dealt.parts)].tolist()}
-        if left := [owner for owner in test.labels.tolist() if owner not in known]:
+            by_class = dealt._replace(samples=dealt.samples.by_class())
+            return super().partition_test(by_class, test.by_class(), size)
+        dealt_rows = np.concatenate(dealt.parts)
+        known = set(self._labels(dealt.samples)[dealt_rows].tolist())
+        left = [owner for owner in test.labels.tolist() if owner not in known]
+        if left:
             rank_zero_warn(
-                f"owners in column {self.column!r} that have test samples only: {len({*map(str, left)})}, with "
+                f"owners in column {self.column!r} that have test samples only: {len(set(map(str, left)))}, with "
                 f"{len(left)} of {test.size} test samples; no client is tested on these, the server's model is"
             )
-        return at_most(self._deal(sorted(known), test.labels, len(dealt.parts)), size, dealt.generator)
+        parts = self._deal(sorted(known), column=test.labels, num_clients=len(dealt.parts))
+        return at_most(parts, size, dealt.generator)
 
     def _values(self, samples: PartitionInput) -> list[Any]:
         """List the owners of the samples in sorted order.
 
         Raises:
-            ValueError: a sample without one, which is blank, NaN or None.
+            ValueError: A sample has no owner: its value is blank, NaN or None.
         """
         return owners_in(self.column, self._labels(samples))
 
     @staticmethod
     def _deal(values: Sequence[Any], column: Array, num_clients: int) -> list[Array]:
-        """Deal the sorted `values` to the clients in turn, and give each its samples, those of others to nobody."""
-        turns = {value: turn % num_clients for turn, value in enumerate(values)}
-        owner = np.array([turns.get(value, -1) for value in column.tolist()])  # as fast whatever the values are
-        return [np.flatnonzero(owner == client_id) for client_id in range(num_clients)]
+        """Deal the values to the clients in turn, and return the indices of each client's samples.
+
+        Args:
+            values: The values, sorted. Samples of other values are dealt to nobody.
+            column: Value of each sample, (n,).
+            num_clients: Number N of clients.
+        """
+        client_of = {value: turn % num_clients for turn, value in enumerate(values)}
+        # A dict is as fast for values of any kind.
+        clients = np.array([client_of.get(value, -1) for value in column.tolist()])
+        return [np.flatnonzero(clients == client_id) for client_id in range(num_clients)]
 
 
 def owners_in(column: str, owners: Array) -> list[Any]:
     """List the owners that a column names, in sorted order.
 
     Args:
-        column: its name, for the error.
-        owners: the owner of every training sample, (n,).
+        column: Name of the column, for the error.
+        owners: Owner of every training sample, (n,).
 
     Raises:
-        ValueError: a sample without an owner, which is blank, NaN or None.
+        ValueError: A sample has no owner: its value is blank, NaN or None.
 
     >>> owners_in("site", np.array(["b", "a", "b"]))
     ['a', 'b']
@@ -95,4 +106,4 @@ def owners_in(column: str, owners: Array) -> list[Any]:
             f"column {column!r} must name the owner of every training sample, got none for {missing.sum()} of "
             f"{len(owners)}; fill them in, or leave these samples out"
         )
-    return sorted({*owners.tolist()})
+    return sorted(set(owners.tolist()))

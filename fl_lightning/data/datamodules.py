@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning.data.datasets import KnownSplit, check_class_names, count_known, described_by_dataset, make_split
-from fl_lightning.data.loaders import LoaderSpec, check_loader_class
+from fl_lightning.data.loader_settings import LoaderSpec, check_loader_class
 from fl_lightning.data.new_samples import NewSamples
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.sources import Predicted, Source

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning.data.column_partition import ColumnPartition
-from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.loader_settings import LoaderSpec
 from fl_lightning.data.partitions import PartitionInput
 from fl_lightning.data.schema import Schema, shown
 from fl_lightning.data.seen import may_transform, seen_as

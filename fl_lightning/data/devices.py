@@ -137,7 +137,8 @@ class Devices:
         """
         if isinstance(value, int | float):
             return np.full(num_clients, float(value))
-        if name not in self.from_file and name not in CHANCES and len(value) == 2:
+        is_law = len(value) == 2 and name not in CHANCES and name not in self.from_file
+        if is_law:
             median, sigma = value
             deviates = keyed_numpy(seed, f"clock/{name}").standard_normal(num_clients)
             drawn: np.ndarray = median * np.exp(sigma * deviates)
@@ -237,7 +238,8 @@ class JobTimes:
         computing = work.batches * table.step_seconds[client_id] + work.samples * table.sample_seconds[client_id]
         jitter = table.jitter[client_id]
         if jitter:
-            generator = keyed_numpy(self._seed, purpose_of("clock/jitter", attempt), version, client_id)
+            purpose = purpose_of("clock/jitter", attempt)
+            generator = keyed_numpy(self._seed, purpose, round_idx=version, client_id=client_id)
             computing *= math.exp(jitter * generator.standard_normal())
         down = BITS_OF_BYTE * self.bytes_down / (BITS_OF_MEGABIT * table.down_mbps[client_id])
         up = BITS_OF_BYTE * self.bytes_up / (BITS_OF_MEGABIT * table.up_mbps[client_id])
@@ -259,7 +261,8 @@ class JobTimes:
         if not dropout:
             return None
         purpose = purpose_of("clock/dropout", attempt)
-        chance, share = keyed_numpy(self._seed, purpose, version, client_id).random(2).tolist()
+        generator = keyed_numpy(self._seed, purpose, round_idx=version, client_id=client_id)
+        chance, share = generator.random(2).tolist()
         return share if chance < dropout else None
 
 
@@ -337,7 +340,9 @@ def read_columns(path: Path) -> dict[str, list[float]]:
         )
     with path.open(newline="", encoding="utf-8") as lines:
         rows = list(csv.reader(lines))
-    header = [name.strip() for name in rows[0]] if rows else []
+    header: list[str] = []
+    if rows:
+        header = [name.strip() for name in rows[0]]
     unknown = [name for name in header if name not in NAMES]
     if not header or unknown or len(set(header)) < len(header):
         got = unknown[0] if unknown else header

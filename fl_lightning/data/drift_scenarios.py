@@ -22,12 +22,12 @@ from fl_lightning.utils.settings import (
     check_at_most,
     check_below,
     check_count,
-    check_given,
+    check_not_none,
 )
 from fl_lightning.utils.signatures import checks_arguments
 
 MOST_STEPS = 10**9
-"""Number of steps after which the samples of a class stay."""
+"""A number of steps that no run makes."""
 
 
 class DriftDraws(NamedTuple):
@@ -66,7 +66,7 @@ class LabelDrift(Scenario):
     @checks_arguments
     def __init__(self, alpha: float, rounds: int, samples: float = 0.5, *, steps: int | None = None) -> None:
         numbers = {"data.scenario.alpha": alpha, "data.scenario.rounds": rounds, "data.scenario.samples": samples}
-        check_given(**numbers)
+        check_not_none(**numbers)
         check_above(0, "small: few classes at a time", **{"data.scenario.alpha": alpha})
         check_below(math.inf, "1000 gives nearly equal shares", **{"data.scenario.alpha": alpha})
         check_count(1, "the rounds of the drift", **{"data.scenario.rounds": rounds})
@@ -101,21 +101,23 @@ class LabelDrift(Scenario):
         draws = self._draws[client_id]
         shares = draws.first + (draws.last - draws.first) * stage / self.num_steps
         available = np.bincount(draws.labels, minlength=len(shares))
-        wanted = counts_for_shares(shares, size=rounded_up(self.samples * len(draws.labels)), available=available)
+        num_samples = rounded_up(self.samples * len(draws.labels))
+        wanted = counts_for_shares(shares, size=num_samples, available=available)
         mask: Array = draws.ranks < wanted[draws.labels]
         return mask
 
-    def _drawn(self, client_id: int) -> "DriftDraws":
+    def _drawn(self, client_id: int) -> DriftDraws:
         """Draw the shares of the classes at a client, and the order in which it gets the samples of each class."""
         data = begun(self._data)
         labels = data.classes_of(client_id)
         num_classes = data.num_classes or 0
         shares = keyed_numpy(data.seed, "scenario/label_drift", client_id=client_id)
-        first, last = shares.dirichlet([self.alpha] * num_classes, size=2)
+        first, last = shares.dirichlet(np.full(num_classes, self.alpha), size=2)
         ranks = np.zeros(len(labels), dtype=np.int64)
         for class_idx in range(num_classes):
             places = np.flatnonzero(labels == class_idx)
-            order = keyed_numpy(data.seed, f"scenario/class/{class_idx}", client_id=client_id).permutation(len(places))
+            generator = keyed_numpy(data.seed, f"scenario/class/{class_idx}", client_id=client_id)
+            order = generator.permutation(len(places))
             ranks[places[order]] = np.arange(len(places))
         return DriftDraws(first=first, last=last, labels=labels, ranks=ranks)
 
@@ -136,7 +138,7 @@ class Window(Scenario):
 
     @checks_arguments
     def __init__(self, per_round: float, keep: int | None = None, first: float = 0.0, by: str | None = None) -> None:
-        check_given(**{"data.scenario.per_round": per_round, "data.scenario.first": first})
+        check_not_none(**{"data.scenario.per_round": per_round, "data.scenario.first": first})
         check_above(0, "a share of a client's samples", **{"data.scenario.per_round": per_round})
         check_at_most(1, "a share of a client's samples", **{"data.scenario.per_round": per_round})
         check_count(1, "rounds for which a sample stays", **{"data.scenario.keep": keep})
@@ -165,16 +167,20 @@ class Window(Scenario):
 
     def keeps(self, client_id: int, stage: int) -> Array:
         order = self._orders[client_id]
-        begin = 0 if self.keep is None else self._arrived(len(order), stage - self.keep)
+        end = self._arrived(len(order), stage)
+        begin = 0
+        if self.keep is not None:
+            begin = self._arrived(len(order), stage - self.keep)
         mask = np.zeros(len(order), dtype=bool)
-        mask[order[begin : self._arrived(len(order), stage)]] = True
+        mask[order[begin:end]] = True
         return mask
 
     def _arrived(self, num_samples: int, round_idx: int) -> int:
         """Return how many of a client's samples have arrived up to a round. Before round 0 there are none."""
         if round_idx < 0:
             return 0
-        return min(num_samples, rounded_up(num_samples * (self.first + (round_idx + 1) * self.per_round)))
+        share = self.first + (round_idx + 1) * self.per_round
+        return min(num_samples, rounded_up(num_samples * share))
 
 
 class ListedSamples(Scenario):
@@ -227,8 +233,9 @@ class ListedSamples(Scenario):
     def keeps(self, client_id: int, stage: int) -> Array:
         data = begun(self._data)
         round_idx = self._begins[stage]
+        holds = (self._firsts <= round_idx) & (round_idx <= self._lasts)
         there = np.zeros(data.num_samples, dtype=bool)
-        there[self._samples[(self._firsts <= round_idx) & (round_idx <= self._lasts)]] = True
+        there[self._samples[holds]] = True
         mask: Array = there[data.parts[client_id].numpy()]
         return mask
 
@@ -271,7 +278,7 @@ class RemoveSamples(Scenario):
     ) -> None:
         numbers = {"class_idx": class_idx, "client": client, "start": start, "every": every, "step": step}
         for name, number in (numbers | {"until": until}).items():
-            check_given(**{f"data.scenario.{name}": number})
+            check_not_none(**{f"data.scenario.{name}": number})
         check_count(0, "the class that loses samples", **{"data.scenario.class_idx": class_idx})
         check_count(0, "the client that loses samples", **{"data.scenario.client": client})
         check_count(0, "a round", **{"data.scenario.start": start})
@@ -301,10 +308,10 @@ class RemoveSamples(Scenario):
                 f"data.scenario.class_idx must lie in [0, {data.num_classes}), got {self.class_idx}; choose one"
             )
         self._data = data
-        of_class = int((labels == self.class_idx).sum())
         if self.counts is not None:
             self._num_steps = len(self.counts)
             return
+        of_class = int((labels == self.class_idx).sum())
         count_after = partial(self.count_after, dealt=len(labels), of_class=of_class)
         least = count_after(MOST_STEPS)
         self._num_steps = bisect_left(range(MOST_STEPS), -least, key=lambda num_steps: -count_after(num_steps))
@@ -326,7 +333,8 @@ class RemoveSamples(Scenario):
             return min(of_class, max(remaining, round(self.until * dealt)))
         if num_steps == 0 or not self.counts:
             return of_class
-        return min(of_class, self.counts[min(num_steps, len(self.counts)) - 1])
+        steps_done = min(num_steps, len(self.counts))
+        return min(of_class, self.counts[steps_done - 1])
 
     def stage(self, client_id: int, round_idx: int) -> int:
         if client_id != self.client:
@@ -339,9 +347,8 @@ class RemoveSamples(Scenario):
         data = begun(self._data)
         labels = data.classes_of(client_id)
         count = self.count_after(stage, dealt=len(labels), of_class=int((labels == self.class_idx).sum()))
-        kept = kept_of_classes(
-            torch.from_numpy(labels), counts={self.class_idx: count}, seed=data.seed, client_id=client_id
-        )
+        counts = {self.class_idx: count}
+        kept = kept_of_classes(torch.from_numpy(labels), counts=counts, seed=data.seed, client_id=client_id)
         return np.asarray(kept)
 
 

@@ -143,7 +143,11 @@ class HuggingFace(Source):
         return split
 
     def _splits(self) -> Mapping[str, Any]:
-        """Open the data set."""
+        """Open the data set, and return its splits by name.
+
+        Raises:
+            TypeError: A split is no Dataset.
+        """
         opened = self._opened() if isinstance(self.data, str | Path) else self.data
         splits = opened if isinstance(opened, Mapping) else {self.train: opened}
         for split in splits.values():
@@ -168,20 +172,30 @@ class HuggingFace(Source):
         return datasets.load_from_disk(str(folder))
 
     def _split(self, dataset: Any, which: str) -> TensorSplit:
-        """Read a split."""
+        """Read a split.
+
+        Args:
+            dataset: The rows.
+            which: What the split is: `train`, `test` or `val`.
+
+        Raises:
+            ValueError: There are no rows, a column is missing, or its values cannot be read.
+        """
         for column in (self.input, self.label):
             self._check_column(dataset, column)
         if not len(dataset):
             raise ValueError(f"the {which} split of the data set must have samples, got none; name another")
         plain = plain_format(dataset)
-        y = stack_values(plain[self.label][:], self.label)
-        y = y.float() if y.is_floating_point() else y.long()
-        if self.num_classes is None and which == "train" and not y.is_floating_point() and y.ndim == 1:
+        y = self._targets(plain)
+        may_be_classes = y.ndim == 1 and not y.is_floating_point()
+        if self.num_classes is None and which == "train" and may_be_classes:
             self.counts_classes = True
             self.num_classes = int(y.max()) + 1
         if self.limit is not None:
-            classes = y.numpy() if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 else None
-            rows = self.limited_rows(which, classes, len(y))
+            classes: Array | None = None
+            if may_be_classes and int(y.min()) >= 0:
+                classes = y.numpy()
+            rows = self.limited_rows(which, labels=classes, size=len(y))
             plain = plain.select(rows)
             y = y[torch.from_numpy(rows)]
         values = self._values(plain)
@@ -195,9 +209,14 @@ class HuggingFace(Source):
             transform=scale if is_scaled else None,
             name=which,
         )
-        kinds = {name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")}
-        split.columns = {name: as_column(plain[name][:]) for name in sorted(kinds)}
+        simple = [name for name, kind in dataset.features.items() if type(kind).__name__ in ("Value", "ClassLabel")]
+        split.columns = {name: as_column(plain[name][:]) for name in sorted(simple)}
         return split
+
+    def _targets(self, dataset: Any) -> Tensor:
+        """Read the targets of a split, (n, ...): floats, or whole numbers as int64."""
+        y = stack_values(dataset[self.label][:], self.label)
+        return y.float() if y.is_floating_point() else y.long()
 
     def read_new(self, path: Path, schema: Schema) -> NewSamples:
         """Read new rows of a folder that `save_to_disk` wrote: a Dataset, or a DatasetDict of one split.

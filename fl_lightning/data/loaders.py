@@ -1,101 +1,43 @@
-"""Iterables that Lightning reads in place of DataLoaders, and the settings of a user's DataLoader."""
+"""Iterables that Lightning reads in place of DataLoaders."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fl_lightning.data.splits import Split
 
-SMALL = 512
-"""Numbers in a sample below which it is small."""
+SMALL_SAMPLE = 512
+"""Number of values in a sample, below which the sample is small."""
 
+BATCH_SIZE_ON_CPU = 125
+"""Number of samples in a batch of an evaluation on a CPU, if they are not small."""
 
-@dataclass(frozen=True)
-class LoaderSpec:
-    """The settings of a DataLoader that are kept when its dataset is divided.
-
-    Args:
-        collate_fn: makes a batch of a list of items.
-        num_workers: processes that read ahead, started for every pass over a client's samples.
-        worker_init_fn: called in each of them.
-        batch_size: samples per batch; None: not set.
-        shuffle: whether the loader shuffles; None: not set.
-        drop_last: whether a last batch of fewer samples is left out in training.
-        reads_batches: whether the dataset makes a batch of a list of indices, and `collate_fn` converts the batch.
-    """
-
-    collate_fn: Callable[[list[Any]], Any] = default_collate
-    num_workers: int = 0
-    worker_init_fn: Callable[[int], None] | None = None
-    batch_size: int | None = None
-    shuffle: bool | None = None
-    drop_last: bool = False
-    reads_batches: bool = False
-
-    def loader(
-        self, dataset: Dataset[Any], generator: torch.Generator | None, pins: bool, **batching: Any
-    ) -> DataLoader[Any]:
-        """Make a DataLoader with these settings.
-
-        Args:
-            dataset: its samples.
-            generator: of its order and of its workers' seeds; None: torch's own.
-            pins: whether batches come in pinned memory.
-            batching: arguments of a DataLoader that say which samples make a batch.
-        """
-        return DataLoader(
-            dataset,
-            collate_fn=self.collate_fn,
-            num_workers=self.num_workers,
-            worker_init_fn=self.worker_init_fn,
-            generator=generator,
-            pin_memory=pins,
-            **batching,
-        )
+BATCH_SIZE = 1000
+"""Number of samples in a batch of any other evaluation."""
 
 
 def evaluation_batch_size(device: torch.device, input_shape: Sequence[int] | None) -> int:
     """Choose the number of samples per batch in evaluation.
 
-    On a CPU activations of 125 images stay in its cache (1,000 took 1.3 times as long), and so many batches divide
-    evenly among processes; small samples stay there anyway, and every batch has a fixed cost.
+    The activations of a small batch stay in the cache of a CPU, and its many batches divide evenly among processes.
+    Those of small samples stay there in any batch, and every batch has a fixed cost.
 
     Args:
-        device: that evaluates.
-        input_shape: of one sample; None: not known.
+        device: Device that evaluates.
+        input_shape: Shape of one sample. None: it is not known.
 
-    >>> cpu, cuda = map(torch.device, ("cpu", "cuda"))
-    >>> [evaluation_batch_size(cpu, (3, 32, 32)), evaluation_batch_size(cpu, (64,)), evaluation_batch_size(cuda, None)]
-    [125, 1000, 1000]
+    >>> evaluation_batch_size(torch.device("cpu"), (3, 32, 32)), evaluation_batch_size(torch.device("cpu"), (64,))
+    (125, 1000)
+    >>> evaluation_batch_size(torch.device("cuda"), None)
+    1000
     """
-    small = input_shape is not None and math.prod(input_shape) < SMALL
-    return 125 if device.type == "cpu" and not small else 1000
-
-
-BATCHING = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
-"""Methods of DataLoader by which a subclass makes batches in a way of its own."""
-
-
-def check_loader_class(loader: DataLoader[Any]) -> None:
-    """Refuse a DataLoader whose class makes batches in a way of its own, which its settings do not say.
-
-    Raises:
-        ValueError: The class overrides such a method.
-    """
-    kind = type(loader)
-    for name in BATCHING:
-        if getattr(kind, name) is not getattr(DataLoader, name):
-            raise ValueError(
-                f"{kind.__name__} overrides DataLoader.{name}, and the batches of clients are made by torch's own "
-                f"DataLoader of its dataset and settings; return a DataLoader, and do this work in the dataset or in "
-                f"collate_fn"
-            )
+    is_small = input_shape is not None and math.prod(input_shape) < SMALL_SAMPLE
+    if device.type == "cpu" and not is_small:
+        return BATCH_SIZE_ON_CPU
+    return BATCH_SIZE
 
 
 def without_none(batches: Iterable[Any]) -> Iterator[Any]:
@@ -108,34 +50,38 @@ def without_none(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 class EmptyBatch:
-    """Placeholder of a batch for a process that has none, whose loop must run all the same, or of a batch of None."""
+    """Stands in for a batch of None, and for the batch of a process that has none, whose loop must run all the same."""
 
 
 EMPTY_BATCH = EmptyBatch()
 
 
 class EvaluationBatches:
-    """Batches of a split in order, without padding, for Lightning's evaluation loops in each process.
+    """Gives Lightning's evaluation loop in each process its batches of a split, in order and without padding.
 
     Args:
-        split: the samples.
-        batch_size: samples per batch, the same for any number of processes.
-        rank: this process, 0 ... world-1.
-        world: number of processes.
-        positions: of the samples in the split, (n,) int64; None: all.
+        split: The samples.
+        batch_size: Number of samples per batch, the same for any number of processes.
+        rank: Number of this process, 0 ... world-1.
+        world: Number of processes.
+        positions: Positions of the samples in the split, (n,) int64. None: all.
+
+    Attributes:
+        dataset: The dataset that a module finds at the loader: the user's own, or an object of the same length.
     """
 
     def __init__(
-        self, split: Split, batch_size: int, rank: int = 0, world: int = 1, positions: Tensor | None = None
+        self, split: Split, batch_size: int, *, rank: int = 0, world: int = 1, positions: Tensor | None = None
     ) -> None:
         self.split = split
-        chosen = torch.arange(len(split)) if positions is None else positions
-        self._indices = torch.split(chosen, batch_size)[rank::world] if len(chosen) else ()
         self.batch_size = batch_size
-        self.dataset: Any = (
-            range(len(chosen)) if positions is not None else getattr(split, "dataset", range(len(split)))
-        )
-        """What a module finds as the dataset of the loader: the user's own, or something of the same length."""
+        chosen = torch.arange(len(split)) if positions is None else positions
+        self._indices: Sequence[Tensor] = ()
+        if len(chosen):
+            self._indices = torch.split(chosen, batch_size)[rank::world]
+        self.dataset: Any = range(len(chosen))
+        if positions is None:
+            self.dataset = getattr(split, "dataset", self.dataset)
 
     def __len__(self) -> int:
         return max(1, len(self._indices))
@@ -150,11 +96,11 @@ class EvaluationBatches:
 
 
 class BatchesInTurn:
-    """Batches of a loader of the user's as they come, which the processes take in turn.
+    """Gives each process its batches of a user's loader, as they come. The processes take them in turn.
 
     Args:
         loader: The loader, any iterable over batches.
-        rank: This process, 0 ... world-1.
+        rank: Number of this process, 0 ... world-1.
         world: Number of processes.
     """
 
@@ -174,7 +120,9 @@ class BatchesInTurn:
 
     def __iter__(self) -> Iterator[Any]:
         is_empty = True
-        for batch in islice(self.loader, self._rank, None, self._world):
+        for number, batch in enumerate(self.loader):
+            if number % self._world != self._rank:
+                continue
             is_empty = False
             yield EMPTY_BATCH if batch is None else batch
         if is_empty:
@@ -182,9 +130,13 @@ class BatchesInTurn:
 
 
 class RoundLoader:
-    """The "dataloader" of training, with one batch an epoch: the number of clients in the cohort.
+    """Gives training one batch an epoch: the number of clients in the cohort.
 
-    The loop itself asks which clients they are: on resume Lightning makes the iterator before the epoch advances.
+    The loop itself asks which clients they are, because on resume Lightning makes the iterator before the epoch
+    advances.
+
+    Args:
+        cohort_size: Number of clients in the cohort.
     """
 
     def __init__(self, cohort_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Local work: stragglers, which make a part of it, and one client in place of a cohort."""
+"""Local work: the share of its steps that a client makes, and one client in place of a cohort."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,15 +15,15 @@ class LocalWork:
     """Tells the share of its local steps that a client makes, depending on seed, round and client only.
 
     Args:
-        given: a share in (0, 1] for all clients and rounds; or [low, high]: uniform in it, drawn anew for every client
-            and round.
-        seed: of the draws.
+        given: Share in (0, 1] for all clients and rounds, or [low, high]: the share is uniform between the two, drawn
+            anew for every client and round.
+        seed: Seed of the draws.
 
     Raises:
-        ValueError: a share outside (0, 1], or no range.
+        ValueError: A share is outside (0, 1], or two shares are no range.
 
     Attributes:
-        whole_epochs: whether a share is one of local epochs, rounded up to whole ones, and not of batches.
+        whole_epochs: Whether a share is one of local epochs, rounded up to whole ones. Otherwise it is one of batches.
     """
 
     whole_epochs = False
@@ -37,7 +37,9 @@ class LocalWork:
                 f"local_work must be a share in (0, 1], or two of them [low, high], got {given}; 1.0 lets every client "
                 f"make all of its steps"
             )
-        self._low, self._high = map(float, bounds)
+        low, high = bounds
+        self._low = float(low)
+        self._high = float(high)
         self.seed = seed
 
     @property
@@ -46,40 +48,50 @@ class LocalWork:
         return self._low != 1
 
     def taking_part(self, cohorts: Cohorts) -> Cohorts:
-        """Take the cohorts of all rounds, and return those of the clients whose work counts: all of them here."""
+        """Return the cohorts without the clients whose work does not count. Here all work counts.
+
+        Args:
+            cohorts: The cohorts of all rounds.
+        """
         return cohorts
 
     def __call__(self, client_id: int, round_idx: int) -> float:
-        """Draw the share of a client in a round, in (0, 1]."""
+        """Draw the share of a client in a round, in (0, 1].
+
+        Args:
+            client_id: Id of the client, from 0.
+            round_idx: Communication round, from 0.
+        """
         if self._low == self._high:
             return self._low
-        return float(keyed_numpy(self.seed, "local_work", round_idx, client_id).uniform(self._low, self._high))
+        generator = keyed_numpy(self.seed, "local_work", round_idx=round_idx, client_id=client_id)
+        return float(generator.uniform(self._low, self._high))
 
 
 class PooledCohorts(Cohorts):
-    """The rounds of one client that has the samples of all: it takes part where anybody would.
+    """Gives the rounds of one client that has the samples of all. It takes part if any of them would.
 
     Args:
-        cohorts: of the clients whose samples it has.
+        cohorts: The cohorts of the clients whose samples it has.
 
     Attributes:
-        sizes: their numbers of samples, known once these are dealt.
+        sizes: Number of samples of each of these clients, 0 of one that never trains. Empty until samples are dealt.
     """
 
     def __init__(self, cohorts: Cohorts) -> None:
-        super().__init__(1, 1.0, None, cohorts.seed)
+        super().__init__(num_clients=1, participation=1.0, schedule=None, seed=cohorts.seed)
         self._cohorts = cohorts
         self.sizes: list[int] = []
 
     @property
     def sampling_rate(self) -> float | None:
-        """Give none: nobody can be left out."""
+        """None, because no client can be left out."""
         return None
 
     @cached_property
     def bounds(self) -> CohortBounds:
         inner = self._cohorts.bounds
-        return CohortBounds(min(1, inner.least), min(1, inner.most))
+        return CohortBounds(least=min(1, inner.least), most=min(1, inner.most))
 
     def rekey(self, seed: int) -> None:
         super().rekey(seed)
@@ -89,14 +101,26 @@ class PooledCohorts(Cohorts):
         return [0] if self._cohorts(round_idx) else []
 
     def pool(self, dealt: ClientIndices) -> ClientIndices:
-        """Give the one client the samples of all that train."""
-        trained = set(self._cohorts.clients)
-        self.sizes = [len(part) if client_id in trained else 0 for client_id, part in enumerate(dealt)]
-        if len(trained) == len(dealt):
+        """Give the one client the samples of all clients that train.
+
+        Args:
+            dealt: The samples of each client.
+        """
+        training = self._cohorts.clients
+        self.sizes = [0] * len(dealt)
+        for client_id in training:
+            self.sizes[client_id] = len(dealt[client_id])
+        if len(training) == len(dealt):
             return ClientIndices([dealt.indices.numpy()])
-        return ClientIndices([torch.cat([dealt[client_id] for client_id in self._cohorts.clients]).numpy()])
+        parts = [dealt[client_id] for client_id in training]
+        return ClientIndices([torch.cat(parts).numpy()])
 
     def work(self, work: LocalWork, round_idx: int) -> float:
-        """Compute the share of all samples that the round's cohort would have trained on, each as much as it works."""
+        """Return the share of all samples that the cohort of a round would have trained on, in [0, 1].
+
+        Args:
+            work: Tells the share of its local steps that a client makes.
+            round_idx: Communication round, from 0.
+        """
         done = sum(self.sizes[client_id] * work(client_id, round_idx) for client_id in self._cohorts(round_idx))
         return done / max(1, sum(self.sizes))

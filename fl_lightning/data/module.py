@@ -33,13 +33,8 @@ from fl_lightning.data.devices import Devices
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_shift import FeatureShift
 from fl_lightning.data.holdout import SERVER_ONLY, SETTINGS, holdout_sizes, load_extra
-from fl_lightning.data.loaders import (
-    BatchesInTurn,
-    EvaluationBatches,
-    LoaderSpec,
-    RoundLoader,
-    evaluation_batch_size,
-)
+from fl_lightning.data.loader_settings import LoaderSpec
+from fl_lightning.data.loaders import BatchesInTurn, EvaluationBatches, RoundLoader, evaluation_batch_size
 from fl_lightning.data.local_work import PooledCohorts
 from fl_lightning.data.new_samples import NewSamples, check_new_path
 from fl_lightning.data.owners import ClientsElsewhere, SplitElsewhere

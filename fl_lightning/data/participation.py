@@ -1,15 +1,15 @@
-"""The part of the data module that says who takes part in every round, and by which seeds that is drawn."""
+"""The base of the data module: the clients that take part in every round, and the seeds by which they are drawn."""
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pytorch_lightning import LightningDataModule
 
 from fl_lightning.data.availability import cohorts
 from fl_lightning.data.clients import Cohorts
 from fl_lightning.data.local_work import PooledCohorts
-from fl_lightning.data.stays import Stays, spans_of, written
+from fl_lightning.data.stays import Spans, Stays, spans_of, written
 from fl_lightning.data.stragglers import Stragglers, work_for
 from fl_lightning.data.unseen import Unseen
 from fl_lightning.utils.settings import check_count
@@ -25,39 +25,44 @@ SECRET = (
 
 
 class Participation(LightningDataModule):
-    """Base of the data module: its clients and the cohorts of all rounds.
+    """Keeps the clients and the cohorts of all rounds. It is the base of the data module.
 
     Args:
-        num_clients: N; None: as many as the samples have owners, known after `set_clients`.
-        participation: as `Cohorts` takes it, with the next three.
-        schedule: the cohorts of all rounds.
-        sampling_seed: of the draws.
-        sampling: uniform or poisson.
-        availability: as `AvailableCohorts` takes it, with the next one.
-        over_selection: share of further clients.
-        secret_seed: whether the draws are keyed by a seed of the operating system.
-        local_work: as `LocalWork` takes it, or the settings of stragglers.
-        pooled: whether one client has the samples of all.
-        cohort_size: as `Cohorts` takes it.
-        unseen: which clients never train.
-        stays: as `spans_of` takes it.
+        num_clients: Number N of clients. None: as many as the samples have owners, known after `set_clients`.
+        participation: Share of the clients in a drawn cohort, as `Cohorts` takes it.
+        schedule: Client ids of every round, as `Cohorts` takes them.
+        sampling_seed: Seed of the draws.
+        sampling: Way of drawing, as `Cohorts` takes it.
+        availability: Availability of the clients, as `AvailableCohorts` takes it.
+        over_selection: Share of further clients that are drawn, as `AvailableCohorts` takes it.
+        secret_seed: Whether the draws are keyed by a seed of the operating system.
+        local_work: Local work of the clients, as `LocalWork` takes it, or the settings of stragglers.
+        pooled: Whether one client has the samples of all.
+        cohort_size: Number of clients in a drawn cohort, as `Cohorts` takes it.
+        unseen: Tells which clients never train. None: all train.
+        stays: Rounds in which clients are there, as `spans_of` takes them. None: all are always there.
 
     Attributes:
-        num_clients: N, 0 as long as it is not known, 1 where samples are pooled. Those that never train count.
-        num_owners: clients that samples are dealt to, before they are pooled.
-        unseen_owners: ids of the clients that never train, ascending, before samples are pooled. If a column names
+        num_clients: Number N of clients, with the clients that never train. 0 as long as it is not known, and 1 if
+            samples are pooled.
+        num_owners: Number of clients that samples are dealt to, before they are pooled.
+        unseen_owners: Ids of the clients that never train, ascending, before samples are pooled. If a column names
             owners, they are known once the samples are dealt.
-        cohort: lists the clients of a round, known with N; its `bounds` tell how many these are at least and at most.
-        works_partly: whether clients may make less than all of their local work.
-        works_whole_epochs: whether a share of the local work is one of epochs, rounded up to whole ones.
-        secret: the secret seed in hexadecimal digits, empty without one.
-        batch_seed: of batch order, augmentation and the clients' other draws.
+        cohort: Lists the clients of a round, and tells by its `bounds` how many they are. It is known with N.
+        works_partly: Whether clients may make less than all of their local work.
+        works_whole_epochs: Whether a share of the local work is one of epochs, rounded up to whole ones.
+        secret: The secret seed in hexadecimal digits. Empty: there is none.
+        batch_seed: Seed of batch order, augmentation and the clients' other draws.
+
+    Raises:
+        ValueError: Two settings contradict each other, or a setting is out of its range.
     """
 
     cohort: Cohorts
 
     def __init__(
         self,
+        *,
         num_clients: int | None,
         participation: float,
         schedule: Sequence[Sequence[int]] | None,
@@ -73,8 +78,11 @@ class Participation(LightningDataModule):
         stays: Mapping[int, Sequence[int | None]] | str | None = None,
     ) -> None:
         super().__init__()
-        self._spans = None if stays is None else spans_of(stays)
-        self.stays = None if self._spans is None else written(self._spans)
+        self._spans: Spans | None = None
+        self.stays: dict[int, Any] | None = None
+        if stays is not None:
+            self._spans = spans_of(stays)
+            self.stays = written(self._spans)
         if pooled and self._spans is not None:
             raise ValueError(
                 "data.pooled gives one client the samples of all, and data.stays says which clients are there; leave "
@@ -95,8 +103,8 @@ class Participation(LightningDataModule):
         self.num_clients = 0
         self.num_owners = 0
         self.unseen_owners: tuple[int, ...] = ()
-        self._unseen = unseen or Unseen(None, 0)
-        self._drawn = {
+        self._unseen = unseen or Unseen(None, seed=0)
+        self._drawing = {
             "participation": participation,
             "schedule": schedule,
             "seed": sampling_seed,
@@ -107,33 +115,44 @@ class Participation(LightningDataModule):
             self.set_clients(num_clients)
 
     def set_clients(self, num_clients: int) -> None:
-        """Take the number of clients, N.
+        """Take the number of clients, and make the cohorts.
+
+        Args:
+            num_clients: Number N of clients, ≥ 1.
 
         Raises:
-            ValueError: a setting of the cohorts that is out of its range.
+            ValueError: A setting of the cohorts is out of its range.
         """
         check_count(1, num_clients=num_clients)
         self.num_owners = num_clients
-        self.set_unseen(() if self._unseen.waits_for_owners else self._unseen.of(num_clients))
+        unseen: tuple[int, ...] = ()
+        if not self._unseen.waits_for_owners:
+            unseen = self._unseen.of(num_clients)
+        self.set_unseen(unseen)
 
     def set_unseen(self, unseen: tuple[int, ...]) -> None:
-        """Take the ids of the clients that never train, ascending, and make the cohorts of the others.
+        """Take the clients that never train, and make the cohorts of the others.
+
+        Args:
+            unseen: Ids of the clients that never train, ascending.
 
         Raises:
-            ValueError: a setting of the cohorts that is out of its range.
+            ValueError: A setting of the cohorts is out of its range.
         """
         self.unseen_owners = unseen
-        stays = None if self._spans is None else Stays(self._spans, self.num_owners, unseen)
-        asked = cohorts(
+        stays: Stays | None = None
+        if self._spans is not None:
+            stays = Stays(self._spans, num_clients=self.num_owners, unseen=unseen)
+        chosen = cohorts(
             self.availability,
             self.over_selection,
             num_clients=self.num_owners,
             unseen=unseen,
             stays=stays,
-            **self._drawn,
+            **self._drawing,
         )
-        drawn = self._work.taking_part(asked)
-        self.cohort = PooledCohorts(drawn) if self.pooled else drawn
+        training = self._work.taking_part(chosen)
+        self.cohort = PooledCohorts(training) if self.pooled else training
         self.num_clients = self.cohort.num_clients
         self._key_cohorts()
 
@@ -148,7 +167,7 @@ class Participation(LightningDataModule):
         return self.cohort.clients
 
     def present_clients(self, round_idx: int) -> Sequence[int]:
-        """List the clients that are there in a round, ascending, known with N. Clients that never train are.
+        """List the clients that are there in a round, ascending, known with N. Clients that never train always are.
 
         Args:
             round_idx: Communication round, from 0.
@@ -163,18 +182,27 @@ class Participation(LightningDataModule):
         return self.cohort.bounds.most
 
     def take_secret(self, secret: str) -> None:
-        """Key cohorts and noise by this secret seed, in hexadecimal digits."""
+        """Key cohorts and noise by a secret seed.
+
+        Args:
+            secret: The secret seed in hexadecimal digits.
+        """
         self.secret = secret
         self._key_cohorts()
 
     def _key_cohorts(self) -> None:
-        """Key cohorts and local work by the secret seed, where there is one."""
+        """Key cohorts and local work by the secret seed, if there is one."""
         if self.secret and self.num_clients:
             self._work.seed = int(self.secret, 16)
             self.cohort.rekey(self._work.seed)
 
     def work_of(self, client_id: int, round_idx: int) -> float:
-        """Tell the share of its local steps that a client makes in a round, in (0, 1]."""
+        """Return the share of its local steps that a client makes in a round, in (0, 1].
+
+        Args:
+            client_id: Id of the client, from 0.
+            round_idx: Communication round, from 0.
+        """
         if isinstance(self.cohort, PooledCohorts):
             return self.cohort.work(self._work, round_idx)
         return self._work(client_id, round_idx)
@@ -185,10 +213,10 @@ class Participation(LightningDataModule):
 
     @property
     def seed_notice(self) -> str:
-        """Tell who could redraw cohorts and noise."""
+        """The sentence about who could redraw cohorts and noise."""
         return SECRET if self.secret else SIMULATED
 
     @property
     def noise_seed(self) -> int:
-        """Seed of the noise of differential privacy: the secret one where there is one, else the run's."""
+        """The seed of the noise of differential privacy: the secret seed if there is one, else the run's."""
         return int(self.secret, 16) if self.secret else self.batch_seed

@@ -149,21 +149,21 @@ def lda_counts(
     total = int(sizes.sum())
     num_clients = drawn.shape[1]
     held = np.zeros(num_clients, dtype=np.int64)
-    for c, size in enumerate(sizes.tolist()):
+    for class_idx, size in enumerate(sizes.tolist()):
         if not size:
             continue
         # Some client is below its share as long as samples are left.
         below = held * num_clients < total
-        shares = drawn[c] * below
+        shares = drawn[class_idx] * below
         if not shares.any():
             if generator is None:
-                raise ValueError(f"the shares of class {c} are 0 for every client that still takes samples")
+                raise ValueError(f"the shares of class {class_idx} are 0 for every client that still takes samples")
             # Dir(α) given the others' zeros is Dir(α) over the clients that are left: one draw is enough.
             shares[below] = generator.dirichlet(np.full(below.sum(), alpha))
         cuts = (np.cumsum(shares / shares.sum()) * size).astype(np.int64)[:-1]
         # The last client takes the rest.
-        counts[c] = np.diff(cuts, prepend=0, append=size)
-        held += counts[c]
+        counts[class_idx] = np.diff(cuts, prepend=0, append=size)
+        held += counts[class_idx]
     return counts
 
 
@@ -274,11 +274,11 @@ def deal_shards(labels: ArrayLike, classes: ArrayLike, generator: np.random.Gene
     dealt = np.asarray(classes, dtype=np.int64)
     num_classes = int(dealt.max()) + 1
     result: list[list[Indices]] = [[] for _ in dealt]
-    for c, pool in enumerate(by_class(labels, num_classes)):
-        owners = np.nonzero(dealt == c)[0]
+    for class_idx, pool in enumerate(by_class(labels, num_classes)):
+        owners = np.nonzero(dealt == class_idx)[0]
         if not owners.size:
             if pool.size:
-                raise ValueError(f"every label needs a shard, got none for class {c} ({pool.size} samples)")
+                raise ValueError(f"every label needs a shard, got none for class {class_idx} ({pool.size} samples)")
             continue
         shards = cut(pool, equal_sizes(pool.size, owners.size))
         for owner, shard in zip(owners, generator.permutation(owners.size), strict=True):
@@ -447,9 +447,9 @@ def choose_clients(quota: Indices, count: int, generator: np.random.Generator | 
 
 def draw_sizes(
     total: int,
-    c: int,
     count: int,
     *,
+    class_idx: int,
     least: float,
     upper: str,
     generator: np.random.Generator,
@@ -458,8 +458,8 @@ def draw_sizes(
 
     Args:
         total: Number of samples of the class.
-        c: The class, for the error.
         count: Number of parts. ν is total / count.
+        class_idx: The class, for the error.
         least: Least size of a part.
         upper: Upper bound of a part: `mean` for ν, else `total`.
         generator: Generator of the draws.
@@ -480,6 +480,6 @@ def draw_sizes(
         if rest >= 0:
             return np.append(drawn, rest).astype(np.int64)
     raise ValueError(
-        f"{MAX_DRAWS} draws of the sizes of {count} clients' parts all exceeded the {total} samples of class {c}: set "
-        f"upper to mean, or lower classes_per_client or num_clients"
+        f"{MAX_DRAWS} draws of the sizes of {count} clients' parts all exceeded the {total} samples of class "
+        f"{class_idx}: set upper to mean, or lower classes_per_client or num_clients"
     )

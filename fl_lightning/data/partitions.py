@@ -395,40 +395,51 @@ class QuantityPartition(Partition):
 
     def __call__(self, samples: PartitionInput, num_clients: int, generator: np.random.Generator) -> list[Array]:
         labels, num_classes = self._labelled(samples, num_clients)
-        classes_per_client = self.classes_per_client
-        shuffle = self.shuffle_clients
-        pools = by_class(labels, num_classes)
-        if not 1 <= classes_per_client <= num_classes:
-            raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
-        divides = (classes_per_client * num_clients) % num_classes == 0
-        has_blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0
-        if not divides or not (has_blocks or shuffle):
-            rule = ""
-            remedy = "change one of them"
-            if not shuffle:
-                rule = " (and in id order num_clients one of classes / classes_per_client)"
-                remedy = "change one of them or set shuffle_clients to true"
-            raise ValueError(
-                f"classes_per_client · num_clients must be a multiple of the number of classes{rule}, got "
-                f"{classes_per_client} · {num_clients} for {num_classes} classes: {remedy}"
-            )
-        count = classes_per_client * num_clients // num_classes
-        quota = np.full(num_clients, classes_per_client, dtype=np.int64)
-        result: list[list[Array]] = [[] for _ in range(num_clients)]
-        for c, pool in enumerate(pools):
-            chosen = choose_clients(quota, count, generator if shuffle else None)
+        self._check_numbers(num_clients, num_classes)
+        clients_per_class = self.classes_per_client * num_clients // num_classes
+        quota = np.full(num_clients, self.classes_per_client, dtype=np.int64)
+        dealt: list[list[Array]] = [[] for _ in range(num_clients)]
+        for class_idx, pool in enumerate(by_class(labels, num_classes)):
+            chosen = choose_clients(quota, clients_per_class, generator if self.shuffle_clients else None)
             quota[chosen] -= 1
             sizes = draw_sizes(
                 total=len(pool),
-                c=c,
-                count=count,
+                count=clients_per_class,
+                class_idx=class_idx,
                 least=10 / num_classes,
                 upper=self.upper,
                 generator=generator,
             )
             for client_id, part in zip(chosen, cut(generator.permutation(pool), sizes), strict=True):
-                result[client_id].append(part)
-        return [generator.permutation(np.concatenate(parts)) for parts in result]
+                dealt[client_id].append(part)
+        return [generator.permutation(np.concatenate(parts)) for parts in dealt]
+
+    def _check_numbers(self, num_clients: int, num_classes: int) -> None:
+        """Refuse numbers of clients and classes that cannot be divided.
+
+        Args:
+            num_clients: Number N of clients.
+            num_classes: Number C of classes.
+
+        Raises:
+            ValueError: The numbers do not divide, or a client would have more classes than there are.
+        """
+        classes_per_client = self.classes_per_client
+        if not 1 <= classes_per_client <= num_classes:
+            raise ValueError(f"classes_per_client must lie in 1 ... {num_classes}, got {classes_per_client}")
+        divides = (classes_per_client * num_clients) % num_classes == 0
+        has_blocks = num_classes % classes_per_client == 0 and num_clients % (num_classes // classes_per_client) == 0
+        if divides and (has_blocks or self.shuffle_clients):
+            return
+        rule = ""
+        remedy = "change one of them"
+        if not self.shuffle_clients:
+            rule = " (and in id order num_clients one of classes / classes_per_client)"
+            remedy = "change one of them or set shuffle_clients to true"
+        raise ValueError(
+            f"classes_per_client · num_clients must be a multiple of the number of classes{rule}, got "
+            f"{classes_per_client} · {num_clients} for {num_classes} classes: {remedy}"
+        )
 
 
 class FixedPartition(Partition):

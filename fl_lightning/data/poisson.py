@@ -1,4 +1,4 @@
-"""A client's data in batches that hold each sample with one probability, as DP-SGD counts on."""
+"""A client's data in batches that hold each sample with one probability, as DP-SGD requires."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,14 +11,14 @@ from fl_lightning.utils.batches import batch_length, some_samples
 
 
 class PoissonSamples:
-    """A client's data whose training batches hold each sample with one probability (the `ClientData` protocol).
+    """Gives a client's data in training batches that hold each sample with one probability. It is a `ClientData`.
 
     An epoch has 1 / `rate` batches, however many samples there are.
 
     Args:
-        local: the client's data.
-        rate: q in (0, 1].
-        exchange: under way, which the draws are keyed by, too.
+        local: The client's data.
+        rate: Probability q of a sample, in (0, 1].
+        exchange: Name of the exchange under way, by which the draws are keyed, too.
     """
 
     def __init__(self, local: ClientData, rate: float, exchange: str) -> None:
@@ -26,55 +26,82 @@ class PoissonSamples:
         self.rate = rate
         self.exchange = exchange
         self._epochs = 0
+        """The number of training epochs that were begun."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("local", "rate", "exchange"):  # not there yet: this is being copied
+        # While this object is copied, its own attributes are not there yet.
+        if name in ("local", "rate", "exchange"):
             raise AttributeError(name)
         return getattr(self.local, name)
 
     def size(self, split: str = "train") -> int:
-        """Count the batches of an epoch as if they were samples, 0 of a client without samples."""
+        """Return the number of samples of a split. For training it is that of the batches of an epoch.
+
+        Args:
+            split: The split. A client without training samples has 0 batches.
+        """
         size = self.local.size(split)
-        return max(1, round(1 / self.rate)) if split == "train" and size else size
+        if split == "train" and size:
+            return max(1, round(1 / self.rate))
+        return size
 
     def all(self, split: str = "train") -> Batch:
-        """Get all samples of another split.
+        """Return all samples of a split that is not trained on.
+
+        Args:
+            split: The split.
 
         Raises:
-            ValueError: of the training samples.
+            ValueError: The samples are the training samples.
         """
-        return self._besides(split, "samples").all(split)
+        return self._outside_training(split, "samples").all(split)
 
     def labels(self, split: str = "train") -> Tensor:
-        """Get the labels of another split.
+        """Return the labels of a split that is not trained on.
+
+        Args:
+            split: The split.
 
         Raises:
-            ValueError: of the training samples.
+            ValueError: The labels are those of the training samples.
         """
-        return self._besides(split, "labels").labels(split)
+        return self._outside_training(split, "labels").labels(split)
 
     @property
     def label_counts(self) -> Tensor:
-        """Refuse the numbers of samples by class.
+        """The numbers of training samples by class, which are always refused.
 
         Raises:
-            ValueError: always.
+            ValueError: The numbers are read.
         """
-        return self._besides("train", "label counts").label_counts
+        return self._outside_training("train", "label counts").label_counts
 
     def samples_per_batch(self, split: str, given: Any = None) -> int:
-        """Take each of these as a batch of its own."""
+        """Return the number of samples in a batch. In training `size` counts batches, so that each counts as one.
+
+        Args:
+            split: The split.
+            given: Number of samples that is asked for. None: the run's.
+        """
         return 1 if split == "train" else self.local.samples_per_batch(split, given)
 
     def augments(self, split: str = "train") -> bool:
-        """Tell that no epoch is like the one before."""
+        """Return True if no epoch is like the one before, which holds in training.
+
+        Args:
+            split: The split.
+        """
         return split == "train" or self.local.augments(split)
 
     def restricted(self, split: str, positions: Tensor) -> ClientData:
-        """Restrict another split.
+        """Return data with some samples only of a split that is not trained on.
+
+        Args:
+            split: The split.
+            positions: Positions of the samples among the client's, (n,) int64.
 
         Raises:
-            ValueError: of the training samples, whose draws then had another probability.
+            ValueError: The samples are training samples, whose draws then had another probability.
         """
         if split == "train":
             raise ValueError(
@@ -88,31 +115,59 @@ class PoissonSamples:
     ) -> Iterator[Batch]:
         """Yield the batches of a training epoch, empty ones too, and those of another split as they are.
 
+        Args:
+            split: The split.
+            epoch: Number of the epoch. None: the samples are read once, outside training.
+            batch_size: Number of samples in a batch. None: the run's. Training batches have as many as are drawn.
+            settings: Further arguments of the client's data.
+
         Raises:
-            ValueError: a pass over the training samples besides an epoch's, or a batch without a row for each sample.
+            ValueError: Training samples are read outside an epoch, or a batch has not one row for each sample.
         """
         if split != "train" or epoch is None:
-            yield from self._besides(split, "batches").batches(split, epoch, batch_size, **settings)
+            local = self._outside_training(split, "batches")
+            yield from local.batches(split, epoch, batch_size, **settings)
             return
         number = self._epochs
         steps = self.size()
-        n = self.local.size()
         self._epochs += 1
         draws = self.local.noise_generator(f"dp_sgd/batches/{self.exchange}/{number}")
-        for index in range(steps):
-            drawn = torch.from_numpy(draws.random(n) < self.rate).nonzero().flatten()
-            taken = drawn if len(drawn) else torch.zeros(1, dtype=torch.int64)
-            some = self.local.restricted("train", taken)
-            (batch,) = some.batches("train", number * steps + index, len(taken), shuffle=False, **settings)
-            if batch is not None:
-                check_rows(batch, len(taken))
-            yield batch if len(drawn) else some_samples(batch, slice(0, 0))
+        for step in range(steps):
+            is_drawn = draws.random(self.local.size()) < self.rate
+            positions = torch.from_numpy(is_drawn).nonzero().flatten()
+            if len(positions):
+                yield self._batch(positions, epoch=number * steps + step, **settings)
+            else:
+                # An empty batch has the form of a batch of the first sample.
+                first = self._batch(torch.zeros(1, dtype=torch.int64), epoch=number * steps + step, **settings)
+                yield some_samples(first, slice(0, 0))
 
-    def _besides(self, split: str, what: str) -> ClientData:
-        """Give the client's data for what is read outside training steps.
+    def _batch(self, positions: Tensor, *, epoch: int, **settings: Any) -> Batch:
+        """Read some training samples as one batch.
+
+        Args:
+            positions: Positions of the samples among the client's, (n,) int64, n ≥ 1.
+            epoch: Number by which their augmentation is drawn.
+            settings: Further arguments of the client's data.
 
         Raises:
-            ValueError: of the training samples, naming what is read.
+            ValueError: The batch has not one row for each sample.
+        """
+        some = self.local.restricted("train", positions)
+        (batch,) = some.batches("train", epoch, len(positions), shuffle=False, **settings)
+        if batch is not None:
+            check_rows(batch, len(positions))
+        return batch
+
+    def _outside_training(self, split: str, what: str) -> ClientData:
+        """Return the client's data, to read something outside training steps.
+
+        Args:
+            split: The split that is read.
+            what: Name of what is read, for the error.
+
+        Raises:
+            ValueError: The split is that of the training samples.
         """
         if split == "train":
             raise ValueError(

@@ -9,9 +9,9 @@ from fl_lightning.utils.keyed import keyed_generator
 
 
 def kept_of_classes(labels: Tensor, counts: Mapping[int, int], seed: int, client_id: int) -> Tensor:
-    """Choose so many of a client's samples of some classes, and all of the others.
+    """Choose so many of a client's samples of some classes, and all samples of the other classes.
 
-    Fewer samples are a part of more: what is kept does not depend on earlier counts.
+    The samples of a smaller count are among those of a larger one. They do not depend on earlier counts.
 
     Args:
         labels: Classes of the client's samples as they were dealt, (n,) int64.
@@ -23,14 +23,16 @@ def kept_of_classes(labels: Tensor, counts: Mapping[int, int], seed: int, client
         Whether each sample is kept, (n,) bool.
 
     >>> labels = torch.tensor([0, 1, 1, 1, 0])
-    >>> few, none = (kept_of_classes(labels, {1: n}, seed=0, client_id=0) for n in (2, 0))
-    >>> int(few.sum()), none
-    (4, tensor([ True, False, False, False,  True]))
+    >>> kept_of_classes(labels, {1: 0}, seed=0, client_id=0)
+    tensor([ True, False, False, False,  True])
+    >>> int(kept_of_classes(labels, {1: 2}, seed=0, client_id=0).sum())
+    4
     """
     keeps = torch.ones(len(labels), dtype=torch.bool)
     for class_idx, count in counts.items():
         rows = (labels == class_idx).nonzero().flatten()
         generator = keyed_generator(seed, f"class_count/{class_idx}", client_id=client_id)
         order = torch.randperm(len(rows), generator=generator)
-        keeps[rows[order[count:]]] = False
+        taken = order[count:]
+        keeps[rows[taken]] = False
     return keeps

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_lightning.data.files import PUBLISHED, files_digest
 from fl_lightning.data.limiting import stratified
-from fl_lightning.data.loaders import LoaderSpec
+from fl_lightning.data.loader_settings import LoaderSpec
 from fl_lightning.data.new_samples import NewSamples
 from fl_lightning.data.schema import Schema, check_alike, inputs_of, read_by, scale_of, targets_of
 from fl_lightning.data.splits import Array, Split, TensorSplit, Transform

@@ -91,6 +91,7 @@ def _line_of(row: Mapping[str, str | None], columns: tuple[str, str, str], *, se
     """
     texts = [row[name] for name in columns]
     try:
+        # A DictReader gives None for a missing cell, and puts further cells under the key None.
         if None in texts or None in row:
             raise ValueError("a line has fewer or more cells than the file has columns")
         number, first, last = (str(text).strip() for text in texts)
@@ -121,7 +122,8 @@ def check_span(first: int, last: int | None, *, setting: str, place: str) -> Non
         TypeError: A round is no whole number.
         ValueError: A round is below 0, or the last one comes before the first.
     """
-    for value in (first, 0 if last is None else last):
+    rounds = [first] if last is None else [first, last]
+    for value in rounds:
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{setting} must give rounds, from 0, got {described(value)} for {place}; give such as 10")
     if first < 0 or (last is not None and last < first):

@@ -115,10 +115,12 @@ class StragglersWork(LocalWork):
         """
         drawn: list[tuple[float, int, float]] = []
         for client_id in cohort:
-            rank, rest = keyed_numpy(self.seed, "stragglers", round_idx, client_id).random(2).tolist()
+            generator = keyed_numpy(self.seed, "stragglers", round_idx=round_idx, client_id=client_id)
+            rank, rest = generator.random(2).tolist()
             drawn.append((rank, client_id, 1.0 - rest))
         drawn.sort()
-        return {client_id: share for _, client_id, share in drawn[: self.given.count(len(cohort))]}
+        late = drawn[: self.given.count(len(cohort))]
+        return {client_id: share for _, client_id, share in late}
 
     def __call__(self, client_id: int, round_idx: int) -> float:
         if self._cohorts is None or not self.given.cuts:
@@ -162,14 +164,17 @@ class PunctualCohorts(Cohorts):
 
     @property
     def sampling_rate(self) -> float | None:
-        """Give none: who is dropped depends on the other clients of the cohort."""
+        """None, because which clients are dropped depends on the other clients of the cohort."""
         return None
 
     @cached_property
     def bounds(self) -> CohortBounds:
-        least, most = self._cohorts.bounds
-        count = self._work.given.count
-        return CohortBounds(least=least - count(least), most=most - count(most))
+        before = self._cohorts.bounds
+        num_late = self._work.given.count
+        return CohortBounds(
+            least=before.least - num_late(before.least),
+            most=before.most - num_late(before.most),
+        )
 
     def rekey(self, seed: int) -> None:
         super().rekey(seed)
@@ -182,10 +187,12 @@ class PunctualCohorts(Cohorts):
 
 
 def work_for(given: float | Sequence[float] | Stragglers, seed: int) -> LocalWork:
-    """Return what tells the local work of the clients.
+    """Return the local work of the clients.
 
     Args:
         given: Share of the local steps, a range of shares, or the settings of stragglers.
         seed: Seed of the draws.
     """
-    return StragglersWork(given, seed) if isinstance(given, Stragglers) else LocalWork(given, seed)
+    if isinstance(given, Stragglers):
+        return StragglersWork(given, seed)
+    return LocalWork(given, seed)

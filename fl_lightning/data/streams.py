@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning.data.clients import ClientIndices, ClientView, FederatedData
-from fl_lightning.data.loaders import LoaderSpec, check_loader_class
+from fl_lightning.data.loader_settings import LoaderSpec, check_loader_class
 from fl_lightning.data.partitions import IIDPartition, Partition
 from fl_lightning.data.splits import LoadedSplit
 from fl_lightning.types import Batch

@@ -142,6 +142,16 @@ TableCells = Mapping[str, Cells]
 """Cells of the columns of a table, by the names of the columns."""
 
 
+def row_numbers(table: TableCells) -> Array:
+    """Return the number of each row of a table in its file, (n,) int64, as error sentences name rows.
+
+    Args:
+        table: The cells. All columns have the same rows.
+    """
+    first_column = next(iter(table.values()))
+    return first_column.rows
+
+
 def read_table(given: Any, which: str, style: CSVFormat) -> TableCells:
     """Read a CSV or Parquet file, or take the columns of a DataFrame.
 

@@ -22,6 +22,7 @@ from fl_lightning.data.table_files import (
     number_in,
     number_in_text,
     numbers_in,
+    row_numbers,
     truth_of,
     word_of,
 )
@@ -141,7 +142,7 @@ class TableSchema:
         Raises:
             ValueError: A column of numbers holds something else, or lacks a value.
         """
-        num_rows = len(next(iter(table.values())).rows)
+        num_rows = len(row_numbers(table))
         x = np.empty((num_rows, sum(feature.width for feature in self.features)), np.float32)
         at = 0
         for feature in self.features:

@@ -11,7 +11,7 @@ from fl_lightning.data.new_samples import NewSamples
 from fl_lightning.data.schema import Schema, shown
 from fl_lightning.data.sources import Source
 from fl_lightning.data.splits import Split, TensorSplit
-from fl_lightning.data.table_files import Compression, CSVFormat, TableCells, read_table
+from fl_lightning.data.table_files import Compression, CSVFormat, TableCells, read_table, row_numbers
 from fl_lightning.data.table_schema import NEW, TableSchema, Task, unknown_words
 from fl_lightning.utils.keyed import keyed_numpy
 from fl_lightning.utils.settings import check_choice, check_inside
@@ -105,7 +105,7 @@ class TableSource(Source):
         else:
             self.table = leading
         table = self.table
-        check_one_hot(table, sum(len(next(iter(rows.values())).rows) for rows in (training, testing)))
+        check_one_hot(table, len(row_numbers(training)) + len(row_numbers(testing)))
         self.class_names = table.class_names
         self.num_classes = None if table.classes is None else len(table.classes)
         return self._split(table, training, "train"), self._split(table, testing, "test")
@@ -114,7 +114,7 @@ class TableSource(Source):
         """Return the training rows and the test rows."""
         if self.test is not None:
             return given, read_table(self.test, "test", self._format)
-        num_rows = len(next(iter(given.values())).rows)
+        num_rows = len(row_numbers(given))
         order = keyed_numpy(0, "test rows").permutation(num_rows)
         num_training = num_rows - round(self.test_share * num_rows)
         training = np.sort(order[:num_training])
@@ -128,7 +128,9 @@ class TableSource(Source):
         """Return the schema of the training data or of the file. None: the rows of `train` decide."""
         if self.leader is not None and self.leader.table is not None:
             return self.leader.table
-        return None if self.schema_file is None else TableSchema.from_file(self.schema_file)
+        if self.schema_file is not None:
+            return TableSchema.from_file(self.schema_file)
+        return None
 
     def _names(self, given: TableCells, leading: TableSchema | None) -> list[str]:
         """Return the columns that the net reads.
@@ -188,11 +190,11 @@ class TableSource(Source):
                 f"{path} must have all columns that the net reads, and lacks {shown(lacks)}; it has "
                 f"{shown(list(rows))}; add what is missing"
             )
-        check_one_hot(table, len(next(iter(rows.values())).rows))
+        check_one_hot(table, len(row_numbers(rows)))
         tell_unknown_words(table, rows, path)
         return NewSamples.of(
             table.inputs(rows, NEW),
-            names=next(iter(rows.values())).rows.tolist(),
+            names=row_numbers(rows).tolist(),
             column="row",
             schema=schema,
         )

@@ -15,7 +15,7 @@ from fl_lightning.data.scenario import Scenario, ScenarioInput, Task
 from fl_lightning.data.splits import Array, Transform
 from fl_lightning.functional.classes import clean_name, unique_names
 from fl_lightning.utils.keyed import keyed_numpy
-from fl_lightning.utils.settings import check_at_least, check_at_most, check_choice, check_count, check_given
+from fl_lightning.utils.settings import check_at_least, check_at_most, check_choice, check_count, check_not_none
 from fl_lightning.utils.signatures import checks_arguments
 
 Order = Literal["same", "shuffled"]
@@ -44,7 +44,7 @@ class TaskSequence(Scenario):
     def __init__(
         self, rounds_per_task: int, order: Order = "same", delay: int = 0, *, cumulative: bool = False
     ) -> None:
-        check_given(**{"data.scenario.rounds_per_task": rounds_per_task, "data.scenario.delay": delay})
+        check_not_none(**{"data.scenario.rounds_per_task": rounds_per_task, "data.scenario.delay": delay})
         check_count(1, "the rounds of each task", **{"data.scenario.rounds_per_task": rounds_per_task})
         check_choice(("same", "shuffled"), **{"data.scenario.order": order})
         check_count(0, "0 lets all clients begin together", **{"data.scenario.delay": delay})

@@ -1,7 +1,7 @@
-"""Transforms of stored samples into the net's input: scaling, normalisation, random crop and flip, Cutout.
+"""Transforms of stored samples into the net's input: scaling, normalization, random crop and flip, Cutout.
 
 Each transform takes a whole batch on its device. Random numbers are drawn from the CPU generator that is passed, so
-they are the same on a GPU; without a generator the random transforms do nothing.
+they are the same on a GPU. Without a generator the random transforms do nothing.
 """
 
 import math
@@ -20,10 +20,13 @@ from fl_lightning.utils.devices import copy_to_device
 
 @dataclass(frozen=True)
 class Scale:
-    """x / divisor, with integers as float32 and floats in their own type.
+    """Divides samples by a number. Integers become float32, and floats keep their type.
 
     Args:
-        divisor: the stored value that becomes 1, > 0.
+        divisor: Stored value that becomes 1, > 0.
+
+    Raises:
+        ValueError: `divisor` is not positive.
     """
 
     divisor: float = 255.0
@@ -33,12 +36,13 @@ class Scale:
             raise ValueError(f"the divisor of Scale must be > 0, got {self.divisor}")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return (x if x.is_floating_point() else x.to(torch.float32)) / self.divisor
+        floats = x if x.is_floating_point() else x.to(torch.float32)
+        return floats / self.divisor
 
 
 @dataclass(frozen=True)
 class AsLong:
-    """Stored numbers of characters or words as the int64 that an embedding looks up."""
+    """Turns stored numbers of characters or words into the int64 that an embedding looks up."""
 
     augments: ClassVar[bool] = False
 
@@ -48,12 +52,15 @@ class AsLong:
 
 @dataclass(frozen=True)
 class Normalize:
-    """(x / divisor − mean) / std for each channel of x (B, C, ...), in one multiplication and one addition.
+    """Makes (x / divisor − mean) / std of each channel of x (B, C, ...), in one multiplication and one addition.
 
     Args:
-        mean: of x / divisor, one per channel (or one for all).
-        std: of x / divisor, as many, each > 0.
-        divisor: the stored value that counts as 1, > 0.
+        mean: Mean of x / divisor for each channel, or one for all.
+        std: Standard deviation of x / divisor for each channel, or one for all, > 0.
+        divisor: Stored value that counts as 1, > 0.
+
+    Raises:
+        ValueError: `mean` and `std` differ in length, or a number is out of its range.
     """
 
     mean: Sequence[float]
@@ -65,29 +72,33 @@ class Normalize:
             raise ValueError(
                 f"Normalize needs one mean and one std per channel, got {len(self.mean)} and {len(self.std)}"
             )
-        if not (min(self.std) > 0 and self.divisor > 0):
+        if not min(self.std) > 0 or not self.divisor > 0:
             raise ValueError(f"std and divisor of Normalize must be > 0, got std {self.std}, divisor {self.divisor}")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         if len(self.mean) not in {1, x.shape[1]}:
             raise ValueError(f"Normalize has {len(self.mean)} means for samples with {x.shape[1]} channels")
-        slope = tuple(1 / (self.divisor * std) for std in self.std)
-        offset = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+        slopes = tuple(1 / (self.divisor * std) for std in self.std)
+        offsets = tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
         dtype = x.dtype if x.is_floating_point() else torch.float32
-        a = _per_channel(slope, x.ndim - 2, dtype, x.device)
-        b = _per_channel(offset, x.ndim - 2, dtype, x.device)
-        return torch.mul(x, a).add_(b)
+        slope = _per_channel(slopes, num_others=x.ndim - 2, dtype=dtype, device=x.device)
+        offset = _per_channel(offsets, num_others=x.ndim - 2, dtype=dtype, device=x.device)
+        return torch.mul(x, slope).add_(offset)
 
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Pad each image, cut a window of the old size at a random place, mirror it half of the time.
+    """Pads each image, cuts a window of the old size at a random place, and mirrors it half of the time.
 
-    Put before `Normalize`, padding with zeros is black, as with torchvision's `RandomCrop` before `ToTensor`.
+    Before `Normalize`, padding with zeros is black, as with torchvision's `RandomCrop` before `ToTensor`.
 
     Args:
-        padding: pixels on every side, >= 0; 0: only the mirroring.
-        reflect: pad with the image reflected at its outermost pixels, which are not repeated, in place of zeros.
+        padding: Number of pixels on every side, ≥ 0. 0 only mirrors.
+        reflect: Whether the padding is the image reflected at its outermost pixels, which are not repeated. Otherwise
+            it is zeros.
+
+    Raises:
+        ValueError: `padding` is negative.
     """
 
     padding: int = 4
@@ -98,46 +109,72 @@ class CropFlip:
             raise ValueError(f"the padding of CropFlip must be >= 0, got {self.padding}")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Transform images (B, C, H, W), any type, to as many of the same size."""
+        """Transform images to as many of the same size.
+
+        Args:
+            x: Images (B, C, H, W) of any type.
+            generator: Generator of the draws, on the CPU. None returns the images as they are.
+
+        Raises:
+            ValueError: Images are reflected that are not larger than the padding.
+        """
         if generator is None:
             return x
         batch, channels, height, width = x.shape
-        places = 2 * self.padding + 1
+        num_places = 2 * self.padding + 1
         draw = torch.rand((3, batch, 1), generator=generator)
-        top, left = (draw[:2] * places).long()
+        top, left = (draw[:2] * num_places).long()
+        is_mirrored = draw[2] < 0.5
+        forwards = torch.arange(width)
         rows = top + torch.arange(height)
-        columns = left + torch.where(draw[2] < 0.5, torch.arange(width - 1, -1, -1), torch.arange(width))
+        columns = left + torch.where(is_mirrored, forwards.flip(0), forwards)
+        # Rows and columns number the pixels of the padded image, from which all windows are gathered at once.
         padded = x
         if self.reflect:
             rows = self._reflected(rows, height)
             columns = self._reflected(columns, width)
         elif self.padding:
-            padded = F.pad(x, (self.padding,) * 4)
-        rows, columns = (copy_to_device(place, x.device) for place in (rows, columns))
+            padded = F.pad(x, [self.padding] * 4)
+        rows = copy_to_device(rows, x.device)
+        columns = copy_to_device(columns, x.device)
         index = (rows * padded.shape[3])[:, None, :, None] + columns[:, None, None, :]
         index = index.flatten(2).expand(-1, channels, -1)
-        return padded.flatten(2).gather(2, index).view(batch, channels, height, width)
+        return padded.flatten(2).gather(2, index).view(x.shape)
 
     def _reflected(self, place: Tensor, length: int) -> Tensor:
-        """Turn places in the padded image into places in the image."""
+        """Return the places in the image of places in the padded image, both int64.
+
+        Args:
+            place: Places along one side of the padded image.
+            length: Number of pixels of this side in the image.
+
+        Raises:
+            ValueError: The image is not larger than the padding.
+        """
         if self.padding >= length:
             raise ValueError(
                 f"the padding of CropFlip must be smaller than the image to be reflected, got {self.padding} for "
                 f"{length} pixels"
             )
-        return length - 1 - (length - 1 - (place - self.padding).abs()).abs()
+        last = length - 1
+        after_first = (place - self.padding).abs()
+        return last - (last - after_first).abs()
 
 
 @dataclass(frozen=True)
 class ResizedCropFlip:
-    """Crop a random rectangle, resize it to the size of the image, and mirror it half of the time.
+    """Crops a random rectangle, resizes it to the size of the image, and mirrors it half of the time.
 
-    torchvision's RandomResizedCrop and RandomHorizontalFlip in one step for a batch, bilinear without antialiasing. A
-    side that would be longer than the image is as long as the image; torchvision draws again.
+    It does the work of torchvision's RandomResizedCrop and RandomHorizontalFlip in one step for a batch, bilinear
+    without antialiasing. A side that would be longer than the image is as long as the image, where torchvision draws
+    again.
 
     Args:
-        scale: least share of the area that is kept, in (0, 1].
-        ratio: largest ratio of the sides, ≥ 1.
+        scale: Least share of the area that is kept, in (0, 1].
+        ratio: Largest ratio of the sides, ≥ 1.
+
+    Raises:
+        ValueError: A setting is out of its range.
     """
 
     scale: float = 0.08
@@ -150,32 +187,54 @@ class ResizedCropFlip:
             )
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Transform images (B, C, H, W), any type, to as many of the same size."""
+        """Transform images to as many of the same size.
+
+        Args:
+            x: Images (B, C, H, W), floats, or integers in [0, 255].
+            generator: Generator of the draws, on the CPU. None returns the images as they are.
+        """
         if generator is None:
             return x
-        draw = torch.rand((5, len(x)), generator=generator)
-        area = self.scale + (1 - self.scale) * draw[0]
-        root = torch.exp((draw[1] - 0.5) * math.log(self.ratio))
-        width, height = ((area.sqrt() * side).clamp(max=1) for side in (root, 1 / root))
-        left = (1 - width) * (2 * draw[2] - 1)
-        top = (1 - height) * (2 * draw[3] - 1)
-        mirror = torch.where(draw[4] < 0.5, -1.0, 1.0)
-        zero = torch.zeros(len(x))
-        rows = torch.stack([torch.stack([width * mirror, zero, left], 1), torch.stack([zero, height, top], 1)], 1)
+        matrices = copy_to_device(self._drawn_matrices(len(x), generator), x.device)
         images = x if x.is_floating_point() else x.float()
-        grid = F.affine_grid(copy_to_device(rows, x.device).to(images.dtype), list(images.shape), align_corners=False)
+        grid = F.affine_grid(matrices.to(images.dtype), list(images.shape), align_corners=False)
         resized = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
-        return resized if x.is_floating_point() else resized.round().clamp(0, 255).to(x.dtype)
+        if x.is_floating_point():
+            return resized
+        return resized.round().clamp(0, 255).to(x.dtype)
+
+    def _drawn_matrices(self, batch: int, generator: torch.Generator) -> Tensor:
+        """Draw the maps from places in the new images to places in the old ones, (B, 2, 3). A side is [-1, 1].
+
+        Args:
+            batch: Number B of images.
+            generator: Generator of the draws.
+        """
+        draw = torch.rand((5, batch), generator=generator)
+        area = self.scale + (1 - self.scale) * draw[0]
+        root_of_ratio = torch.exp((draw[1] - 0.5) * math.log(self.ratio))
+        width = (area.sqrt() * root_of_ratio).clamp(max=1)
+        height = (area.sqrt() * (1 / root_of_ratio)).clamp(max=1)
+        center_x = (1 - width) * (2 * draw[2] - 1)
+        center_y = (1 - height) * (2 * draw[3] - 1)
+        mirror = torch.where(draw[4] < 0.5, -1.0, 1.0)
+        zero = torch.zeros(batch)
+        to_x = torch.stack([width * mirror, zero, center_x], dim=1)
+        to_y = torch.stack([zero, height, center_y], dim=1)
+        return torch.stack([to_x, to_y], dim=1)
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """Set a square around a random pixel of each image to 0, cut off at the border.
+    """Sets a square around a random pixel of each image to 0, cut off at the border.
 
-    Put after `Normalize`, 0 is the mean colour.
+    After `Normalize`, 0 is the mean color.
 
     Args:
-        size: side of the square in pixels, >= 1.
+        size: Side of the square in pixels, ≥ 1.
+
+    Raises:
+        ValueError: `size` is below 1.
 
     Source:
         DeVries and Taylor, arXiv:1708.04552, §3.2.
@@ -188,24 +247,41 @@ class Cutout:
             raise ValueError(f"the size of Cutout must be >= 1, got {self.size}")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Transform images (B, C, H, W) to as many of the same size."""
+        """Transform images to as many of the same size.
+
+        Args:
+            x: Images (B, C, H, W).
+            generator: Generator of the draws, on the CPU. None returns the images as they are.
+        """
         if generator is None:
             return x
         batch, _, height, width = x.shape
         draw = torch.rand((2, batch, 1), generator=generator)
         rows = self._covers((draw[0] * height).long(), height)
         columns = self._covers((draw[1] * width).long(), width)
-        rows, columns = (copy_to_device(place, x.device) for place in (rows, columns))
-        return x * ~(rows[:, None, :, None] & columns[:, None, None, :])
+        rows = copy_to_device(rows, x.device)
+        columns = copy_to_device(columns, x.device)
+        is_cut = rows[:, None, :, None] & columns[:, None, None, :]
+        return x * ~is_cut
 
-    def _covers(self, centre: Tensor, length: int) -> Tensor:
-        first = centre - self.size // 2
+    def _covers(self, center: Tensor, length: int) -> Tensor:
+        """Return which pixels along a side the square covers, (B, length) bool.
+
+        Args:
+            center: Pixel of each square's center, (B, 1) int64.
+            length: Number of pixels of the side.
+        """
+        first = center - self.size // 2
         place = torch.arange(length)
         return (place >= first) & (place < first + self.size)
 
 
 class Compose:
-    """One transform after the other, all on the same generator."""
+    """Applies one transform after the other, all with the same generator.
+
+    Args:
+        transforms: The transforms, in order.
+    """
 
     def __init__(self, *transforms: Transform) -> None:
         self.transforms = transforms
@@ -220,7 +296,16 @@ class Compose:
 
 
 @cache
-def _per_channel(values: tuple[float, ...], trailing: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Get the values as (C, 1, ...), copied to the device once and not to be edited."""
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype).view(-1, *[1] * trailing).to(device)
+def _per_channel(values: tuple[float, ...], *, num_others: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return one value per channel, (C, 1, ...). It is copied to the device once, so nobody may edit it.
+
+    Args:
+        values: The values, C of them.
+        num_others: Number of dimensions behind that of the channels.
+        dtype: Type of the values.
+        device: Device of the values.
+    """
+    ones = [1] * num_others
+    # A tensor that is made in inference mode could not be used in training afterwards.
+    with torch.inference_mode(mode=False):
+        return torch.tensor(values, dtype=dtype).view([-1, *ones]).to(device)

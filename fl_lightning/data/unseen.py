@@ -32,18 +32,23 @@ class Unseen:
     def __init__(self, given: Given, seed: int, *, has_owners: bool = False) -> None:
         self.given = given
         self._seed = seed
+        self._has_owners = has_owners
         self._entries: list[int | str] = []
         if given is None:
             return
         if isinstance(given, list | tuple):
             self._entries = list(given)
-            self._check_entries(has_owners)
+            self._check_entries()
         else:
             check_share_or_number(given)
-        self._has_owners = has_owners
 
-    def _check_entries(self, has_owners: bool) -> None:
-        """Refuse a list that cannot name clients."""
+    def _check_entries(self) -> None:
+        """Refuse a list that cannot name clients.
+
+        Raises:
+            ValueError: The list is empty, or has names where no column names owners.
+            TypeError: An entry is neither an id nor a name.
+        """
         if not self._entries:
             raise ValueError("data.unseen must list clients, got []; leave it unset if all clients train")
         for entry in self._entries:
@@ -51,7 +56,7 @@ class Unseen:
                 raise TypeError(
                     f"data.unseen must list ids and names of clients, got {described(entry)}; give such as 3"
                 )
-            if isinstance(entry, str) and not has_owners:
+            if isinstance(entry, str) and not self._has_owners:
                 raise ValueError(
                     f"data.unseen must list ids of clients where no column (data.by) names owners, got {entry!r}; give "
                     f"such as [3]"
@@ -87,7 +92,11 @@ class Unseen:
         return tuple(sorted(chosen))
 
     def _id_of(self, entry: int | str, num_clients: int, names: Sequence[str]) -> int:
-        """Return the id of a client by the name of its owner, else by its id."""
+        """Return the id of a client by the name of its owner, else by its id.
+
+        Raises:
+            ValueError: There is no such client.
+        """
         found = find_client(str(entry), names, num_clients)
         if found is not None:
             return found
@@ -110,6 +119,9 @@ class Unseen:
 
 def check_share_or_number(given: object) -> None:
     """Refuse what is neither a share of clients nor their number.
+
+    Args:
+        given: What the user gave.
 
     Raises:
         TypeError: It is no number.

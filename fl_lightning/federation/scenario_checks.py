@@ -72,8 +72,8 @@ def check_changing_data(data: FederatedDataModule, parts: FederationParts, round
         )
     if data.scenario.tasks and not measures(parts.client, parts.metrics):
         rank_zero_warn(
-            f"nothing is measured on the tasks of data.scenario, because {type(module).__name__} has no validation_step "
-            f"and there is no model.metrics; define one for the table of tasks"
+            f"nothing is measured on the tasks of data.scenario, because {type(module).__name__} has no "
+            f"validation_step and there is no model.metrics; define one for the table of tasks"
         )
 
 

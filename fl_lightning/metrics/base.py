@@ -1,4 +1,4 @@
-"""Base class of the package's torchmetrics classes."""
+"""Base classes of the package's torchmetrics classes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class FederatedMetric(Metric):
-    """A metric whose states are sums or rows, so that processes and parts of the data are merged exactly."""
+    """Merges processes and parts of the data exactly, because its states are sums or rows. It is a base of metrics."""
 
     is_differentiable = False
     full_state_update = False
@@ -16,11 +16,11 @@ class FederatedMetric(Metric):
     plot_upper_bound: float | None = 1.0
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Draw one value, or several as a curve.
+        """Draw one value, or several values as a curve.
 
         Args:
-            val: what `compute` gave, or a list of such values; None: `compute` is called.
-            ax: matplotlib axes to draw on; None: new ones.
+            val: What `compute` gave, or a list of such values. None: `compute` is called.
+            ax: The matplotlib axes. None: new ones.
 
         Returns:
             The matplotlib figure and its axes.
@@ -29,11 +29,11 @@ class FederatedMetric(Metric):
 
 
 class ClassMetric(FederatedMetric):
-    """A metric of classes.
+    """Keeps the number of classes. It is the base of metrics of classes.
 
     Args:
-        num_classes: C ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_classes: Number C of classes, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
     """
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:

@@ -22,14 +22,15 @@ from fl_lightning.metrics.base import ClassMetric
 
 
 class ClasswiseAccuracy(ClassMetric):
-    r"""Accuracy of each class, $A_c = \mathrm{hits}_c / \mathrm{samples}_c$, NaN for a class without samples.
+    r"""Measures the accuracy of each class, $A_c = \mathrm{hits}_c / \mathrm{samples}_c$.
 
-    `update` takes `preds`, scores (B, C, ...) or classes (B, ...), and `target` (B, ...); `compute` gives (C,) float64.
-    The class-wise metrics share their states in a `MetricCollection`; `ClasswiseWrapper` names the classes.
+    `update` takes `preds`, scores (B, C, ...) or classes (B, ...), and `target` (B, ...). `compute` gives (C,) float64,
+    NaN for a class without samples. The class-wise metrics share their states in a `MetricCollection`. torchmetrics'
+    `ClasswiseWrapper` names the classes.
 
     Args:
-        num_classes: C ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_classes: Number C of classes, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = ClasswiseAccuracy(num_classes=3)
     >>> metric.update(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]))
@@ -53,10 +54,10 @@ class ClasswiseAccuracy(ClassMetric):
 
 
 class NormalisedClassAccuracy(ClasswiseAccuracy):
-    r"""Class-wise accuracy as a distribution, $\tilde A_c = A_c / \sum_c A_c$.
+    r"""Measures the class-wise accuracy as a distribution, $\tilde A_c = A_c / \sum_c A_c$.
 
-    Source: Lee et al. 2022, arXiv:2106.03097, Fig. 10. `update` and arguments are those of
-    `ClasswiseAccuracy`; `compute` gives (C,) float64, NaN without samples.
+    Source: Lee et al. 2022, arXiv:2106.03097, Fig. 10. Arguments and `update` are those of `ClasswiseAccuracy`.
+    `compute` gives (C,) float64, NaN without samples.
 
     >>> metric = NormalisedClassAccuracy(num_classes=2)
     >>> metric.update(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]))
@@ -71,11 +72,11 @@ class NormalisedClassAccuracy(ClasswiseAccuracy):
 
 
 class _OfClients(ClasswiseAccuracy):
-    """A metric of class-wise accuracies and of clients' training samples by class.
+    """Keeps the clients' training samples by class. It is the base of metrics that weigh classes by them.
 
     Args:
-        label_counts: training samples of each class: of one client (C,), or of several (N, C).
-        kwargs: of `torchmetrics.Metric`.
+        label_counts: Number of training samples of each class: (C,) of one client, or (N, C) of several.
+        kwargs: Arguments of `torchmetrics.Metric`.
     """
 
     plot_legend_name = "client"
@@ -88,14 +89,14 @@ class _OfClients(ClasswiseAccuracy):
 
 
 class InLocalAccuracy(_OfClients):
-    r"""In-local accuracy $\sum_c p_c A_c$, $p_c = n_c / n$: accuracy on the classes as the client has them.
+    r"""Measures the in-local accuracy $\sum_c p_c A_c$, $p_c = n_c / n$, on the classes as the client has them.
 
     Source: Lee et al. 2022, arXiv:2106.03097, Definition 1. `update` is that of `ClasswiseAccuracy`, on samples of all
-    classes; `compute` gives () float64, or (N,) for several clients.
+    classes. `compute` gives () float64, or (N,) for several clients.
 
     Args:
-        label_counts: training samples of each class: of one client (C,), or of several (N, C).
-        kwargs: of `torchmetrics.Metric`.
+        label_counts: Number of training samples of each class: (C,) of one client, or (N, C) of several.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = InLocalAccuracy(torch.tensor([9, 1]))
     >>> metric.update(torch.tensor([0, 0]), torch.tensor([0, 1]))
@@ -108,10 +109,10 @@ class InLocalAccuracy(_OfClients):
 
 
 class OutLocalAccuracy(_OfClients):
-    r"""Out-local accuracy $\sum_c \tilde p_c A_c$, $\tilde p_c = (1 - p_c) / (C - 1)$, on what a client lacks.
+    r"""Measures the out-local accuracy $\sum_c \tilde p_c A_c$, on the classes that a client lacks.
 
-    Source: Lee et al. 2022, arXiv:2106.03097, Definition 1. Arguments, `update` and `compute` are those of
-    `InLocalAccuracy`.
+    The weights are $\tilde p_c = (1 - p_c) / (C - 1)$. Source: Lee et al. 2022, arXiv:2106.03097, Definition 1.
+    Arguments, `update` and `compute` are those of `InLocalAccuracy`.
 
     >>> metric = OutLocalAccuracy(torch.tensor([9, 1]))
     >>> metric.update(torch.tensor([0, 0]), torch.tensor([0, 1]))
@@ -124,10 +125,10 @@ class OutLocalAccuracy(_OfClients):
 
 
 class DistributionDistance(_OfClients):
-    r"""Distance $\lVert \tilde A - p \rVert_1$ of normalised class-wise accuracies from a client's classes, in [0, 2].
+    r"""Measures the distance $\lVert \tilde A - p \rVert_1$ of normalised accuracies from a client's classes.
 
-    Source: Lee et al. 2022, arXiv:2106.03097, Sec. 5.2. Arguments, `update` and `compute` are those of
-    `InLocalAccuracy`.
+    It lies in [0, 2]. Source: Lee et al. 2022, arXiv:2106.03097, Sec. 5.2. Arguments, `update` and `compute` are those
+    of `InLocalAccuracy`.
 
     >>> metric = DistributionDistance(torch.tensor([[1, 1], [0, 2]]))
     >>> metric.update(torch.tensor([0, 0]), torch.tensor([0, 1]))
@@ -143,17 +144,17 @@ class DistributionDistance(_OfClients):
 
 
 class ClassGroupAccuracy(_OfClients):
-    """Mean accuracy of the missing, the non-dominant and the dominant classes of a client.
+    """Measures the mean accuracy of the missing, the non-dominant and the dominant classes of a client.
 
-    Source: FedKA's classes; FedED calls them empty, minority and majority (`names`). `update` is that of
-    `ClasswiseAccuracy`; `compute` gives a dict of () float64, or (N,) for several clients; NaN for a group without
+    Source: FedKA's classes, which FedED calls empty, minority and majority (`names`). `update` is that of
+    `ClasswiseAccuracy`. `compute` gives a dict of () float64, or (N,) for several clients, NaN for a group without
     classes.
 
     Args:
-        label_counts: training samples of each class: of one client (C,), or of several (N, C).
-        gamma: least share of a dominant class, ≥ 0; None: 0.5 / C.
-        names: of the three groups.
-        kwargs: of `torchmetrics.Metric`.
+        label_counts: Number of training samples of each class: (C,) of one client, or (N, C) of several.
+        gamma: Least share of a dominant class among the client's samples, ≥ 0. None: 0.5 / C.
+        names: Names of the three groups.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = ClassGroupAccuracy(torch.tensor([0, 1, 99]), gamma=0.05, names=("empty", "minority", "majority"))
     >>> metric.update(torch.tensor([0, 2, 2]), torch.tensor([0, 1, 2]))
@@ -175,25 +176,26 @@ class ClassGroupAccuracy(_OfClients):
         self.names = names
 
     def compute(self) -> Any:
-        means = group_means(super().compute(), class_split(self.label_counts, self.gamma))
+        groups = class_split(self.label_counts, self.gamma)
+        means = group_means(super().compute(), groups)
         return dict(zip(self.names, means, strict=True))
 
 
 class ClassifierScores(ClassMetric):
-    """Class-wise accuracies, the accuracy and the mean cross-entropy, in one pass over the logits.
+    """Measures class-wise accuracies, the accuracy and the mean cross-entropy, in one pass over the logits.
 
-    `update` takes `logits` (B, C) and `target` (B,); `compute` gives (C + 2,) float64: A_c (NaN without samples), the
+    `update` takes `logits` (B, C) and `target` (B,). `compute` gives (C + 2,) float64: A_c (NaN without samples), the
     share of all samples that is recognised, and the mean cross-entropy in nats.
 
     Args:
-        num_classes: C ≥ 1.
-        confusion: whether to count as which class the samples of each class are taken. The state then grows with C².
-        kwargs: of `torchmetrics.Metric`.
+        num_classes: Number C of classes, ≥ 1.
+        confusion: Whether to count as which class the samples of each class are taken. The state then grows with C².
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     Attributes:
-        class_samples: samples of each class over all processes, (C,), once the values are computed.
-        confusion: (C, C + 1) float64 as `confusion_counts` gives it, over all processes, once the values are computed.
-            None without the argument of this name.
+        class_samples: Number of samples of each class over all processes, (C,). It is there once values are computed.
+        confusion: Counts (C, C + 1) float64 over all processes, as `confusion_counts` gives them, once values are
+            computed. None: they are not counted.
 
     >>> metric = ClassifierScores(num_classes=2)
     >>> metric.update(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]))
@@ -210,12 +212,16 @@ class ClassifierScores(ClassMetric):
         self.confusion: Tensor | None = None
         self._counts_confusion = confusion
         num_counts = num_classes * (num_classes + 1) if confusion else 2 * num_classes
+        # The counts, and the sum of the cross-entropy.
         self.add_state("scores", torch.zeros(num_counts + 1, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, target: Tensor) -> None:
         logits = to_float32(logits)
-        count = confusion_counts if self._counts_confusion else class_counts
-        self.scores[:-1] += count(logits, target, self.num_classes).view(-1)
+        if self._counts_confusion:
+            counts = confusion_counts(logits, target, num_classes=self.num_classes)
+        else:
+            counts = class_counts(logits, target, num_classes=self.num_classes)
+        self.scores[:-1] += counts.view(-1)
         self.scores[-1] += F.cross_entropy(logits, target, reduction="sum")
 
     def compute(self) -> Tensor:
@@ -224,6 +230,7 @@ class ClassifierScores(ClassMetric):
             counts = answers_and_samples(self.confusion)
         else:
             counts = self.scores[:-1].view(2, -1)
-        self.class_samples = counts[1].clone()
-        overall = torch.stack([counts[0].sum(), self.scores[-1]]) / counts[1].sum()
+        hits, samples = counts
+        self.class_samples = samples.clone()
+        overall = torch.stack([hits.sum(), self.scores[-1]]) / samples.sum()
         return torch.cat([class_accuracy(counts), overall])

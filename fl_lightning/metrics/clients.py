@@ -1,4 +1,4 @@
-"""Metrics over clients: how well each is served, and what local training forgets."""
+"""Metrics over clients: the accuracy of each client's model, and what local training forgets."""
 
 from typing import Any, Literal
 
@@ -13,15 +13,15 @@ from fl_lightning.utils.settings import check_above, check_at_least, check_at_mo
 
 
 class ClientAccuracy(FederatedMetric):
-    """Accuracy of every client's model on its own test samples, NaN for a client without.
+    """Measures the accuracy of every client's model on its own test samples.
 
     `update` takes `preds`, scores (B, C, ...) or classes (B, ...), `target` (B, ...) and `client_id`, one number for
-    the batch; `compute` gives (N,) float64. The metrics over clients share their states in a `MetricCollection`, where
-    `client_id` is given by name.
+    the batch. `compute` gives (N,) float64, NaN for a client without test samples. The metrics over clients share their
+    states in a `MetricCollection`, where `client_id` is given by name.
 
     Args:
-        num_clients: N ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_clients: Number N of clients, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = ClientAccuracy(num_clients=2)
     >>> metric.update(torch.tensor([0, 1]), torch.tensor([0, 0]), client_id=1)
@@ -46,10 +46,10 @@ class ClientAccuracy(FederatedMetric):
 
 
 class ALMA(ClientAccuracy):
-    r"""Average local model accuracy $\frac{1}{N} \sum_n \mathrm{acc}(w_n, D_n^{test})$, over clients with test samples.
+    r"""Measures the average local model accuracy $\frac{1}{N} \sum_n \mathrm{acc}(w_n, D_n^{test})$.
 
-    Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu). Arguments and `update` are those of `ClientAccuracy`;
-    `compute` gives () float64.
+    The mean is over the clients with test samples. Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu).
+    Arguments and `update` are those of `ClientAccuracy`. `compute` gives () float64.
 
     >>> metric = ALMA(num_clients=3)
     >>> metric.update(torch.tensor([0, 1]), torch.tensor([0, 0]), client_id=1)
@@ -65,29 +65,29 @@ class ALMA(ClientAccuracy):
 
 
 class InitialAccuracy(ALMA):
-    """Initial accuracy: `ALMA` of the global model, before local training, on each client's own test samples.
+    """Measures the initial accuracy: `ALMA` of the global model before local training.
 
     Source: Yao and Sun 2020, arXiv:2005.12657 (FedCL), Table 1.
     """
 
 
 class PersonalisedAccuracy(ALMA):
-    """Personalised accuracy: `ALMA` of the participating clients' models after local training.
+    """Measures the personalised accuracy: `ALMA` of the participating clients' models after local training.
 
     Source: Yao and Sun 2020, arXiv:2005.12657 (FedCL), Table 1.
     """
 
 
 class ClientFairness(ClientAccuracy):
-    """Standard deviation of the clients' accuracies (divisor n − 1), and the mean of the worst of them.
+    """Measures the standard deviation of the clients' accuracies (divisor n − 1), and the mean of the worst of them.
 
-    Source: Li et al. 2020, arXiv:1905.10497, Sec. 5. `update` is that of `ClientAccuracy`; `compute` gives a dict
+    Source: Li et al. 2020, arXiv:1905.10497, Sec. 5. `update` is that of `ClientAccuracy`. `compute` gives a dict
     `{"std": (), "worst": ()}`, float64.
 
     Args:
-        num_clients: N ≥ 1.
-        worst_share: share of the clients in (0, 1] that `worst` is the mean of; at least one client.
-        kwargs: of `torchmetrics.Metric`.
+        num_clients: Number N of clients, ≥ 1.
+        worst_share: Share of the clients in (0, 1] whose mean `worst` is, at least one client.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = ClientFairness(num_clients=2)
     >>> for client_id, answer in enumerate([0, 1]):
@@ -110,19 +110,19 @@ class ClientFairness(ClientAccuracy):
 
 
 class ForgettingDegree(ClassMetric):
-    r"""Forgetting degree $\tau_c = (A_c(w_g) - A_c(w_i)) / (A_c(w_g) + \xi)$: accuracy that local training loses.
+    r"""Measures the forgetting degree $\tau_c = (A_c(w_g) - A_c(w_i)) / (A_c(w_g) + \xi)$ of local training.
 
     Source: FedKA, Eq. 1. `update` takes `global_preds` and `local_preds`, scores (B, C, ...) or classes (B, ...) of the
     received and of the trained model, and `target` (B, ...). `compute` gives (C,) float64 in (−∞, 1], or () with
-    `average="macro"`. Where the received model recognises no sample of a class, τ has no meaning and is NaN, unless
-    `keep_invalid`; the mean is over the classes where it has one.
+    `average="macro"`. If the received model recognises no sample of a class, τ has no meaning and is NaN, unless
+    `keep_invalid` is set. The mean is over the classes whose τ is a number.
 
     Args:
-        num_classes: C ≥ 1.
-        average: `none`: every class; `macro`: the mean.
-        xi: ξ > 0.
-        keep_invalid: give the formula's value also where A_c(w_g) = 0.
-        kwargs: of `torchmetrics.Metric`.
+        num_classes: Number C of classes, ≥ 1.
+        average: Average that is computed. `none`: a value for every class. `macro`: the mean over the classes.
+        xi: Constant ξ of the denominator, > 0.
+        keep_invalid: Whether a class with A_c(w_g) = 0 has the value of the formula.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = ForgettingDegree(num_classes=3)
     >>> metric.update(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 1, 2]))
@@ -152,12 +152,13 @@ class ForgettingDegree(ClassMetric):
         self.add_state("degree_counts", torch.zeros(2, 2, num_classes, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, global_preds: Tensor, local_preds: Tensor, target: Tensor) -> None:
-        counts = [class_counts(preds, target, self.num_classes) for preds in (global_preds, local_preds)]
-        self.degree_counts += torch.stack(counts)
+        received = class_counts(global_preds, target, num_classes=self.num_classes)
+        trained = class_counts(local_preds, target, num_classes=self.num_classes)
+        self.degree_counts += torch.stack([received, trained])
 
     def compute(self) -> Tensor:
         received, trained = class_accuracy(self.degree_counts)
-        degree = forgetting_degree(received, trained, self.xi)
+        degree = forgetting_degree(received, trained, xi=self.xi)
         if not self.keep_invalid:
             degree = degree.masked_fill(received == 0, torch.nan)
         return degree if self.average == "none" else degree.nanmean()

@@ -18,14 +18,14 @@ from fl_lightning.utils.settings import check_at_least
 
 
 class DriftDiversity(FederatedMetric):
-    r"""Drift diversity $\sum_k \lVert m_k \rVert^2 / \lVert \sum_k m_k \rVert^2$ of the clients' moves $m_k = w_k - w$.
+    r"""Measures the drift diversity $\sum_k \lVert m_k \rVert^2 / \lVert \sum_k m_k \rVert^2$ of moves $m_k = w_k - w$.
 
-    `update` takes one client's `move`, (D,), several (K, D), or tensors by name; `compute` gives () float64, ≥ 1/K;
-    +inf where they cancel, NaN for none.
+    `update` takes the `move` of one client, (D,), those of several, (K, D), or one as tensors by name. `compute` gives
+    () float64, ≥ 1/K. It is +inf if the moves cancel, and NaN if there are none.
 
     Args:
-        size: D ≥ 1, entries of a move.
-        kwargs: of `torchmetrics.Metric`.
+        size: Number D of entries of a move, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = DriftDiversity(size=2)
     >>> metric.update(torch.tensor([3.0, 0.0]))
@@ -48,25 +48,27 @@ class DriftDiversity(FederatedMetric):
         self.add_state("num_moves", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, move: Tensor | StateLike) -> None:
-        flat = move if isinstance(move, Tensor) else torch.cat([value.flatten() for value in move.values()])
-        rows = flat.double().view(-1, self.move_sum.shape[0])
+        if not isinstance(move, Tensor):
+            move = torch.cat([value.flatten() for value in move.values()])
+        rows = move.double().view(-1, self.move_sum.shape[0])
         self.move_sum += rows.sum(0)
         self.move_squares += rows.square().sum()
         self.num_moves += len(rows)
 
     def compute(self) -> Tensor:
-        return drift_diversity(self.move_squares, self.move_sum).masked_fill(self.num_moves == 0, torch.nan)
+        diversity = drift_diversity(self.move_squares, self.move_sum)
+        return diversity.masked_fill(self.num_moves == 0, torch.nan)
 
 
 class GradientDiversity(DriftDiversity):
-    r"""Gradient diversity $\Lambda = \frac{1}{K} \sum_k \lVert \nabla f^k \rVert^2 / \lVert \nabla f \rVert^2$, ≥ 1.
+    r"""Measures the gradient diversity $\frac{1}{K} \sum_k \lVert \nabla f^k \rVert^2 / \lVert \nabla f \rVert^2$, ≥ 1.
 
-    Source: Lee et al. 2022, arXiv:2106.03097, Definition 2. `update` takes a client's gradient as `DriftDiversity`
-    takes a move; `compute` gives () float64; +inf where they cancel, NaN for none.
+    Source: Lee et al. 2022, arXiv:2106.03097, Definition 2 (Λ). `update` takes a client's gradient as `DriftDiversity`
+    takes a move. `compute` gives () float64. It is +inf if the gradients cancel, and NaN if there are none.
 
     Args:
-        size: D ≥ 1, entries of a gradient.
-        kwargs: of `torchmetrics.Metric`.
+        size: Number D of entries of a gradient, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = GradientDiversity(size=2)
     >>> metric.update(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -79,14 +81,14 @@ class GradientDiversity(DriftDiversity):
 
 
 class WeightDivergence(FederatedMetric):
-    r"""Weight divergence $\lVert w - w_k \rVert$, the mean over pairs of states.
+    r"""Measures the weight divergence $\lVert w - w_k \rVert$, the mean over pairs of states.
 
     Source: Lee et al. 2022, arXiv:2106.03097, Sec. 5.2 (order 1). `update` takes two states, tensors by name with equal
-    names and shapes; `compute` gives () float64; NaN for none.
+    names and shapes. `compute` gives () float64, NaN if there are no pairs.
 
     Args:
-        order: 1 for the sum of absolute differences, 2 for the Euclidean distance; any order ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        order: Order of the norm, ≥ 1. 1 sums absolute differences, and 2 is the Euclidean distance.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = WeightDivergence()
     >>> metric.update({"w": torch.tensor([3.0, 1.0])}, {"w": torch.zeros(2)})
@@ -101,7 +103,7 @@ class WeightDivergence(FederatedMetric):
         super().__init__(**kwargs)
         check_at_least(1, order=order)
         self.order = order
-        # named by the order: collections merge metrics whose states are equal after the first update
+        # The state has the order in its name, because collections merge metrics whose states are equal after an update.
         self._state = f"divergence_{order:g}".replace(".", "_")
         self.add_state(self._state, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
 
@@ -116,15 +118,16 @@ class WeightDivergence(FederatedMetric):
 
 
 class WeightAlignment(ClassMetric):
-    r"""Weight alignment: the share of a layer's neurons that prefer the same class, $\arg\max_c h_c$, in two models.
+    r"""Measures the weight alignment of a layer: the share of neurons that prefer one class in two models.
 
-    Source: Lee et al. 2022, arXiv:2106.03097, Eq. 19 and Table 2. `update` takes the layer's outputs after its ReLU in
-    both models, `first` and `second` (B, n), and `target` (B,); `compute` gives () float64 in [0, 1].
+    A neuron prefers the class $\arg\max_c h_c$. Source: Lee et al. 2022, arXiv:2106.03097, Eq. 19 and Table 2. `update`
+    takes the layer's outputs after its ReLU in both models, `first` and `second` (B, n), and `target` (B,). `compute`
+    gives () float64 in [0, 1].
 
     Args:
-        num_classes: C ≥ 1.
-        num_neurons: n ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_classes: Number C of classes, ≥ 1.
+        num_neurons: Number n of neurons, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = WeightAlignment(num_classes=2, num_neurons=2)
     >>> metric.update(torch.eye(2), torch.ones(2, 2).triu(), torch.tensor([0, 1]))
@@ -144,10 +147,12 @@ class WeightAlignment(ClassMetric):
         self.add_state("activation_samples", torch.zeros(num_classes, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, first: Tensor, second: Tensor, target: Tensor) -> None:
-        sums, samples = activation_sums(torch.stack([first, second]), target, self.num_classes)
+        sums, samples = activation_sums(torch.stack([first, second]), target, num_classes=self.num_classes)
         self.activation_sums += sums
         self.activation_samples += samples
 
     def compute(self) -> Tensor:
-        first, second = (preferred_by_sums(sums, self.activation_samples) for sums in self.activation_sums)
+        of_first, of_second = self.activation_sums
+        first = preferred_by_sums(of_first, self.activation_samples)
+        second = preferred_by_sums(of_second, self.activation_samples)
         return weight_alignment(first, second).masked_fill(self.activation_samples.sum() == 0, torch.nan)

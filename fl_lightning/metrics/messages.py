@@ -13,15 +13,15 @@ from fl_lightning.metrics.base import ClassMetric, FederatedMetric
 
 
 class EstimatedDistribution(ClassMetric):
-    r"""Estimated class distribution (EPD) of a model, $p = \frac{1}{K} \sum_i \mathrm{softmax}(f(x_i))$.
+    r"""Measures the estimated class distribution (EPD) of a model, $p = \frac{1}{K} \sum_i \mathrm{softmax}(f(x_i))$.
 
-    Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu), Eq. 5. `update` takes logits (B, C); `compute` gives
+    Source: Seyedmohammadi et al. 2024, arXiv:2403.11892 (KnFu), Eq. 5. `update` takes logits (B, C). `compute` gives
     (C,) float64, NaN without samples.
 
     Args:
-        num_classes: C ≥ 1.
-        logits: False: `update` is given probabilities.
-        kwargs: of `torchmetrics.Metric`.
+        num_classes: Number C of classes, ≥ 1.
+        logits: Whether `update` is given logits. Otherwise it is given probabilities.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = EstimatedDistribution(num_classes=2, logits=False)
     >>> metric.update(torch.tensor([[0.9, 0.1], [0.5, 0.5]]))
@@ -41,23 +41,24 @@ class EstimatedDistribution(ClassMetric):
         self.add_state("num_predictions", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor) -> None:
-        if len(preds):
-            probabilities = to_float32(preds).softmax(1) if self.logits else preds
-            self.probability_sums += len(preds) * estimated_distribution(probabilities)
-            self.num_predictions += len(preds)
+        if not len(preds):
+            return
+        probabilities = to_float32(preds).softmax(1) if self.logits else preds
+        self.probability_sums += len(preds) * estimated_distribution(probabilities)
+        self.num_predictions += len(preds)
 
     def compute(self) -> Tensor:
         return self.probability_sums / self.num_predictions
 
 
 class CommunicationCost(FederatedMetric):
-    """Bytes that went down to clients and up from them, of values as their types have them (`functional.traffic`).
+    """Counts the bytes that went down to clients and up from them, by the types of the values (`functional.traffic`).
 
-    `update` takes what one message carries, `down` or `up` or both: tensors, numbers, and nested dicts or
-    lists of them by name; `compute` gives a dict `{"bytes_down": (), "bytes_up": ()}`, float64.
+    `update` takes the content of a message, `down` or `up` or both: tensors, numbers, and nested dicts or lists of
+    them, by name. `compute` gives a dict `{"bytes_down": (), "bytes_up": ()}`, float64.
 
     Args:
-        kwargs: of `torchmetrics.Metric`.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = CommunicationCost()
     >>> metric.update(down={"weight": torch.zeros(10), "num_batches_tracked": torch.tensor(3)})
@@ -75,7 +76,9 @@ class CommunicationCost(FederatedMetric):
         self.add_state("bytes_moved", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, down: Mapping[str, Any] | None = None, up: Mapping[str, Any] | None = None) -> None:
-        self.bytes_moved += self.bytes_moved.new_tensor([traffic(None, down or {}), traffic(None, up or {})])
+        bytes_down = traffic(None, down or {})
+        bytes_up = traffic(None, up or {})
+        self.bytes_moved += self.bytes_moved.new_tensor([bytes_down, bytes_up])
 
     def compute(self) -> dict[str, Tensor]:
         down, up = self.bytes_moved

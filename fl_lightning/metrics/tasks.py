@@ -51,14 +51,17 @@ def task_rows(accuracies: Tensor, trained: Tensor) -> TaskRows:
     before = accuracies[~begun]
     table = accuracies[begun]
     is_trained = trained[begun].long()
-    initial = before[-1] if len(before) else torch.full_like(accuracies.sum(0), torch.nan)
+    initial = torch.full_like(accuracies.sum(0), torch.nan)
+    if len(before):
+        initial = before[-1]
     never = torch.full((accuracies.shape[1],), -1)
     if not len(table):
-        return TaskRows(initial, table, never, never)
+        return TaskRows(initial=initial, table=table, first=never, last=never)
     met = is_trained.any(0)
     first = torch.where(met, is_trained.argmax(0), never)
-    last = torch.where(met, len(table) - 1 - is_trained.flip(0).argmax(0), never)
-    return TaskRows(initial, table, first, last)
+    rows_after_last = is_trained.flip(0).argmax(0)
+    last = torch.where(met, len(table) - 1 - rows_after_last, never)
+    return TaskRows(initial=initial, table=table, first=first, last=last)
 
 
 class TaskMetric(FederatedMetric):
@@ -71,8 +74,8 @@ class TaskMetric(FederatedMetric):
     `compute` gives () float64, NaN where the measure is not defined. The metric is not to be reset between stages.
 
     Args:
-        num_tasks: K ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_tasks: Number K of tasks, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
     """
 
     higher_is_better: bool | None = True
@@ -109,20 +112,26 @@ class TaskMetric(FederatedMetric):
 
     def table(self) -> TaskRows:
         """Lay out what was measured."""
+        # A row has the stage, the K accuracies, and K marks of the tasks that were trained on.
+        rows = torch.empty(0, 1 + 2 * self.num_tasks, dtype=torch.float64)
         if len(self.rows):
             rows = dim_zero_cat(self.rows).view(-1, 1 + 2 * self.num_tasks)
-        else:
-            rows = torch.empty(0, 1 + 2 * self.num_tasks, dtype=torch.float64)
         values = in_order_of_stages(rows)[:, 1:]
-        return task_rows(values[:, : self.num_tasks], values[:, self.num_tasks :] > 0)
+        return task_rows(accuracies=values[:, : self.num_tasks], trained=values[:, self.num_tasks :] > 0)
 
     def measured(self, rows: TaskRows) -> Tensor:
-        """Compute the measure of a table that has rows."""
+        """Compute the measure, () float64.
+
+        Args:
+            rows: A table with at least one row.
+        """
         raise NotImplementedError
 
     def compute(self) -> Tensor:
         rows = self.table()
-        return self.measured(rows) if len(rows.table) else torch.tensor(torch.nan, dtype=torch.float64)
+        if not len(rows.table):
+            return torch.tensor(torch.nan, dtype=torch.float64)
+        return self.measured(rows)
 
 
 def in_order_of_stages(rows: Tensor) -> Tensor:
@@ -146,13 +155,13 @@ def in_order_of_stages(rows: Tensor) -> Tensor:
 
 
 class TasksAccuracy(TaskMetric):
-    r"""Average accuracy on the tasks that were met, $\frac{1}{|M|} \sum_{k \in M} R_{T,k}$.
+    r"""Measures the average accuracy on the tasks that were met, $\frac{1}{|M|} \sum_{k \in M} R_{T,k}$.
 
     Source: Lopez-Paz and Ranzato 2017, arXiv:1706.08840, Eq. 2. `update` is that of `TaskMetric`.
 
     Args:
-        num_tasks: K ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_tasks: Number K of tasks, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = TasksAccuracy(num_tasks=2)
     >>> metric.update([0.9, 0.1], trained=[0])
@@ -168,13 +177,13 @@ class TasksAccuracy(TaskMetric):
 
 
 class LearningAccuracy(TaskMetric):
-    r"""Learning accuracy, the mean over the tasks that were met of $R_{f_k,k}$, where task k was new in row $f_k$.
+    r"""Measures learning accuracy, the mean over the tasks that were met of $R_{f_k,k}$, with task k new in row $f_k$.
 
     Source: Riemer et al. 2019, arXiv:1810.11910. `update` is that of `TaskMetric`.
 
     Args:
-        num_tasks: K ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_tasks: Number K of tasks, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = LearningAccuracy(num_tasks=2)
     >>> metric.update([0.9, 0.1], trained=[0])
@@ -190,13 +199,13 @@ class LearningAccuracy(TaskMetric):
 
 
 class TasksForgetting(TaskMetric):
-    r"""Forgetting of the tasks met before the last stage, the mean of $\max_{i<T} R_{i,k} - R_{T,k}$.
+    r"""Measures the forgetting of the tasks met before the last stage, the mean of $\max_{i<T} R_{i,k} - R_{T,k}$.
 
     Source: Chaudhry et al. 2018, arXiv:1801.10112, Eqs. 3 and 4. `update` is that of `TaskMetric`.
 
     Args:
-        num_tasks: K ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_tasks: Number K of tasks, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = TasksForgetting(num_tasks=2)
     >>> metric.update([0.9, 0.1], trained=[0])
@@ -212,13 +221,13 @@ class TasksForgetting(TaskMetric):
 
 
 class BackwardTransfer(TaskMetric):
-    r"""Backward transfer, the mean of $R_{T,k} - R_{l_k,k}$, where task k was trained on in row $l_k < T$ last.
+    r"""Measures backward transfer, the mean of $R_{T,k} - R_{l_k,k}$, with task k trained on in row $l_k < T$ last.
 
     Source: Lopez-Paz and Ranzato 2017, arXiv:1706.08840, Eq. 3. `update` is that of `TaskMetric`.
 
     Args:
-        num_tasks: K ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_tasks: Number K of tasks, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = BackwardTransfer(num_tasks=2)
     >>> metric.update([0.9, 0.1], trained=[0])
@@ -232,14 +241,14 @@ class BackwardTransfer(TaskMetric):
 
 
 class ForwardTransfer(TaskMetric):
-    r"""Forward transfer, the mean of $R_{f_k - 1,k} - b_k$, where task k was trained on in row $f_k > 0$ first.
+    r"""Measures forward transfer, the mean of $R_{f_k - 1,k} - b_k$, with task k trained on in row $f_k > 0$ first.
 
     b is the accuracy before training. Source: Lopez-Paz and Ranzato 2017, arXiv:1706.08840, Eq. 4. `update` is that of
     `TaskMetric`.
 
     Args:
-        num_tasks: K ≥ 1.
-        kwargs: of `torchmetrics.Metric`.
+        num_tasks: Number K of tasks, ≥ 1.
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     >>> metric = ForwardTransfer(num_tasks=2)
     >>> metric.update([0.1, 0.1])
@@ -254,14 +263,14 @@ class ForwardTransfer(TaskMetric):
 
 
 class Intransigence(TaskMetric):
-    r"""Intransigence, the mean of $a^*_k - R_{f_k,k}$ over the tasks that were met.
+    r"""Measures intransigence, the mean of $a^*_k - R_{f_k,k}$ over the tasks that were met.
 
     Source: Chaudhry et al. 2018, arXiv:1801.10112, Eq. 6. `update` is that of `TaskMetric`.
 
     Args:
-        num_tasks: K ≥ 1.
-        reference: a*, the accuracy on each task, when it is new, of a model that has all data up to then, (K,).
-        kwargs: of `torchmetrics.Metric`.
+        num_tasks: Number K of tasks, ≥ 1.
+        reference: Accuracy a* on each task, when it is new, of a model that has all data up to then, (K,).
+        kwargs: Arguments of `torchmetrics.Metric`.
 
     Raises:
         ValueError: There is not one reference for each task.

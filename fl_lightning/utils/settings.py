@@ -82,13 +82,13 @@ def check_whole(hint: str = "", /, **settings: object) -> None:
             raise TypeError(f"{name} must be a whole number, got {described(value)}{hint and '; ' + hint}")
 
 
-def check_given(**settings: object) -> None:
+def check_not_none(**settings: object) -> None:
     """Refuse a number that is None.
 
     Raises:
         TypeError: naming the setting.
 
-    >>> check_given(delay=None)
+    >>> check_not_none(delay=None)
     Traceback (most recent call last):
     TypeError: delay must be a number, got None; give one, or leave it out for the default
     """
