@@ -180,7 +180,7 @@ def test_clients_of_the_floor_keep_what_the_packages_keep(method):
     places = work.owned(client_id)
     samples = tuple(of[places.start : places.stop] for of in work.samples()[0])
     first = floor.copied(net)
-    kept = floor.CLIENTS[method](net, work, samples, first, first)
+    kept = floor.CLIENTS[method](net, work=work, own=samples, start=first, kept=first)
     torch.testing.assert_close(kept, list(own.values()), rtol=1e-4, atol=1e-6)
 
 
