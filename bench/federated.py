@@ -24,7 +24,7 @@ from fl_lightning.nets import Backbone, FedNTDCNN, Perceptron, ResNet
 from fl_lightning.nets.backbone import BodyAndHead
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 
-BARE = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+BARE: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 """Settings of a Trainer that does nothing besides the fit."""
 
 

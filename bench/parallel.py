@@ -105,7 +105,7 @@ def measure(workload: str, repeats: int, seconds: float) -> list[tuple[str, *tup
         for way in ways:
             taken[way] += seconds_of_rounds(workload, way)
     in_one_process = taken[ways[0]]
-    rows = []
+    rows: list[tuple[str, *tuple[float, ...]]] = []
     for way, own in taken.items():
         speedups = [base / mine for base, mine in zip(in_one_process, own, strict=True)]
         low, middle, high = quartiles(speedups)
