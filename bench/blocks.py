@@ -1,4 +1,4 @@
-"""Rounds and blocks of them: one variant at a time, each in a process of its own that waits while the others run."""
+"""Rounds, and blocks of rounds: one variant at a time, each in a process of its own that waits while others run."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,23 +24,28 @@ import torch
 from bench.workloads import Workload
 
 USUAL = ("train", "train-cohort", "all", "all-cohort", "empty")
-"""Variants that are measured where none is asked for."""
+"""Variants that are measured if none is asked for."""
+
 PEERS = {"FedLab": "peer_fedlab", "fluke": "peer_fluke"}
-"""Other simulators, by the module that runs one."""
+"""Other simulators, with the module that runs each."""
+
 MODULES = {"floor": "floor"} | dict.fromkeys(USUAL, "federated") | PEERS
-"""Module of each variant: the floor's process never imports Lightning."""
+"""Module of each variant. The floor's process never imports Lightning."""
+
+Machine = tuple[float, float, float]
+"""Wall clock, busy CPU seconds of the whole machine, and CPU seconds of this process."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Result of one block of rounds, or of one round.
+    """Has the result of one block of rounds, or of one round.
 
     Args:
-        seconds: per round, by the wall clock.
-        cpu: seconds per round of CPU of this process.
-        others: share of the machine that other processes took meanwhile.
-        accuracy: of the global model after the last round; NaN where none is trained.
-        peak_rss_mb: largest resident memory of the process so far.
+        seconds: Seconds per round, by the wall clock.
+        cpu: CPU seconds of this process per round.
+        others: Share of the machine that other processes took meanwhile, in [0, 1].
+        accuracy: Accuracy of the global model after the last round. NaN: no model is trained.
+        peak_rss_mb: Largest resident memory of the process so far, in MB.
     """
 
     seconds: float
@@ -51,45 +56,59 @@ class Block:
 
 
 def run_block(work: Workload, variant: str, terminal: str = os.devnull) -> Block:
-    """Run a block of `variant` from the first weights on, in this process."""
+    """Run a block of a variant from the first weights on, in this process.
+
+    Args:
+        work: The workload.
+        variant: Name of the variant.
+        terminal: Path that takes what the variant prints.
+    """
     run = import_module(f"bench.{MODULES[variant]}").VARIANTS[variant]
     with open(terminal, "w", encoding="utf-8") as screen, redirect_stdout(screen), quiet():
         before = machine()
         readings, accuracy = run(work)
         after = machine()
-    first = readings[work.unmeasured]
-    last = readings[-1]
     rounds = len(readings) - 1 - work.unmeasured
-    seconds, cpu = ((end - begin) / rounds for begin, end in zip(first, last, strict=True))
-    return replace(block_between(before, after, accuracy), seconds=seconds, cpu=cpu)
+    begin_seconds, begin_cpu = readings[work.unmeasured]
+    end_seconds, end_cpu = readings[-1]
+    return replace(
+        block_between(before, after, accuracy),
+        seconds=(end_seconds - begin_seconds) / rounds,
+        cpu=(end_cpu - begin_cpu) / rounds,
+    )
 
 
-def block_between(before: tuple[float, float, float], after: tuple[float, float, float], accuracy: float) -> Block:
-    """Make the result of one round, or of all between two readings of `machine`."""
-    wall, busy, own = (b - a for a, b in zip(before, after, strict=True))
+def block_between(before: Machine, after: Machine, accuracy: float) -> Block:
+    """Make the result of one round, or of all rounds between two readings of `machine`."""
+    wall, busy, own = (end - begin for begin, end in zip(before, after, strict=True))
     others = max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
-    return Block(wall, own, others, accuracy, peak_rss_mb())
+    return Block(seconds=wall, cpu=own, others=others, accuracy=accuracy, peak_rss_mb=peak_rss_mb())
 
 
-def machine() -> tuple[float, float, float]:
-    """Wall clock, busy CPU seconds of the whole machine, and those of this process."""
+def machine() -> Machine:
+    """Read the clocks of the machine and of this process."""
     cpu = psutil.cpu_times()
-    ignored = (getattr(cpu, name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
-    return time.perf_counter(), sum(cpu) - sum(ignored), time.process_time()
+    ignored = [getattr(cpu, name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice")]
+    busy = sum(cpu) - sum(ignored)
+    return time.perf_counter(), busy, time.process_time()
 
 
 def peak_rss_mb() -> float:
-    """VmHWM where there is one: `ru_maxrss` of a child can be that of the process which started it."""
+    """Return the largest resident memory of this process in MB.
+
+    On Linux it is VmHWM, because `ru_maxrss` of a child can be that of the process which started it.
+    """
     status = Path("/proc/self/status")
     if status.is_file():
         fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
         return int(fields["VmHWM"].split()[0]) / 1024
-    return getrusage(RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+    units_of_mb = 2**20 if sys.platform == "darwin" else 1024
+    return getrusage(RUSAGE_SELF).ru_maxrss / units_of_mb
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Lightning's remarks about the machine and about settings would only be in the way."""
+    """Leave out Lightning's remarks about the machine and about settings."""
     logger = logging.getLogger("pytorch_lightning")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -101,33 +120,44 @@ def quiet() -> Iterator[None]:
 # --- processes -------------------------------------------------------------------------------------
 
 
-def serve(connection: Connection, work: Workload, variant: str, threads: int | None, terminal: str) -> None:
-    """Run a block, or a round where rounds are long, for every message, until None comes."""
+def serve(connection: Connection, *, work: Workload, variant: str, threads: int | None, terminal: str) -> None:
+    """Run a block for every message until None comes. If rounds are long, run a round for every message.
+
+    Args:
+        connection: Connection to the process that asks.
+        work: The workload.
+        variant: Name of the variant.
+        threads: Number of threads. None: as many as torch takes.
+        terminal: Path that takes what the variant prints.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
-    import_module(f"bench.{MODULES[variant]}")  # while the other processes do so, too
-    if not work.short:
-        with suppress(NoMoreRoundsError):
-            run_block(replace(work, pause=partial(end_round, connection, [])), variant, terminal)
+    # The import is done before the first message, while the other processes do theirs.
+    import_module(f"bench.{MODULES[variant]}")
+    if work.short:
+        while connection.recv() is not None:
+            connection.send(run_block(work, variant, terminal))
         return
-    while connection.recv() is not None:
-        connection.send(run_block(work, variant, terminal))
+    pause = partial(end_round, connection, [])
+    with suppress(NoMoreRoundsError):
+        run_block(replace(work, pause=pause), variant, terminal)
 
 
 class NoMoreRoundsError(Exception):
-    """No further round is asked for."""
+    """Ends a run, because no further round is asked for."""
 
 
-def end_round(connection: Connection, begun: list[tuple[float, float, float]], accuracy: float) -> None:
-    """Send what the round took that began last, and wait until the next is asked for.
+def end_round(connection: Connection, begun: list[Machine], accuracy: float) -> None:
+    """Send the result of the round that began last, and wait until the next round is asked for.
 
     Args:
-        connection: to the process that asks.
-        begun: `machine()` at its begin; empty before the first one.
-        accuracy: after the round.
+        connection: Connection to the process that asks.
+        begun: Reading of `machine` at the beginning of the round, replaced by that of the next. Empty before the
+            first round.
+        accuracy: Accuracy after the round.
 
     Raises:
-        NoMoreRoundsError: none is asked for.
+        NoMoreRoundsError: No further round is asked for.
     """
     if begun:
         connection.send(block_between(begun.pop(), machine(), accuracy))
@@ -145,23 +175,29 @@ def drain(terminal: int) -> None:
 
 @contextmanager
 def worker(work: Workload, variant: str, threads: int | None) -> Iterator[Callable[[], Block]]:
-    """A process of its own that runs one block per call."""
+    """Start a process of its own for a variant, and yield a function that has it run one block.
+
+    Args:
+        work: The workload.
+        variant: Name of the variant.
+        threads: Number of threads of the process. None: as many as torch takes.
+    """
     spawn = get_context("spawn")
     here, there = spawn.Pipe()
     screen, terminal = pty.openpty()
     threading.Thread(target=drain, args=(screen,), daemon=True).start()
-    arguments = (there, work, variant, threads, os.ttyname(terminal))
-    process = spawn.Process(target=serve, args=arguments, daemon=True)
+    settings = {"work": work, "variant": variant, "threads": threads, "terminal": os.ttyname(terminal)}
+    process = spawn.Process(target=serve, args=(there,), kwargs=settings, daemon=True)
     process.start()
     there.close()
 
-    def block() -> Block:
+    def run() -> Block:
         here.send(work.name)
-        found: Block = here.recv()
-        return found
+        block: Block = here.recv()
+        return block
 
     try:
-        yield block
+        yield run
     finally:
         with suppress(OSError):
             here.send(None)
@@ -170,26 +206,41 @@ def worker(work: Workload, variant: str, threads: int | None) -> Iterator[Callab
 
 
 def interleaved(work: Workload, variants: list[str], threads: int | None) -> dict[str, list[Block]]:
-    """Blocks of the floor and of the variants in turn (floor, A, B, floor, A, B), each in its own process.
+    """Measure blocks of the floor and of the variants in turn (floor, A, B, floor, A, B), each in its own process.
 
-    The first block of each, or its first rounds where rounds are measured, warm it up and do not count.
+    The first block of each process warms it up and does not count. If rounds are long, the first rounds do so.
+
+    Args:
+        work: The workload.
+        variants: Names of the variants.
+        threads: Number of threads of each process. None: as many as torch takes.
+
+    Returns:
+        The blocks by variant.
     """
-    names = ["floor", *variants]
     begin = time.perf_counter()
     with ExitStack() as stack:
-        run = {name: stack.enter_context(worker(work, name, threads)) for name in names}
-        for block in list(run.values()) * (1 if work.short else work.unmeasured):
-            block()
-        return in_turn(replace(work, seconds=work.seconds - (time.perf_counter() - begin)), run)
+        runs: dict[str, Callable[[], Block]] = {}
+        for name in ["floor", *variants]:
+            runs[name] = stack.enter_context(worker(work, name, threads))
+        for _ in range(1 if work.short else work.unmeasured):
+            for run in runs.values():
+                run()
+        spent = time.perf_counter() - begin
+        return in_turn(runs, work.repeats, work.seconds - spent)
 
 
 def in_one_process(work: Workload, variants: list[str]) -> dict[str, list[Block]]:
-    """Time the blocks within this process: faster to start, but the memory includes that of all earlier blocks."""
-    return in_turn(work, {name: partial(run_block, work, name) for name in ["floor", *variants]})
+    """Measure blocks of the floor and of the variants in turn within this process.
+
+    This is faster to start, but the memory includes that of all earlier blocks.
+    """
+    runs = {name: partial(run_block, work, name) for name in ["floor", *variants]}
+    return in_turn(runs, work.repeats, work.seconds)
 
 
 def turns(most: int, seconds: float) -> Iterator[int]:
-    """Count turns: `most` of them, or as many as are done within `seconds`, whatever the noise; at least one."""
+    """Yield the numbers of turns: at most `most` of them, as many as are done within `seconds`, and at least one."""
     begin = time.perf_counter()
     for turn in range(most):
         yield turn
@@ -198,38 +249,48 @@ def turns(most: int, seconds: float) -> Iterator[int]:
             return
 
 
-def in_turn(work: Workload, run: dict[str, Callable[[], Block]]) -> dict[str, list[Block]]:
-    blocks: dict[str, list[Block]] = {name: [] for name in run}
-    for _ in turns(work.repeats, work.seconds):
-        for name, block in run.items():
-            blocks[name].append(block())
+def in_turn(runs: Mapping[str, Callable[[], Block]], repeats: int, seconds: float) -> dict[str, list[Block]]:
+    """Run each variant once a turn.
+
+    Args:
+        runs: The runs of a block by variant.
+        repeats: Largest number of turns.
+        seconds: Seconds within which turns are begun. At least one is.
+
+    Returns:
+        The blocks by variant.
+    """
+    blocks: dict[str, list[Block]] = {name: [] for name in runs}
+    for _ in turns(repeats, seconds):
+        for name, run in runs.items():
+            blocks[name].append(run())
     return blocks
 
 
 # --- figures ---------------------------------------------------------------------------------------
 
 NOISE = 0.05
-"""Share of the machine that others may take: a block with more is left out as long as quiet ones remain."""
+"""Largest share of the machine that others may take. Blocks with a larger one are left out if quiet ones remain."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One row of the table.
+    """Has one row of the table.
 
     Args:
-        workload: its name.
-        variant: its name.
-        s_per_round: median over the blocks.
-        floor_s_per_round: median over the floor's blocks beside them.
-        ratio: median of the ratios of neighbouring blocks.
-        low: lower quartile of these ratios.
-        high: upper quartile.
-        cpu_ratio: the same ratio in CPU seconds: says more than `ratio` on a busy machine, for one thread.
-        cpu_low: lower quartile of that.
-        cpu_high: upper quartile.
-        peak_rss_mb: of the variant's process.
-        quiet: blocks that were not disturbed.
-        blocks: all blocks.
+        workload: Name of the workload.
+        variant: Name of the variant.
+        s_per_round: Median seconds per round over the blocks.
+        floor_s_per_round: Median over the floor's blocks beside them.
+        ratio: Median of the ratios of neighboring blocks.
+        low: Lower quartile of these ratios.
+        high: Upper quartile of these ratios.
+        cpu_ratio: The same ratio in CPU seconds. On a busy machine it says more than `ratio`, for one thread.
+        cpu_low: Lower quartile of the ratios in CPU seconds.
+        cpu_high: Upper quartile of the ratios in CPU seconds.
+        peak_rss_mb: Largest resident memory of the variant's process, in MB.
+        quiet: Number of blocks that were not disturbed.
+        blocks: Number of all blocks.
     """
 
     workload: str
@@ -248,16 +309,25 @@ class Figures:
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile, of one value too."""
-    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    """Return the lower quartile, the median and the upper quartile. Those of one value are the value."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = quantiles(values, n=4, method="inclusive")
     return low, middle, high
 
 
-def figures(work: Workload, variant: str, floor: list[Block], blocks: list[Block]) -> Figures:
-    """Compare a variant's blocks with the floor's that ran before each of them."""
+def figures(work: Workload, variant: str, *, floor: list[Block], blocks: list[Block]) -> Figures:
+    """Compare the blocks of a variant with the floor's blocks before them.
+
+    Args:
+        work: The workload.
+        variant: Name of the variant.
+        floor: Blocks of the floor.
+        blocks: Blocks of the variant, in the same turns.
+    """
     pairs = list(zip(floor, blocks, strict=True))
-    quiet = [pair for pair in pairs if all(block.others <= NOISE for block in pair)]
-    used = quiet or pairs
+    quiet_pairs = [(base, own) for base, own in pairs if max(base.others, own.others) <= NOISE]
+    used = quiet_pairs or pairs
     low, ratio, high = quartiles([own.seconds / base.seconds for base, own in used])
     cpu_low, cpu_ratio, cpu_high = quartiles([own.cpu / base.cpu for base, own in used])
     return Figures(
@@ -272,6 +342,6 @@ def figures(work: Workload, variant: str, floor: list[Block], blocks: list[Block
         cpu_low=cpu_low,
         cpu_high=cpu_high,
         peak_rss_mb=blocks[-1].peak_rss_mb,
-        quiet=len(quiet),
+        quiet=len(quiet_pairs),
         blocks=len(pairs),
     )

@@ -22,8 +22,10 @@ from fl_lightning import FederatedLoop
 COLUMNS = ("schedule", "early_s", "late_s", "late_over_early", "over_none")
 ROUNDS = 200
 MEASURED = 20
-"""Rounds at the beginning, after the first, and at the end."""
+"""Number of rounds that are measured after the first round, and at the end."""
+
 Scheduler = Callable[[Optimizer, int], LRScheduler]
+"""Makes a scheduler of an optimizer and the number of steps of the run."""
 
 
 def one_cycle(optimizer: Optimizer, steps: int) -> LRScheduler:
@@ -42,16 +44,18 @@ SCHEDULES: dict[str, tuple[Scheduler | None, str]] = {
     "LambdaLR by step": (linear, "step"),
     "LambdaLR by epoch": (linear, "epoch"),
 }
+"""Schedulers by name, with the interval at which they step: `step` or `epoch`."""
 
 
 class Scheduled(LightningModule):
-    """A user's module: a net of 64 units with momentum and a scheduler."""
+    """Stands for a user's module: a net of 64 units with momentum and a scheduler."""
 
     def __init__(self, scheduler: Scheduler | None, interval: str) -> None:
         super().__init__()
         self.scheduler = scheduler
         self.interval = interval
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+        layers = [nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES)]
+        self.net = nn.Sequential(*layers)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -67,26 +71,38 @@ class Scheduled(LightningModule):
 
 
 def seconds(scheduler: Scheduler | None, interval: str, rounds: int = ROUNDS) -> tuple[float, float]:
-    """Return the median CPU seconds of the early rounds and of the late ones of a run over the clients of `adam`."""
+    """Return the median CPU seconds of the early rounds and of the late ones of a run over the clients of `adam`.
+
+    Args:
+        scheduler: Makes the scheduler. None: there is none.
+        interval: Interval at which the scheduler steps: `step` or `epoch`.
+        rounds: Number of rounds.
+    """
     torch.manual_seed(0)
     work = replace(WORKLOADS["adam"], rounds=rounds)
     loop = FederatedLoop(Scheduled(scheduler, interval), local_epochs=work.local_epochs)
     with quiet(), warnings.catch_warnings(action="ignore"):
-        read, _ = fit(loop, clients_data(work), rounds, limit_val_batches=0, **BARE)
-    times = [after[1] - before[1] for before, after in pairwise(read)]
+        readings, _ = fit(loop, clients_data(work), rounds, limit_val_batches=0, **BARE)
+    times = [after.cpu - before.cpu for before, after in pairwise(readings)]
     measured = min(MEASURED, len(times) // 2)
     return median(times[1 : 1 + measured]), median(times[-measured:])
 
 
 def measure(repeats: int, time: float) -> Iterator[tuple[str, *tuple[float, ...]]]:
-    """Yield a row for each schedule under `COLUMNS`: medians over turns, in so many seconds in all."""
+    """Yield a row for each schedule under `COLUMNS`: medians over turns.
+
+    Args:
+        repeats: Largest number of turns.
+        time: Seconds within which turns are begun.
+    """
     torch.set_num_threads(1)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SCHEDULES}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in SCHEDULES}
     for _ in turns(repeats, time):
         for name, (scheduler, interval) in SCHEDULES.items():
-            found[name].append(seconds(scheduler, interval))
-    for name, pairs in found.items():
-        early, late = (median(column) for column in zip(*pairs, strict=True))
+            taken[name].append(seconds(scheduler, interval))
+    late_of_none = [late for _, late in taken["none"]]
+    for name, pairs in taken.items():
         growth = median(late / early for early, late in pairs)
-        over_none = median(own[1] / plain[1] for own, plain in zip(pairs, found["none"], strict=True))
-        yield name, early, late, growth, over_none
+        late_rounds = [late for _, late in pairs]
+        over_none = median(own / plain for own, plain in zip(late_rounds, late_of_none, strict=True))
+        yield name, median(early for early, _ in pairs), median(late_rounds), growth, over_none

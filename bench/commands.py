@@ -17,20 +17,23 @@ COLUMNS = ("command", "cpu_s", "seconds", "mb")
 CONFIG = Path(__file__).parents[1] / "configs/experiment/digits_fedntd.yaml"
 METHODS = ("FedAvg", "FedProx", "FedNTD", "SCAFFOLD", "MOON", "FedDyn")
 GROUPS = 200
+"""Number of runs that a report reads, each with a learning rate of its own."""
+
 LIGHTNING = "import pytorch_lightning.cli"
 
 
 def commands() -> dict[str, list[str]]:
-    """Arguments of the interpreter, by what is measured."""
+    """Return the arguments of the interpreter by what is measured."""
     own = ["-m", "fl_lightning"]
     fit = [*own, "fit", "-c", str(CONFIG), "--trainer.max_epochs"]
     compare = [*own, "compare", "-c", str(CONFIG), "--trainer.max_epochs", "4", "--output", "compared"]
+    seeds = ["0", "1", "2", "3", "4", "5"]
     return {
         LIGHTNING: ["-c", LIGHTNING],
         "fit, 1 round, no pictures": [*fit, "1", "--plots.format", "none"],
         "fit, 1 round": [*fit, "1"],
         "fit, 30 rounds": [*fit, "30"],
-        "compare, 36 runs of 4": [*compare, "--processes", "0", "--methods", *METHODS, "--seeds", *"012345"],
+        "compare, 36 runs of 4": [*compare, "--processes", "0", "--methods", *METHODS, "--seeds", *seeds],
         "report, 1 run of 30": [*own, "report", "saved/0", "--output", "one"],
         f"report, {GROUPS} groups of 30": [*own, "report", "saved", "--output", "many"],
     }
@@ -41,8 +44,9 @@ def prepare(folder: Path) -> None:
     first = folder / "first"
     first.mkdir()
     run(commands()["fit, 30 rounds"], first)
-    (fitted,) = (path.parent for path in first.rglob("config.yaml"))
-    config = (fitted / "config.yaml").read_text(encoding="utf-8")
+    (config_path,) = first.rglob("config.yaml")
+    fitted = config_path.parent
+    config = config_path.read_text(encoding="utf-8")
     assert "lr: 0.05\n" in config
     for group in range(GROUPS):
         saved = folder / "saved" / str(group)
@@ -52,7 +56,12 @@ def prepare(folder: Path) -> None:
 
 
 def measure(repeats: int, seconds: float) -> Iterator[tuple[str, float, float, float]]:
-    """Rows under `COLUMNS`: medians over turns, `repeats` or as many as are done in so many seconds; MB of the page."""
+    """Yield rows under `COLUMNS`: medians over turns, and the MB of a report's pages.
+
+    Args:
+        repeats: Largest number of turns.
+        seconds: Seconds within which turns are begun.
+    """
     with TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
@@ -61,20 +70,39 @@ def measure(repeats: int, seconds: float) -> Iterator[tuple[str, float, float, f
             shutil.rmtree(folder / "compared", ignore_errors=True)
             for what, arguments in commands().items():
                 taken[what].append(run(arguments, folder))
-        for what, found in taken.items():
-            pages = [*(folder / commands()[what][-1]).glob("*.html")] if what.startswith("report") else []
-            cpu, wall = (median(of) for of in zip(*found, strict=True))
-            yield what, cpu, wall, sum(page.stat().st_size for page in pages) / 1e6
+        for what, arguments in commands().items():
+            cpu = median(cpu for cpu, _ in taken[what])
+            wall = median(wall for _, wall in taken[what])
+            page_mb = size_of_pages(folder / arguments[-1]) if what.startswith("report") else 0.0
+            yield what, cpu, wall, page_mb
+
+
+def size_of_pages(folder: Path) -> float:
+    """Return the MB of the pages in a folder."""
+    return sum(page.stat().st_size for page in folder.glob("*.html")) / 1e6
 
 
 def run(arguments: list[str], folder: Path) -> tuple[float, float]:
-    """Run a command on one thread: its CPU seconds, and seconds."""
+    """Run a command on one thread.
+
+    Args:
+        arguments: Arguments of the interpreter.
+        folder: Folder in which the command runs.
+
+    Returns:
+        CPU seconds, and seconds.
+    """
     begin = perf_counter()
     before = getrusage(RUSAGE_CHILDREN)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder / "matplotlib")}
-    quiet = subprocess.DEVNULL
-    command = [sys.executable, *arguments]
-    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=quiet, stderr=quiet)
+    subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     after = getrusage(RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return used, perf_counter() - begin

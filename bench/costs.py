@@ -14,6 +14,7 @@ import psutil
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from bench.federated import BARE, NETS, clients_data, fit
+from bench.tables import Row
 from bench.workloads import CLASSES, WORKLOADS, Workload
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import TensorSource
@@ -21,21 +22,33 @@ from tools.measure_methods import Entry, entries
 from tools.measurement_runs import LOCAL_SGD, silent
 
 COLUMNS = ("method", "s_per_round", "ratio_to_fedavg", "ratio_low", "ratio_high", "mb_down", "mb_up", "peak_mb")
-Row = tuple[str, *tuple[float, ...]]
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"rounds": 25, "unmeasured": 5},
     "cnn": {"rounds": 5, "unmeasured": 2, "num_clients": 2, "cohort_size": 2, "client_samples": 100, "local_epochs": 1},
 }
-"""The workloads with fewer of the same steps, for forty methods. What a client keeps is made in the first rounds."""
+"""Workloads with fewer of the same steps, for forty methods. The first rounds make what a client keeps."""
+
 NEIGHBOURS = 4
-"""Methods that are compared with the same FedAvg, fitted just before them."""
+"""Number of methods that are compared with the same FedAvg, which is fitted just before them."""
+
 SHARED = 100
-"""Samples of the proxy, transfer and shared sets."""
+"""Number of samples of the proxy, transfer and shared sets."""
+
 MB = 2**20
+
+STATUS = Path("/proc/self/status")
+"""File of Linux about this process."""
 
 
 class Cost(NamedTuple):
-    """Seconds of each measured round, MB sent down and up in the last, MB that the fit needed at most beyond before."""
+    """Has the costs of a fit.
+
+    Args:
+        seconds: Seconds of each measured round.
+        down: MB sent down in the last round.
+        up: MB sent up in the last round.
+        peak: Largest memory of the fit in MB, beyond that before it.
+    """
 
     seconds: list[float]
     down: float
@@ -44,70 +57,109 @@ class Cost(NamedTuple):
 
 
 def cost(entry: Entry, work: Workload) -> Cost:
-    """Fit a method on a workload."""
-    x, y = work.samples()[1]
+    """Fit a method on a workload.
+
+    Args:
+        entry: The method.
+        work: The workload.
+    """
+    _, (x, y) = work.samples()
     shared = TensorSource((x[:SHARED], y[:SHARED]), (x, y), num_classes=CLASSES)
     data = clients_data(work, proxy=shared, transfer=shared, shared=shared)
     federation = entry.federation
     if federation.optimizer is LOCAL_SGD:
         federation = replace(federation, optimizer=work.optimizer)
     loop = federation.around_net(NETS[work.name], local_epochs=work.local_epochs)
-    before = resident(reset=True)
-    clock, _ = fit(loop, data, work.rounds, limit_val_batches=0, **BARE)
-    peak = (resident(peak=True) - before) / MB
-    times = [end[0] - begin[0] for begin, end in pairwise(clock[work.unmeasured :])]
-    sent = [loop.round_metrics[f"comm/bytes_{way}"] / MB for way in ("down", "up")]
-    return Cost(times, sent[0], sent[1], peak)
+    before = release_and_read()
+    readings, _ = fit(loop, data, work.rounds, limit_val_batches=0, **BARE)
+    return Cost(
+        seconds=[end.wall - begin.wall for begin, end in pairwise(readings[work.unmeasured :])],
+        down=loop.round_metrics["comm/bytes_down"] / MB,
+        up=loop.round_metrics["comm/bytes_up"] / MB,
+        peak=(most_resident() - before) / MB,
+    )
 
 
-def resident(reset: bool = False, peak: bool = False) -> int:
-    """Bytes of memory of this process, or the most since `reset` (on Linux; elsewhere what it has now)."""
-    status = Path("/proc/self/status")
-    if reset:
-        gc.collect()
-        if status.exists():
-            ctypes.CDLL(None).malloc_trim(0)
-            Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-    if peak and status.exists():
-        found = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(found.split()[1]) * 1024
+def resident() -> int:
+    """Return the bytes of memory of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
-def measure(name: str, repeats: int) -> Iterator[Row]:
-    """Rows under `COLUMNS` for one workload: every method beside the FedAvg before it and its neighbours.
+def release_and_read() -> int:
+    """Give unused memory back, forget the peak so far on Linux, and return the bytes of memory of this process."""
+    gc.collect()
+    if STATUS.exists():
+        ctypes.CDLL(None).malloc_trim(0)
+        # The kernel forgets the peak.
+        Path("/proc/self/clear_refs").write_text("5")
+    return resident()
 
-    Methods that refuse the workload's net are left out.
+
+def most_resident() -> int:
+    """Return the largest bytes of memory since `release_and_read`. Without Linux it is the present memory."""
+    if not STATUS.exists():
+        return resident()
+    peak = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+    _, kilobytes, _ = peak.split()
+    return int(kilobytes) * 1024
+
+
+def measure(name: str, repeats: int) -> Iterator[Row]:
+    """Yield rows under `COLUMNS` for one workload: every method beside the FedAvg before it and its neighbors.
+
+    A method that refuses the workload's net is left out.
+
+    Args:
+        name: Name of the workload.
+        repeats: Number of fits of each method.
     """
     work = replace(WORKLOADS[name], **SIZES[name])  # type: ignore[arg-type]
     found = entries()
+    fedavg = found[0]
     with silent():
-        cost(found[0], work)  # warms up
+        # The first fit warms up.
+        cost(fedavg, work)
         bases: list[Cost] = []
-        for k, entry in enumerate(found):
-            if k % NEIGHBOURS == 0:
-                bases = [cost(found[0], work) for _ in range(repeats)]
+        for number, entry in enumerate(found):
+            if number % NEIGHBOURS == 0:
+                bases = [cost(fedavg, work) for _ in range(repeats)]
             try:
                 pairs = [(base, cost(entry, work)) for base in bases]
-            except ValueError:  # FedAlign on a net without a last block
+            except ValueError:
+                # FedAlign refuses a net without a last block.
                 continue
             yield row(entry.name, pairs)
 
 
 def row(name: str, pairs: list[tuple[Cost, Cost]]) -> Row:
-    """Make a method's row of its costs beside FedAvg's in each turn: medians, and the quartiles of the ratio.
+    """Make a method's row: medians, and the quartiles of the ratio.
 
     The ratio is that of every round of the method to the FedAvg round of the same number and turn.
+
+    Args:
+        name: Name of the method.
+        pairs: Costs of FedAvg and of the method in each turn.
     """
-    ratios = [mine / its for base, own in pairs for mine, its in zip(own.seconds, base.seconds, strict=True)]
+    ratios: list[float] = []
+    seconds: list[float] = []
+    for base, own in pairs:
+        ratios += [mine / its for mine, its in zip(own.seconds, base.seconds, strict=True)]
+        seconds += own.seconds
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
-    seconds = median(second for _, own in pairs for second in own.seconds)
-    rest = zip(*((own.down, own.up, own.peak) for _, own in pairs), strict=True)
-    return name, seconds, middle, low, high, *(median(values) for values in rest)
+    return (
+        name,
+        median(seconds),
+        middle,
+        low,
+        high,
+        median(own.down for _, own in pairs),
+        median(own.up for _, own in pairs),
+        median(own.peak for _, own in pairs),
+    )
 
 
 class Memory(Callback):
-    """Resident MB after every round."""
+    """Reads the resident MB after every round."""
 
     def __init__(self) -> None:
         self.mb: list[float] = []
@@ -117,15 +169,26 @@ class Memory(Callback):
 
 
 def stateful(num_clients: int, rounds: int, budget_mb: float = 1.0) -> list[tuple[str, float, float]]:
-    """SCAFFOLD with a store of `budget_mb`: rows (clients and round, MB, MB of all records), at four rounds."""
+    """Fit SCAFFOLD with a store, and read its memory at four rounds.
+
+    Args:
+        num_clients: Number of clients.
+        rounds: Number of rounds, ≥ 4.
+        budget_mb: Megabytes of records that the store keeps in memory.
+
+    Returns:
+        Rows of clients and round, resident MB, and MB of all records.
+    """
     tiny = WORKLOADS["tiny"]
     work = replace(tiny, rounds=rounds, num_clients=num_clients, client_samples=1)
-    scaffold = next(entry for entry in entries() if entry.name == "SCAFFOLD").federation
+    scaffold = next(entry for entry in entries() if entry.name == "SCAFFOLD")
     watch = Memory()
     with silent(), TemporaryDirectory() as folder:
         store = ClientStore(budget_mb, folder)
-        loop = scaffold.around_net(NETS["tiny"], store=store)
-        fit(loop, clients_data(work), rounds, watch, limit_val_batches=0, **BARE)
-        kept = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) / MB
-    places = [rounds // 4 * i for i in (1, 2, 3)] + [rounds]
-    return [(f"{num_clients}, {at}", watch.mb[at - 1], kept) for at in places]
+        loop = scaffold.federation.around_net(NETS["tiny"], store=store)
+        fit(loop, clients_data(work), rounds, callbacks=[watch], limit_val_batches=0, **BARE)
+        sizes = [path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()]
+    records_mb = sum(sizes) / MB
+    quarter = rounds // 4
+    places = (quarter, 2 * quarter, 3 * quarter, rounds)
+    return [(f"{num_clients}, {place}", watch.mb[place - 1], records_mb) for place in places]

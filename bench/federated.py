@@ -1,7 +1,8 @@
 """Variants of the benchmark: the floor's work as a federated fit, and a fit whose rounds are empty."""
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,11 +24,12 @@ from fl_lightning.nets import Backbone, FedNTDCNN, Perceptron, ResNet
 from fl_lightning.nets.backbone import BodyAndHead
 from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 
-BARE = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+BARE: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+"""Settings of a Trainer that does nothing besides the fit."""
 
 
 class Transformer(BodyAndHead):
-    """The bare net of `text`, cut before its last layer."""
+    """Is the bare net of `text`, cut before its last layer."""
 
     def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -45,11 +47,12 @@ NETS: dict[str, Callable[..., Backbone]] = {
     "ditto": FedNTDCNN,
     "adam": Perceptron,
 }
+"""Nets of the package by workload."""
 
 
 @ignores_module
 class Clock(Callback):
-    """Reads the clock at the start of every round: a round lasts until all that follows on it is done."""
+    """Reads the clocks at the start of every round, so that a round lasts until all that follows on it is done."""
 
     def __init__(self) -> None:
         self.read: list[Reading] = []
@@ -63,56 +66,79 @@ class Clock(Callback):
 
 @ignores_module
 class Pause(Callback):
-    """Pauses before every round and after the last, as the workload says."""
+    """Pauses before every round and after the last, as the workload says.
+
+    Args:
+        pause: Function that is called with the accuracy so far.
+    """
 
     def __init__(self, pause: Callable[[float], None]) -> None:
         self._pause = pause
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._pause(float(trainer.callback_metrics.get("global/acc", 0.0)))
+        self._pause_after(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)
+        self._pause_after(trainer)
+
+    def _pause_after(self, trainer: Trainer) -> None:
+        accuracy = trainer.callback_metrics.get("global/acc", 0.0)
+        self._pause(float(accuracy))
 
 
 def train(work: Workload) -> Result:
-    """FedAvg with one evaluation of the global model a round and nothing else."""
+    """Run the variant `train`: FedAvg with one evaluation of the global model a round and nothing else."""
     return federate(work, **BARE)
 
 
 def train_cohort(work: Workload) -> Result:
-    """Variant `train-cohort`: `train` with all clients of a round trained at once."""
+    """Run the variant `train-cohort`: `train` with all clients of a round trained at once."""
     return federate(work, chunk=work.cohort_size, **BARE)
 
 
 def everything_cohort(work: Workload) -> Result:
-    """Variant `all-cohort`: `all` with all clients of a round trained at once."""
+    """Run the variant `all-cohort`: `all` with all clients of a round trained at once."""
     return everything(work, chunk=work.cohort_size)
 
 
 def everything(work: Workload, chunk: int = 1) -> Result:
-    """Variant `all`: `train` with bar, CSV and TensorBoard every round, and a checkpoint every tenth."""
+    """Run the variant `all`: `train` with bar, CSV and TensorBoard every round, and a checkpoint every tenth."""
     with TemporaryDirectory() as folder:
         checkpoint = ModelCheckpoint(os.path.join(folder, "checkpoints"), every_n_epochs=10)
         loggers = [RoundCSVLogger(folder), RunTensorBoard(folder)]
-        return federate(work, RoundProgressBar(), checkpoint, chunk=chunk, logger=loggers, log_every_n_steps=1)
+        callbacks = [RoundProgressBar(), checkpoint]
+        return federate(work, callbacks=callbacks, chunk=chunk, logger=loggers, log_every_n_steps=1)
 
 
-def federate(work: Workload, *callbacks: Callback, chunk: int = 1, **settings: Any) -> Result:
+def federate(work: Workload, callbacks: Sequence[Callback] = (), *, chunk: int = 1, **settings: Any) -> Result:
+    """Fit a workload as a federation.
+
+    Args:
+        work: The workload.
+        callbacks: Callbacks of the Trainer.
+        chunk: Number of clients that are trained at once.
+        settings: Further settings of the Trainer.
+    """
     loop, data = federation(work, chunk)
     pauses = [] if work.pause is None else [Pause(work.pause)]
-    clock, trainer = fit(loop, data, work.rounds, *pauses, *callbacks, **settings)
-    return clock, float(trainer.callback_metrics["global/acc"])
+    readings, trainer = fit(loop, data, work.rounds, callbacks=[*pauses, *callbacks], **settings)
+    return readings, float(trainer.callback_metrics["global/acc"])
 
 
 def federation(work: Workload, chunk: int = 1) -> tuple[FederatedLoop, FederatedDataModule]:
-    """The workload's method from its first weights, and its clients' data."""
+    """Make the loop of a workload's method from its first weights, and the data of its clients.
+
+    Args:
+        work: The workload.
+        chunk: Number of clients that are trained at once.
+    """
     bare = work.first_net()
 
     def net(num_classes: int, input_shape: tuple[int, ...]) -> Backbone:
         made = NETS[work.name](num_classes, input_shape)
-        names = made.state_dict().keys()
-        made.load_state_dict(dict(zip(names, bare.state_dict().values(), strict=True)))
+        # The bare net has the same entries in the same order, with other names.
+        entries = zip(made.state_dict(), bare.state_dict().values(), strict=True)
+        made.load_state_dict(dict(entries))
         return made
 
     methods: dict[str, Callable[..., ClientModule]] = {
@@ -126,12 +152,18 @@ def federation(work: Workload, chunk: int = 1) -> tuple[FederatedLoop, Federated
 
 
 def clients_data(work: Workload, **extra_splits: TensorSource) -> FederatedDataModule:
-    """The workload's clients, each with its own samples in their order, and the `extra_splits` that a method needs."""
+    """Make the data of a workload's clients, each with its own samples in their order.
+
+    Args:
+        work: The workload.
+        extra_splits: Further splits that a method needs, by name.
+    """
     samples, test = work.samples()
+    owned = [list(work.owned(client_id)) for client_id in range(work.num_clients)]
     return FederatedDataModule(
         TensorSource(samples, test, num_classes=work.num_classes),
         num_clients=work.num_clients,
-        partition=FixedPartition([list(work.owned(client_id)) for client_id in range(work.num_clients)]),
+        partition=FixedPartition(owned),
         batch_size=work.batch_size,
         shuffle=False,
         schedule=work.cohorts(work.rounds),
@@ -140,7 +172,7 @@ def clients_data(work: Workload, **extra_splits: TensorSource) -> FederatedDataM
 
 
 class EmptyRound(LightningModule):
-    """A training step that only steps an optimizer, as Lightning needs it to count."""
+    """Has a training step that only steps an optimizer, because Lightning counts steps by that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,11 +191,15 @@ class EmptyRound(LightningModule):
 
 
 class Batches(LightningDataModule):
-    """One batch for training, and as many in evaluation as the workload has."""
+    """Has one batch for training, and as many for evaluation as the package makes of the test samples.
 
-    def __init__(self, work: Workload, test: Tensor) -> None:
+    Args:
+        labels: Labels of the test samples.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
         super().__init__()
-        self.evaluated = -(-len(test) // 1000)  # as the package's data module cuts them
+        self.evaluated = math.ceil(len(labels) / 1000)
 
     def train_dataloader(self) -> list[int]:
         return [0]
@@ -173,18 +209,31 @@ class Batches(LightningDataModule):
 
 
 def empty(work: Workload) -> Result:
-    """The rounds of `train` without any client or evaluation in them; the accuracy is NaN."""
-    data = Batches(work, work.samples()[1][1])
-    return fit(EmptyRound(), data, work.rounds, **BARE)[0], float("nan")
+    """Run the variant `empty`: the rounds of `train` without any client or evaluation. The accuracy is NaN."""
+    _, (_, labels) = work.samples()
+    readings, _ = fit(EmptyRound(), Batches(labels), work.rounds, **BARE)
+    return readings, float("nan")
 
 
 def fit(
     module: LightningModule,
     data: LightningDataModule | DataLoader[Any],
     rounds: int,
-    *callbacks: Callback,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> tuple[list[Reading], Trainer]:
+    """Fit a module on a CPU.
+
+    Args:
+        module: The module.
+        data: Its data, or its training batches.
+        rounds: Number of rounds, or of epochs of a plain module.
+        callbacks: Callbacks of the Trainer.
+        settings: Further settings of the Trainer.
+
+    Returns:
+        Readings of the clocks at the start of every round and at the end of the last, and the Trainer.
+    """
     clock = Clock()
     trainer = Trainer(
         accelerator="cpu",
@@ -194,7 +243,8 @@ def fit(
         callbacks=[clock, *callbacks],
         **settings,
     )
-    trainer.fit(module, data)  # takes either as its train_dataloaders
+    # `fit` takes a data module as its train_dataloaders, too.
+    trainer.fit(module, data)
     return clock.read, trainer
 
 

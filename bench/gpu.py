@@ -8,10 +8,12 @@ Seconds per client and step, on tensors that lie on the device, of
 - `graph`, `stacked-graph`: the same steps as a CUDA graph;
 
 for 1, 5, 10 and 50 clients in float32, tf32 and bf16-mixed. What the time allows is measured, 10 clients first.
-Besides: synchronisations of the host per round, launches per step, and FLOP/s, also over those of a large product.
+Further columns: synchronizations of the host per round, launches per step, and FLOP/s, also as a share of a large
+product's.
 """
 
 import csv
+import math
 import time
 import warnings
 from argparse import ArgumentParser
@@ -20,7 +22,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -37,17 +39,47 @@ from fl_lightning.methods import FedAvg
 
 RESULTS = Path(__file__).parent / "results" / "gpu.csv"
 COLUMNS = (
-    *("device", "precision", "variant", "clients", "s_per_step", "ratio", "syncs_per_round", "launches_per_step"),
-    *("tflops", "share_of_limit"),
+    "device",
+    "precision",
+    "variant",
+    "clients",
+    "s_per_step",
+    "ratio",
+    "syncs_per_round",
+    "launches_per_step",
+    "tflops",
+    "share_of_limit",
 )
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16-mixed": "bf16-mixed"}
+"""Precisions of the Trainer, by the names in the table."""
+
 CLIENTS = (10, 1, 50, 5)
+"""Numbers of clients in a round, in the order in which they are measured."""
+
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
-"""How the calls begin that hand work to the device; CUDA's versions add to some of the names."""
+"""Beginnings of the names of calls that hand work to the device. Versions of CUDA add to some of the names."""
+
+
+class Measured(NamedTuple):
+    """Has the measurements of a round.
+
+    Args:
+        seconds: Seconds of the round.
+        syncs: Number of times that the host waits for the device.
+        launches: Number of kernels, copies and graphs that are handed to the device. NaN: it is not known.
+    """
+
+    seconds: float
+    syncs: float
+    launches: float
 
 
 class Rounds(Callback):
-    """Times the rounds of a fit after the first ones, and counts synchronisations in the last."""
+    """Times the rounds of a fit, and counts synchronizations in the last round.
+
+    Args:
+        case: The clients, and what trains them.
+    """
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -72,7 +104,14 @@ class Rounds(Callback):
 
 
 class Syncs:
-    """Context that counts the operations which let the host wait for the device, and keeps the place of each."""
+    """Counts the operations in a context that let the host wait for the device, and keeps the place of each.
+
+    Args:
+        device: The device. On a CPU there are no such operations.
+
+    Attributes:
+        places: File and line of each operation, after the context.
+    """
 
     places: tuple[str, ...] = ()
 
@@ -91,17 +130,23 @@ class Syncs:
         if self._on:
             torch.cuda.set_sync_debug_mode("default")
         self._warnings.__exit__(None, None, None)
-        waits = (one for one in self._found or () if "synchroniz" in str(one.message))
-        self.places = tuple(f"{one.filename}:{one.lineno}" for one in waits)
+        warned = self._found or []
+        waits = [warning for warning in warned if "synchroniz" in str(warning.message)]
+        self.places = tuple(f"{warning.filename}:{warning.lineno}" for warning in waits)
 
     @property
     def number(self) -> int:
-        """How many there were."""
+        """Number of the operations."""
         return len(self.places)
 
 
-def package(case: Case, chunk: int) -> tuple[float, float]:
-    """Seconds of a round of a federated fit, and synchronisations in one."""
+def package(case: Case, chunk: int) -> Measured:
+    """Measure a round of a federated fit. Its launches are not known.
+
+    Args:
+        case: The clients, and what trains them.
+        chunk: Number of clients that are trained at once.
+    """
     timer = Rounds(case)
     trainer = Trainer(
         accelerator="cpu" if case.device.type == "cpu" else "gpu",
@@ -114,10 +159,12 @@ def package(case: Case, chunk: int) -> tuple[float, float]:
         callbacks=[timer],
         **BARE,  # type: ignore[arg-type]
     )
-    loop = FederatedLoop(FedAvg(module=plain_module(case.work)), local_epochs=case.work.local_epochs, chunk=chunk)
+    client = FedAvg(module=plain_module(case.work))
+    loop = FederatedLoop(client, local_epochs=case.work.local_epochs, chunk=chunk)
     with quiet():
         trainer.fit(loop, datamodule=clients_data(case.work))
-    return min(timer.seconds[case.work.unmeasured :] or timer.seconds), timer.syncs
+    counted = timer.seconds[case.work.unmeasured :] or timer.seconds
+    return Measured(seconds=min(counted), syncs=timer.syncs, launches=math.nan)
 
 
 # --- measures -----------------------------------------------------------------------------------------------------
@@ -130,7 +177,13 @@ def wait(device: torch.device) -> None:
 
 
 def seconds_of(run: Round, device: torch.device, repeats: int = 3) -> float:
-    """The shortest of some runs, after one that warms up."""
+    """Return the seconds of the shortest of some runs, after one that warms up.
+
+    Args:
+        run: The run.
+        device: Device that does its work.
+        repeats: Number of runs.
+    """
     taken = []
     for _ in range(1 + repeats):
         wait(device)
@@ -142,18 +195,25 @@ def seconds_of(run: Round, device: torch.device, repeats: int = 3) -> float:
 
 
 def launches_of(run: Round, device: torch.device) -> float:
-    """What a round hands to the device: kernels, copies and graphs; NaN on a CPU."""
+    """Count the kernels, copies and graphs that a round hands to the device. NaN on a CPU.
+
+    Args:
+        run: Runs the round.
+        device: The device.
+    """
     if device.type != "cuda":
-        return float("nan")
-    run()  # what the first round alone does
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        return math.nan
+    # The first round does more than the others.
+    run()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
         run()
         wait(device)
-    return float(sum(one.count for one in found.key_averages() if one.key.startswith(LAUNCHES)))
+    calls = [call.count for call in trace.key_averages() if call.key.startswith(LAUNCHES)]
+    return float(sum(calls))
 
 
 def flop_of_step(case: Case) -> float:
-    """Floating-point operations of a client's step, forward and backward."""
+    """Count the floating-point operations of a client's step, forward and backward."""
     net = case.work.first_net()
     size = case.work.batch_size
     (x, y), _ = case.work.samples()
@@ -163,63 +223,110 @@ def flop_of_step(case: Case) -> float:
 
 
 def limit(case: Case) -> float:
-    """FLOP/s of a large product in the precision."""
-    n = 8192 if case.device.type == "cuda" else 256
+    """Measure the FLOP/s of a large product in the precision."""
+    size = 8192 if case.device.type == "cuda" else 256
     dtype = torch.bfloat16 if case.precision == "bf16-mixed" else torch.float32
-    a, b = (torch.randn(n, n, device=case.device, dtype=dtype) for _ in range(2))
-    return 2 * n**3 / seconds_of(lambda: torch.mm(a, b), case.device)
+    left = torch.randn((size, size), device=case.device, dtype=dtype)
+    right = torch.randn((size, size), device=case.device, dtype=dtype)
+    return 2 * size**3 / seconds_of(lambda: torch.mm(left, right), case.device)
 
 
-def variants(case: Case) -> Iterator[tuple[str, Callable[[], tuple[float, float, float]]]]:
-    """Yield each variant with what measures it: seconds, synchronisations and launches of a round."""
-    once = replace(case, work=replace(case.work, local_epochs=1))  # a trace of all epochs takes longer than the rounds
-
-    def by(make: Callable[[Case], Round]) -> Callable[[], tuple[float, float, float]]:
-        def measured() -> tuple[float, float, float]:
-            run = make(case)
-            seconds = seconds_of(run, case.device)
-            with Syncs(case.device) as seen:
-                run()
-            return seconds, seen.number, launches_of(make(once), case.device) * case.steps / once.steps
-
-        return measured
-
-    yield "bare", by(bare)
-    yield "package", lambda: (*package(case, 1), float("nan"))
-    yield "stacked", by(stacked)
-    yield "package-stacked", lambda: (*package(case, max(2, case.work.cohort_size)), float("nan"))
+def variants(case: Case) -> dict[str, Callable[[], Measured]]:
+    """Return functions that measure each variant, by its name."""
+    stack = max(2, case.work.cohort_size)
+    found: dict[str, Callable[[], Measured]] = {
+        "bare": partial(measured, case, bare),
+        "package": partial(package, case, chunk=1),
+        "stacked": partial(measured, case, stacked),
+        "package-stacked": partial(package, case, chunk=stack),
+    }
     if case.device.type == "cuda":
-        yield "graph", by(graphed)
-        yield "stacked-graph", by(partial(stacked, graph=True))
+        found["graph"] = partial(measured, case, graphed)
+        found["stacked-graph"] = partial(measured, case, partial(stacked, graph=True))
+    return found
 
 
-def rows(device: torch.device, size: str, seconds: float, clients: Sequence[int] = CLIENTS) -> Iterator[list[str]]:
-    """Measure as many rows as the time allows."""
+def measured(case: Case, make: Callable[[Case], Round]) -> Measured:
+    """Measure a round in plain PyTorch.
+
+    Args:
+        case: The clients, and what trains them.
+        make: Makes the round.
+    """
+    run = make(case)
+    seconds = seconds_of(run, case.device)
+    with Syncs(case.device) as seen:
+        run()
+    # A trace of all epochs takes longer than the rounds.
+    one_epoch = replace(case, work=replace(case.work, local_epochs=1))
+    launches = launches_of(make(one_epoch), case.device) * case.steps / one_epoch.steps
+    return Measured(seconds=seconds, syncs=seen.number, launches=launches)
+
+
+def rows(device: torch.device, size: str, *, seconds: float, clients: Sequence[int] = CLIENTS) -> Iterator[list[str]]:
+    """Yield as many rows under `COLUMNS` as the time allows.
+
+    Args:
+        device: The device.
+        size: Name of the workload, of `SIZES`.
+        seconds: Seconds after which nothing more is begun.
+        clients: Numbers of clients in a round.
+    """
     deadline = time.monotonic() + seconds
-    named = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     for number in clients:
         for precision in PRECISIONS:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+            if time.monotonic() > deadline:
+                return
+            use_tf32(precision == "tf32")
             case = Case(replace(SIZES[size], cohort_size=number), device, precision)
-            steps = number * case.steps
-            flop = flop_of_step(case)
-            most = limit(case)
-            base = float("nan")
-            for variant, measure in variants(case):
-                if time.monotonic() > deadline:
-                    return
-                try:
-                    taken, syncs, launches = measure()
-                except RuntimeError as error:  # out of memory, or what a graph cannot hold
-                    print(f"{precision} {variant} {number}: {str(error).splitlines()[0]}", flush=True)
-                    continue
-                base = taken if variant == "bare" else base
-                speed = flop * steps / taken
-                measures = (taken / steps, taken / base, syncs, launches / steps, speed / 1e12, speed / most)
-                yield [named, precision, variant, str(number), *(f"{value:.6g}" for value in measures)]
+            yield from rows_of(case, deadline)
+
+
+def use_tf32(allowed: bool) -> None:
+    """Allow products in TensorFloat-32, or not."""
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def rows_of(case: Case, deadline: float) -> Iterator[list[str]]:
+    """Yield a row for each variant that is begun before the deadline.
+
+    Args:
+        case: The clients, and what trains them.
+        deadline: The end, by the monotonic clock.
+    """
+    named = torch.cuda.get_device_name() if case.device.type == "cuda" else "cpu"
+    number = case.work.cohort_size
+    steps = number * case.steps
+    flop = flop_of_step(case)
+    most = limit(case)
+    base = math.nan
+    for variant, measure in variants(case).items():
+        if time.monotonic() > deadline:
+            return
+        try:
+            found = measure()
+        except RuntimeError as error:
+            # The memory is not enough, or a graph cannot hold the step.
+            print(f"{case.precision} {variant} {number}: {str(error).splitlines()[0]}", flush=True)
+            continue
+        if variant == "bare":
+            base = found.seconds
+        speed = flop * steps / found.seconds
+        values = (
+            found.seconds / steps,
+            found.seconds / base,
+            found.syncs,
+            found.launches / steps,
+            speed / 1e12,
+            speed / most,
+        )
+        cells = [f"{value:.6g}" for value in values]
+        yield [named, case.precision, variant, str(number), *cells]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what the command line asks for. None: the arguments of the process."""
     parser = ArgumentParser(prog="python -m bench.gpu", description="Seconds per client and step on a GPU.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=list(SIZES), default="cnn")
@@ -235,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with asked.output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for row in rows(device, asked.size, asked.seconds, asked.clients):
+        for row in rows(device, asked.size, seconds=asked.seconds, clients=asked.clients):
             print(",".join(row), flush=True)
             writer.writerow(row)
             file.flush()

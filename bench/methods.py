@@ -1,9 +1,10 @@
 """Times of a method's local step, beside FedAvg's and beside its bare arithmetic.
 
 Every fit is the `cnn` workload with fewer clients in the cohort, so that many methods fit into a few minutes. The floor
-is made of bare PyTorch measured in the same run: a step with the same arithmetic beside a plain one.
+is bare PyTorch that is measured in the same run: a step with the same arithmetic beside a plain one.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,14 +29,16 @@ from fl_lightning.types import ClientUpdate
 COHORT = 3
 EPOCHS = 5
 ANCHOR = 10
-"""Rows of FedKA's anchor batch at most: one per class."""
+"""Largest number of rows of FedKA's anchor batch: one per class."""
+
 METHODS: dict[str, Callable[..., ClientModule]] = {
     "FedAvg": FedAvg,
     "FedAvg(module=)": FedAvg,
     "FedProx": partial(FedProx, mu=0.1),
     "FedNTD": FedNTD,
     "FedED": FedED,
-    "FedKA": partial(FedKA, gamma=1.0),  # every class is non-dominant: ten anchors
+    # Every class is non-dominant, so that there are ten anchors.
+    "FedKA": partial(FedKA, gamma=1.0),
     "FedCL": FedCL,
     "SAM": FedAvg,
     "Ditto": partial(Ditto, personal_epochs=EPOCHS),
@@ -43,7 +46,7 @@ METHODS: dict[str, Callable[..., ClientModule]] = {
 
 
 def plain_module(work: Workload) -> Any:
-    """The net as a user's own LightningModule."""
+    """Make a user's own LightningModule of the net of a workload."""
 
     class Plain(LightningModule):
         def __init__(self) -> None:
@@ -63,6 +66,7 @@ def plain_module(work: Workload) -> Any:
 
 
 def client(name: str, work: Workload) -> ClientModule:
+    """Make the client of a method on the net of a workload."""
     if name == "FedAvg(module=)":
         return FedAvg(module=plain_module(work))
     optimizer = partial(SAM, base=work.optimizer) if name == "SAM" else work.optimizer
@@ -70,7 +74,7 @@ def client(name: str, work: Workload) -> ClientModule:
 
 
 class LocalTime(Callback):
-    """Seconds between a client's start and its update, of each client, whatever the server does meanwhile."""
+    """Times each client from its start to its update."""
 
     def __init__(self) -> None:
         self.taken: list[float] = []
@@ -83,83 +87,138 @@ class LocalTime(Callback):
 
 
 def seconds_per_client(name: str, work: Workload) -> float:
-    """Median over the clients after the first, which warms up."""
-    x, y = work.samples()[1]
-    data = clients_data(work, proxy=TensorSource((x[:ANCHOR], y[:ANCHOR]), (x, y), num_classes=CLASSES))
+    """Return the median seconds of the clients after the first, which warms up.
+
+    Args:
+        name: Name of the method.
+        work: The workload.
+    """
+    _, (x, y) = work.samples()
+    proxy = TensorSource((x[:ANCHOR], y[:ANCHOR]), (x, y), num_classes=CLASSES)
+    data = clients_data(work, proxy=proxy)
     loop = FederatedLoop(client(name, work), local_epochs=work.local_epochs)
     timer = LocalTime()
     with quiet():
-        fit(loop, data, work.rounds, timer, limit_val_batches=0, **BARE)
+        fit(loop, data, work.rounds, callbacks=[timer], limit_val_batches=0, **BARE)
     return median(timer.taken[1:])
 
 
-def floors(work: Workload, repeats: int = 15) -> dict[str, float]:
-    """Bare steps that do each method's arithmetic, relative to a plain step: medians, measured in turn."""
-    net = work.first_net()
-    (x, y), _ = work.samples()
-    x = x[: work.batch_size]
-    y = y[: work.batch_size]
-    sgd = work.optimizer(net.parameters())
-    start = [p.detach().clone() for p in net.parameters()]
-    kept = net(x[:ANCHOR]).detach()
+class BareSteps:
+    """Takes steps with the arithmetic of methods, in bare PyTorch.
 
-    def pull() -> Tensor:
-        terms = [mse_loss(p, s, reduction="sum") for p, s in zip(net.parameters(), start, strict=True)]
-        return torch.stack(terms).sum()
+    Args:
+        work: The workload.
+    """
 
-    def weighted_pull() -> Tensor:
-        squares = (mse_loss(p, s, reduction="none") for p, s in zip(net.parameters(), start, strict=True))
-        return torch.stack([torch.dot(q.flatten(), s.flatten()) for q, s in zip(squares, start, strict=True)]).sum()
+    def __init__(self, work: Workload) -> None:
+        (x, y), _ = work.samples()
+        self.net = work.first_net()
+        self.x = x[: work.batch_size]
+        self.y = y[: work.batch_size]
+        self.optimizer = work.optimizer(self.net.parameters())
+        self.start = [parameter.detach().clone() for parameter in self.net.parameters()]
+        self.kept = self.net(self.x[:ANCHOR]).detach()
 
-    def step(term: Callable[[], Tensor] | None = None, passes: int = 1) -> None:
+    def runs(self) -> dict[str, Callable[[], None]]:
+        """Return the steps by name: a plain step, a teacher's forward pass, and steps of methods."""
+        return {
+            "step": self.step,
+            "teacher": self.teach,
+            "FedProx": partial(self.step, self.pull),
+            "FedCL": partial(self.step, self.weighted_pull),
+            "FedKA": partial(self.step, self.anchor),
+            "SAM": partial(self.step, passes=2),
+        }
+
+    def step(self, term: Callable[[], Tensor] | None = None, passes: int = 1) -> None:
+        """Take a step.
+
+        Args:
+            term: Computes a term of the loss. None: there is no term besides the cross entropy.
+            passes: Number of forward and backward passes.
+        """
         for _ in range(passes):
-            sgd.zero_grad()
-            loss = cross_entropy(net(x), y)
-            (loss if term is None else loss + 0.1 * term()).backward()
-        sgd.step()
+            self.optimizer.zero_grad()
+            loss = cross_entropy(self.net(self.x), self.y)
+            if term is not None:
+                loss = loss + 0.1 * term()
+            loss.backward()
+        self.optimizer.step()
 
     @torch.no_grad()
-    def teacher() -> None:
-        net(x)
+    def teach(self) -> None:
+        """Make the forward pass of a teacher."""
+        self.net(self.x)
 
-    runs = {
-        "step": step,
-        "teacher": teacher,
-        "FedProx": partial(step, pull),
-        "FedCL": partial(step, weighted_pull),
-        "FedKA": partial(step, lambda: (net(x[:ANCHOR]) - kept).square().sum()),
-        "SAM": partial(step, passes=2),
-    }
+    def pull(self) -> Tensor:
+        """Compute the squared distance from the first weights."""
+        pairs = zip(self.net.parameters(), self.start, strict=True)
+        terms = [mse_loss(parameter, first, reduction="sum") for parameter, first in pairs]
+        return torch.stack(terms).sum()
+
+    def weighted_pull(self) -> Tensor:
+        """Compute the squared distance from the first weights with a weight for each parameter."""
+        terms: list[Tensor] = []
+        for parameter, first in zip(self.net.parameters(), self.start, strict=True):
+            squares = mse_loss(parameter, first, reduction="none")
+            terms.append(torch.dot(squares.flatten(), first.flatten()))
+        return torch.stack(terms).sum()
+
+    def anchor(self) -> Tensor:
+        """Compute the squared distance from the first outputs on the anchors."""
+        return (self.net(self.x[:ANCHOR]) - self.kept).square().sum()
+
+
+def floors(work: Workload, repeats: int = 15) -> dict[str, float]:
+    """Measure bare steps that do each method's arithmetic, relative to a plain step: medians, measured in turn.
+
+    Args:
+        work: The workload.
+        repeats: Number of turns. The first two warm up.
+
+    Returns:
+        The floor of the ratio to FedAvg's step by method.
+    """
+    runs = BareSteps(work).runs()
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
             begin = time.perf_counter()
             run()
             taken[name].append(time.perf_counter() - begin)
-    found = {name: median(times[2:]) for name, times in taken.items()}
-    asked = found["step"] + found["teacher"] / work.local_epochs  # in one epoch of all
-    found |= {"FedNTD": asked, "FedED": asked, "Ditto": found["step"] + found["FedProx"]}
-    return {name: found.get(name, found["step"]) / found["step"] for name in METHODS}
+    seconds = {name: median(times[2:]) for name, times in taken.items()}
+    plain = seconds["step"]
+    # A teacher is asked in one epoch of all.
+    taught = plain + seconds["teacher"] / work.local_epochs
+    seconds["FedNTD"] = taught
+    seconds["FedED"] = taught
+    seconds["Ditto"] = plain + seconds["FedProx"]
+    return {name: seconds.get(name, plain) / plain for name in METHODS}
 
 
 def measure(repeats: int, seconds: float) -> list[tuple[str, float, float, float, float]]:
-    """Rows (method, seconds per local step, ratio to FedAvg's, floor of that ratio, ratio / floor): medians over turns.
+    """Measure the methods: medians over turns.
 
-    There are `repeats` turns, or as many as are done within `seconds`.
+    Work that a client does once, such as loading a teacher, is spread over its steps.
 
-    What a client does once, such as loading a teacher, is spread over its steps.
+    Args:
+        repeats: Largest number of turns.
+        seconds: Seconds within which turns are begun.
+
+    Returns:
+        Rows of method, seconds per local step, ratio to FedAvg's, floor of that ratio, and ratio over floor.
     """
     work = replace(WORKLOADS["cnn"], cohort_size=COHORT, rounds=1, local_epochs=EPOCHS)
-    steps = work.local_epochs * -(-work.client_samples // work.batch_size)
+    steps = work.local_epochs * math.ceil(work.client_samples / work.batch_size)
     taken: dict[str, list[float]] = {name: [] for name in METHODS}
-    parts: list[dict[str, float]] = []
+    floors_of_turns: list[dict[str, float]] = []
     for _ in turns(repeats, seconds):
-        parts.append(floors(work))
+        floors_of_turns.append(floors(work))
         for name in METHODS:
             taken[name].append(seconds_per_client(name, work))
     rows = []
-    for name, found in taken.items():
-        ratio = median(own / base for own, base in zip(found, taken["FedAvg"], strict=True))
-        floor = median(part[name] for part in parts)
-        rows.append((name, median(found) / steps, ratio, floor, ratio / floor))
+    for name, times in taken.items():
+        ratio = median(own / base for own, base in zip(times, taken["FedAvg"], strict=True))
+        floor = median(of_turn[name] for of_turn in floors_of_turns)
+        rows.append((name, median(times) / steps, ratio, floor, ratio / floor))
     return rows

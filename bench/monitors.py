@@ -1,12 +1,12 @@
 """Times of the monitors and of the class-wise report, beside the round in which they measure.
 
-The time in their hooks is taken, not the difference of two runs, and it is the processor's on one thread: neither the
-machine's pace nor other work on it shows in the ratio.
+The time in their hooks is taken, and not the difference of two runs. It is CPU time on one thread, so that other work
+on the machine does not show in the ratio.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -34,11 +34,20 @@ from tools.measurement_runs import silent
 
 COHORT = 3
 ROUNDS = 3
+"""Number of rounds of a fit."""
+
 UNMEASURED = 1
-"""Rounds of a fit, and those of them that only warm up."""
+"""Number of the first rounds, which only warm up."""
+
 HOOKS = (
-    *("on_train_start", "on_train_epoch_start", "on_client_start", "on_client_epoch_end", "on_client_end"),
-    *("on_exchange_end", "on_validation_end", "on_train_epoch_end"),
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_client_start",
+    "on_client_epoch_end",
+    "on_client_end",
+    "on_exchange_end",
+    "on_validation_end",
+    "on_train_epoch_end",
 )
 MONITORS: dict[str, Callable[..., Callback]] = {
     "ClasswiseReport": ClasswiseReport,
@@ -56,7 +65,8 @@ class Stopwatch(Callback):
     """Adds up the CPU seconds of functions, and those of all, from the end of the rounds that only warm up."""
 
     def __init__(self) -> None:
-        self.inside = self.whole = 0.0
+        self.inside = 0.0
+        self.whole = 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch == UNMEASURED:
@@ -67,6 +77,8 @@ class Stopwatch(Callback):
         self.whole += time.process_time()
 
     def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, and whose time is added up."""
+
         def timed(*args: Any, **kwargs: Any) -> Any:
             begin = time.process_time()
             try:
@@ -78,27 +90,46 @@ class Stopwatch(Callback):
 
 
 def seconds(name: str, workload: str) -> tuple[float, float]:
-    """CPU seconds a round that a monitor takes, and those of the round without it."""
+    """Measure the CPU seconds a round that a monitor takes, and those of the round without it.
+
+    Args:
+        name: Name of the monitor.
+        workload: Name of the workload.
+    """
     work = replace(WORKLOADS[workload], cohort_size=COHORT, rounds=ROUNDS)
     loop, data = federation(work)
     watch = Stopwatch()
-    counted = ClassifierScores.update
-    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):  # the report prints a table
-        monitor = MONITORS[name](**({} if name == "PersonalisedAccuracy" else {"dirpath": folder}))
+    # The report prints a table.
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        settings = {} if name == "PersonalisedAccuracy" else {"dirpath": folder}
+        monitor = MONITORS[name](**settings)
         for hook in HOOKS:
             if hasattr(monitor, hook):
                 setattr(monitor, hook, watch.over(getattr(monitor, hook)))
-        if name == "ClasswiseReport":  # with the counting in the evaluation, which plain accuracy needs in part
-            ClassifierScores.update = watch.over(counted)  # type: ignore[method-assign]
-        try:
-            fit(loop, data, work.rounds, watch, monitor, **BARE)
-        finally:
-            ClassifierScores.update = counted  # type: ignore[method-assign]
-    return tuple(total / (ROUNDS - UNMEASURED) for total in (watch.inside, watch.whole - watch.inside))
+        counting = timed_counting(watch) if name == "ClasswiseReport" else nullcontext()
+        with counting:
+            fit(loop, data, work.rounds, callbacks=[watch, monitor], **BARE)
+    measured = ROUNDS - UNMEASURED
+    return watch.inside / measured, (watch.whole - watch.inside) / measured
+
+
+@contextmanager
+def timed_counting(watch: Stopwatch) -> Iterator[None]:
+    """Time the counting by class in the evaluation, too. Plain accuracy needs a part of it."""
+    counted = ClassifierScores.update
+    ClassifierScores.update = watch.over(counted)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ClassifierScores.update = counted  # type: ignore[method-assign]
 
 
 def measure(repeats: int) -> Iterator[tuple[str, float, float, float]]:
-    """Rows (monitor and workload, its CPU seconds a round, the round's, their ratio): medians over turns."""
+    """Yield rows of monitor and workload, its CPU seconds a round, the round's, and their ratio: medians over turns.
+
+    Args:
+        repeats: Number of turns.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -106,7 +137,9 @@ def measure(repeats: int) -> Iterator[tuple[str, float, float, float]]:
             for workload in ("tiny", "cnn"):
                 for name in MONITORS:
                     taken = [seconds(name, workload) for _ in range(repeats)]
-                    own, rest = (median(column) for column in zip(*taken, strict=True))
-                    yield f"{name} {workload}", own, rest, median(a / b for a, b in taken)
+                    own = median(inside for inside, _ in taken)
+                    rest = median(outside for _, outside in taken)
+                    share = median(inside / outside for inside, outside in taken)
+                    yield f"{name} {workload}", own, rest, share
     finally:
         torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
-"""Where the time of a round goes, in the bare loop and in the package: what a timer finds under way.
+"""Shares of a round's time, in the bare loop and in the package, from the calls that a timer finds under way.
 
-`python -m bench --parts`, or `make profile`. Seconds between two ticks go to the part in which the second one finds the
-main thread, so that nothing is slowed down but by the ticks, a thousand a second.
+`python -m bench --parts`, or `make profile`. The seconds between two ticks go to the part in which the second tick
+finds the main thread. Only the ticks slow the program down, a thousand a second.
 """
 
 import signal
@@ -19,6 +19,8 @@ from bench.workloads import WORKLOADS, Workload
 
 COLUMNS = ("workload", "variant", "part", "ms_per_round")
 INTERVAL = 1e-3
+"""Seconds between two ticks."""
+
 EVALUATION = "evaluation"
 OTHERS = "merge with other processes, waiting"
 REST = "rest"
@@ -55,42 +57,57 @@ PARTS: dict[str, tuple[str, ...]] = {
     "Lightning: all else": ("pytorch_lightning/",),
     REST: (),
 }
-"""Files, or folders, of a part, some with the name of a function; the first part counts that has a file's name. A tick
-belongs to the part of the innermost call that has one; within an evaluation to that, but for exchanges of processes."""
+"""Files or folders of each part, some with the name of a function. The first part that names a file counts.
+
+A tick belongs to the part of the innermost call that has one. A tick within an evaluation belongs to the evaluation,
+unless processes exchange something there.
+"""
+
 VARIANTS = {
     "tiny": ["floor", "train", "train-cohort", "all", "all-cohort"],
     "adam": ["floor", "train", "train-cohort"],
 }
-"""Of a workload; of others the floor and `train`."""
+"""Variants by workload. Other workloads have the floor and `train`."""
 
 
 @cache
 def part_of(path: str, function: str) -> str | None:
-    """Name the part of a function; of a Module's own only the call counts, not what looks at its entries."""
+    """Return the part of a function. None: it has no part.
+
+    Args:
+        path: Path of the function's file.
+        function: Name of the function.
+    """
+    # Of a Module's own functions only its call counts, and not those that look at its entries.
     if path.endswith("torch/nn/modules/module.py") and "_call_impl" not in function:
         return None
     call = f"{path} {function}"
-    return next((part for part, names in PARTS.items() for name in names if f"/{name}" in call), None)
+    for part, names in PARTS.items():
+        if any(f"/{name}" in call for name in names):
+            return part
+    return None
 
 
 def part_at(frame: FrameType | None) -> str:
-    """Name the part of a call under way."""
+    """Return the part of a call under way."""
     innermost = None
     while frame is not None:
         part = part_of(frame.f_code.co_filename, frame.f_code.co_name)
         innermost = innermost or part
-        if part == EVALUATION or innermost == OTHERS:
-            return innermost if innermost == OTHERS else EVALUATION
+        if innermost == OTHERS:
+            return OTHERS
+        if part == EVALUATION:
+            return EVALUATION
         frame = frame.f_back
     return innermost or REST
 
 
 class Ticks:
-    """Seconds of each part, from the start of a round on to the end of the last.
+    """Adds up the seconds of each part, from the start of a round to the end of the last.
 
     Args:
-        unmeasured: rounds before that.
-        rounds: all of them.
+        unmeasured: Number of rounds before that.
+        rounds: Number of all rounds.
     """
 
     def __init__(self, unmeasured: int, rounds: int) -> None:
@@ -100,7 +117,7 @@ class Ticks:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def pause(self, accuracy: float) -> None:
-        """Begin and end: called at the start of every round and after the last."""
+        """Begin or end the ticks. It is called at the start of every round and after the last."""
         if self.begun == self.unmeasured:
             self.last = perf_counter()
             signal.signal(signal.SIGALRM, self._tick)
@@ -110,34 +127,42 @@ class Ticks:
         self.begun += 1
 
     def _tick(self, number: int, frame: FrameType | None) -> None:
+        """Give the seconds since the last tick to the part of the call under way."""
         now = perf_counter()
         self.seconds[part_at(frame)] += now - self.last
         self.last = now
 
     def milliseconds(self) -> dict[str, float]:
-        """Give those of each part in a round."""
-        return {part: 1e3 * self.seconds[part] / (self.rounds - self.unmeasured) for part in PARTS}
+        """Return the milliseconds of each part in a round."""
+        measured = self.rounds - self.unmeasured
+        return {part: 1e3 * self.seconds[part] / measured for part in PARTS}
 
 
 def measure(name: str, repeats: int, seconds: float) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield variants of a workload and the milliseconds of their parts, means over turns; then two processes' ranks.
+    """Yield the milliseconds of the parts of each variant of a workload, means over turns, and then of two processes.
 
-    There are `repeats` turns, or as many as are done within `seconds`.
+    Args:
+        name: Name of the workload.
+        repeats: Largest number of turns.
+        seconds: Seconds within which turns are begun.
     """
     work = WORKLOADS[name]
-    work = work if work.short else replace(work, rounds=work.unmeasured + 2)
-    taken: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS.get(name, ["floor", "train"])}
+    if not work.short:
+        work = replace(work, rounds=work.unmeasured + 2)
+    variants = VARIANTS.get(name, ["floor", "train"])
+    taken: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
     for _ in turns(repeats, seconds):
-        for variant, found in taken.items():
-            found.append(one_block(work, variant))
-    for variant, found in taken.items():
-        yield variant, {part: mean(turn[part] for turn in found) for part in PARTS}
+        for variant in variants:
+            taken[variant].append(one_block(work, variant))
+    for variant, blocks in taken.items():
+        yield variant, {part: mean(block[part] for block in blocks) for part in PARTS}
     if name in ("cnn", "resnet"):
         for rank, milliseconds in enumerate(parallel.parts_of_ranks(name)):
             yield f"rank {rank} of 2", milliseconds
 
 
 def one_block(work: Workload, variant: str) -> dict[str, float]:
+    """Run a block of a variant, and return the milliseconds of each part in a round."""
     ticks = Ticks(work.unmeasured, work.rounds)
     run_block(replace(work, pause=ticks.pause), variant)
     return ticks.milliseconds()

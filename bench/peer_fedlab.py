@@ -1,7 +1,8 @@
 """FedLab's standalone pipeline on the floor's work: its serial trainer and synchronous handler, and torch's loaders.
 
-What its `setup_optim` cannot say (momentum, weight decay, Adam, begun anew for each client) is set where it trains.
-It sends parameters only, so that it cannot run a net with BatchNorm, and has no method with a head of the client's own.
+Its `setup_optim` knows neither momentum nor weight decay nor Adam, nor a new optimizer for each client. These are set
+where it trains. FedLab sends parameters only, so that it cannot run a net with BatchNorm. It has no method with a head
+of the client's own.
 """
 
 import logging
@@ -20,28 +21,36 @@ from bench.workloads import Result, Workload, now
 
 
 class Data:
-    """A client's own samples, as a loader."""
+    """Gives each client's own samples as a loader.
+
+    Args:
+        work: The workload.
+    """
 
     def __init__(self, work: Workload) -> None:
-        self.work, (self.x, self.y) = work, work.samples()[0]
+        train, _ = work.samples()
+        self.work = work
+        self.x, self.y = train
 
     def get_dataloader(self, client_id: int, batch_size: int) -> DataLoader[Any]:
         own = self.work.owned(client_id)
-        return DataLoader(TensorDataset(self.x[own.start : own.stop], self.y[own.start : own.stop]), batch_size)
+        samples = TensorDataset(self.x[own.start : own.stop], self.y[own.start : own.stop])
+        return DataLoader(samples, batch_size)
 
 
 class Trainer(SGDSerialClientTrainer):  # type: ignore[misc]
-    """The stock trainer, which sends the number of samples, too."""
+    """Is the stock trainer, and sends the number of samples, too."""
 
     work: Workload
 
     def train(self, model_parameters: torch.Tensor, train_loader: DataLoader[Any]) -> list[Any]:
         self.optimizer = self.work.optimizer(self._model.parameters())
-        return [*super().train(model_parameters, train_loader), len(train_loader.dataset)]  # type: ignore[arg-type]
+        sent = super().train(model_parameters, train_loader)
+        return [*sent, len(train_loader.dataset)]  # type: ignore[arg-type]
 
 
 class Server(SyncServerHandler):  # type: ignore[misc]
-    """The stock handler with the workload's cohorts, and clients that weigh as many as they have samples."""
+    """Is the stock handler with the workload's cohorts, and weighs clients by their samples."""
 
     cohorts: list[list[int]]
 
@@ -60,21 +69,24 @@ class Pipeline(StandalonePipeline):  # type: ignore[misc]
     work: Workload
 
     def begin(self) -> None:
+        """Read the clock for the first time."""
         self.clock = [now()]
         self.accuracy = 0.0
         if self.work.pause is not None:
             self.work.pause(self.accuracy)
 
     def evaluate(self) -> None:
-        self.accuracy = evaluate(self.handler.model, self.work.samples()[1], self.work.eval_batch_size)
+        _, test = self.work.samples()
+        self.accuracy = evaluate(self.handler.model, test, self.work.eval_batch_size)
         self.clock.append(now())
         if self.work.pause is not None:
             self.work.pause(self.accuracy)
 
 
 def run(work: Workload) -> Result:
-    """FedAvg by FedLab."""
-    logging.getLogger().setLevel(logging.WARNING)  # two lines for each client else
+    """Run FedAvg by FedLab."""
+    # FedLab logs two lines for each client.
+    logging.getLogger().setLevel(logging.WARNING)
     trainer = Trainer(work.first_net(), work.num_clients)
     trainer.setup_dataset(Data(work))
     trainer.setup_optim(work.local_epochs, work.batch_size, work.lr)

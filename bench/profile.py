@@ -21,20 +21,26 @@ from bench.federated import BARE, federation, fit
 from bench.workloads import WORKLOADS, Workload
 
 WARM_UP = 5
+"""Number of rounds before the trace begins."""
+
 TRACED = 3
-"""Rounds before the trace begins, and rounds in it."""
+"""Number of rounds in the trace."""
+
 SHOWN = 25
+"""Largest number of functions that are printed."""
 
 
 class Trace(Callback):
     """Traces rounds after the first ones.
 
     Args:
-        path: of the trace.
+        path: The file of the trace.
     """
 
     def __init__(self, path: Path) -> None:
-        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        kinds = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            kinds.append(ProfilerActivity.CUDA)
         self.profiler = profile(activities=kinds, with_stack=True)
         self.path = path
 
@@ -48,7 +54,13 @@ class Trace(Callback):
 
 
 class Spent(NamedTuple):
-    """What a function took of the trace: calls, and milliseconds with those of the functions that it calls."""
+    """Has the time of a function in a trace.
+
+    Args:
+        function: Name of the function.
+        calls: Number of its calls.
+        milliseconds: Milliseconds in it and in the functions that it calls.
+    """
 
     function: str
     calls: int
@@ -56,15 +68,21 @@ class Spent(NamedTuple):
 
 
 def trace(work: Workload, chunk: int, path: Path) -> None:
-    """Write the trace of rounds of FedAvg."""
+    """Write the trace of rounds of FedAvg.
+
+    Args:
+        work: The workload.
+        chunk: Number of clients that are trained at once.
+        path: The file of the trace.
+    """
     work = replace(work, rounds=WARM_UP + TRACED)
     loop, data = federation(work, chunk)
     with quiet():
-        fit(loop, data, work.rounds, Trace(path), **BARE)
+        fit(loop, data, work.rounds, callbacks=[Trace(path)], **BARE)
 
 
 def functions(path: Path) -> list[Spent]:
-    """List the package's functions in a trace, those that took longest first; a recursion is counted once."""
+    """List the package's functions in a trace, those that took longest first. A recursion is counted once."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
     for event in events:
@@ -72,10 +90,11 @@ def functions(path: Path) -> list[Spent]:
         if event.get("cat") == "python_function" and "fl_lightning/" in name:
             found[name.rpartition("fl_lightning/")[2]].append(event["dur"] / 1e3)
     spent = [Spent(name, len(times), sum(times)) for name, times in found.items()]
-    return sorted(spent, key=lambda one: -one.milliseconds)
+    return sorted(spent, key=lambda function: -function.milliseconds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Trace rounds as the command line says. None: the arguments of the process."""
     parser = ArgumentParser(prog="python -m bench.profile", description="Where the time of a round goes.")
     parser.add_argument("--workload", choices=list(WORKLOADS), default="tiny")
     parser.add_argument("--chunk", type=int, default=1, help="clients trained at once")
@@ -84,8 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     trace(WORKLOADS[asked.workload], asked.chunk, asked.output)
     print(f"{'ms/round':>9} {'calls/round':>11}  function (with those that it calls)")
-    for one in functions(asked.output)[:SHOWN]:
-        print(f"{one.milliseconds / TRACED:9.2f} {one.calls / TRACED:11.1f}  {one.function}")
+    for spent in functions(asked.output)[:SHOWN]:
+        print(f"{spent.milliseconds / TRACED:9.2f} {spent.calls / TRACED:11.1f}  {spent.function}")
     print(f"{asked.output}: open it in https://ui.perfetto.dev or chrome://tracing")
 
 

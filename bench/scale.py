@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 
@@ -20,66 +21,127 @@ from bench.workloads import CLASSES, WORKLOADS
 
 CLIENTS = (100, 1_000, 10_000, 100_000)
 METHODS = ("FedAvg", "SCAFFOLD")
-"""One without and one with a state of the net's size for each client."""
+"""A method without and one with a state of the net's size for each client."""
+
 ROUNDS = 60
 UNMEASURED = 10
 COLUMNS = ("method and clients", "start_s", "cpu_s_per_round", "ratio_to_100", "mb_beyond_data", "checkpoint_mb")
 MB = 2**20
 
 
+class Scale(NamedTuple):
+    """Has the costs of a federation.
+
+    Args:
+        start: Seconds to the first round.
+        cpu: CPU seconds per round.
+        mb: Megabytes beyond the data.
+        checkpoint_mb: Megabytes of the last checkpoint.
+    """
+
+    start: float
+    cpu: float
+    mb: float
+    checkpoint_mb: float
+
+
 def measure(
     clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS, repeats: int = 1
 ) -> Iterator[tuple[str, *tuple[float, ...]]]:
-    """Rows under `COLUMNS`: medians of `repeats` runs; the ratio is to the smallest federation, run just before."""
+    """Yield rows under `COLUMNS`: medians over runs. The ratio is to the smallest federation, run just before.
+
+    Args:
+        clients: Numbers of clients.
+        rounds: Number of rounds of a run.
+        repeats: Number of runs.
+    """
     for method in METHODS:
         for num_clients in clients:
-            found = []
-            for _ in range(repeats):
-                base, start, seconds, *sizes = measured(num_clients, method, rounds)
-                found.append((start, seconds, seconds / base, *sizes))
-            yield f"{method}, {num_clients}", *map(median, zip(*found, strict=True))
+            runs = [measured(num_clients, method, rounds) for _ in range(repeats)]
+            yield (
+                f"{method}, {num_clients}",
+                median(own.start for _, own in runs),
+                median(own.cpu for _, own in runs),
+                median(own.cpu / smallest for smallest, own in runs),
+                median(own.mb for _, own in runs),
+                median(own.checkpoint_mb for _, own in runs),
+            )
 
 
-def measured(num_clients: int, method: str, rounds: int) -> list[float]:
-    """Seconds a round of the smallest federation, and figures of `run`, in a process of its own."""
+def measured(num_clients: int, method: str, rounds: int) -> tuple[float, Scale]:
+    """Measure a federation in a process of its own.
+
+    Args:
+        num_clients: Number of clients.
+        method: Name of the method.
+        rounds: Number of rounds.
+
+    Returns:
+        CPU seconds per round of the smallest federation, and the costs of this one.
+    """
     command = [sys.executable, "-m", "bench.scale", str(num_clients), method, str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [*map(float, done.stdout.split()[-5:])]
+    smallest, start, cpu, mb, checkpoint_mb = [float(text) for text in done.stdout.split()[-5:]]
+    return smallest, Scale(start=start, cpu=cpu, mb=mb, checkpoint_mb=checkpoint_mb)
 
 
-def run(num_clients: int, method: str, rounds: int) -> tuple[float, ...]:
-    """Fit a federation of the size of `tiny`'s clients and net, with a checkpoint every round."""
+def run(num_clients: int, method: str, rounds: int) -> Scale:
+    """Fit a federation of the size of `tiny`'s clients and net, with a checkpoint every round.
+
+    Args:
+        num_clients: Number of clients.
+        method: Name of the method.
+        rounds: Number of rounds.
+    """
     from pytorch_lightning.callbacks import ModelCheckpoint  # noqa: PLC0415 - the parent process needs no Lightning
 
     from bench.blocks import quiet  # noqa: PLC0415
-    from bench.costs import resident  # noqa: PLC0415
-    from bench.federated import BARE, NETS, fit  # noqa: PLC0415
+    from bench.costs import release_and_read, resident  # noqa: PLC0415
+    from bench.federated import NETS, fit  # noqa: PLC0415
     from bench.workloads import now  # noqa: PLC0415
     from fl_lightning import FederatedDataModule, FederatedLoop, methods  # noqa: PLC0415
     from fl_lightning.data import IIDPartition, TensorSource  # noqa: PLC0415
 
     work = replace(WORKLOADS["tiny"], num_clients=num_clients)
-    g = torch.Generator().manual_seed(0)
-    samples = torch.rand(num_clients * work.client_samples, 64, generator=g).half().float()
-    labels = torch.randint(CLASSES, (len(samples),), generator=g)
-    sgd = partial(torch.optim.SGD, lr=work.lr)
-    begin = now()[0]
-    before = resident(reset=True)
-    source = TensorSource((samples, labels), (samples[:100], labels[:100]), num_classes=CLASSES)
-    share = work.cohort_size / num_clients
-    data = FederatedDataModule(source, num_clients, IIDPartition(), participation=share, batch_size=work.batch_size)
-    loop = FederatedLoop(getattr(methods, method)(net=NETS["tiny"], optimizer=sgd))
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.rand((num_clients * work.client_samples, 64), generator=generator).half().float()
+    labels = torch.randint(CLASSES, (len(samples),), generator=generator)
+    begin = now()
+    before = release_and_read()
+    data = FederatedDataModule(
+        TensorSource((samples, labels), (samples[:100], labels[:100]), num_classes=CLASSES),
+        num_clients=num_clients,
+        partition=IIDPartition(),
+        participation=work.cohort_size / num_clients,
+        batch_size=work.batch_size,
+    )
+    client = getattr(methods, method)(net=NETS["tiny"], optimizer=partial(torch.optim.SGD, lr=work.lr))
     with TemporaryDirectory() as folder, quiet():
         saves = ModelCheckpoint(folder, save_last=True, every_n_epochs=1)
-        read, _ = fit(loop, data, rounds, saves, **{**BARE, "enable_checkpointing": True, "default_root_dir": folder})
-        size = Path(folder, "last.ckpt").stat().st_size / MB
-    seconds = median(after[1] - first[1] for first, after in pairwise(read[UNMEASURED:]))
-    return read[0][0] - begin, seconds, (resident() - before) / MB, size
+        readings, _ = fit(
+            FederatedLoop(client),
+            data,
+            rounds,
+            callbacks=[saves],
+            logger=False,
+            enable_progress_bar=False,
+            enable_checkpointing=True,
+            default_root_dir=folder,
+        )
+        checkpoint_bytes = Path(folder, "last.ckpt").stat().st_size
+    seconds = [after.cpu - first.cpu for first, after in pairwise(readings[UNMEASURED:])]
+    return Scale(
+        start=readings[0].wall - begin.wall,
+        cpu=median(seconds),
+        mb=(resident() - before) / MB,
+        checkpoint_mb=checkpoint_bytes / MB,
+    )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    asked = int(sys.argv[1])
-    fitted = sys.argv[2]
-    number = int(sys.argv[3])
-    print(run(CLIENTS[0], fitted, number)[1], *run(asked, fitted, number))
+    asked_clients = int(sys.argv[1])
+    asked_method = sys.argv[2]
+    asked_rounds = int(sys.argv[3])
+    base = run(CLIENTS[0], asked_method, asked_rounds)
+    print(base.cpu, *run(asked_clients, asked_method, asked_rounds))

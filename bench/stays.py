@@ -27,7 +27,7 @@ ROUNDS = 4
 
 
 def resnet() -> LightningModule:
-    """A user's module: torchvision's ResNet-18 with random weights, 11.2 million parameters."""
+    """Make a user's module: torchvision's ResNet-18 with random weights, 11.2 million parameters."""
 
     class Classifier(LightningModule):
         def __init__(self) -> None:
@@ -44,30 +44,53 @@ def resnet() -> LightningModule:
     return Classifier()
 
 
-def seconds(steps: int, federated: bool, module: LightningModule, batch: int = BATCH, side: int = 32) -> float:
-    """CPU seconds of a step: of a round of the federation, or an epoch of the plain fit, median after the first."""
-    n = CLIENTS * steps * batch
-    g = torch.Generator().manual_seed(0)
-    data = TensorDataset(torch.randn(n, 3, side, side, generator=g), torch.randint(CLASSES, (n,), generator=g))
-    settings = {**BARE, "limit_val_batches": 0}
+def seconds(steps: int, module: LightningModule, *, federated: bool, batch: int = BATCH, side: int = 32) -> float:
+    """Measure the CPU seconds of a step: the median over rounds, or over epochs of a plain fit, after the first.
+
+    Args:
+        steps: Steps of a client in a round.
+        module: The module.
+        federated: Whether the module is fitted as a federation.
+        batch: Samples per batch.
+        side: Side of the images in pixels.
+    """
+    samples_of_client = steps * batch
+    num_samples = CLIENTS * samples_of_client
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn((num_samples, 3, side, side), generator=generator)
+    labels = torch.randint(CLASSES, (num_samples,), generator=generator)
+    dataset = TensorDataset(images, labels)
     with quiet(), warnings.catch_warnings(action="ignore"):
         if federated:
-            parts = [list(range(first, first + steps * batch)) for first in range(0, n, steps * batch)]
-            own = FederatedDataModule.from_datasets(
-                data, num_clients=CLIENTS, partition=FixedPartition(parts), batch_size=batch, shuffle=False
+            firsts = range(0, num_samples, samples_of_client)
+            data = FederatedDataModule.from_datasets(
+                dataset,
+                num_clients=CLIENTS,
+                partition=FixedPartition([list(range(first, first + samples_of_client)) for first in firsts]),
+                batch_size=batch,
+                shuffle=False,
             )
-            read, _ = fit(FederatedLoop(module), own, ROUNDS, **settings)
+            readings, _ = fit(FederatedLoop(module), data, ROUNDS, limit_val_batches=0, **BARE)
         else:
-            read, _ = fit(module, DataLoader(data, batch_size=batch), ROUNDS, **settings)
-    return median(after[1] - before[1] for before, after in pairwise(read[1:])) / (CLIENTS * steps)
+            loader = DataLoader(dataset, batch_size=batch)
+            readings, _ = fit(module, loader, ROUNDS, limit_val_batches=0, **BARE)
+    rounds = [after.cpu - before.cpu for before, after in pairwise(readings[1:])]
+    return median(rounds) / (CLIENTS * steps)
 
 
 def measure(repeats: int, time: float) -> Iterator[tuple[str, *tuple[float, ...]]]:
-    """Rows under `COLUMNS`: medians over turns, in so many seconds in all."""
+    """Yield rows under `COLUMNS`: medians over turns.
+
+    Args:
+        repeats: Largest number of turns of each number of steps.
+        time: Seconds within which turns are begun, for all numbers of steps.
+    """
     torch.set_num_threads(1)
     for steps in STEPS:
-        pairs = [
-            (seconds(steps, True, resnet()), seconds(steps, False, resnet())) for _ in turns(repeats, time / len(STEPS))
-        ]
-        own, plain = (median(column) for column in zip(*pairs, strict=True))
-        yield str(steps), own, plain, median(a / b for a, b in pairs)
+        own: list[float] = []
+        plain: list[float] = []
+        for _ in turns(repeats, time / len(STEPS)):
+            own.append(seconds(steps, resnet(), federated=True))
+            plain.append(seconds(steps, resnet(), federated=False))
+        ratio = median(mine / its for mine, its in zip(own, plain, strict=True))
+        yield str(steps), median(own), median(plain), ratio

@@ -1,4 +1,4 @@
-"""The whole benchmark within a given time: every part in a process of its own that is ended when its time is up."""
+"""The whole benchmark within a given time: every part runs in a process of its own, which ends when its time is up."""
 
 import os
 import signal
@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 SECONDS = 890.0
-"""For all parts."""
+"""Seconds for all parts."""
+
 LONGEST = 180.0
-"""For one part."""
+"""Largest number of seconds for one part."""
+
 SHARE = 0.8
-"""Of a part's time, in which it begins new turns: the rest is for its start and for a turn that takes longer."""
+"""Share of a part's time in which it begins new turns. The rest is for its start and for a turn that takes longer."""
+
 SHARES: dict[str, tuple[Sequence[str], float]] = {
     "speed, tiny": (("--workload", "tiny"), 42),
     "speed, cnn": (("--workload", "cnn"), 48),
@@ -33,51 +36,56 @@ SHARES: dict[str, tuple[Sequence[str], float]] = {
     "stays": (("--stays",), 50),
     "monitors": (("--monitors",), 33),
 }
-"""Arguments of each part, and its share in seconds, together those for all: parts that are done earlier leave the rest
-to those after them."""
+"""Arguments of each part, and its share in seconds. A part that is done earlier leaves the rest to those after it."""
 
 
 def run_all(
     seconds: float = SECONDS, longest: float = LONGEST, parts: Mapping[str, tuple[Sequence[str], float]] | None = None
 ) -> list[str]:
-    """Run the parts one after the other; what a part has written stays when it is ended.
+    """Run the parts one after the other. A part that is ended leaves what it has written.
 
     Args:
-        seconds: for all parts.
-        longest: for one part.
-        parts: arguments and usual seconds by name; None: all.
+        seconds: Seconds for all parts.
+        longest: Largest number of seconds for one part.
+        parts: Arguments and usual seconds by name. None: all parts.
 
     Returns:
-        A sentence for each that failed or was not done in its time.
+        A sentence for each part that failed or was not done in its time.
     """
     begin = time.monotonic()
     left = dict(SHARES if parts is None else parts)
-    undone = []
-    ends = begin + seconds
+    undone: list[str] = []
     for name in list(left):
         arguments, usual = left.pop(name)
-        rest = ends - time.monotonic()
+        rest = begin + seconds - time.monotonic()
         later = sum(share for _, share in left.values())
-        given = min(longest, rest * usual / (usual + later))  # what others leave over is shared out
-        most = max(given, min(longest, rest - later / 2))  # those after it can do with fewer turns
+        # Seconds that earlier parts leave over are shared out.
+        given = min(longest, rest * usual / (usual + later))
+        # The parts after this one can do with fewer turns.
+        most = max(given, min(longest, rest - later / 2))
         print(f"\n--- {name}: turns for {given:.0f} s, ended after {most:.0f} s", flush=True)
         started = time.monotonic()
         problem = run_part(arguments, given, most)
         print(f"--- {name}: took {time.monotonic() - started:.0f} s", flush=True)
         if problem:
-            undone.append(f"{name}: {problem}; rows that are missing above stay as they were")
-            print(undone[-1], flush=True)
-    print("\n".join(["", f"all parts: {time.monotonic() - begin:.0f} s", *(undone or ["nothing is left out"])]))
+            sentence = f"{name}: {problem}; rows that are missing above stay as they were"
+            undone.append(sentence)
+            print(sentence, flush=True)
+    print(f"\nall parts: {time.monotonic() - begin:.0f} s")
+    print("\n".join(undone or ["nothing is left out"]))
     return undone
 
 
 def run_part(arguments: Sequence[str], seconds: float, most: float) -> str:
-    """Run `python -m bench` with these arguments, and tell what was wrong, if anything.
+    """Run `python -m bench` for a part.
 
     Args:
-        arguments: of the part.
-        seconds: for its turns and its start.
-        most: seconds after which it is ended, with its own processes.
+        arguments: Arguments of the part.
+        seconds: Seconds for its turns and its start.
+        most: Seconds after which the part is ended, with its own processes.
+
+    Returns:
+        The words for what went wrong. Empty: nothing did.
     """
     command = [sys.executable, "-m", "bench", *arguments, "--seconds", f"{SHARE * seconds:.0f}"]
     with subprocess.Popen(command, start_new_session=True) as process:

@@ -142,7 +142,7 @@ def test_two_processes_tell_their_seconds_and_parts(monkeypatch):
     monkeypatch.setitem(parallel.ROUNDS, "unlike", 2)
     assert all(of["backward passes"] > 0 and of[parts.OTHERS] > 0 for of in parallel.parts_of_ranks("cnn"))
     for spread in (parallel.BY_SAMPLES, parallel.BY_COST):
-        assert len(parallel.seconds_of_rounds("unlike", (2, 1, spread))) == 1
+        assert len(parallel.seconds_of_rounds("unlike", parallel.Way(2, 1, spread))) == 1
 
 
 def test_both_ways_of_a_kernel_are_measured(monkeypatch):
@@ -180,7 +180,7 @@ def test_clients_of_the_floor_keep_what_the_packages_keep(method):
     places = work.owned(client_id)
     samples = tuple(of[places.start : places.stop] for of in work.samples()[0])
     first = floor.copied(net)
-    kept = floor.CLIENTS[method](net, work, samples, first, first)
+    kept = floor.CLIENTS[method](net, work=work, own=samples, start=first, kept=first)
     torch.testing.assert_close(kept, list(own.values()), rtol=1e-4, atol=1e-6)
 
 
@@ -191,7 +191,7 @@ class Small(Plain):
 
 @pytest.mark.parametrize("federated", [True, False])
 def test_a_step_of_a_short_stay_is_timed(federated):
-    assert stays.seconds(1, federated, Small(), batch=2, side=2) > 0
+    assert stays.seconds(1, Small(), federated=federated, batch=2, side=2) > 0
 
 
 @pytest.mark.parametrize("schedule", list(clock.SCHEDULES))

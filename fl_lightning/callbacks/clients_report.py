@@ -1,6 +1,6 @@
 """Callback that prints and writes the values of each client after an evaluation outside of a fit."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -49,13 +49,15 @@ class ClientsReport(Callback):
         if not rows:
             return
         owners = pl_module.data.client_names
-        columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-        printed = []
-        written = []
+        columns = columns_of(rows.values())
+        printed: list[list[str]] = []
+        written: list[list[object]] = [["client", "owner", *columns]]
         for client_id, row in rows.items():
             owner = owners[client_id]
-            printed.append([owner, *(text_of(row.get(name)) for name in columns)])
-            written.append([client_id, owner, *(row.get(name, "") for name in columns)])
+            texts = [text_of(row.get(name)) for name in columns]
+            printed.append([owner, *texts])
+            cells = [row.get(name, "") for name in columns]
+            written.append([client_id, owner, *cells])
         below = f"{self.max_rows} of {len(rows)} clients are shown" if len(rows) > self.max_rows else ""
         print_table(
             "Models of the clients, each on its own test samples",
@@ -65,8 +67,16 @@ class ClientsReport(Callback):
         )
         if self.dirpath is not None:
             path = Path(self.dirpath, f"clients-{verb}.csv")
-            write_table(path, [["client", "owner", *columns], *written])
+            write_table(path, written)
             rank_zero_info(f"Clients: {path}")
+
+
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """Return the names of all columns, in the order in which the rows have them."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+    return list(names)
 
 
 def rows_of(loop: FederatedLoop) -> dict[int, Row]:

@@ -43,7 +43,8 @@ class MetricArrays(Callback):
         if not arrays:
             return
         client_id = pl_module.data.tested_client
-        folder = self.dirpath / FOLDER / (verb if client_id is None else f"{verb}-client-{client_id}")
+        kind = verb if client_id is None else f"{verb}-client-{client_id}"
+        folder = self.dirpath / FOLDER / kind
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in arrays.items():
             write_arrays(folder / f"{slug(name)}.npz", value)

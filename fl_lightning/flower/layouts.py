@@ -1,4 +1,4 @@
-"""Layouts of what clients send besides the weights, which most of them decide."""
+"""Layouts of the payload besides the weights, which most clients decide."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,14 @@ MessageLayout = Mapping[str, str]
 
 
 class Answer(NamedTuple):
-    """Answer to a job: a value and the layout of its parts, or what is wrong with it."""
+    """Has the answer to a job: a value, or an error.
+
+    Args:
+        job: The job.
+        value: The answer of the client.
+        layout: Types and axes of the parts of the value.
+        error: What is wrong with the answer. None: nothing is known to be.
+    """
 
     job: ClientJob
     value: Any = None
@@ -32,24 +39,43 @@ class Layouts:
         self._known: dict[str, MessageLayout] = {}
 
     def compare(self, exchange: str, answers: Iterable[Answer]) -> Iterator[Answer]:
-        """Yield answers, those of another layout with a ValueError that names the part.
+        """Yield answers. An answer of another layout has a ValueError that names the part.
 
-        Of layouts that equally many clients have, the one of the lowest client id counts.
+        If equally many clients have two layouts, the layout of the lowest client id counts.
+
+        Args:
+            exchange: Name of the exchange.
+            answers: The answers of its clients.
         """
         if exchange not in self._known:
             answers = sorted(answers, key=lambda answer: answer.job.client_id)
-            counted = Counter(tuple(sorted(answer.layout.items())) for answer in answers if answer.error is None)
-            for layout, _ in counted.most_common(1):
-                self._known[exchange] = dict(layout)
+            layouts = [answer.layout for answer in answers if answer.error is None]
+            if layouts:
+                self._known[exchange] = most_common(layouts)
         for answer in answers:
-            wanted = answer.layout if answer.error is not None else self._known[exchange]
-            yield answer._replace(error=answer.error or layout_error(answer.layout, wanted))
+            error = answer.error
+            if error is None:
+                error = layout_error(answer.layout, self._known[exchange])
+            yield answer._replace(error=error)
+
+
+def most_common(layouts: Iterable[MessageLayout]) -> MessageLayout:
+    """Return the layout that most clients have, the first one of several.
+
+    Args:
+        layouts: The layouts of the clients, at least one.
+    """
+    counts = Counter(tuple(sorted(layout.items())) for layout in layouts)
+    ((items, _),) = counts.most_common(1)
+    return dict(items)
 
 
 def layout_error(layout: MessageLayout, wanted: MessageLayout) -> ValueError | None:
-    """Name the first part of a layout that is not as it is wanted.
+    """Return an error that names the first part of a layout that is not as it is wanted. None: there is no such part.
 
-    None: there is none.
+    Args:
+        layout: The layout of an answer.
+        wanted: The layout that it must have.
     """
     for path in {**wanted, **layout}:
         if layout.get(path) != wanted.get(path):
@@ -61,32 +87,58 @@ def layout_error(layout: MessageLayout, wanted: MessageLayout) -> ValueError | N
 
 
 def message_layout(parts: Mapping[str, Any], shared: State, exact: bool = False) -> dict[str, str]:
-    """Describe what a client sends besides the weights: types and axes by dotted name.
+    """Describe the payload of a client besides the weights: types and axes by dotted name.
 
     Args:
-        parts: pytrees by name.
-        shared: the model's entries: what has the name of one must have its shape.
-        exact: the sizes of the axes are part of the layout, not only their number.
+        parts: Pytrees by name.
+        shared: The entries of the model. A part with the name of an entry must have the entry's shape.
+        exact: Whether the sizes of the axes are part of the layout, and not only their number.
 
     Raises:
-        ValueError: naming the part of another shape than its entry.
+        ValueError: A part has another shape than the entry of its name.
     """
     layout: dict[str, str] = {}
 
-    def note(value: Any, path: str) -> None:
+    def add(value: Any, path: str) -> None:
         if isinstance(value, dict):
             for name, item in value.items():
-                note(item, f"{path}.{name}" if path else str(name))
-                entry = shared.get(name) if isinstance(name, str) and is_entry(name, item) else None
-                if entry is not None and item.shape != entry.shape:
-                    raise ValueError(
-                        f"{path}.{name} of a result must have the shape {tuple(entry.shape)} of that entry, got "
-                        f"{tuple(item.shape)}; send it so"
-                    )
+                own_path = f"{path}.{name}" if path else str(name)
+                add(item, own_path)
+                if isinstance(name, str) and is_entry(name, item):
+                    check_shape(item, shared.get(name), f"{path}.{name}")
         elif isinstance(value, Tensor):
-            layout[path] = f"{value.dtype}, " + (f"shape {[*value.shape]}" if exact else f"{value.ndim} axes")
+            layout[path] = tensor_layout(value, exact=exact)
         else:
             layout[path] = type(value).__name__
 
-    note(parts, "")
+    add(parts, "")
     return layout
+
+
+def check_shape(value: Tensor, entry: Tensor | None, path: str) -> None:
+    """Refuse a part of another shape than the entry of its name.
+
+    Args:
+        value: The part.
+        entry: The entry of the model. None: the model has no such entry.
+        path: Dotted name of the part.
+
+    Raises:
+        ValueError: The shape is another one.
+    """
+    if entry is not None and value.shape != entry.shape:
+        raise ValueError(
+            f"{path} of a result must have the shape {tuple(entry.shape)} of that entry, got {tuple(value.shape)}; "
+            f"send it so"
+        )
+
+
+def tensor_layout(value: Tensor, *, exact: bool) -> str:
+    """Describe the type and the axes of a tensor.
+
+    >>> import torch
+    >>> tensor_layout(torch.zeros(2, 3), exact=True), tensor_layout(torch.zeros(2, 3), exact=False)
+    ('torch.float32, shape [2, 3]', 'torch.float32, 2 axes')
+    """
+    axes = f"shape {list(value.shape)}" if exact else f"{value.ndim} axes"
+    return f"{value.dtype}, {axes}"

@@ -14,10 +14,7 @@ from fl_lightning.utils.text import drawable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEGEND_SIZE = 9
-"""Size of the letters in a legend, in points."""
-
-LEGEND_SPACE = 5.5 * LEGEND_SIZE
+LEGEND_SPACE = 5.5 * figures.LEGEND_SIZE
 """Width that a name in a legend takes beside its letters, in points: its line, and the gap to the next name."""
 
 
@@ -80,14 +77,9 @@ def finish(figure: Figure, axes: NDArray[Any], xlabel: str | None = None) -> Non
         for handle, name in zip(*place.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
     if len(handles) > 1:
-        figure.legend(
-            handles.values(),
-            handles,
-            loc="outside upper left",
-            ncols=legend_columns(list(handles), figure.get_figwidth()),
-            frameon=False,
-            fontsize=LEGEND_SIZE,
-        )
+        names = list(handles)
+        columns = legend_columns(names, figure.get_figwidth())
+        figures.add_legend(figure, list(handles.values()), names, place="outside upper left", columns=columns)
 
 
 def legend_columns(names: Sequence[str], width: float) -> int:
@@ -101,8 +93,8 @@ def legend_columns(names: Sequence[str], width: float) -> int:
     from matplotlib.textpath import TextPath  # noqa: PLC0415
 
     with rc_context({"text.parse_math": False}):
-        widest = max(TextPath((0, 0), drawable(name), size=LEGEND_SIZE).get_extents().width for name in names)
-    return int(np.clip((72 * width - LEGEND_SIZE) / (widest + LEGEND_SPACE), 1, len(names)))
+        widest = max(TextPath((0, 0), drawable(name), size=figures.LEGEND_SIZE).get_extents().width for name in names)
+    return int(np.clip((72 * width - figures.LEGEND_SIZE) / (widest + LEGEND_SPACE), 1, len(names)))
 
 
 def draw_maps(

@@ -1,4 +1,4 @@
-"""Figures that compare groups of runs, narrow enough for a phone, are pure functions like those of `figures`."""
+"""Figures that compare groups of runs, narrow enough for a phone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 4.7
-"""Inches; a phone shows letters of such a figure in a readable size."""
+"""Width of a figure in inches, at which a phone shows letters in a readable size."""
+
+MOST_SEPARATED = 40
+"""Largest number of classes with a name and with a line between neighbors."""
+
+WIDEST_OF_TWO = 24
+"""Largest number of characters of names that stand in two columns of a legend."""
+
+PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
+"""Background of a number on a bar."""
 
 
 class Band(NamedTuple):
-    """Curves of one group: x, (T,), and a value for each run and x, (S, T)."""
+    """Has the curves of one group.
+
+    Args:
+        x: Places of the values, (T,). It is empty if the group has no curve.
+        values: A value for each run and place, (S, T).
+    """
 
     x: Sequence[float]
     values: Numbers
@@ -30,58 +44,85 @@ def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round", *,
     """Draw the mean over the runs of each group, with a band of one sample standard deviation.
 
     Args:
-        bands: curves of each group by its label, empty where it has none: a group has the same look in all figures.
-        ylabel: name and unit of the values.
-        xlabel: name and unit of x; `round` has whole numbers.
-        in_steps: whether a value holds until the next one.
+        bands: Curves of each group by its label, at least one curve. A group without one has its place in the order,
+            so that each group has the same look in all figures.
+        ylabel: Name and unit of the values.
+        xlabel: Name and unit of x. `round` has whole numbers.
+        in_steps: Whether a value holds until the next one.
     """
     figure = figures.new_figure(WIDTH, 3.2 + 0.17 * len(bands))
     axes = figure.subplots()
-    for i, (label, band) in enumerate(bands.items()):
+    for number, (label, band) in enumerate(bands.items()):
         if band.x:
-            x = figures.finite(band.x)
-            values = figures.finite(band.values)
-            std = values.std(0, ddof=1) if len(values) > 1 else None
-            every = max(1, len(x) // 8)
-            figures.draw_line(
-                axes, i, x, values.mean(0), std=std, label=label, every=every, width=1.5, in_steps=in_steps
-            )
+            draw_band(axes, number, label=label, band=band, in_steps=in_steps)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if xlabel == "round":
-        figures.label_rounds(axes, [int(r) for r in next(band.x for band in bands.values() if band.x)])
+        first = next(band for band in bands.values() if band.x)
+        figures.label_rounds(axes, [int(round_idx) for round_idx in first.x])
     figures.tidy(axes)
-    legend_above(figure, axes, len(bands))
+    name_groups(figure, axes, len(bands))
     return figure
+
+
+def draw_band(axes: Axes, number: int, *, label: str, band: Band, in_steps: bool) -> None:
+    """Draw the mean over the runs of one group, with a band of one sample standard deviation.
+
+    Args:
+        axes: The panel.
+        number: Number of the group, from 0. It decides the look.
+        label: Label of the group.
+        band: Curves of the group.
+        in_steps: Whether a value holds until the next one.
+    """
+    x = figures.finite(band.x)
+    values = figures.finite(band.values)
+    figures.draw_line(
+        axes,
+        number,
+        x=x,
+        mean=values.mean(0),
+        label=label,
+        std=values.std(0, ddof=1) if len(values) > 1 else None,
+        every=max(1, len(x) // 8),
+        width=1.5,
+        in_steps=in_steps,
+    )
 
 
 def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) -> Figure:
     """Draw what each class forgot: best minus last accuracy, the mean over the runs and one standard deviation.
 
     Args:
-        table: values of each group by its label, in [0, 1], (S, C), NaN for a class without test samples.
-        class_names: C names.
+        table: Values of each group by its label, in [0, 1], (S, C). NaN is a class without test samples.
+        class_names: Names of the C classes.
     """
-    height = float(np.clip((0.14 + 0.1 * len(table)) * len(class_names), 2.0, 14))
+    num_classes = len(class_names)
+    height = float(np.clip((0.14 + 0.1 * len(table)) * num_classes, 2.0, 14))
     figure = figures.new_figure(WIDTH, height + 0.9 + 0.17 * len(table))
     axes = figure.subplots()
-    for i, (label, values) in enumerate(table.items()):
-        offset = 0.7 * ((i + 0.5) / len(table) - 0.5)
+    for number, (label, values) in enumerate(table.items()):
+        # The groups of a class lie beside each other, around its place.
+        offset = 0.7 * ((number + 0.5) / len(table) - 0.5)
         shown = figures.finite(values)
-        mean = 100 * shown.mean(0)
-        std = 100 * shown.std(0, ddof=1) if len(shown) > 1 else None
-        place = np.arange(len(class_names)) + offset
-        colour = figures.COLOURS[i % len(figures.COLOURS)]
-        named = figures.in_legend(label)
-        look = figures.MARKERS[i % len(figures.MARKERS)]
-        axes.errorbar(mean, place, xerr=std, label=named, fmt=look, color=colour, markersize=4.5, elinewidth=1.2)
+        axes.errorbar(
+            x=100 * shown.mean(0),
+            y=np.arange(num_classes) + offset,
+            xerr=100 * shown.std(0, ddof=1) if len(shown) > 1 else None,
+            label=figures.in_legend(label),
+            fmt=figures.MARKERS[number % len(figures.MARKERS)],
+            color=figures.COLOURS[number % len(figures.COLOURS)],
+            markersize=4.5,
+            elinewidth=1.2,
+        )
     axes.set(xlabel="forgetting: best − last accuracy (percentage points)", ylabel="class")
-    figures.label_places(axes.yaxis, class_names, 40)
-    axes.set_ylim(len(class_names) - 0.4, -0.6)
+    figures.label_places(axes.yaxis, class_names, MOST_SEPARATED)
+    axes.set_ylim(num_classes - 0.4, -0.6)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     figures.tidy(axes)
-    for edge in np.arange(len(class_names) - 1) + 0.5 if len(class_names) <= 40 else ():
-        axes.axhline(edge, color=figures.GREY, linewidth=0.5)
-    legend_above(figure, axes, len(table))
+    if num_classes <= MOST_SEPARATED:
+        for edge in np.arange(num_classes - 1) + 0.5:
+            axes.axhline(edge, color=figures.GREY, linewidth=0.5)
+    name_groups(figure, axes, len(table))
     return figure
 
 
@@ -89,42 +130,60 @@ def plot_before_after(pairs: Mapping[str, tuple[Numbers, Numbers]], ylabel: str,
     """Draw two bars for each group, before and after local training: mean over the runs and standard deviation.
 
     Args:
-        pairs: values of each group by its label, each (S,).
-        ylabel: name and unit of the values.
-        names: of the two bars.
+        pairs: Values of each group by its label, each (S,).
+        ylabel: Name and unit of the values.
+        names: Names of the two bars.
     """
+    before, after = names
     figure = figures.new_figure(WIDTH, 0.9 + 0.62 * len(pairs))
     axes = figure.subplots()
-    for side, hatch in enumerate(("", "////")):
-        values = [figures.finite(pair[side]) for pair in pairs.values()]
-        places = np.arange(len(pairs)) + 0.38 * (side - 0.5)
-        means = [float(v.mean()) for v in values]
-        std = [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in values]
-        colour = figures.COLOURS[(5, 0)[side]]
-        name = names[side]
-        axes.barh(places, means, 0.36, facecolor=colour, hatch=hatch, edgecolor="white", label=name)
-        shown = [k for k, s in enumerate(std) if s]
-        axes.errorbar([means[k] for k in shown], places[shown], xerr=[std[k] for k in shown], fmt="none", color="black")
-        for place, mean in zip(places, means, strict=True):
-            axes.text(mean / 2, place, f"{mean:.3g}", ha="center", va="center", fontsize=8, bbox=PLATE)
+    values_before = [pair[0] for pair in pairs.values()]
+    draw_bars(axes, values_before, offset=-0.19, label=before, colour=figures.COLOURS[5], hatch="")
+    values_after = [pair[1] for pair in pairs.values()]
+    draw_bars(axes, values_after, offset=0.19, label=after, colour=figures.COLOURS[0], hatch="////")
     axes.set(xlabel=ylabel)
-    axes.set_yticks(range(len(pairs)), list(map(drawable, pairs)))
+    axes.set_yticks(range(len(pairs)), [drawable(label) for label in pairs])
     axes.invert_yaxis()
     figures.tidy(axes)
-    legend_above(figure, axes, 2)
+    name_groups(figure, axes, 2)
     return figure
-
-
-PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
-"""Background of a number on a bar."""
 
 
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def legend_above(figure: Figure, axes: Axes, count: int) -> None:
-    """Put the legend of several groups above the axes, where it covers nothing."""
+def draw_bars(axes: Axes, values: Sequence[Numbers], *, offset: float, label: str, colour: str, hatch: str) -> None:
+    """Draw a bar for each group with its mean over the runs, and one standard deviation.
+
+    Args:
+        axes: The panel.
+        values: Values of each group, (S,).
+        offset: Distance of a bar from the place of its group on the y axis.
+        label: Name of the bars in the legend.
+        colour: Color of the bars.
+        hatch: Hatches of the bars. Empty: there are none.
+    """
+    places = np.arange(len(values)) + offset
+    shown = [figures.finite(of_group) for of_group in values]
+    means = np.array([of_group.mean() for of_group in shown])
+    deviations = np.array([of_group.std(ddof=1) if len(of_group) > 1 else 0.0 for of_group in shown])
+    axes.barh(places, means, 0.36, facecolor=colour, hatch=hatch, edgecolor="white", label=label)
+    varied = deviations != 0
+    axes.errorbar(means[varied], places[varied], xerr=deviations[varied], fmt="none", color="black")
+    for place, mean in zip(places, means, strict=True):
+        axes.text(mean / 2, place, f"{mean:.3g}", ha="center", va="center", fontsize=8, bbox=PLATE)
+
+
+def name_groups(figure: Figure, axes: Axes, count: int) -> None:
+    """Put the legend of several groups above the axes. One group needs no legend.
+
+    Args:
+        figure: The figure.
+        axes: Its panel.
+        count: Number of groups.
+    """
     if count > 1:
         handles, names = axes.get_legend_handles_labels()
-        columns = 1 if max(map(len, names)) > 24 else 2
-        figure.legend(handles, names, loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
+        longest = max(len(name) for name in names)
+        columns = 2 if longest <= WIDEST_OF_TWO else 1
+        figures.add_legend(figure, handles, names, place="outside upper left", columns=columns)

@@ -34,6 +34,10 @@ UNSEEN_COLOR = "#D55E00"
 """Color of the hatches over clients that never train."""
 LARGEST = 1e100
 """Largest magnitude of values that are drawn."""
+LEGEND_SIZE = 9
+"""Size of the letters in a legend that names several lines, in points."""
+LONGEST_NAME = 16
+"""Largest number of characters of a name beside an axis or in a legend, if names are cut."""
 
 
 def plot_partition(
@@ -112,7 +116,6 @@ def clients_text(num_clients: int) -> str:
 def plot_bubbles(
     counts: ArrayLike,
     class_names: Sequence[str],
-    title: str | None = None,
     *,
     client_names: Sequence[str] | None = None,
     unseen: Sequence[int] = (),
@@ -122,15 +125,14 @@ def plot_bubbles(
     Args:
         counts: Number of training samples of each client and class, (N, C).
         class_names: Names of the C classes.
-        title: Title of the figure. None says N, C and the number of samples.
         client_names: Names of the N clients. None is their ids.
         unseen: Ids of the clients that never train, which are hatched.
     """
-    table, name = read_counts(counts, class_names)
+    table, title = read_counts(counts, class_names)
     num_clients, num_classes = table.shape
     width = np.clip(0.42 * num_clients, 3.2, 14)
     height = np.clip(0.3 * num_classes, 2.4, 9)
-    figure = new_figure(width + 1.6, height + 1.2, title or name)
+    figure = new_figure(width + 1.6, height + 1.2, title)
     axes = figure.add_subplot()
     clients, classes = np.nonzero(table)
     # The largest bubble fills its cell, whose width is in points.
@@ -179,7 +181,6 @@ def plot_accuracy(
 
 def plot_sizes(
     sizes: ArrayLike,
-    title: str | None = None,
     *,
     client_names: Sequence[str] | None = None,
     unseen: Sequence[int] = (),
@@ -188,14 +189,13 @@ def plot_sizes(
 
     Args:
         sizes: Number of training samples of each client, (N,).
-        title: Title of the figure. None says N and the number of samples.
         client_names: Names of the N clients. None is their ids.
         unseen: Ids of the clients that never train, which are hatched.
     """
     counts = np.asarray(sizes, dtype=np.float64)
     width = float(np.clip(0.42 * len(counts), 3.2, 11)) + 1.0
-    default_title = f"{int(counts.sum()):,} training samples, {clients_text(len(counts))}"
-    figure = new_figure(width, 3.4, title or default_title)
+    title = f"{int(counts.sum()):,} training samples, {clients_text(len(counts))}"
+    figure = new_figure(width, 3.4, title)
     axes = figure.add_subplot()
     draw_totals(axes, totals=counts, along="x")
     mark_unseen(figure, panels=[axes], unseen=unseen)
@@ -354,6 +354,55 @@ def in_legend(name: str) -> str:
     return f" {name}" if name.startswith("_") else name
 
 
+def shortened(name: str) -> str:
+    """Cut a name to the width of its label.
+
+    >>> shortened("client"), shortened("hospital-of-the-city")
+    ('client', 'hospital-of-the…')
+    """
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def add_legend(
+    figure: Figure,
+    handles: Sequence[Any],
+    names: Sequence[str],
+    *,
+    place: Literal["outside upper left", "outside right center", "outside lower center"],
+    columns: int = 1,
+    size: float | None = LEGEND_SIZE,
+) -> None:
+    """Name what a figure shows beside its panels, where the legend covers nothing.
+
+    Args:
+        figure: The figure.
+        handles: What is named: lines, areas or groups of them.
+        names: Their names, in the same order.
+        place: Place of the legend, as matplotlib names it.
+        columns: Number of columns of the legend, ≥ 1.
+        size: Size of the letters in points. None is matplotlib's.
+    """
+    figure.legend(handles, names, loc=place, ncols=columns, frameon=False, fontsize=size)
+
+
+def hatched(color: str, hatch: str) -> dict[str, Any]:
+    """Return the look of areas that are hatched in a color, as matplotlib's areas take it."""
+    return {"facecolor": "none", "edgecolor": color, "hatch": hatch, "linewidth": 0.0}
+
+
+def name_hatches(figure: Figure, name: str, look: Mapping[str, Any]) -> None:
+    """Name hatched areas in a legend below the panels.
+
+    Args:
+        figure: The figure.
+        name: What the hatches mean.
+        look: The look of the areas, as of `hatched`.
+    """
+    from matplotlib.patches import Patch  # noqa: PLC0415 - slow to import
+
+    add_legend(figure, [Patch(**look)], [name], place="outside lower center", size=None)
+
+
 def check_class_names(class_names: Sequence[str], num_classes: int) -> None:
     """Refuse a number of names other than one per class.
 
@@ -457,11 +506,25 @@ def draw_confusion(axes: Axes, table: Numbers, class_names: Sequence[str]) -> Ax
         axes.tick_params("x", rotation=90)
     axes.set(xlabel="predicted class", ylabel="class")
     if num_classes <= MOST_NUMBERED:
-        for row, column in zip(*np.nonzero(shares >= 0.5), strict=True):
-            share = shares[row, column]
-            colour = "white" if share > 60 else "black"
-            axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize="small", color=colour)
+        # A share that is rounded to 0 is not written.
+        written = np.where(shares >= 0.5, shares, np.nan)
+        write_values(axes, written, dark=60, form=".0f")
     return image
+
+
+def write_values(axes: Axes, table: Numbers, *, dark: float, form: str) -> None:
+    """Write the numbers of a table into its cells, without those that are NaN.
+
+    Args:
+        axes: The panel of the table.
+        table: Numbers by row and column.
+        dark: Number above which a cell is dark, and its text white.
+        form: Format of the numbers.
+    """
+    for row, column in zip(*np.nonzero(~np.isnan(table)), strict=True):
+        value = table[row, column]
+        colour = "white" if value > dark else "black"
+        axes.text(column, row, f"{value:{form}}", ha="center", va="center", fontsize="small", color=colour)
 
 
 def mark_unseen(figure: Figure, *, panels: Sequence[Axes], unseen: Sequence[int]) -> None:
@@ -472,16 +535,13 @@ def mark_unseen(figure: Figure, *, panels: Sequence[Axes], unseen: Sequence[int]
         panels: The panels with the clients along the x axis.
         unseen: Ids of these clients.
     """
-    from matplotlib.patches import Patch  # noqa: PLC0415 - slow to import
-
     if not unseen:
         return
-    style: dict[str, Any] = {"facecolor": "none", "edgecolor": UNSEEN_COLOR, "hatch": "///", "linewidth": 0.0}
+    look = hatched(UNSEEN_COLOR, "///")
     for axes in panels:
         for client_id in unseen:
-            axes.axvspan(client_id - 0.5, client_id + 0.5, **style)
-    patch = Patch(label="never trains (data.unseen)", **style)
-    figure.legend(handles=[patch], loc="outside lower center", frameon=False)
+            axes.axvspan(client_id - 0.5, client_id + 0.5, **look)
+    name_hatches(figure, "never trains (data.unseen)", look)
 
 
 def draw_totals(axes: Axes, totals: Numbers, along: Literal["x", "y"]) -> None:
@@ -563,8 +623,8 @@ def draw_line(
     x: ArrayLike,
     mean: Numbers,
     *,
+    label: str,
     std: Numbers | None = None,
-    label: str | None = None,
     every: int | None = None,
     width: float = 1.4,
     in_steps: bool = False,
@@ -576,21 +636,21 @@ def draw_line(
         i: Number of the line, from 0. It decides the look, which is the same in all panels.
         x: Places, (T,).
         mean: Values, (T,).
+        label: Name in the legend.
         std: Standard deviations of the values, (T,). None draws no band.
-        label: Name in the legend. None has no place there.
         every: Number of places from one marker to the next. None draws at most 8 markers.
         width: Width of the line in points.
         in_steps: Whether a value holds until the next one.
     """
     places = np.asarray(x, dtype=np.float64)
     colour = COLOURS[i % len(COLOURS)]
-    if every is None or every == 0:
+    if every is None:
         every = max(1, math.ceil(len(mean) / 8))
     axes.plot(
         places,
         mean,
         STYLES[i % len(STYLES)],
-        label=None if label is None else in_legend(label),
+        label=in_legend(label),
         markevery=every,
         color=colour,
         linewidth=width,

@@ -15,6 +15,7 @@ from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.results import COSTS, INTRANSIGENCE, Comparison
 
 FINAL = "final"
+"""Name of the column of final values."""
 
 
 def overview_table(comparisons: Sequence[Comparison]) -> Table:
@@ -41,14 +42,14 @@ def overview_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def metric_heading(comparison: Comparison) -> str:
-    """Name a metric by its log key, with its unit where values are shown in percent."""
+    """Name a metric by its log key, with its unit if values are shown in percent."""
     if is_in_percent(comparison.unit):
         return f"{comparison.key}, %"
     return comparison.key
 
 
 def intransigence_headings(measured: Sequence[Comparison]) -> list[str]:
-    """Name the columns of intransigence, by the log keys beside which they stand if there are several.
+    """Name the columns of intransigence. Several columns have the log keys beside which they stand.
 
     Args:
         measured: The comparisons with such a column.
@@ -95,7 +96,8 @@ def note_of_overview(comparisons: Sequence[Comparison], costs: Sequence[str]) ->
             note += f" No value of {comparison.key} is marked as the best: {unknown_direction(comparison.key)}."
     measured = [comparison for comparison in comparisons if INTRANSIGENCE in column_names(comparison)]
     # The tables of a test split and of a validation split have the same sentence.
-    note += "".join(dict.fromkeys(map(intransigence_text, measured)))
+    sentences = dict.fromkeys(intransigence_text(comparison) for comparison in measured)
+    note += "".join(sentences)
     if costs:
         note += f" What a round costs is that of its whole cohort, and × that of {first.baseline}."
     if len(first.results) > 1:

@@ -1,4 +1,4 @@
-"""A report is one HTML file that loads nothing from elsewhere and needs no script."""
+"""Pages of reports: each is one HTML file that loads nothing from elsewhere and needs no script."""
 
 import base64
 import io
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a report.
+    """Has a figure of a report.
 
     Attributes:
-        name: of its file, without ending.
-        figure: drawn.
-        caption: a sentence of what is seen.
-        wide: whether it needs the width of the page; on a phone such a figure scrolls.
+        name: Name of the figure's file, without ending.
+        figure: The figure.
+        caption: Sentences about what it shows.
+        wide: Whether the figure needs the width of the page. On a phone such a figure scrolls.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class SavedPicture:
-    """A picture of a report that somebody else has drawn.
+    """Has a picture of a report that lies in a file.
 
     Attributes:
-        name: of its file among the figures, without ending.
-        path: png or svg.
-        caption: a sentence of what is seen.
+        name: Name of the picture's file among the figures, without ending.
+        path: The file, png or svg.
+        caption: Sentences about what it shows.
     """
 
     name: str
@@ -51,16 +51,19 @@ Part = Picture | SavedPicture | Table | str
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report.
+    """Has a section of a report.
 
     Attributes:
-        title: above it.
-        parts: in order: figures, tables, and sentences.
+        title: Title above the section.
+        parts: Figures, tables and sentences, in their order.
     """
 
     title: str
     parts: Sequence[Part]
 
+
+WARNING = "Note: "
+"""Beginning of a sentence that stands out."""
 
 STYLE = """
 :root { color-scheme: light; }
@@ -103,8 +106,14 @@ tbody th { font-weight: 400; }
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Write a report as one HTML file."""
-    body = "\n".join(map(section_html, sections))
+    """Write a report as one HTML file.
+
+    Args:
+        path: The file.
+        title: Title of the report.
+        sections: Its sections, in their order.
+    """
+    body = "\n".join(section_html(section) for section in sections)
     page = (
         "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
@@ -115,26 +124,33 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
 
 
 def section_html(section: Section) -> str:
-    """Write a section, with figures that follow each other side by side where there is room."""
+    """Write a section, in which figures that follow each other lie side by side if there is room."""
     lines = [f"<section>\n<h2>{escaped(section.title)}</h2>"]
-    within = False
+    is_row_open = False
     for part in section.parts:
-        if isinstance(part, Picture | SavedPicture) != within:
-            within = not within
-            lines.append("<div class='figures'>" if within else "</div>")
-        if isinstance(part, SavedPicture):
-            lines.append(saved_picture_html(part))
-        elif isinstance(part, Picture):
-            lines.append(picture_html(part))
-        elif isinstance(part, Table):
-            lines.append(as_html(part))
-        else:
-            lines.append(f"<p{' class=warning' * part.startswith(WARNING)}>{escaped(part)}</p>")
-    return "\n".join([*lines, "</div>" * within, "</section>"])
+        is_picture = isinstance(part, Picture | SavedPicture)
+        if is_picture and not is_row_open:
+            lines.append("<div class='figures'>")
+        elif is_row_open and not is_picture:
+            lines.append("</div>")
+        is_row_open = is_picture
+        lines.append(part_html(part))
+    # A section whose last part is no picture ends with an empty line.
+    lines.append("</div>" if is_row_open else "")
+    lines.append("</section>")
+    return "\n".join(lines)
 
 
-WARNING = "Note: "
-"""Beginning of a sentence that stands out."""
+def part_html(part: Part) -> str:
+    """Write a part of a section."""
+    if isinstance(part, SavedPicture):
+        return saved_picture_html(part)
+    if isinstance(part, Picture):
+        return picture_html(part)
+    if isinstance(part, Table):
+        return as_html(part)
+    kind = " class=warning" if part.startswith(WARNING) else ""
+    return f"<p{kind}>{escaped(part)}</p>"
 
 
 def picture_html(picture: Picture) -> str:
@@ -157,11 +173,11 @@ def saved_picture_html(picture: SavedPicture) -> str:
 
 
 def drawn(figure: "Figure", form: str) -> bytes:
-    """Draw a figure as svg, png or pdf, the same figure with the same bytes."""
+    """Draw a figure as svg, png or pdf. The same figure has the same bytes."""
     import matplotlib as mpl  # noqa: PLC0415 - slow to import
 
     out = io.BytesIO()
-    dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    without_date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     with mpl.rc_context({"svg.hashsalt": "fl_lightning", "svg.fonttype": "path"}):
-        figure.savefig(out, format=form, metadata=dates.get(form, {}))
+        figure.savefig(out, format=form, metadata=without_date.get(form, {}))
     return out.getvalue()

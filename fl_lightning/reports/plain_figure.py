@@ -1,4 +1,4 @@
-"""A figure shows its texts as they are, in a module of its own, for matplotlib is slow to import."""
+"""A figure that shows texts as they are, in a module of its own because matplotlib is slow to import."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,30 +13,34 @@ from fl_lightning.utils.text import drawable
 
 
 class PlainFigure(Figure):
-    """A figure in whose texts, which users name, a `$` begins no formula."""
+    """Shows texts as they are. Users choose names, in which a `$` begins no formula."""
 
     def draw(self, renderer: RendererBase) -> None:
-        """Draw the figure, whoever asks for it."""
+        """Draw the figure with its texts as they are."""
         with self._plain_texts():
             super().draw(renderer)
 
     def savefig(self, *args: Any, **kwargs: Any) -> None:
-        """Write the figure, and place its parts before it is first written, and never again.
+        """Write the figure, and place its parts only before the first time.
 
-        matplotlib would draw it a further time for that, in each format, and so would loggers that draw it anew.
+        Otherwise matplotlib, and loggers that draw the figure anew, would draw it a further time for each format.
         """
         engine = self.get_layout_engine()
         if engine is not None:
-            with self._plain_texts(), suppress(ValueError):  # as matplotlib, which then leaves the parts where they are
+            # matplotlib leaves the parts where they are if there is no room for them.
+            with self._plain_texts(), suppress(ValueError):
                 engine.execute(self)
             self.set_layout_engine(None)
         super().savefig(*args, **kwargs)
 
     @contextmanager
     def _plain_texts(self) -> Iterator[None]:
+        """Make all texts of the figure plain, and while the context lasts those that matplotlib makes."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
-            if text.get_text() != (shown := drawable(text.get_text())):
+            shown = drawable(text.get_text())
+            if text.get_text() != shown:
                 text.set_text(shown)
-        with mpl.rc_context({"text.parse_math": False}):  # of the ticks, which are made while it is drawn
+        # matplotlib makes the texts of the ticks while it draws.
+        with mpl.rc_context({"text.parse_math": False}):
             yield

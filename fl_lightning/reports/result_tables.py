@@ -7,22 +7,53 @@ from typing import Literal
 
 from fl_lightning.utils.text import printable
 
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
-LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-LATEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\dots{}", "→": r"$\to$", "≥": r"$\ge$", "×": r"$\times$"}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+    "…": r"\dots{}",
+    "→": r"$\to$",
+    "≥": r"$\ge$",
+    "×": r"$\times$",
+}
 """Letters that LaTeX has other uses for, or does not know in every font."""
 
 SHORT = 30
-"""Characters of a cell that stay in one line."""
-
+"""Largest number of characters of a cell that stay in one line."""
 
 Mark = Literal["", "bold", "underlined"]
+
+MARKDOWN_MARKS: dict[Mark, tuple[str, str]] = {"": ("", ""), "bold": ("**", "**"), "underlined": ("<u>", "</u>")}
+"""What stands before and after a marked text in Markdown."""
+
+LATEX_MARKS: dict[Mark, str] = {"": "", "bold": r"\textbf", "underlined": r"\underline"}
+"""Commands of LaTeX for a marked text."""
+
+HTML_MARKS: dict[Mark, str] = {"": "", "bold": "b", "underlined": "u"}
+"""Tags of HTML for a marked text."""
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell has a text, which the eye should find where it has a mark."""
+    """Has the text of a cell.
+
+    Attributes:
+        text: The text.
+        mark: How the text stands out. Empty: it does not.
+    """
 
     text: str
     mark: Mark = ""
@@ -30,13 +61,13 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column holds names.
+    """Has a table of results, whose first column holds names.
 
     Attributes:
-        title: above it.
-        header: of the columns.
-        rows: a cell for each column.
-        note: below it.
+        title: Title above the table. Empty: there is none.
+        header: Headings of the C columns.
+        rows: Rows of C cells.
+        note: Sentences below the table. Empty: there are none.
     """
 
     title: str
@@ -56,16 +87,24 @@ def as_markdown(table: Table) -> str:
     | A\|B | **1 ± 0** |
     <BLANKLINE>
     """
-
-    def text(cell: TableCell) -> str:
-        before, after = {"": ("", ""), "bold": ("**", "**"), "underlined": ("<u>", "</u>")}[cell.mark]
-        return f"{before}{markdown(cell.text)}{after}"
-
-    ruler = ["---", *["---:"] * (len(table.header) - 1)]
-    lines = [[*map(markdown, table.header)], ruler, *([*map(text, row)] for row in table.rows)]
-    body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    ruler = ["---"] + ["---:"] * (len(table.header) - 1)
+    lines = [markdown_line([markdown(name) for name in table.header]), markdown_line(ruler)]
+    lines += [markdown_line([markdown_cell(cell) for cell in row]) for row in table.rows]
+    body = "".join(lines)
     title = f"**{printable_line(table.title)}**\n\n" if table.title else ""
-    return title + body + (f"\n{printable_line(table.note)}\n" if table.note else "")
+    note = f"\n{printable_line(table.note)}\n" if table.note else ""
+    return title + body + note
+
+
+def markdown_line(texts: Sequence[str]) -> str:
+    """Write a line of a table of Markdown from the texts of its cells."""
+    return f"| {' | '.join(texts)} |\n"
+
+
+def markdown_cell(cell: TableCell) -> str:
+    """Write a cell as Markdown, with its mark."""
+    before, after = MARKDOWN_MARKS[cell.mark]
+    return f"{before}{markdown(cell.text)}{after}"
 
 
 def printable_line(text: str) -> str:
@@ -95,26 +134,52 @@ def as_latex(table: Table) -> str:
     \end{table}
     <BLANKLINE>
     """
-    commands = {"": "", "bold": r"\textbf", "underlined": r"\underline"}
-    marked = ([(commands[cell.mark], latex(cell.text)) for cell in row] for row in table.rows)
-    rows = [" & ".join(f"{command}{{{text}}}" if command else text for command, text in row) for row in marked]
-    caption = latex(" ".join(filter(None, (table.title + "." * bool(table.note), table.note))))
-    lines = [r"\begin{table}", r"  \centering", rf"  \caption{{{caption}}}"]
-    lines += [rf"  \begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", r"    \toprule"]
-    lines += [rf"    {' & '.join(map(latex, table.header))} \\", r"    \midrule", *(rf"    {row} \\" for row in rows)]
+    columns = "l" + "r" * (len(table.header) - 1)
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{latex(caption_of(table))}}}",
+        rf"  \begin{{tabular}}{{{columns}}}",
+        r"    \toprule",
+        latex_line([latex(name) for name in table.header]),
+        r"    \midrule",
+    ]
+    lines += [latex_line([latex_cell(cell) for cell in row]) for row in table.rows]
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""]
     return "\n".join(lines)
 
 
+def caption_of(table: Table) -> str:
+    """Join the title of a table and its note."""
+    if not table.note:
+        return table.title
+    return f"{table.title}. {table.note}"
+
+
+def latex_line(texts: Sequence[str]) -> str:
+    """Write a line of a table of LaTeX from the texts of its cells."""
+    return rf"    {' & '.join(texts)} \\"
+
+
+def latex_cell(cell: TableCell) -> str:
+    """Write a cell as LaTeX, with its mark."""
+    text = latex(cell.text)
+    command = LATEX_MARKS[cell.mark]
+    return f"{command}{{{text}}}" if command else text
+
+
 def latex(text: str) -> str:
     """Write text so that LaTeX shows it as it is."""
-    text = "".join(LATEX.get(letter, letter) for letter in printable_line(text))
-    return f"{{}}{text}" if text.startswith(("[", "*")) else text  # which after a row's end would be its option
+    written = "".join(LATEX.get(letter, letter) for letter in printable_line(text))
+    # LaTeX takes a bracket or a star after the end of a row as an option of that end.
+    return f"{{}}{written}" if written.startswith(("[", "*")) else written
 
 
 def unbroken(text: str) -> str:
-    """Escape a text, which is not broken into lines where it is short."""
-    return escaped(text.replace(" ", "\u00a0") if len(text) <= SHORT else text)
+    """Escape a text, and keep a short one in one line."""
+    if len(text) <= SHORT:
+        text = text.replace(" ", "\u00a0")
+    return escaped(text)
 
 
 def escaped(text: str) -> str:
@@ -123,24 +188,30 @@ def escaped(text: str) -> str:
 
 
 def as_html(table: Table) -> str:
-    """Write a table as HTML, in a frame that scrolls where the table is wider than the page.
+    """Write a table as HTML, in a frame that scrolls if the table is wider than the page.
 
     >>> page = as_html(Table("", ["", ""], [[TableCell("A<B"), TableCell("1", "bold")]]))
     >>> "<th scope='row'>A&lt;B</th><td><b>1</b></td>" in page
     True
     """
     head = "".join(f"<th scope='col'>{escaped(name)}</th>" for name in table.header)
-    rows = []
-    for name, *cells in table.rows:
-        tags = ({"": "", "bold": "b", "underlined": "u"}[cell.mark] for cell in cells)
-        marked = zip(tags, (unbroken(cell.text) for cell in cells), strict=True)
-        texts = [f"<{tag}>{text}</{tag}>" if tag else text for tag, text in marked]
-        rows.append(
-            f"<tr><th scope='row'>{escaped(name.text)}</th>" + "".join(f"<td>{t}</td>" for t in texts) + "</tr>"
-        )
+    body = "\n".join(html_row(row) for row in table.rows)
     note = f"<p class='note'>{escaped(table.note)}</p>" if table.note else ""
-    body = "\n".join(rows)
     return (
         f"<h3>{escaped(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
         f"<tbody>{body}</tbody></table></div>{note}\n"
     )
+
+
+def html_row(row: Sequence[TableCell]) -> str:
+    """Write a row of a table as HTML, whose first cell is a name."""
+    name, *cells = row
+    texts = "".join(f"<td>{html_cell(cell)}</td>" for cell in cells)
+    return f"<tr><th scope='row'>{escaped(name.text)}</th>{texts}</tr>"
+
+
+def html_cell(cell: TableCell) -> str:
+    """Write the content of a cell as HTML, with its mark."""
+    text = unbroken(cell.text)
+    tag = HTML_MARKS[cell.mark]
+    return f"<{tag}>{text}</{tag}>" if tag else text

@@ -66,7 +66,11 @@ def confusions_of_run(run: SavedRun) -> tuple[list[str], dict[str, Numbers]]:
     last_round, _ = matrices.get("last", (-1, None))
     if last_round != evaluated[-1] or "best" not in matrices:
         return [], {}
-    return names, {model: matrices[model][1].double().numpy() for model in ("best", "last")}
+    tables: dict[str, Numbers] = {}
+    for model in ("best", "last"):
+        _, counts = matrices[model]
+        tables[model] = counts.double().numpy()
+    return names, tables
 
 
 def caption_of_confusion(group: Group, names: Sequence[str], last: Numbers) -> str:
@@ -80,10 +84,12 @@ def caption_of_confusion(group: Group, names: Sequence[str], last: Numbers) -> s
     over = f", summed over {len(group.runs)} seeds" if len(group.runs) > 1 else ""
     text = f"As which class the samples of each class are taken, in percent of the class: {group.label}{over}."
     totals = last.sum(axis=1, keepdims=True)
-    shares = np.divide(last, totals, out=np.zeros_like(last), where=totals > 0)[:, : len(names)]
-    np.fill_diagonal(shares, 0.0)
-    row, column = divmod(int(shares.argmax()), len(names))
-    share = 100 * shares[row, column]
+    shares = np.zeros_like(last)
+    np.divide(last, totals, out=shares, where=totals > 0)
+    mistaken = shares[:, : len(names)]
+    np.fill_diagonal(mistaken, 0.0)
+    row, column = divmod(int(mistaken.argmax()), len(names))
+    share = 100 * mistaken[row, column]
     if share == 0:
         return text
     return f"{text} The largest at the end: {share:.0f} % of class {names[row]} are taken for {names[column]}."
@@ -116,15 +122,15 @@ def pictures_of_run(group: Group, run: SavedRun) -> list[SavedPicture | str]:
     for name, path in drawn.items():
         if name not in evaluated:
             continue
-        _, of_picture = name_and_round(path)
-        _, of_value = name_and_round(evaluated[name])
-        if of_picture == of_value:
-            caption = f"{name} after round {of_picture}: {which}."
+        _, drawn_round = name_and_round(path)
+        _, evaluated_round = name_and_round(evaluated[name])
+        if drawn_round == evaluated_round:
+            caption = f"{name} after round {drawn_round}: {which}."
             parts.append(SavedPicture(f"{name}-{slug(which)}", path, caption))
         else:
             parts.append(
-                f"{name} is not shown: its last picture is of round {of_picture}, and its last value of round "
-                f"{of_value}. Continue the run with --plots.format metrics to draw it."
+                f"{name} is not shown: its last picture is of round {drawn_round}, and its last value of round "
+                f"{evaluated_round}. Continue the run with --plots.format metrics to draw it."
             )
     return parts
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_lightning.reports import figures
-from fl_lightning.reports.figures import Numbers
-from fl_lightning.reports.time_figures import shortened
+from fl_lightning.reports.figures import Numbers, shortened
 from fl_lightning.utils.text import drawable
 
 if TYPE_CHECKING:
@@ -101,7 +100,8 @@ def plot_tasks(tables: Mapping[str, TaskMatrix], title: str | None = None) -> Fi
     """
     columns = max(num_columns(matrix) for matrix in tables.values())
     tasks = max(len(matrix.names) for matrix in tables.values())
-    longest = max(len(shortened(name)) for name in next(iter(tables.values())).names)
+    first = next(iter(tables.values()))
+    longest = max(len(shortened(name)) for name in first.names)
     width = float(np.clip(0.52 * columns, 3.6, 12)) + 1.7 + 0.08 * longest
     height = float(np.clip(0.36 * tasks, 1.2, 9)) + 1.25
     figure = figures.new_figure(width, len(tables) * height + 0.3, title)
@@ -131,7 +131,9 @@ def limits_of(matrices: Sequence[TaskMatrix]) -> tuple[float, float]:
 
 def num_columns(matrix: TaskMatrix) -> int:
     """Count the columns of a table: its rows, and the accuracies before training if they are known."""
-    return len(matrix.rounds) + (0 if matrix.initial is None else 1)
+    if matrix.initial is None:
+        return len(matrix.rounds)
+    return len(matrix.rounds) + 1
 
 
 def panel_title(model: str, matrix: TaskMatrix) -> str:
@@ -181,7 +183,8 @@ def draw_tasks(axes: Axes, matrix: TaskMatrix, limits: tuple[float, float]) -> A
     labels = [str(round_idx) for round_idx in matrix.rounds]
     offset = 0
     if matrix.initial is not None:
-        shown = np.concatenate([figures.finite(scale * matrix.initial[np.newaxis]), shown])
+        before = figures.finite(scale * matrix.initial[np.newaxis])
+        shown = np.concatenate([before, shown])
         labels = [BEFORE, *labels]
         offset = 1
     axes.set_facecolor(figures.GREY)
@@ -194,7 +197,8 @@ def draw_tasks(axes: Axes, matrix: TaskMatrix, limits: tuple[float, float]) -> A
         axes.axvline(0.5, color="white", linewidth=3)
     frame_trained(axes, matrix.trained, offset=offset)
     if max(shown.shape) <= MOST_NUMBERED:
-        write_values(axes, shown.T, dark=low + 0.6 * (high - low), form=".0f" if matrix.are_shares else ".3g")
+        form = ".0f" if matrix.are_shares else ".3g"
+        figures.write_values(axes, shown.T, dark=low + 0.6 * (high - low), form=form)
     return image
 
 
@@ -214,21 +218,6 @@ def frame_trained(axes: Axes, trained: NDArray[np.bool_], *, offset: int) -> Non
         axes.add_patch(frame)
 
 
-def write_values(axes: Axes, table: Numbers, *, dark: float, form: str) -> None:
-    """Write the numbers of a table into its cells, without those that are NaN.
-
-    Args:
-        axes: The panel.
-        table: Numbers by row and column of the panel.
-        dark: Number above which a cell is dark, and its text white.
-        form: Format of the numbers.
-    """
-    for row, column in zip(*np.nonzero(~np.isnan(table)), strict=True):
-        value = table[row, column]
-        color = "white" if value > dark else "black"
-        axes.text(column, row, f"{value:{form}}", ha="center", va="center", fontsize="small", color=color)
-
-
 # --- curves of tasks ---
 
 
@@ -236,8 +225,8 @@ def plot_task_curves(
     rounds: Sequence[int],
     curves: Mapping[str, Numbers],
     *,
-    mean: Numbers | None = None,
-    spans: Sequence[TrainedSpan] = (),
+    mean: Numbers | None,
+    spans: Sequence[TrainedSpan],
     are_shares: bool = True,
     title: str | None = None,
 ) -> Figure:
@@ -271,8 +260,9 @@ def plot_task_curves(
     axes.set(ylabel=label_of(are_shares), xlim=(rounds[0] - 0.5, rounds[-1] + 0.5))
     if are_shares:
         axes.set_ylim(-2, 102)
+    handles, names = axes.get_legend_handles_labels()
     columns = math.ceil(len(curves) / MOST_IN_COLUMN)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False, ncols=columns)
+    figures.add_legend(figure, handles, names, place="outside right center", columns=columns, size=None)
     return figure
 
 
@@ -311,19 +301,25 @@ def draw_band(
     shown = figures.finite(values)
     means = shown.mean(0)
     marker = "o" if len(rounds) <= 30 else ""
-    axes.plot(
-        rounds, means, style, color=color, linewidth=width, marker=marker, markersize=3, label=figures.in_legend(label)
-    )
+    name = figures.in_legend(label)
+    axes.plot(rounds, means, style, color=color, linewidth=width, marker=marker, markersize=3, label=name)
     if len(shown) > 1:
         deviations = shown.std(0, ddof=1)
         axes.fill_between(rounds, means - deviations, means + deviations, color=color, alpha=0.15, linewidth=0)
 
 
 def draw_spans(axes: Axes, spans: Sequence[TrainedSpan], colors: Sequence[Any]) -> None:
-    """Draw a bar for each task where it is trained on."""
+    """Draw a bar for each task in the rounds in which it is trained on.
+
+    Args:
+        axes: The panel, with a task at each place of its y axis.
+        spans: The rounds of each stage, and the tasks that are trained on in them.
+        colors: The color of each task.
+    """
     for span in spans:
+        begin_and_length = (span.first - 0.5, span.last - span.first + 1)
         for task in span.tasks:
-            axes.broken_barh([(span.first - 0.5, span.last - span.first + 1)], (task - 0.4, 0.8), color=colors[task])
+            axes.broken_barh([begin_and_length], (task - 0.4, 0.8), color=colors[task])
     axes.set(ylim=(len(colors) - 0.4, -0.6), yticks=[])
     axes.set_ylabel("trained", fontsize="small", rotation=0, ha="right", va="center")
     axes.tick_params("x", labelbottom=False, length=0)
@@ -339,7 +335,7 @@ def plot_stages(
     *,
     rounds: Sequence[int],
     client_names: Sequence[str],
-    kind: str = "class",
+    kind: str,
     there: NDArray[np.bool_] | None = None,
     title: str | None = None,
 ) -> Figure:
@@ -359,32 +355,61 @@ def plot_stages(
     """
     table = np.asarray(counts, dtype=np.float64)
     num_clients = len(table)
-    default_title = f"Training samples of {figures.clients_text(num_clients)} in rounds 0 to {rounds[-1]}"
+    last = rounds[-1]
+    default_title = f"Training samples of {figures.clients_text(num_clients)} in rounds 0 to {last}"
     height = float(np.clip(0.3 * num_clients, 2.2, 13)) + 1.2
     figure = figures.new_figure(9.4, height, title or default_title)
     axes = figure.add_subplot()
-    shown = bars_of(table, bar=BAR_PIXELS, gap=GAP_PIXELS)
-    colors, norm = class_colors(len(names))
-    extent = (-0.5, rounds[-1] + 0.5, num_clients - 0.5, -0.5)
-    masked = np.ma.masked_less(shown, 0)
-    image = axes.imshow(masked, cmap=colors, norm=norm, aspect="auto", interpolation="nearest", extent=extent)
-    figures.label_rounds(axes, [0, rounds[-1]] if rounds[-1] else [0])
+    image = draw_bars(axes, table, last_round=last)
+    figures.label_rounds(axes, [0, last] if last else [0])
     figures.label_places(axes.yaxis, [shortened(name) for name in client_names], MOST_NAMED)
     axes.set_ylabel("client")
     axes.spines[["top", "right"]].set_visible(False)
-    most = table.sum(2).max(1, initial=0)
+    name_most_samples(axes, table)
+    if len(names) > 1:
+        bar = figure.colorbar(image, ax=axes, fraction=0.035, pad=0.04, aspect=30)
+        labels = [drawable(shortened(name)) for name in names]
+        figures.label_places(bar.ax.yaxis, labels, figures.MOST_LABELS)
+        bar.ax.minorticks_off()
+        bar.set_label(kind)
+    if there is not None and not there.all():
+        mark_away(figure, axes, there, num_rounds=last + 1)
+    return figure
+
+
+def draw_bars(axes: Axes, counts: Numbers, *, last_round: int) -> AxesImage:
+    """Draw a bar for each client, colored in each round by the shares of the classes.
+
+    Args:
+        axes: The panel.
+        counts: Number of samples of each client, round and class, (N, T, C).
+        last_round: The last round of the x axis, which begins with round 0.
+    """
+    num_clients, _, num_classes = counts.shape
+    pixels = bars_of(counts, bar=BAR_PIXELS, gap=GAP_PIXELS)
+    colors, norm = class_colors(num_classes)
+    return axes.imshow(
+        np.ma.masked_less(pixels, 0),
+        cmap=colors,
+        norm=norm,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(-0.5, last_round + 0.5, num_clients - 0.5, -0.5),
+    )
+
+
+def name_most_samples(axes: Axes, counts: Numbers) -> None:
+    """Name the largest number of samples of each client on the right.
+
+    Args:
+        axes: The panel, with a client at each place of its y axis.
+        counts: Number of samples of each client, round and class, (N, T, C).
+    """
+    most = counts.sum(2).max(1, initial=0)
     numbers = axes.secondary_yaxis("right")
     figures.label_places(numbers.yaxis, [f"{value:.0f}" for value in most], MOST_NAMED)
     numbers.set_ylabel("samples at most")
     numbers.spines["right"].set_visible(False)
-    if len(names) > 1:
-        bar = figure.colorbar(image, ax=axes, fraction=0.035, pad=0.04, aspect=30)
-        figures.label_places(bar.ax.yaxis, [drawable(shortened(name)) for name in names], figures.MOST_LABELS)
-        bar.ax.minorticks_off()
-        bar.set_label(kind)
-    if there is not None and not there.all():
-        mark_away(figure, axes, there, num_rounds=rounds[-1] + 1)
-    return figure
 
 
 def mark_away(figure: Figure, axes: Axes, there: NDArray[np.bool_], *, num_rounds: int) -> None:
@@ -396,16 +421,13 @@ def mark_away(figure: Figure, axes: Axes, there: NDArray[np.bool_], *, num_round
         there: Whether each client is there in each of some rounds at equal distances, (N, T).
         num_rounds: Number of rounds of the x axis.
     """
-    from matplotlib.patches import Patch  # noqa: PLC0415 - slow to import
-
-    style: dict[str, Any] = {"facecolor": "none", "edgecolor": AWAY_COLOR, "hatch": "////", "linewidth": 0.0}
+    look = figures.hatched(AWAY_COLOR, "////")
     height = BAR_PIXELS / (BAR_PIXELS + GAP_PIXELS)
     width = num_rounds / there.shape[1]
     for client, of_client in enumerate(there):
         spans = [(begin * width - 0.5, length * width) for begin, length in spans_away(of_client)]
-        axes.broken_barh(spans, (client + 0.5 - height, height), **style)
-    patch = Patch(label="away (data.stays)", **style)
-    figure.legend(handles=[patch], loc="outside lower center", frameon=False)
+        axes.broken_barh(spans, (client + 0.5 - height, height), **look)
+    figures.name_hatches(figure, "away (data.stays)", look)
 
 
 def spans_away(there: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -429,7 +451,8 @@ def class_colors(count: int) -> tuple[Any, Any]:
     from matplotlib.colors import BoundaryNorm, ListedColormap  # noqa: PLC0415
 
     if count <= 20:
-        found = colormaps["tab10" if count <= 10 else "tab20"](np.arange(count))
+        name = "tab10" if count <= 10 else "tab20"
+        found = colormaps[name](np.arange(count))
     else:
         found = colormaps["turbo"](np.linspace(0.03, 0.97, count))
     return ListedColormap(found), BoundaryNorm(np.arange(count + 1) - 0.5, count)
@@ -456,8 +479,10 @@ def bars_of(counts: Numbers, *, bar: int, gap: int) -> NDArray[np.int64]:
         num_rounds, num_classes = of_client.shape
         most = max(1.0, float(of_client.sum(1).max(initial=0)))
         ends = of_client.cumsum(1) / most
-        places = [np.searchsorted(ends[place], levels, side="right") for place in range(num_rounds)]
-        pixels = np.stack(places, axis=1).astype(np.int64)
+        columns = [np.searchsorted(of_round, levels, side="right") for of_round in ends]
+        pixels = np.stack(columns, axis=1).astype(np.int64)
+        # A level above the last class is empty.
         pixels[pixels == num_classes] = -1
-        strips.append(np.concatenate([np.full((gap, num_rounds), -1), pixels]))
+        empty = np.full((gap, num_rounds), -1)
+        strips.append(np.concatenate([empty, pixels]))
     return np.concatenate(strips)

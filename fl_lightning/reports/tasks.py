@@ -1,4 +1,4 @@
-"""The tables of tasks of saved runs: what is drawn of them, and intransigence against a cumulative run."""
+"""The tables of tasks of saved runs: their pictures, and intransigence against a cumulative run."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,11 +49,12 @@ def task_keys_in(keys: Iterable[str], model: Model = "global") -> TaskKeys | Non
     >>> task_keys_in(["local/acc_task/0", "val/acc_task/0"])
     TaskKeys(beginning='val/acc_task/', mean='val/acc_tasks', are_accuracies=True)
     """
-    parts = {BY_TASK: TASK_MEASURES[0], BY_TASK_VALUE: TASK_VALUE_MEASURES[0]}
+    means = {BY_TASK: TASK_MEASURES[0], BY_TASK_VALUE: TASK_VALUE_MEASURES[0]}
     for key in keys:
-        for part, mean in parts.items():
+        for part, mean in means.items():
             scope, found, _ = key.partition(part)
-            if found and (scope == "local") == (model == "clients"):
+            model_of_key = "clients" if scope == "local" else "global"
+            if found and model_of_key == model:
                 return TaskKeys(f"{scope}{part}", mean=f"{scope}/{mean}", are_accuracies=part == BY_TASK)
     return None
 
@@ -121,7 +122,8 @@ def mean_matrix(saved: SavedTasks, runs: Sequence[Sequence[TaskLine]]) -> TaskMa
         saved: Tables of one of the runs.
         runs: The rows of each run.
     """
-    values = np.mean([[line.accuracies for line in lines] for lines in runs], axis=0)
+    tables = [[line.accuracies for line in lines] for lines in runs]
+    values = np.mean(tables, axis=0)
     factor = share_factor(values) if saved.has_accuracies else 1.0
     lines = runs[0]
     after = [index for index, line in enumerate(lines) if line.row >= 0]
@@ -130,20 +132,37 @@ def mean_matrix(saved: SavedTasks, runs: Sequence[Sequence[TaskLine]]) -> TaskMa
     for row, index in enumerate(after):
         for of_run in runs:
             trained[row, of_run[index].trained] = True
-    measures: dict[str, float] = {}
-    for name in saved.measures if all(map(ends_with_all_clients, runs)) else ():
-        known = [of_run[-1].measures[name] for of_run in runs if name in of_run[-1].measures]
-        if known:
-            measures[name] = factor * math.fsum(known) / len(known)
     return TaskMatrix(
         names=saved.names,
         table=factor * values[after],
         trained=trained,
         rounds=[lines[index].round_idx for index in after],
         initial=factor * values[before[-1]] if before else None,
-        measures=measures,
+        measures=mean_measures(saved.measures, runs, factor=factor),
         are_shares=saved.has_accuracies,
     )
+
+
+def mean_measures(names: Iterable[str], runs: Sequence[Sequence[TaskLine]], *, factor: float) -> dict[str, float]:
+    """Average the measures after the last row over the runs that have them.
+
+    Args:
+        names: Names of the measures.
+        runs: The rows of each run.
+        factor: Factor of the values, as of `share_factor`.
+
+    Returns:
+        The means by name. It is empty if the last row of a run is not of all clients.
+    """
+    if not all(ends_with_all_clients(lines) for lines in runs):
+        return {}
+    last_lines = [lines[-1] for lines in runs]
+    measures: dict[str, float] = {}
+    for name in names:
+        known = [line.measures[name] for line in last_lines if name in line.measures]
+        if known:
+            measures[name] = factor * math.fsum(known) / len(known)
+    return measures
 
 
 def ends_with_all_clients(lines: Sequence[TaskLine]) -> bool:
@@ -174,8 +193,10 @@ def last_rows(history: History, names: Sequence[str]) -> dict[str, TaskMatrix]:
     matrices: dict[str, TaskMatrix] = {}
     for model, shown in MODELS.items():
         keys = task_keys_in(history.keys, model)
-        rounds = [] if keys is None else list(history.curve(keys.mean))
-        if keys is not None and rounds:
+        if keys is None:
+            continue
+        rounds = list(history.curve(keys.mean))
+        if rounds:
             matrices[shown] = logged_row(history, keys, names=names, round_idx=rounds[-1])
     return matrices
 
@@ -189,11 +210,13 @@ def logged_row(history: History, keys: TaskKeys, *, names: Sequence[str], round_
         names: Names of the tasks.
         round_idx: The round.
     """
-    values = np.array([[history.curve(f"{keys.beginning}{name}").get(round_idx, math.nan) for name in names]])
+    row = [history.curve(f"{keys.beginning}{name}").get(round_idx, math.nan) for name in names]
+    values = np.array([row])
     factor = share_factor(values) if keys.are_accuracies else 1.0
-    scope = keys.mean.rpartition("/")[0]
+    scope, _, _ = keys.mean.rpartition("/")
+    known = TASK_MEASURES if keys.are_accuracies else TASK_VALUE_MEASURES
     measures: dict[str, float] = {}
-    for name in TASK_MEASURES if keys.are_accuracies else TASK_VALUE_MEASURES:
+    for name in known:
         curve = history.curve(f"{scope}/{name}")
         if round_idx in curve:
             measures[name] = factor * curve[round_idx]
@@ -222,7 +245,11 @@ def tasks_of(groups: Sequence[Group]) -> list[Picture]:
     """Draw the tables of tasks of each group, and the accuracy on each task over the rounds."""
     pictures: list[Picture] = []
     for number, group in enumerate(groups):
-        tables = [saved for saved in map(tasks_of_run, group.runs) if saved is not None and saved.lines]
+        tables: list[SavedTasks] = []
+        for run in group.runs:
+            saved = tasks_of_run(run)
+            if saved is not None and saved.lines:
+                tables.append(saved)
         if tables:
             pictures += tables_of_group(group, tables, number)
         pictures += curves_of_group(group, tables, number)
@@ -234,7 +261,7 @@ def tables_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> 
 
     Args:
         group: The runs.
-        tables: The tables of tasks of those that have some, at least one.
+        tables: The tables of tasks of the runs that have some, at least one.
         number: Number of the group on the page.
     """
     matrices = matrices_of(tables)
@@ -254,7 +281,7 @@ def curves_of_group(group: Group, tables: Sequence[SavedTasks], number: int) -> 
 
     Args:
         group: The runs.
-        tables: The tables of tasks of those that have some.
+        tables: The tables of tasks of the runs that have some.
         number: Number of the group on the page.
     """
     keys = task_keys_in(group.runs[0].history.keys)
@@ -317,7 +344,7 @@ def intransigence_of(run: SavedRun, reference: SavedRun, model: Model) -> float 
     elif have_met_alike(own.of("clients"), other.of("clients")):
         value = learned_by_clients(reference) - learned_by_clients(run)
     else:
-        return None
+        value = math.nan
     return None if math.isnan(value) else value
 
 
@@ -356,10 +383,10 @@ def have_met_alike(lines: Sequence[TaskLine], of_reference: Sequence[TaskLine]) 
 
 
 def learned_by_clients(run: SavedRun) -> float:
-    """Return the last learning accuracy of a run's clients, the mean over their own tables. NaN: it has none.
+    """Return the last learning accuracy of a run's clients, the mean over their own tables. NaN: the run has none.
 
     Each client's intransigence is the reference's learning accuracy minus its own, because both met the same tasks.
-    The rows of `tasks.csv` are means over the clients of one stage. That of `metrics.csv` is over all clients.
+    A row of `tasks.csv` is a mean over the clients of one stage. The value in `metrics.csv` is over all clients.
     """
     values = list(run.history.curve(f"local/{LEARNING_ACCURACY}").values())
     return values[-1] if values else math.nan
