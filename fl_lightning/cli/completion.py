@@ -7,7 +7,7 @@ from contextlib import suppress
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning.cli import configs
-from fl_lightning.cli.adopt import FROM
+from fl_lightning.cli.adopt_files import FROM
 from fl_lightning.cli.classes import OPTIONS, arguments, subclass_names
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.methods import printed_names

@@ -33,7 +33,7 @@ from fl_lightning.callbacks import (
     SkippedClients,
 )
 from fl_lightning.callbacks.plots import Format
-from fl_lightning.cli.adopt import FROM
+from fl_lightning.cli.adopt_files import FROM
 from fl_lightning.cli.classes import may_log_metric_objects
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
