@@ -47,8 +47,7 @@ def callbacks_of_fit(config: Any, folder: Path, given: Sequence[Callback]) -> li
         of_clients = [ClientCheckpoint(folder / CHECKPOINTS)]
         ours += of_clients
     for callback in of_clients:
-        callback.dirpath = callback.dirpath or folder / CHECKPOINTS
-        callback.configured = config.as_dict()["model"]["client"] or {}
+        callback.configure(folder / CHECKPOINTS, config.as_dict()["model"]["client"] or {})
     ours.append(CheckpointIndex(folder))
     return ours
 
