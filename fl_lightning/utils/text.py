@@ -60,8 +60,8 @@ def write_cells(file: TextIO, rows: Iterable[Iterable[Any]]) -> None:
         cells = [as_cell(cell) if isinstance(cell, str) else cell for cell in row]
         # csv does not quote a carriage return by itself.
         has_return = any(isinstance(cell, str) and "\r" in cell for cell in cells)
-        quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
-        csv.writer(file, lineterminator="\n", quoting=quoting).writerow(cells)
+        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL)
+        writer.writerow(cells)
 
 
 def of_cell(cell: str) -> str:
