@@ -205,7 +205,7 @@ def check_factory(arguments: str, made: str, example: str, /, **settings: object
 
 
 def why_not_called(function: Callable[..., object], arguments: Sequence[str]) -> str:
-    """Say why a function cannot be called with some arguments. The text is empty if it can, or if nobody knows.
+    """Return why a function cannot be called with some arguments. The text is empty if it can, or if nobody knows.
 
     Args:
         function: The function, or a `partial` of it.
